@@ -1,0 +1,18 @@
+"""Watch PyTorch models and training steps."""
+
+try:
+    import torch as _torch
+except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
+    msg = 'anynan.torch needs PyTorch: pip install "anynan[torch]"'
+    raise ImportError(msg) from error
+if not hasattr(_torch, "Tensor"):
+    msg = 'anynan.torch needs PyTorch: pip install "anynan[torch]"'
+    raise ImportError(msg)
+
+from anynan import registry as _registry
+from anynan.torch.probes import Reader as _Reader
+from anynan.torch.tracking import track, untrack
+
+__all__ = ["track", "untrack"]
+
+_registry.register(_Reader())

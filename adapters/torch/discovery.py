@@ -1,0 +1,100 @@
+"""Find the modules that a training-step function uses."""
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def find_modules(fn: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> dict[str, Any]:
+    """Return name -> module for every outermost module a function can reach by name.
+
+    Looked at are its closure, the globals it names, its defaults, ``functools.partial``
+    arguments, the object it is bound to, and the arguments of a call.
+    """
+    found: dict[str, torch.nn.Module] = {}
+    for name, value in _reachable(fn):
+        _collect(found, name, value)
+    for i, value in enumerate(args):
+        _collect(found, f"arg{i}", value)
+    for name, value in (kwargs or {}).items():
+        _collect(found, name, value)
+    return _outermost(found)
+
+
+def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    if depth > 3:
+        return
+    if isinstance(fn, functools.partial):
+        for i, value in enumerate(fn.args):
+            yield f"arg{i}", value
+        yield from fn.keywords.items()
+        yield from _reachable(fn.func, depth + 1)
+        return
+    owner = getattr(fn, "__self__", None)
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        yield "", owner
+        yield from vars(owner).items() if hasattr(owner, "__dict__") else ()
+    func = getattr(fn, "__func__", fn)
+    func = getattr(func, "__wrapped__", func)
+    code = getattr(func, "__code__", None)
+    if code is None:
+        if hasattr(fn, "__dict__") and not isinstance(fn, type):
+            yield from vars(fn).items()
+        return
+    for name, cell in zip(code.co_freevars, func.__closure__ or (), strict=False):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        yield name, value
+        if isinstance(value, types.FunctionType):
+            yield from _reachable(value, depth + 1)
+    for name in _names(code):
+        if name in func.__globals__:
+            value = func.__globals__[name]
+            yield name, value
+            if isinstance(value, types.FunctionType) and value.__module__ == func.__module__:
+                yield from _reachable(value, depth + 1)
+    for value in func.__defaults__ or ():
+        yield "default", value
+    yield from (func.__kwdefaults__ or {}).items()
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _collect(found: dict[str, torch.nn.Module], name: str, value: Any) -> None:
+    if isinstance(value, torch.nn.Module):
+        if not any(value is other for other in found.values()):
+            while name in found:
+                name += "_"
+            found[name] = value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, torch.nn.Module):
+                _collect(found, f"{name}.{key}" if name else str(key), item)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            if isinstance(item, torch.nn.Module):
+                _collect(found, f"{name}.{i}", item)
+    elif type(value).__module__ not in ("builtins", "types") and not isinstance(
+        value, type | types.ModuleType | types.FunctionType | torch.Tensor
+    ):
+        for key, item in list(getattr(value, "__dict__", {}).items()):
+            if isinstance(item, torch.nn.Module):
+                _collect(found, f"{name}.{key}" if name else key, item)
+
+
+def _outermost(found: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
+    """Drop modules that sit inside another one that was found."""
+    inside: set[int] = set()
+    for module in found.values():
+        inside |= {id(child) for child in module.modules() if child is not module}
+    return {name: module for name, module in found.items() if id(module) not in inside}

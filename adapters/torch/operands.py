@@ -1,0 +1,191 @@
+"""What went into an operation, looked at only when its result is bad."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from anynan.lineage import Operand, OpRecord
+from anynan.summary import Summary
+from anynan.torch.probes import measure as measure
+from anynan.torch.probes import nonfinite, plain, read_ends
+
+_KEEP = ("dim", "exponent", "eps", "correction", "unbiased", "keepdim", "ord", "p", "value", "alpha")
+
+
+def flat(value: Any) -> Iterator[torch.Tensor]:
+    """Walk the tensors of an operator's argument or result."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flat(item)
+
+
+def plain_arguments(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return every argument by its schema name."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def named(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, Any]]:
+    """List tensor operands and non-finite number operands with their schema names."""
+    found: list[tuple[str, Any]] = []
+    for name, value in plain_arguments(names, args, kwargs).items():
+        if name == "out":
+            continue
+        if isinstance(value, torch.Tensor):
+            if value.dtype.is_floating_point or value.dtype.is_complex:
+                found.append((name, value))
+        elif isinstance(value, float | int) and not isinstance(value, bool):
+            if name in ("self", "other", "exponent", "value") or not math.isfinite(value):
+                found.append((name, value))
+        elif isinstance(value, list | tuple):
+            found.extend(
+                (f"{name}[{i}]", item)
+                for i, item in enumerate(value)
+                if isinstance(item, torch.Tensor) and item.dtype.is_floating_point
+            )
+    return found
+
+
+def params(named_all: dict[str, Any]) -> dict[str, Any]:
+    """Return the plain arguments that a cause rule may need."""
+    found = {
+        name: value
+        for name, value in named_all.items()
+        if name in _KEEP and isinstance(value, int | float | list | tuple)
+    }
+    if "dim" in found:
+        found["dim"] = list(found["dim"]) if isinstance(found["dim"], tuple) else found["dim"]
+    return found
+
+
+def light(x: torch.Tensor) -> Summary:
+    """Summarise by flags only: which kinds are there, not how many."""
+    values = plain(x)
+    shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
+    if values is None:
+        return Summary(shape, dtype, str(x.device), int(x.numel()))
+    low, high = read_ends(values)
+    return Summary(
+        shape, dtype, str(x.device), int(x.numel()),
+        nan=int(low != low),
+        posinf=int(high == math.inf),
+        neginf=int(low == -math.inf),
+        min=low if math.isfinite(low) else None,
+        max=high if math.isfinite(high) else None,
+        absmax=max(abs(low), abs(high)) if math.isfinite(low) and math.isfinite(high) else None,
+    )  # fmt: skip
+
+
+def constant(name: str, value: float) -> Operand:
+    """Describe a Python number as an operand."""
+    number = float(value)
+    finite = math.isfinite(number)
+    summary = Summary(
+        (), "float", "host", 1,
+        nan=int(number != number), posinf=int(number == math.inf), neginf=int(number == -math.inf),
+        zero=int(number == 0),
+        min=number if finite else None, max=number if finite else None,
+        absmax=abs(number) if finite else None,
+        mean=number if finite else None, rms=abs(number) if finite else None,
+        first_bad=None if finite else (),
+    )  # fmt: skip
+    return Operand(name, summary, number, source=None if finite else "constant", label=name)
+
+
+def at(x: torch.Tensor, index: tuple[int, ...] | None) -> float | complex | None:
+    """Read one element."""
+    if index is None:
+        return None
+    value = x.detach()[index]
+    if value.dtype.is_complex:
+        return complex(value.item())
+    return float(value.to(torch.float64 if value.device.type != "mps" else torch.float32).item())
+
+
+def at_broadcast(
+    x: torch.Tensor, index: tuple[int, ...] | None, shape: tuple[int, ...]
+) -> float | complex | None:
+    """Read the element that met the result's first bad one, where shapes broadcast."""
+    if index is None or x.dim() > len(shape):
+        return None
+    padded = (1,) * (len(shape) - x.dim()) + tuple(x.shape)
+    if any(size not in (1, whole) for size, whole in zip(padded, shape, strict=True)):
+        return None
+    start = len(shape) - x.dim()
+    own = tuple(0 if x.shape[i] == 1 else index[start + i] for i in range(x.dim()))
+    return at(x, own)
+
+
+def saved(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Walk the float tensors that a backward node saved in the forward pass."""
+    for name in dir(node):
+        if not name.startswith("_saved_"):
+            continue
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # released already
+            continue
+        if isinstance(value, torch.Tensor) and plain(value) is not None:
+            yield name.removeprefix("_saved_"), value
+    if hasattr(node, "saved_tensors"):
+        try:
+            values = node.saved_tensors
+        except RuntimeError:
+            return
+        for i, value in enumerate(values):
+            if isinstance(value, torch.Tensor) and plain(value) is not None:
+                yield f"saved[{i}]", value
+
+
+def add_masked_rows(record: OpRecord, operands: list[tuple[str, Any]]) -> None:
+    """Count the rows of a softmax that are -Inf throughout."""
+    dim = record.params.get("dim")
+    for _, x in operands:
+        if isinstance(x, torch.Tensor) and isinstance(dim, int) and x.dim():
+            rows = int((x == -math.inf).all(dim).sum())
+            if rows:
+                record.params["masked_rows"] = rows
+            return
+
+
+def wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """Run an operation again in a wider dtype; give its largest magnitude if that is finite."""
+    tensors = [x for x in flat([*args, *kwargs.values()]) if x.dtype.is_floating_point]
+    if not tensors or any(nonfinite(x) for x in tensors):
+        return None
+    narrow = all(x.element_size() <= 2 for x in tensors) or kwargs.get("dtype") in (
+        torch.float16,
+        torch.bfloat16,
+    )
+    target = torch.float32 if narrow else torch.float64
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(target) if value.dtype.is_floating_point else value
+        if isinstance(value, torch.dtype):
+            return target if value.is_floating_point else value
+        if isinstance(value, list | tuple):
+            return type(value)(widen(item) for item in value)
+        return value
+
+    try:
+        out = func(*[widen(a) for a in args], **{k: widen(v) for k, v in kwargs.items()})
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    largest = 0.0
+    for x in flat(out):
+        values = plain(x)
+        if values is None:
+            continue
+        low, high = read_ends(values)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return None
+        largest = max(largest, abs(low), abs(high))
+    return largest or None

@@ -1,0 +1,204 @@
+"""Reduce a tensor to its smallest and largest value, where it lives."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anynan.summary import Summary
+
+NATIVE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
+FLOAT8 = frozenset(
+    getattr(torch, name)
+    for name in dir(torch)
+    if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
+)
+DTYPE_NAME = {dtype: str(dtype).removeprefix("torch.") for dtype in NATIVE | COMPLEX | FLOAT8}
+DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
+DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
+_CHUNK = 1 << 18
+
+
+def plain(x: Any) -> torch.Tensor | None:
+    """Return the values to look at as a dense, real, native float tensor without history.
+
+    Returns:
+        None for what is never bad (integers, booleans, empty, meta) and for what cannot be
+        looked at here (inside a function transform, fake tensors).
+    """
+    if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+        x = _unwrap(x)
+        if x is None:
+            return None
+    if x.dtype not in NATIVE:
+        if x.dtype in COMPLEX:
+            x = torch.view_as_real(x.detach().resolve_conj())
+        elif x.dtype not in FLOAT8:
+            return None
+    if x.layout is not torch.strided:
+        x = _values(x)
+        if x is None:
+            return None
+    if x.is_meta or x.numel() == 0:
+        return None
+    if x.is_neg():
+        x = x.resolve_neg()
+    return x.detach() if x.requires_grad else x  # type: ignore[no-any-return]
+
+
+def _unwrap(x: Any) -> torch.Tensor | None:
+    if not isinstance(x, torch.Tensor):
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return None
+    local = getattr(x, "to_local", None)
+    if local is not None:  # a DTensor: its own shard is what this process may look at
+        inner = local()
+        return inner if isinstance(inner, torch.Tensor) else None
+    if x.is_nested and x.layout is torch.jagged:
+        return x.values()
+    if hasattr(x, "fake_mode"):
+        return None
+    return x
+
+
+def _values(x: torch.Tensor) -> torch.Tensor | None:
+    if x.layout is torch.sparse_coo:
+        return x._values() if not x.is_coalesced() else x.values()
+    if x.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return x.values()
+    return None
+
+
+def ends(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return smallest and largest value of a ``plain`` tensor, on its device, NaN carried."""
+    if x.dtype in NATIVE:
+        low, high = torch.aminmax(x)
+        return low, high
+    # No reduction exists for float8: widen it a piece at a time.
+    flat = x.reshape(-1)
+    pieces = [
+        torch.stack(torch.aminmax(flat[at : at + _CHUNK].to(torch.float32)))
+        for at in range(0, flat.numel(), _CHUNK)
+    ]
+    both = torch.stack(pieces)
+    return both[:, 0].amin(), both[:, 1].amax()
+
+
+def read_ends(x: torch.Tensor) -> tuple[float, float]:
+    """Return smallest and largest value of a ``plain`` tensor on the host."""
+    low, high = ends(x)
+    if x.device.type == "cpu":
+        return low.item(), high.item()
+    both = torch.stack((low, high)).tolist()
+    return both[0], both[1]
+
+
+def nonfinite(x: Any) -> bool:
+    """Tell whether a tensor holds a NaN or an Inf (one host read)."""
+    values = plain(x)
+    if values is None:
+        return False
+    low, high = read_ends(values)
+    return not (-math.inf < low and high < math.inf)
+
+
+def measure(x: Any) -> Summary:
+    """Summarise a tensor, a piece at a time, in float64 on the host's or its own device."""
+    shape = tuple(x.shape)
+    name = str(x.dtype).removeprefix("torch.")
+    device = str(x.device)
+    size = int(x.numel())
+    values = plain(x)
+    if values is None:
+        return Summary(shape, name, device, size)
+    complex_ = x.dtype in COMPLEX
+    flat = (values.reshape(-1, 2) if complex_ else values).reshape(-1)
+    if flat.dtype in FLOAT8:
+        flat = flat.to(torch.float32)
+    tiny = torch.finfo(flat.dtype).tiny if x.dtype not in FLOAT8 else torch.finfo(x.dtype).tiny
+    counts = [0] * 5
+    low, high, total, square, finite_count = math.inf, -math.inf, 0.0, 0.0, 0
+    absmax = 0.0
+    first: int | None = None
+    wide = torch.float32 if flat.device.type == "mps" else torch.float64
+    step = _CHUNK * (2 if complex_ else 1)
+    with torch.no_grad():
+        for at in range(0, flat.numel(), step):
+            piece = flat[at : at + step]
+            if complex_:
+                pair = piece.reshape(-1, 2)
+                nan = pair.isnan().any(1)
+                posinf = pair.isinf().any(1) & ~nan
+                neginf = torch.zeros_like(nan)
+                piece = torch.hypot(pair[:, 0].to(wide), pair[:, 1].to(wide))
+            else:
+                nan, posinf, neginf = piece.isnan(), piece == math.inf, piece == -math.inf
+            bad = nan | posinf | neginf
+            zero = piece == 0
+            small = (piece.abs() < tiny) & ~zero & ~bad
+            numbers = torch.stack([mask.sum() for mask in (nan, posinf, neginf, zero, small)])
+            counts = [a + b for a, b in zip(counts, numbers.tolist(), strict=True)]
+            if first is None and sum(counts[:3]):
+                first = at // (2 if complex_ else 1) + int(bad.to(torch.uint8).argmax())
+            good = piece[~bad].to(wide)
+            if good.numel():
+                ends_ = torch.stack((*torch.aminmax(good), good.sum())).tolist()
+                low, high = min(low, ends_[0]), max(high, ends_[1])
+                absmax = max(absmax, abs(ends_[0]), abs(ends_[1]))
+                total += ends_[2]
+                scale = max(abs(ends_[0]), abs(ends_[1])) or 1.0
+                square += float((good / scale).square().sum()) * scale * scale
+                finite_count += good.numel()
+    limit = DTYPE_MAX.get(x.dtype)
+    some = finite_count > 0
+    return Summary(
+        shape, name, device, size, *counts,
+        min=low if some and not complex_ else None,
+        max=high if some and not complex_ else None,
+        absmax=absmax if some else None,
+        mean=total / finite_count if some and not complex_ else None,
+        rms=math.sqrt(square / finite_count) if some else None,
+        headroom=math.log2(limit / absmax) if some and absmax and limit else None,
+        first_bad=None if first is None else unravel(first, shape),
+    )  # fmt: skip
+
+
+def unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Turn a position in C order into an index."""
+    index = []
+    for size in reversed(shape):
+        flat, rest = divmod(flat, size)
+        index.append(rest)
+    return tuple(reversed(index))
+
+
+class Reader:
+    """Let ``anynan.check`` and ``anynan.summarize`` read tensors natively."""
+
+    def owns(self, x: Any) -> bool:
+        """Tell whether this is a tensor."""
+        return isinstance(x, torch.Tensor)
+
+    def probe(self, x: Any) -> tuple[float, float] | None:
+        """Give both ends of a tensor, None if it holds nothing that could be bad."""
+        values = plain(x)
+        return None if values is None else read_ends(values)
+
+    def summarize(self, x: Any) -> Summary:
+        """Summarise a tensor."""
+        return measure(x)
+
+
+EXTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean": lambda x: x.mean(dtype=torch.float32 if x.dtype != torch.float64 else None),
+    "norm": lambda x: torch.linalg.vector_norm(
+        x, dtype=torch.float32 if x.dtype != torch.float64 else None
+    ),
+    "rms": lambda x: (
+        torch.linalg.vector_norm(x, dtype=torch.float32 if x.dtype != torch.float64 else None)
+        / math.sqrt(x.numel())
+    ),
+}

@@ -1,0 +1,326 @@
+"""Run a failing call again under the operation watcher, and leave no trace of it."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from anynan.adapter import ReplayError
+from anynan.context import replay_context
+from anynan.lineage import External, Replay, Sink
+from anynan.monitor import Reading
+from anynan.torch.hooks import clean_path, join, tensors
+from anynan.torch.names import node_name
+from anynan.torch.probes import nonfinite
+from anynan.torch.rootcall import RandomState, RootCall
+from anynan.torch.session import Session, State, StepMarker, StopReplay
+from anynan.torch.watcher import Watcher
+
+def replay(session: Session, state: State, reading: Reading) -> Replay:
+    """Run the call behind a reading again, operation by operation.
+
+    Args:
+        session: What is tracked.
+        state: The thread's open step.
+        reading: The bad reading.
+
+    Raises:
+        ReplayError: If the call is not known or its inputs were changed.
+    """
+    is_step = isinstance(session, StepMarker)
+    roots = _roots(state, reading, is_step)
+    if not roots:
+        msg = (
+            "the layer was called past the model (not through the tracked model's own call), so "
+            "there is no call to run again: the report stays at layer level"
+        )
+        raise ReplayError(msg)
+    result = Replay()
+    with _no_trace(session, state, result):
+        for root in roots:
+            if root.changed():
+                result.notes.append(
+                    "an input of the call was changed in place since, so the replay starts from "
+                    "other values"
+                )
+            watcher = _run(session, root, reading, is_step, result)
+            result.records, result.sinks = watcher.records, watcher.sinks
+            if watcher.sinks:
+                break
+    return result
+
+
+def _roots(state: State, reading: Reading, is_step: bool) -> list[RootCall]:
+    if is_step:
+        return [state.root] if state.root is not None else []
+    known = state.roots.get(reading.order)
+    if known is not None:
+        return [known]
+    if reading.phase == "backward":
+        return list(state.step_roots)
+    return [state.root] if state.root is not None else []
+
+
+def _run(
+    session: Session, root: RootCall, reading: Reading, is_step: bool, result: Replay
+) -> Watcher:
+    watcher = Watcher(_outside(session, root))
+    watcher.stop = functools.partial(_matches, reading, watcher)
+    root.random.restore()
+    with ExitStack() as stack:
+        stack.enter_context(root.modes())
+        for prefix, ref in session.models:
+            model = ref()
+            if model is not None:
+                stack.enter_context(_layer_stack(session, prefix, model, watcher))
+        stack.enter_context(_backward_seam(watcher))
+        try:
+            with watcher:
+                out = root.fn(*root.args, **root.kwargs)
+                if is_step:
+                    _results(watcher, out)
+                elif reading.phase == "backward":
+                    _backward(root, out, reading, result, watcher)
+        except StopReplay:
+            pass
+        except Exception as error:  # noqa: BLE001  the replay may fail as the step did
+            result.notes.append(
+                f"the replay stopped at {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+                if str(error)
+                else f"the replay stopped at {type(error).__name__}"
+            )
+    if not any(sink.phase == reading.phase for sink in watcher.sinks):
+        _gradients(session, watcher)
+    blind = watcher.outside.get(-1)
+    if blind is not None:
+        result.notes.append(f"one operation could not be looked at in the replay: {blind[1]}")
+    return watcher
+
+
+def _matches(reading: Reading, watcher: Watcher, sink: Sink) -> bool:
+    """Stop the replay where the reading went bad, unless only a mask is there."""
+    if sink.kind == "neginf" and sink.phase == "forward":
+        return False
+    if sink.phase != reading.phase or sink.layer != reading.layer:
+        return False
+    return reading.site.parameter is None
+
+
+def _outside(session: Session, root: RootCall) -> dict[int, tuple[External, str]]:
+    """Name the storages that exist before the call: inputs, weights, buffers."""
+    found: dict[int, tuple[External, str]] = {}
+    weights = {id(x) for _, x in session.parameters()}
+    for name, x in session._all_tensors():
+        if x.layout is torch.strided and not x.is_meta:
+            kind: External = "parameter" if id(x) in weights else "buffer"
+            found[int(x.untyped_storage()._cdata)] = (kind, name)
+    for name, x in session._named_inputs(root.fn, root.args, root.kwargs):
+        if x.layout is torch.strided and not x.is_meta:
+            found.setdefault(int(x.untyped_storage()._cdata), ("input", name))
+    return found
+
+
+def _backward(
+    root: RootCall, out: Any, reading: Reading, result: Replay, watcher: Watcher
+) -> None:
+    """Run the backward pass from the kept gradients of the outputs."""
+    outputs, gradients = [], []
+    for i, (_, x) in enumerate(tensors(out, "output")):
+        if not x.requires_grad:
+            continue
+        grad = root.gradients.get(i)
+        if i in root.gradients and grad is None:
+            result.notes.append(
+                "the gradient that came into the model was larger than keep= allows, so the "
+                "backward pass was replayed from ones instead"
+            )
+            grad = torch.ones_like(x)
+        if grad is None:
+            continue
+        if nonfinite(grad):
+            result.incoming = True
+            return
+        outputs.append(x)
+        gradients.append(grad)
+    if outputs:
+        torch.autograd.backward(outputs, gradients)
+
+
+def _results(watcher: Watcher, out: Any) -> None:
+    for name, x in tensors(out, "result"):
+        watcher.check_sink("loss" if x.numel() == 1 else "forward", None, name, x)
+
+
+def _gradients(session: Session, watcher: Watcher) -> None:
+    """Note the bad gradients that landed on weights."""
+    try:
+        for name, p in session.parameters():
+            if p.grad is not None:
+                watcher.check_sink("backward", name.rpartition(".")[0], name, p.grad)
+    except StopReplay:
+        pass
+
+
+@contextmanager
+def _layer_stack(
+    session: Session, prefix: str, model: torch.nn.Module, watcher: Watcher
+) -> Iterator[None]:
+    """Tell the watcher which layer runs, and show it what leaves each layer."""
+    handles = []
+    calls: dict[str, int] = {}
+    watched = set(session.paths(prefix, model))
+    weak = weakref.ref(watcher)
+
+    def enter(path: str, module: Any, args: Any) -> None:
+        call = calls.get(path, 0)
+        calls[path] = call + 1
+        watcher.layers.append((path, call))
+
+    def leave(path: str, module: Any, args: Any, output: Any) -> None:
+        if output is not None and path in watched:
+            for name, x in tensors(output, "output"):
+                watcher.check_sink("forward", path, name, x)
+                if x.requires_grad and not watcher.in_backward():
+                    x.register_hook(functools.partial(_arrived, weak, path, name))
+        while watcher.layers and watcher.layers.pop()[0] != path:
+            pass
+
+    def _arrived(ref: Any, path: str, name: str, grad: torch.Tensor) -> None:
+        found = ref()
+        if found is not None:
+            found.check_sink("backward", path, name, grad)
+
+    try:
+        for name, module in model.named_modules():
+            path = join(prefix, clean_path(name))
+            handles.append(
+                module.register_forward_pre_hook(functools.partial(enter, path), prepend=True)
+            )
+            handles.append(
+                module.register_forward_hook(functools.partial(leave, path), always_call=True)
+            )
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _backward_seam(watcher: Watcher) -> Iterator[None]:
+    """Show the watcher each backward pass: the loss, the graph, the gradients into nodes."""
+    real_backward, real_grad = torch.autograd.backward, torch.autograd.grad
+    real_step = torch.amp.GradScaler.step
+    handles: list[Any] = []
+
+    def look(roots: Any) -> None:
+        items = [roots] if isinstance(roots, torch.Tensor) else list(roots)
+        items = [getattr(item, "node", item) for item in items]
+        for x in items:
+            if isinstance(x, torch.Tensor) and not watcher.layers and x.numel() == 1:
+                watcher.check_sink("loss", None, "loss", x)
+        todo = [x.grad_fn if isinstance(x, torch.Tensor) else x for x in items]
+        seen: set[Any] = set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            handles.append(node.register_prehook(functools.partial(_incoming, watcher)))
+            for following, _ in node.next_functions:
+                if following is not None:
+                    names = watcher.consumers.setdefault(following._sequence_nr(), [])
+                    names.append(node_name(node.name()))
+                    todo.append(following)
+
+    @functools.wraps(real_backward)
+    def backward(tensors_: Any, *args: Any, **kwargs: Any) -> Any:
+        look(tensors_)
+        return real_backward(tensors_, *args, **kwargs)
+
+    @functools.wraps(real_grad)
+    def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        look(outputs)
+        return real_grad(outputs, *args, **kwargs)
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise StopReplay
+
+    torch.autograd.backward = backward
+    torch.autograd.grad = grad
+    torch.amp.GradScaler.step = step  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.backward = real_backward
+        torch.autograd.grad = real_grad
+        torch.amp.GradScaler.step = real_step  # type: ignore[method-assign]
+        for handle in handles:
+            handle.remove()
+
+
+def _incoming(watcher: Watcher, gradients: Any) -> None:
+    watcher.incoming = tuple(gradients)
+
+
+@contextmanager
+def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
+    """Put everything back that a second run would change."""
+    random = RandomState.now()
+    modules: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
+    gradients = [(p, p.grad) for p in _every_parameter(session)]
+    for _, ref in session.models:
+        model = ref()
+        for module in model.modules() if model is not None else ():
+            modules.append((module, dict(module.__dict__), dict(module._buffers)))
+    scalers = _scaler_states()
+    idle, replaying = state.idle, state.replaying
+    state.idle = state.replaying = True
+    try:
+        for module, _, buffers in modules:
+            for name, x in buffers.items():
+                # Swapped, not written back: the user's graph may have saved the original.
+                module._buffers[name] = None if x is None else x.detach().clone()
+        for p, _ in gradients:
+            p.grad = None
+        with replay_context():
+            yield
+    finally:
+        for module, attributes, buffers in modules:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            for name in set(module.__dict__) - set(attributes):
+                del module.__dict__[name]
+            module.__dict__.update(attributes)
+        for p, grad in gradients:
+            p.grad = grad
+        for restore in scalers:
+            restore()
+        random.restore()
+        state.idle, state.replaying = idle, replaying
+
+
+def _every_parameter(session: Session) -> list[torch.Tensor]:
+    """List the parameters of the models and of every optimizer seen with them."""
+    found = {id(p): p for _, p in session.parameters()}
+    for optimizer in list(session._held):
+        for group in optimizer.param_groups:
+            found.update((id(p), p) for p in group["params"])
+    return list(found.values())
+
+
+def _scaler_states() -> list[Callable[[], None]]:
+    from anynan.torch import updates
+
+    restores = []
+    for scaler in updates.find_scalers():
+        states = {k: dict(v) for k, v in scaler._per_optimizer_states.items()}
+
+        def restore(scaler: Any = scaler, states: Any = states) -> None:
+            scaler._per_optimizer_states.clear()
+            scaler._per_optimizer_states.update(states)
+
+        restores.append(restore)
+    return restores

@@ -1,0 +1,103 @@
+"""What a replay needs of one root call: inputs, random state, modes."""
+
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(slots=True)
+class RandomState:
+    """Hold the states of the generators a step may draw from."""
+
+    cpu: torch.Tensor
+    devices: dict[int, torch.Tensor]
+    numpy: Any
+    python: Any
+
+    @classmethod
+    def now(cls) -> "RandomState":
+        """Take the present states; nothing is drawn and no device is read."""
+        devices = {}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            devices = {i: torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
+        return cls(
+            torch.get_rng_state(), devices, np.random.get_state(), random.getstate()  # noqa: NPY002
+        )
+
+    def restore(self) -> None:
+        """Put the states back."""
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices.items():
+            torch.cuda.set_rng_state(state, device)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        random.setstate(self.python)
+
+
+@dataclass(slots=True, weakref_slot=True)
+class RootCall:
+    """Remember one call of a tracked model or step."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: RandomState
+    grad: bool
+    inference: bool
+    autocast: dict[str, torch.dtype]
+    versions: list[tuple["weakref.ref[torch.Tensor]", int]]
+    gradients: dict[int, torch.Tensor | None] = field(default_factory=dict)
+
+    @classmethod
+    def now(
+        cls, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], values: Any
+    ) -> "RootCall":
+        """Take what a replay of this call will need.
+
+        Args:
+            fn: What is called.
+            args: Its positional arguments; they are held, not copied.
+            kwargs: Its keyword arguments.
+            values: The tensors among them.
+        """
+        autocast = {
+            device: torch.get_autocast_dtype(device)
+            for device in _autocast_devices()
+            if torch.is_autocast_enabled(device)
+        }
+        versions = [
+            (weakref.ref(x), x._version) for x in values if not x.is_inference()
+        ]
+        return cls(
+            fn, args, kwargs, RandomState.now(), torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(), autocast, versions,
+        )  # fmt: skip
+
+    def changed(self) -> bool:
+        """Tell whether an input was changed in place since the call."""
+        return any(
+            (x := ref()) is not None and x._version != version for ref, version in self.versions
+        )
+
+    @contextmanager
+    def modes(self) -> Iterator[None]:
+        """Enter the grad mode and autocast state that the call ran under."""
+        with ExitStack() as stack:
+            for device in _autocast_devices():
+                dtype = self.autocast.get(device)
+                if dtype is not None or torch.is_autocast_enabled(device):
+                    stack.enter_context(
+                        torch.autocast(device, dtype=dtype, enabled=dtype is not None)
+                    )
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad and not self.inference))
+            yield
+
+
+def _autocast_devices() -> tuple[str, ...]:
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)

@@ -1,0 +1,169 @@
+"""Where readings land: on the host at once (CPU), or in device buffers read once a step."""
+
+from typing import Any
+
+import torch
+
+from anynan.monitor import Rows, Site
+from anynan.torch.probes import EXTRA, NATIVE, ends
+
+_aminmax = torch.aminmax
+
+
+class ImmediateSlots:
+    """Read each probe as it is made: on a CPU that costs nothing."""
+
+    deferred = False
+
+    def __init__(self, extra: tuple[str, ...]) -> None:
+        self._extra = extra
+        self._scratch: dict[torch.dtype, tuple[Any, Any]] = {}
+
+    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool:
+        """Append one reading of a ``plain`` tensor; tell whether it needs judging."""
+        entry = self._scratch.get(x.dtype)
+        if entry is None or x.device.type != "cpu":
+            entry = self._prepare(x)
+        out, view = entry
+        if view is not None:
+            _aminmax(x, out=out)
+            lo, hi = view[0], view[1]
+        else:
+            low, high = ends(x)
+            lo, hi = low.item(), high.item()
+        if self._extra:
+            rows.stats[len(rows.lo)] = tuple(EXTRA[name](x).item() for name in self._extra)
+        rows.sites.append(site)
+        rows.calls.append(call)
+        rows.lo.append(lo)
+        rows.hi.append(hi)
+        limit = site.limit
+        return not (-limit <= lo and hi <= limit)
+
+    def _prepare(self, x: torch.Tensor) -> tuple[Any, Any]:
+        view = out = None
+        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+            # A buffer made in inference mode could not be written outside it.
+            with torch.inference_mode(False):
+                buffer = torch.zeros(2, dtype=x.dtype)
+            view = memoryview(buffer.numpy())
+            out = (buffer[0], buffer[1])
+        if x.device.type != "cpu":
+            return out, view
+        self._scratch[x.dtype] = (out, view)
+        return out, view
+
+    def read(self) -> None:
+        """Do nothing: everything is on the host already."""
+
+
+class _Bank:
+    """Hold preallocated rows of one dtype on one device."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, size: int = 64) -> None:
+        self.size = size
+        with torch.inference_mode(False), torch.no_grad():
+            self.buffer = torch.zeros((2, size), dtype=dtype, device=device)
+            self.pairs = list(zip(self.buffer[0].unbind(), self.buffer[1].unbind(), strict=True))
+        self.used = 0
+
+
+class DeferredSlots:
+    """Leave probes on the device, and bring them to the host in one read."""
+
+    deferred = True
+
+    def __init__(self, extra: tuple[str, ...]) -> None:
+        self._extra = extra
+        self._banks: dict[tuple[torch.dtype, torch.device], list[_Bank]] = {}
+        self._where: list[tuple[Rows, _Bank, int]] = []
+        self._stats: list[torch.Tensor] = []
+        self._stats_of: list[tuple[Rows, int]] = []
+
+    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool:
+        """Append one reading of a ``plain`` tensor; it is judged at the read."""
+        pair = self._next(rows, x.dtype if x.dtype in NATIVE else torch.float32, x.device)
+        if x.dtype in NATIVE:
+            _aminmax(x, out=pair)
+        else:
+            low, high = ends(x)
+            pair[0].copy_(low)
+            pair[1].copy_(high)
+        if self._extra:
+            self._stats.extend(EXTRA[name](x) for name in self._extra)
+            self._stats_of.append((rows, len(rows.sites)))
+        rows.sites.append(site)
+        rows.calls.append(call)
+        return False
+
+    def write_scalar(self, rows: Rows, site: Site, call: int, value: torch.Tensor) -> None:
+        """Append a magnitude that was already reduced on the device (a norm)."""
+        low, high = self._next(rows, value.dtype, value.device)
+        low.copy_(value)
+        high.copy_(value)
+        rows.sites.append(site)
+        rows.calls.append(call)
+
+    def _next(
+        self, rows: Rows, dtype: torch.dtype, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        banks = self._banks.get((dtype, device))
+        if banks is None:
+            banks = self._banks[(dtype, device)] = [_Bank(dtype, device)]
+        bank = banks[-1]
+        if bank.used == bank.size:
+            bank = _Bank(dtype, device, bank.size * 2)
+            banks.append(bank)
+        pair: tuple[torch.Tensor, torch.Tensor] = bank.pairs[bank.used]
+        self._where.append((rows, bank, bank.used))
+        bank.used += 1
+        return pair
+
+    def read(self) -> None:
+        """Bring what was written since the last read to the host: one read per device."""
+        if not self._where:
+            return
+        with torch.no_grad():
+            columns = self._columns()
+        for rows, bank, at in self._where:
+            lo, hi = columns[id(bank)]
+            order = len(rows.lo)
+            site = rows.sites[order]
+            rows.lo.append(-hi[at] if site.bound else lo[at])
+            rows.hi.append(hi[at])
+        width = len(self._extra)
+        for i, (rows, order) in enumerate(self._stats_of):
+            rows.stats[order] = tuple(columns[-1][0][i * width : (i + 1) * width])
+        self._where.clear()
+        self._stats.clear()
+        self._stats_of.clear()
+        for banks in self._banks.values():
+            # The largest bank is enough for every later step of this size.
+            del banks[:-1]
+            banks[-1].used = 0
+
+    def _columns(self) -> dict[int, tuple[list[float], list[float]]]:
+        used = [bank for banks in self._banks.values() for bank in banks if bank.used]
+        by_device: dict[torch.device, list[_Bank]] = {}
+        for bank in used:
+            by_device.setdefault(bank.buffer.device, []).append(bank)
+        columns: dict[int, tuple[list[float], list[float]]] = {}
+        for device, banks in by_device.items():
+            wide = any(bank.buffer.dtype == torch.float64 for bank in banks)
+            dtype = torch.float64 if wide else torch.float32
+            parts = [bank.buffer[:, : bank.used].reshape(-1).to(dtype) for bank in banks]
+            stats = [s.to(dtype).reshape(1) for s in self._stats if s.device == device]
+            values = torch.cat(parts + stats).to("cpu", copy=True).tolist()
+            at = 0
+            for bank in banks:
+                columns[id(bank)] = (
+                    values[at : at + bank.used],
+                    values[at + bank.used : at + 2 * bank.used],
+                )
+                at += 2 * bank.used
+            if stats:
+                columns[-1] = (columns.get(-1, ([], []))[0] + values[at:], [])
+        return columns
+
+
+Slots = ImmediateSlots | DeferredSlots

@@ -1,0 +1,136 @@
+"""A tracked training step: one call is one step, its models are found and watched."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anynan.containers import leaves
+from anynan.options import Options
+from anynan.torch import tracking
+from anynan.torch.discovery import find_modules
+from anynan.torch.hooks import tensors
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.session import Session, State, StepMarker
+
+
+class StepSession(Session, StepMarker):
+    """Watch a function: its models, its inputs, what it returns, its updates."""
+
+    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        super().__init__(options)
+        self.fn = fn
+        self._searched = False
+
+    def attach(self) -> None:
+        """Install what can be found already; the rest comes with the first call."""
+        self._find((), {})
+        super().attach()
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        known = {id(ref()) for _, ref in self.models}
+        found = find_modules(self.fn, args, kwargs)
+        new = {name: model for name, model in found.items() if id(model) not in known}
+        if not new:
+            return
+        alone = not self.models and len(new) == 1
+        installed = bool(self.handles)
+        for name, model in new.items():
+            prefix = "" if alone else name
+            self.models.append((prefix, weakref.ref(model)))
+            if installed or self._searched:
+                self._hook_model(prefix, model)
+
+    def _install(self) -> None:
+        options = self.options
+        if not self.models and (options.layers is not None or options.skip is not None):
+            return
+        super()._install()
+
+    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one step: read its inputs, its layers, its gradients and what it returns."""
+        if not self._searched:
+            self._searched = True
+            before = len(self.models)
+            self._find(args, kwargs)
+            if len(self.models) > before:
+                self.check_parameters()
+            if not self.models:
+                self.tracker.say(
+                    f"no module was found in {getattr(fn, '__name__', fn)!r}: only its inputs, "
+                    "its results and the optimizers it steps are watched; pass the model as an "
+                    "argument, or track it too"
+                )
+        state = self.state()
+        if state.idle or state.depth:
+            return fn(*args, **kwargs)
+        others = self._suspend()
+        state.depth = 1
+        try:
+            self.open_step(state)
+            self.start_root(state, fn, None, args, kwargs)
+            result = fn(*args, **kwargs)
+            self._read_result(state, result)
+        except BaseException:
+            # What broke the step may be what anynan looks for: judge it, then let it go on.
+            with self.tracker._softly(on=True):
+                self._close(state)
+            raise
+        else:
+            self._close(state)
+        finally:
+            state.depth = 0
+            state.in_optimizer = False
+            for other in others:
+                other.idle = False
+        return result
+
+    def _close(self, state: State) -> None:
+        if state.rows is not None:
+            self.end_step(state)
+
+    def _suspend(self) -> list[State]:
+        """Let the outer step own what trackers of its models would report."""
+        suspended = []
+        for _, ref in self.models:
+            model = ref()
+            other = None if model is None else tracking.session_of(model)
+            if other is not None and other is not self:
+                state = other.state()
+                if not state.idle:
+                    state.idle = True
+                    suspended.append(state)
+        return suspended
+
+    def _read_result(self, state: State, result: Any) -> None:
+        rows = state.rows
+        if rows is None or rows.failed is not None:
+            return
+        for name, x in tensors(result, "result"):
+            if x.dtype in DTYPE_NAME:
+                phase: Any = "loss" if x.numel() == 1 else "forward"
+                site = self.tracker.monitor.site(
+                    None, phase, "loss" if name == "result" and x.numel() == 1 else name,
+                    DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype],
+                )  # fmt: skip
+                self.write(state, rows, site, 0, x)
+        for name, x in leaves(result, "result"):
+            if isinstance(x, float):
+                site = self.tracker.monitor.site(
+                    None, "loss", "loss" if name == "result" else name, "float64", None
+                )
+                if state.slots.deferred:
+                    state.slots.read()
+                rows.sites.append(site)
+                rows.calls.append(0)
+                rows.lo.append(x)
+                rows.hi.append(x)
+                if not (-site.limit <= x <= site.limit):
+                    self.flag(state, rows, len(rows.lo) - 1, torch.tensor(x, dtype=torch.float64))
+
+    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+        """Count a model's call; the step itself is the root."""
+
+    def exit_root(self, module: Any, output: Any) -> None:
+        """Leave the step open: it ends when the function returns."""

@@ -1,0 +1,154 @@
+"""``track`` and ``untrack``: the public doors."""
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anynan.options import Options
+from anynan.torch.session import ModelSession, Session
+from anynan.tracker import Tracker
+
+_tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"
+_tracked = weakref.WeakKeyDictionary()
+
+
+def session_of(model: torch.nn.Module) -> Session | None:
+    """Return the session of a tracked model, None if it is not tracked."""
+    ref = _tracked.get(model)
+    session = None if ref is None else ref()
+    return session if session is not None and session.handles else None
+
+
+def track(target: Any = None, **options: Any) -> Any:
+    """Watch a model or a training step, forward and backward, until ``remove``.
+
+    A module goes on being called as before; hooks read the root inputs, every layer's
+    outputs, their gradients and the accumulated gradients of the weights. A function is
+    replaced by the returned tracker: one call is one step, and its loss and its update are
+    covered too. Without a target a decorator is returned.
+
+    The forward part uses ``register_forward_hook``, the backward part ``Tensor.register_hook``
+    on the outputs, reads come at ``register_optimizer_step_pre_hook``; see the PyTorch page
+    of the documentation.
+
+    Args:
+        target: An ``nn.Module`` or a step function; None to decorate.
+        **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
+            function of the Event), ``layers`` and ``skip`` (globs or predicates),
+            ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
+            ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
+            ``read`` (``"auto"``, ``"immediate"``, ``"step"`` or every n steps), ``level``
+            (``"layer"`` or ``"operation"``), ``keep`` (bytes of output gradient kept for a
+            replay of the backward pass, 64 MiB).
+
+    Returns:
+        A Tracker, or a decorator that makes one.
+
+    Raises:
+        TypeError: If the target is neither a module nor a function, or an option is of the
+            wrong type or unknown.
+        ValueError: If the target is tracked already, is on the meta device, a pattern
+            matches no layer, or an option has an impossible value.
+        NonFiniteError: If a weight or buffer is bad already.
+
+    Example:
+        >>> import torch, anynan
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        >>> with anynan.torch.track(model) as tracker:
+        ...     _ = model(torch.ones(2, 4))
+        >>> len(tracker.events)
+        0
+    """
+    chosen = _options(options)
+    if target is None:
+        return functools.partial(_track, options=chosen)
+    return _track(target, chosen)
+
+
+def untrack(model: torch.nn.Module) -> None:
+    """Take a tracked model's hooks away; the same as its tracker's ``remove``.
+
+    Args:
+        model: A module given to ``track``.
+
+    Raises:
+        TypeError: If it is no module.
+        ValueError: If it is not tracked.
+
+    Example:
+        >>> import torch, anynan
+        >>> model = torch.nn.Linear(2, 2)
+        >>> tracker = anynan.torch.track(model)
+        >>> anynan.torch.untrack(model)
+    """
+    if not isinstance(model, torch.nn.Module):
+        msg = f"untrack() takes the module given to track(), not {type(model).__name__}"
+        raise TypeError(msg)
+    session = session_of(model)
+    if session is None:
+        msg = f"this {type(model).__name__} is not tracked"
+        raise ValueError(msg)
+    session.tracker.remove()
+
+
+def _options(options: dict[str, Any]) -> Options:
+    known = list(inspect.signature(Options).parameters)
+    for name in options:
+        if name not in known:
+            msg = f"track() has no option {name!r}; the options are {', '.join(known)}"
+            raise TypeError(msg)
+    return Options(**options)
+
+
+def _track(target: Any, options: Options) -> Tracker:
+    if isinstance(target, Tracker):
+        msg = f"this is a tracker already: {target!r}; track the model or the function itself"
+        raise TypeError(msg)
+    if isinstance(target, type):
+        msg = f"track() takes a model object, not the class {target.__name__}: create it first"
+        raise TypeError(msg)
+    if isinstance(target, torch.nn.Module):
+        return _track_model(target, options)
+    if not callable(target):
+        msg = f"track() takes an nn.Module or a step function, not {type(target).__name__}"
+        raise TypeError(msg)
+    from anynan.torch.stepsession import StepSession
+
+    session = StepSession(target, options)
+    tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
+    session.tracker = tracker
+    return tracker.start(session)
+
+
+def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
+    first = session_of(model)
+    name = type(model).__name__
+    if first is not None:
+        msg = (
+            f"this {name} is tracked already, by {first.tracker!r}; call its remove(), or "
+            "anynan.torch.untrack(model), before tracking it again"
+        )
+        raise ValueError(msg)
+    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
+        msg = (
+            f"this {name} is compiled: hooks inside a compiled graph are not supported yet and "
+            "would silently not run; track the model it was compiled from, uncompiled"
+        )
+        raise ValueError(msg)
+    meta = [key for key, p in model.named_parameters() if p.is_meta]
+    if meta:
+        msg = (
+            f"{meta[0]} is on the meta device and holds no values: materialise the model "
+            "(to_empty and load its weights) before tracking it"
+        )
+        raise ValueError(msg)
+    session = ModelSession(model, options)
+    session.paths("", model)  # patterns that match nothing fail before anything is hooked
+    tracker = Tracker(weakref.ref(model), options, name)
+    session.tracker = tracker
+    _tracked[model] = weakref.ref(session)
+    return tracker.start(session)

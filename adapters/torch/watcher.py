@@ -1,0 +1,408 @@
+"""Watch every operation of one run, below autograd, and record those with bad results.
+
+The watcher sits at the dispatcher, so that it sees inside composite functions, custom
+``autograd.Function``s, in-place and ``out=`` variants, and the backward pass. A backward node
+is tied to the forward operation that made it by autograd's sequence number.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anynan import context
+from anynan.events import Source
+from anynan.lineage import External, Operand, OpRecord, Sink
+from anynan.sources import is_library, own_folders, user_source
+from anynan.summary import Summary
+from anynan.torch import operands
+from anynan.torch.names import canonical, node_name
+from anynan.torch.probes import plain, read_ends
+
+_sequence = torch._C._autograd._get_sequence_nr
+_task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
+MAX_DETAILED = 200
+_WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
+
+
+@dataclass(slots=True)
+class Made:
+    """Remember where a forward operation ran, for the backward node it made."""
+
+    name: str
+    layer: str | None
+    call: int
+    source: Source | None
+    expected: dict[str, str] | None
+    record: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Say what an operator writes and whether its results are views."""
+
+    name: str
+    written: tuple[int, ...]
+    written_names: tuple[str, ...]
+    view: bool
+    argument_names: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def shape_of(func: Any) -> Shape:
+    """Read an operator's schema once."""
+    schema = func._schema
+    written, names = [], []
+    for i, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(i)
+            names.append(argument.name)
+    view = any(
+        item.alias_info is not None and not item.alias_info.is_write for item in schema.returns
+    )
+    return Shape(
+        canonical(schema.name), tuple(written), tuple(names), view,
+        tuple(argument.name for argument in schema.arguments),
+    )  # fmt: skip
+
+
+class Watcher(TorchDispatchMode):
+    """Record operations with bad results while entered.
+
+    Attributes:
+        records: Operations with a bad result, in execution order.
+        sinks: Where bad values arrived.
+        layers: Stack of (layer path, call) that ``replay`` keeps.
+    """
+
+    def __init__(self, outside: dict[int, tuple[External, str]], base: str | None = None) -> None:
+        super().__init__()
+        self.records: list[OpRecord] = []
+        self.sinks: list[Sink] = []
+        self.layers: list[tuple[str, int]] = []
+        self.outside = outside
+        self.base = base
+        self.incoming: tuple[Any, ...] = ()
+        self.consumers: dict[int, list[str]] = {}
+        self.stop: Callable[[Sink], bool] = lambda sink: False
+        self._made: dict[int, Made] = {}
+        self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
+        self._uninitialised: dict[int, StorageWeakRef] = {}
+        self._busy = False
+        # A replay may itself run inside a backward pass, in a gradient hook.
+        self._base_task = _task()
+
+    # Every operation.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._busy:
+            return func(*args, **kwargs)
+        self._busy = True
+        try:
+            return self._run(func, args, kwargs)
+        finally:
+            self._busy = False
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shape = shape_of(func)
+        if shape.view and not shape.written:
+            return func(*args, **kwargs)
+        seq = _sequence() - 1
+        backward = self.in_backward()
+        written = self._written(shape, args, kwargs)
+        before = self._before(shape, args, kwargs, written)
+        out = func(*args, **kwargs)
+        try:
+            self._look(func, shape, args, kwargs, out, written, before, seq, backward)
+        except RuntimeError as error:  # never into user code: say nothing is known of this one
+            self.blind(f"{func}: {error}")
+        return out
+
+    def in_backward(self) -> bool:
+        """Tell whether the replay's own backward pass is running."""
+        return _task() != self._base_task
+
+    def blind(self, what: str) -> None:
+        """Note an operation that could not be looked at."""
+        self.outside.setdefault(-1, ("unknown", what))
+
+    def _look(
+        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
+        before: dict[int, torch.Tensor], seq: int, backward: bool,
+    ) -> None:  # fmt: skip
+        made: Made | None = None
+        native = False
+        frame: FrameType | None = None
+        if backward:
+            frame = _caller()
+            native = frame is None or frame.f_code.co_name == "_engine_run_backward"
+        if not native and seq >= 0 and seq not in self._made:
+            made = self._remember(shape.name, seq, backward, frame)
+        results = [x for x in operands.flat(out) if not any(x is w for w in written)] + written
+        bad = []
+        for x in results:
+            ends = _ends(x)
+            if ends is None:
+                continue
+            if math.isfinite(ends[0]) and math.isfinite(ends[1]):
+                self._clear(x, written)
+            elif shape.name.startswith(("empty", "new_empty")):
+                self._uninitialised[_key(x)] = StorageWeakRef(x.untyped_storage())
+            else:
+                bad.append(x)
+        if not bad:
+            return
+        if not backward:
+            made = made or self._made.get(seq)
+        record = self._record(
+            func, shape, args, kwargs, bad[0], written, before, seq, backward, native, frame
+        )
+        for x in bad:
+            self._mark(x, record.index, fresh=not any(x is w for w in written))
+            label = self.outside.get(_key(x))
+            if label is not None and label[0] == "parameter" and any(x is w for w in written):
+                self.sink(
+                    Sink("parameter", label[1].rpartition(".")[0], label[1], (record.index,),
+                         record.output.kind or "nan" if record.output else "nan")
+                )  # fmt: skip
+        if made is not None and made.record is None:
+            made.record = record.index
+
+    def _written(self, shape: Shape, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for i, name in zip(shape.written, shape.written_names, strict=True):
+            value = args[i] if i < len(args) else kwargs.get(name)
+            found.extend(operands.flat(value))
+        return found
+
+    def _before(
+        self, shape: Shape, args: Any, kwargs: Any, written: list[Any]
+    ) -> dict[int, torch.Tensor]:
+        """Copy what is about to be overwritten: an operand's health is that from before."""
+        if not written or shape.name in ("copy", "fill", "zero", "random"):
+            return {}
+        return {id(x): x.detach().clone() for x in written if plain(x) is not None}
+
+    def _remember(
+        self, name: str, seq: int, backward: bool, frame: FrameType | None
+    ) -> Made:
+        layer, call = self.place()
+        source = user_source(frame or _caller(), framework="torch")
+        made = Made(name, layer, call, source, context.expectations())
+        self._made[seq] = made
+        return made
+
+    def place(self) -> tuple[str | None, int]:
+        """Give the layer path and call that run now."""
+        return self.layers[-1] if self.layers else (self.base, 0)
+
+    # Records.
+
+    def _record(
+        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: torch.Tensor,
+        written: list[Any], before: dict[int, torch.Tensor], seq: int, backward: bool,
+        native: bool, frame: FrameType | None,
+    ) -> OpRecord:  # fmt: skip
+        index = len(self.records)
+        node = _node() if backward else None
+        made = self._made.get(seq) if not native else None
+        if native and node is not None:
+            made = self._made.get(node._sequence_nr())
+        named = operands.named(shape.argument_names, args, kwargs)
+        output = operands.light(out)
+        items: list[Operand] = []
+        first: tuple[int, ...] | None = None
+        flags = [
+            (name, x, operands.light(before.get(id(x), x)) if isinstance(x, torch.Tensor) else None)
+            for name, x in named
+        ]
+        spread = output.nan > 0 and any(s is not None and s.nan for _, _, s in flags)
+        detailed = not spread and index < MAX_DETAILED
+        if detailed:
+            output = operands.measure(out)
+            first = output.first_bad
+        for name, x, quick in flags:
+            if quick is None:
+                items.append(operands.constant(name, x))
+                continue
+            value = before.get(id(x), x)
+            items.append(self._operand(name, x, value, quick, first, tuple(out.shape), detailed))
+        params = operands.params(named_all=operands.plain_arguments(shape.argument_names, args,
+                                                                    kwargs))
+        if shape.name == "subtract" and "rsub" in str(func):
+            items.reverse()
+        phase: Any = "forward"
+        forward = None
+        feeds: tuple[str, ...] = ()
+        name, raw = shape.name, str(func)
+        layer, call = self.place()
+        source = made.source if made is not None else None
+        parameter = None
+        if backward:
+            phase = "backward"
+            layer, call = (made.layer, made.call) if made is not None else (layer, call)
+            if native and node is not None:
+                raw = f"{node.name()} ({func})"
+                name = made.name if made is not None else node_name(node.name())
+                forward = made.record if made is not None else None
+                feeds = tuple(self.consumers.get(node._sequence_nr(), ()))
+                items = self._node_operands(node, items, first, tuple(out.shape), detailed)
+            elif torch.is_grad_enabled() and self.layers:
+                phase = "forward"  # recomputed under activation checkpointing
+            if source is None and frame is not None:
+                source = user_source(frame, framework="torch")
+        else:
+            if layer is None:
+                phase = "loss"
+            if made is None or made.source is None or not torch.is_grad_enabled():
+                source = user_source(_caller(), framework="torch")
+        expected = made.expected if made is not None else context.expectations()
+        record = OpRecord(
+            index, name, raw, layer, phase, output, tuple(items), source, params,
+            operands.at(out, first), forward, feeds,
+            None if not expected else expected.get(output.kind or ""), None, call, parameter,
+        )  # fmt: skip
+        if detailed:
+            if name in ("softmax", "log_softmax"):
+                operands.add_masked_rows(record, named)
+            if not output.nan and not written:
+                record.wide = operands.wide(func, args, kwargs)
+        self.records.append(record)
+        return record
+
+    def _operand(
+        self, name: str, x: torch.Tensor, value: torch.Tensor, quick: Summary,
+        first: tuple[int, ...] | None, shape: tuple[int, ...], detailed: bool,
+    ) -> Operand:  # fmt: skip
+        summary = operands.measure(value) if detailed else quick
+        item = Operand(name, summary, operands.at_broadcast(value, first, shape))
+        if quick.bad:
+            self._trace_operand(item, x)
+        return item
+
+    def _trace_operand(self, item: Operand, x: torch.Tensor) -> None:
+        """Say who wrote an operand's bad values."""
+        key = _key(x)
+        entry = self._bad.get(key)
+        if entry is not None:
+            item.parents = tuple(entry[1])
+        elif key in self._uninitialised:
+            item.source, item.label = "uninitialised", item.name
+        else:
+            item.source, item.label = self.outside.get(key, ("unknown", item.name))
+
+    def _node_operands(
+        self, node: Any, inner: list[Operand], first: tuple[int, ...] | None,
+        shape: tuple[int, ...], detailed: bool,
+    ) -> list[Operand]:  # fmt: skip
+        """Put a node's incoming gradient and saved tensors before the inner operands."""
+        items = []
+        if detailed:
+            for i, grad in enumerate(self.incoming):
+                if isinstance(grad, torch.Tensor) and plain(grad) is not None:
+                    name = "grad" if i == 0 else f"grad{i}"
+                    quick = operands.light(grad)
+                    items.append(self._operand(name, grad, grad, quick, first, shape, True))
+            for name, x in operands.saved(node):
+                quick = operands.light(x)
+                items.append(self._operand(name, x, x, quick, first, shape, True))
+        names = {item.name for item in items}
+        for item in inner:
+            if item.summary is not None and item.summary.bad:
+                if item.name in names:
+                    item.name = f"inner {item.name}"
+                items.append(item)
+        return items
+
+    # Storages.
+
+    def parents(self, x: torch.Tensor) -> tuple[int, ...]:
+        """Give the records that wrote a tensor's bad values."""
+        entry = self._bad.get(_key(x))
+        return () if entry is None else tuple(entry[1])
+
+    def _mark(self, x: torch.Tensor, index: int, *, fresh: bool) -> None:
+        key = _key(x)
+        entry = self._bad.get(key)
+        if entry is None or fresh:
+            # The weak reference keeps the key from being reused by another storage.
+            self._bad[key] = (StorageWeakRef(x.untyped_storage()), [index])
+        else:
+            entry[1].append(index)
+        self._uninitialised.pop(key, None)
+
+    def _clear(self, x: torch.Tensor, written: list[Any]) -> None:
+        key = _key(x)
+        if key not in self._bad and key not in self._uninitialised:
+            return
+        whole = x.numel() * x.element_size() >= x.untyped_storage().nbytes()
+        if whole or not any(x is w for w in written):
+            self._bad.pop(key, None)
+            self._uninitialised.pop(key, None)
+
+    # Sinks.
+
+    def sink(self, sink: Sink) -> None:
+        """Note where bad values arrived; ``stop`` may end the replay there."""
+        self.sinks.append(sink)
+        if self.stop(sink):
+            from anynan.torch.session import StopReplay
+
+            raise StopReplay
+
+    def check_sink(self, phase: Any, layer: str | None, label: str, x: Any) -> None:
+        """Look at a tensor that leaves a layer, and note a sink if it is bad."""
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            ends = _ends(x)
+            if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
+                return
+            kind = operands.light(x).kind or "nan"
+            parents = self.parents(x)
+        finally:
+            self._busy = False
+        self.sink(Sink(phase, layer, label, parents, kind))
+
+
+def _ends(x: Any) -> tuple[float, float] | None:
+    values = plain(x)
+    return None if values is None else read_ends(values)
+
+
+def _key(x: torch.Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+def _caller() -> FrameType | None:
+    """Return the frame that called the operation, past the watcher's own frames."""
+    frame: FrameType | None = sys._getframe(1)
+    own = own_folders()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (
+            file.endswith(_WRAPPERS)
+            or (is_library(file) and _folder(file) in own)
+        ):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _folder(file: str) -> str:
+    import os
+
+    return os.path.dirname(os.path.realpath(file))

@@ -1,0 +1,76 @@
+"""Name the layer, operation, line, cause and fix when a number goes bad.
+
+``anynan.check`` looks at any array; ``anynan.torch.track`` watches a model or a training
+step. Importing this package loads no framework: an adapter is loaded when it is first
+named.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "AnomalyError": "errors",
+    "AnynanWarning": "errors",
+    "NonFiniteError": "errors",
+    "Cause": "events",
+    "Event": "events",
+    "Operation": "events",
+    "Source": "events",
+    "Spread": "events",
+    "Summary": "summary",
+    "Allow": "policy",
+    "Policy": "policy",
+    "expect": "context",
+    "replaying": "context",
+    "scope": "context",
+    "check": "checking",
+    "summarize": "checking",
+    "Tracker": "tracker",
+}
+_ADAPTERS = ("torch",)
+
+__all__ = [
+    "Allow",
+    "AnomalyError",
+    "AnynanWarning",
+    "Cause",
+    "Event",
+    "NonFiniteError",
+    "Operation",
+    "Policy",
+    "Source",
+    "Spread",
+    "Summary",
+    "Tracker",
+    "check",
+    "expect",
+    "replaying",
+    "scope",
+    "summarize",
+]
+
+if TYPE_CHECKING:
+    from anynan.checking import check, summarize
+    from anynan.context import expect, replaying, scope
+    from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+    from anynan.events import Cause, Event, Operation, Source, Spread
+    from anynan.policy import Allow, Policy
+    from anynan.summary import Summary
+    from anynan.tracker import Tracker
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(f"anynan.{_WHERE[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in _ADAPTERS:
+        return importlib.import_module(f"anynan.{name}")
+    msg = f"module 'anynan' has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE, *_ADAPTERS})

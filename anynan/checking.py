@@ -1,0 +1,229 @@
+"""The direct checks: ``check`` and ``summarize``."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from anynan import context
+from anynan.arrays import dtype_max, library_name, type_name
+from anynan.containers import is_container, is_leaf, leaves
+from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+from anynan.events import NON_FINITE, Event, Kind, Operation, Severity, Source
+from anynan.measuring import measure
+from anynan.options import environment
+from anynan.policy import DEFAULT, Policy, reading_kind
+from anynan.probing import probe
+from anynan.reporting import render
+from anynan.sources import user_source
+from anynan.summary import Summary
+
+T = TypeVar("T")
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """Hold what one array was found to be."""
+
+    path: str
+    array: Any
+    kind: Kind
+    severity: Severity
+    summary: Summary
+
+
+def check(x: T, name: str = "array", *, policy: Policy | None = None) -> T:
+    """Return ``x`` unchanged, or raise if it holds a NaN or an infinity.
+
+    Args:
+        x: An array of any library, a Python float, or a nested container of them
+            (mappings, sequences, named tuples, dataclasses).
+        name: What to call it in the report.
+        policy: What counts as bad; ``Policy()`` by default.
+
+    Returns:
+        ``x`` itself, the same object.
+
+    Raises:
+        NonFiniteError: If a value is NaN, +Inf or -Inf and that is not expected here.
+        AnomalyError: If a finite value is one that the policy makes bad.
+        TypeError: If ``x`` is neither an array nor a container, or is used up by reading.
+
+    Warns:
+        AnynanWarning: If a value is only suspect, or under ``ANYNAN=warn``.
+
+    Example:
+        >>> import anynan, numpy
+        >>> weights = numpy.ones(3)
+        >>> anynan.check(weights, "weights") is weights
+        True
+    """
+    action = environment()
+    if action == "off":
+        return x
+    if policy is None:
+        policy = DEFAULT
+    elif not isinstance(policy, Policy):
+        msg = f"check(policy=...) takes an anynan.Policy, not {_a(policy)}"
+        raise TypeError(msg)
+    if not isinstance(name, str):
+        msg = f"check(name=...) takes a string, not {_a(name)}; to check several arrays pass a list"
+        raise TypeError(msg)
+    if not is_leaf(x) and not is_container(x):
+        _refuse(x, "check")
+    layer = context.scope_path()
+    found: list[_Finding] = []
+    for path, leaf in _plain_leaves(x, name):
+        finding = _look(path, leaf, policy, layer)
+        if finding is not None:
+            found.append(finding)
+    if found and action != "record":
+        # The stack is only of use here, where the caller is still at a known distance.
+        _act(found, action, layer, user_source(skip=2))
+    return x
+
+
+def summarize(x: Any) -> Summary:
+    """Describe one array by counts and finite statistics.
+
+    Args:
+        x: An array of any library or a Python number.
+
+    Returns:
+        Shape, dtype, device, counts of NaN, Inf, zeros and subnormals, the finite extremes,
+        mean, rms, headroom in bits, and the index of the first NaN or Inf.
+
+    Raises:
+        TypeError: If ``x`` is no array.
+
+    Example:
+        >>> import anynan, numpy
+        >>> anynan.summarize(numpy.array([1.0, numpy.inf, 0.0])).first_bad
+        (1,)
+    """
+    if is_container(x):
+        msg = (
+            f"summarize() describes one array, not {_a(x)}; call it on each array inside, "
+            "or call check() to search the whole container"
+        )
+        raise TypeError(msg)
+    if not is_leaf(x) and not isinstance(x, int):
+        _refuse(x, "summarize")
+    return measure(x)
+
+
+def _plain_leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for path, leaf in leaves(x, name):
+        names = getattr(getattr(leaf, "dtype", None), "names", None)
+        if isinstance(names, tuple):
+            yield from _plain_leaves({key: leaf[key] for key in names}, path)
+        else:
+            yield path, leaf
+
+
+def _look(path: str, leaf: Any, policy: Policy, layer: str | None) -> _Finding | None:
+    try:
+        span = probe(leaf)
+    except TypeError as error:
+        msg = f"{path}: {error}"
+        raise TypeError(msg) from error
+    if span is None:
+        return None
+    lo, hi = span
+    limited = policy.headroom is not None or policy.overrides
+    largest = dtype_max(leaf) if limited else None
+    verdict = policy.judge("value", lo, hi, layer=layer, dtype_max=largest)
+    if reading_kind(lo, hi) is None:
+        if verdict is None or policy.allowed(verdict[0], "value", layer):
+            return None
+        return _Finding(path, leaf, *verdict, measure(leaf))
+    # Two ends show one kind; what is excused must not hide what is not.
+    summary = measure(leaf)
+    verdicts = []
+    for kind in NON_FINITE:
+        excused = context.expected(kind) or policy.allowed(kind, "value", layer)
+        if getattr(summary, kind) and not excused:
+            verdicts.append(policy.weigh(kind, "value", layer))
+    if summary.min is not None and summary.max is not None:
+        rest = policy.judge(
+            "value", summary.min, summary.max, layer=layer, dtype_max=largest
+        )
+        if rest is not None and not policy.allowed(rest[0], "value", layer):
+            verdicts.append(rest)
+    worst = sorted((v for v in verdicts if v is not None), key=lambda v: v[1] != "bad")
+    return _Finding(path, leaf, *worst[0], summary) if worst else None
+
+
+def _act(
+    found: list[_Finding], action: str | None, layer: str | None, source: Source | None
+) -> None:
+    bad = [finding for finding in found if finding.severity == "bad"]
+    for finding in found:
+        if finding.severity == "suspect":
+            # check() is three frames up from here.
+            _warn(_event(finding, [], layer, source))
+    if not bad:
+        return
+    event = _event(bad[0], bad[1:], layer, source)
+    if action == "warn":
+        _warn(event)
+        return
+    error = NonFiniteError if event.kind in NON_FINITE else AnomalyError
+    raise error(render(event), event)
+
+
+def _warn(event: Event) -> None:
+    warnings.warn(render(event), AnynanWarning, stacklevel=4)
+
+
+def _event(
+    finding: _Finding, others: list[_Finding], layer: str | None, source: Source | None
+) -> Event:
+    notes = []
+    if others:
+        names = [f"{other.path} ({other.kind})" for other in others[:_SHOWN]]
+        if len(others) > _SHOWN:
+            names.append(f"{len(others) - _SHOWN} more")
+        notes.append(f"also bad: {', '.join(names)}")
+    return Event(
+        backend=library_name(finding.array),
+        layer=layer,
+        phase="value",
+        kind=finding.kind,
+        severity=finding.severity,
+        step=0,
+        tensor=finding.path,
+        summary=finding.summary,
+        operation=Operation(
+            name="check",
+            raw="anynan.check",
+            inputs=(),
+            output=finding.summary,
+            source=source,
+            layer=layer,
+            phase="value",
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _refuse(x: Any, function: str) -> None:
+    if isinstance(x, int):
+        return
+    if isinstance(x, Iterator):
+        msg = f"{function}() would use up {_a(x)} by reading it; pass list(...) of it instead"
+    elif x is None:
+        msg = f"{function}() was given None; is a return statement missing where it was made?"
+    else:
+        msg = (
+            f"{function}() cannot find an array in {_a(x)}: it is no array and no mapping, "
+            "sequence or dataclass of arrays; pass the arrays that it holds"
+        )
+    raise TypeError(msg)
+
+
+def _a(x: Any) -> str:
+    name = type_name(x)
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

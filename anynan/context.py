@@ -1,0 +1,119 @@
+"""Where the program is: the scope of direct checks, what is expected, whether it replays."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from anynan.events import Kind
+
+_scope: ContextVar[str | None] = ContextVar("anynan_scope", default=None)
+_expected: ContextVar[dict[str, str] | None] = ContextVar("anynan_expected", default=None)
+_replaying: ContextVar[bool] = ContextVar("anynan_replaying", default=False)
+
+
+@contextmanager
+def scope(path: str) -> Iterator[str]:
+    """Name the layer for the direct checks made inside; scopes nest, joined by dots.
+
+    Args:
+        path: Layer path, such as ``decoder.block``.
+
+    Yields:
+        The whole path.
+
+    Raises:
+        TypeError: If ``path`` is not a string.
+        ValueError: If ``path`` is empty.
+
+    Example:
+        >>> import anynan
+        >>> with anynan.scope("decoder"), anynan.scope("block") as path:
+        ...     print(path)
+        decoder.block
+    """
+    if not isinstance(path, str):
+        msg = f"scope() takes a layer path as a string, not {type(path).__name__}: {path!r}"
+        raise TypeError(msg)
+    if not path:
+        msg = "scope() needs a name: the empty path is the model itself"
+        raise ValueError(msg)
+    outer = _scope.get()
+    whole = f"{outer}.{path}" if outer else path
+    token = _scope.set(whole)
+    try:
+        yield whole
+    finally:
+        _scope.reset(token)
+
+
+@contextmanager
+def expect(
+    *, nan: bool = False, posinf: bool = False, neginf: bool = False, reason: str = ""
+) -> Iterator[None]:
+    """Declare that these values are legitimate in here, and in the gradients made here.
+
+    Args:
+        nan: NaN is expected.
+        posinf: +Inf is expected.
+        neginf: -Inf is expected.
+        reason: Why; it is shown in the report's list of what was allowed.
+
+    Raises:
+        ValueError: If no kind is named.
+
+    Example:
+        >>> import anynan, numpy
+        >>> with anynan.expect(nan=True, reason="missing sensors are NaN"):
+        ...     _ = anynan.check(numpy.array([numpy.nan]), "sensors")
+    """
+    named = {"nan": nan, "posinf": posinf, "neginf": neginf}
+    kinds: list[str] = [kind for kind, on in named.items() if on]
+    if not kinds:
+        msg = "expect() names nothing: say what is legitimate, for example expect(nan=True)"
+        raise ValueError(msg)
+    token = _expected.set(
+        {**(_expected.get() or {}), **dict.fromkeys(kinds, reason or "expected here")}
+    )
+    try:
+        yield
+    finally:
+        _expected.reset(token)
+
+
+def scope_path() -> str | None:
+    """Give the path of the enclosing scopes, None outside of any."""
+    return _scope.get()
+
+
+def expectations() -> dict[str, str] | None:
+    """Give the kinds expected here with their reasons, None when there are none."""
+    return _expected.get()
+
+
+def expected(kind: Kind) -> str | None:
+    """Give the reason why this kind is legitimate here, None if it is not."""
+    kinds = _expected.get()
+    return None if kinds is None else kinds.get(kind)
+
+
+def replaying() -> bool:
+    """Tell whether a failing step is being run a second time to find the operation.
+
+    User code can guard prints, logs and counters with it.
+
+    Example:
+        >>> import anynan
+        >>> anynan.replaying()
+        False
+    """
+    return _replaying.get()
+
+
+@contextmanager
+def replay_context() -> Iterator[None]:
+    """Mark the code inside as a replay."""
+    token = _replaying.set(True)
+    try:
+        yield
+    finally:
+        _replaying.reset(token)

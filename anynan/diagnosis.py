@@ -1,0 +1,297 @@
+"""From a bad reading to an event: replay, follow the lineage, name the cause."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from anynan.adapter import Adapter, BadParameter, ReplayError
+from anynan.causes import Situation, explain
+from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Spread
+from anynan.lineage import OpRecord, Replay, Token, Verdict, trace
+from anynan.monitor import Monitor, Reading, Rows
+from anynan.summary import Summary
+
+_LABELS = ("label", "target", "truth", "y_true")
+
+
+@dataclass(slots=True)
+class Case:
+    """Hold what is known of one bad reading while the event is put together."""
+
+    reading: Reading
+    kind: Kind
+    rows: Rows
+    value: Any = None
+    later: int = 0
+    replay: bool = True
+    clean: int | None = None
+    updates: list[int] = field(default_factory=list)
+    replayed: Replay | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
+    """Find the origin of a bad reading and say what caused it.
+
+    Returns:
+        The event, or None if a replay shows that only placed values (masks) are there.
+    """
+    reading = case.reading
+    summary = None if case.value is None else adapter.measure(case.value)
+    if reading.phase == "input":
+        return _input_event(case, monitor, adapter, summary)
+    verdict = Verdict()
+    if case.replayed is None and case.replay and case.kind in NON_FINITE:
+        try:
+            case.replayed = adapter.replay(reading)
+        except ReplayError as error:
+            case.notes.append(str(error))
+    if case.replayed is not None:
+        case.notes.extend(case.replayed.notes)
+        verdict = trace(case.replayed.records, case.replayed.sinks)
+        if verdict.placed_only and reading.phase == "forward":
+            return None
+        if verdict.sink is None and reading.phase != "parameter":
+            case.notes.append(
+                "the replay did not reproduce this: code that is random in its own way, keeps "
+                "state or advances an iterator can differ the second time, so the report stays "
+                "at layer level"
+            )
+    outside = verdict.outside
+    if outside is not None and outside.source == "input":
+        return _outside_input(case, monitor, adapter, verdict, outside)
+    blamed = outside is not None and outside.source in ("parameter", "buffer")
+    if blamed or reading.phase == "parameter" or (verdict.sink is None and not case.replay):
+        found = _parameter_event(case, monitor, adapter, outside if blamed else None)
+        if found is not None:
+            return found
+    return _operation_event(case, monitor, adapter, verdict, summary)
+
+
+def _operation_event(
+    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, summary: Summary | None
+) -> Event:
+    reading, origin, then = case.reading, verdict.origin, verdict.then
+    layer, phase, kind, tensor = reading.layer, reading.phase, case.kind, reading.site.tensor
+    call = reading.call
+    parameter = reading.site.parameter
+    surfaced = None
+    if origin is not None:
+        layer, phase, call = origin.layer, origin.phase, origin.call
+        parameter = origin.parameter or (parameter if phase == reading.phase else None)
+        if origin.output is not None:
+            kind = origin.output.kind or kind  # type: ignore[assignment]
+            if (layer, phase) != (reading.layer, reading.phase) or summary is None:
+                summary = origin.output
+        if (layer, phase) != (reading.layer, reading.phase):
+            tensor = "output" if phase != "backward" else "grad"
+            surfaced = place(reading.phase, reading.layer, reading.site.parameter)
+    cause = explain(
+        Situation(
+            phase=phase,
+            kind=kind,
+            layer=layer,
+            tensor=tensor,
+            parameter=parameter,
+            summary=summary,
+            record=origin,
+            then=then,
+            growth=monitor.history.curve(reading.site),
+            scale=adapter.loss_scale(),
+        )
+    )
+    upto = reading.order if phase != "backward" else len(case.rows.lo)
+    return Event(
+        backend=adapter.backend,
+        layer=layer,
+        phase=phase,
+        kind=kind,
+        severity="bad",
+        step=reading.step,
+        call=call,
+        order=reading.order,
+        tensor=tensor,
+        parameter=parameter,
+        summary=summary,
+        operation=None if origin is None else operation(origin),
+        cause=cause,
+        trail=monitor.trail(case.rows, upto, layer),
+        spread=Spread(case.later, surfaced),
+        expected=None if origin is None else origin.expected,
+        rank=adapter.rank(),
+        then=None if then is None else operation(then),
+        notes=tuple(dict.fromkeys(case.notes)),
+    )
+
+
+def _input_event(
+    case: Case, monitor: Monitor, adapter: Adapter, summary: Summary | None
+) -> Event:
+    reading = case.reading
+    rows = adapter.describe_input(reading, case.value)
+    cause = explain(
+        Situation(
+            phase="input",
+            kind=case.kind,
+            layer=reading.layer,
+            tensor=reading.site.tensor,
+            summary=summary,
+            rows=rows,
+            labels=any(word in reading.site.tensor.lower() for word in _LABELS),
+            growth=(),
+        )
+    )
+    return Event(
+        backend=adapter.backend,
+        layer=reading.layer,
+        phase="input",
+        kind=case.kind,
+        severity="bad",
+        step=reading.step,
+        call=reading.call,
+        order=reading.order,
+        tensor=reading.site.tensor,
+        summary=summary,
+        cause=cause,
+        trail=monitor.trail(case.rows, reading.order, reading.layer),
+        spread=Spread(case.later),
+        rank=adapter.rank(),
+        notes=tuple(dict.fromkeys(case.notes)),
+    )
+
+
+def _outside_input(
+    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, outside: Token
+) -> Event:
+    """Report bad values that a replay traced back to the batch."""
+    origin = verdict.origin
+    summary = None
+    if origin is not None:
+        summary = next(
+            (item.summary for item in origin.operands if item.source == "input"), None
+        )
+    kind = (summary.kind if summary is not None else None) or case.kind
+    first = None if summary is None else summary.first_bad
+    rows = () if not first else (first[0],)
+    tensor = outside.label or "input"
+    cause = explain(
+        Situation(
+            phase="input",
+            kind=kind,  # type: ignore[arg-type]
+            layer=None,
+            tensor=tensor,
+            summary=summary,
+            rows=rows,
+            record=origin,
+            labels=any(word in tensor.lower() for word in _LABELS),
+            growth=(),
+        )
+    )
+    reading = case.reading
+    return Event(
+        backend=adapter.backend,
+        layer=None,
+        phase="input",
+        kind=kind,  # type: ignore[arg-type]
+        severity="bad",
+        step=reading.step,
+        call=reading.call,
+        order=0,
+        tensor=tensor,
+        summary=summary,
+        operation=None if origin is None else operation(origin),
+        cause=cause,
+        spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
+        rank=adapter.rank(),
+        notes=tuple(dict.fromkeys(case.notes)),
+    )
+
+
+def _parameter_event(
+    case: Case, monitor: Monitor, adapter: Adapter, outside: Token | None
+) -> Event | None:
+    bad = adapter.bad_parameters()
+    if not bad:
+        return None
+    label = outside.label if outside is not None else case.reading.site.parameter
+    chosen: BadParameter = next((item for item in bad if item.name == label), bad[0])
+    reading = case.reading
+    written = bool(case.updates) and not chosen.buffer
+    phase: Phase = "optimizer" if written else "parameter"
+    step = case.updates[-1] if written and len(case.updates) == 1 else reading.step
+    since = None if case.clean is None else (case.clean, reading.step)
+    kind = chosen.summary.kind or case.kind
+    cause = explain(
+        Situation(
+            phase=phase,
+            kind=kind,  # type: ignore[arg-type]
+            layer=chosen.layer,
+            tensor=chosen.name,
+            parameter=chosen.name,
+            summary=chosen.summary,
+            since=since,
+            gradient=chosen.gradient,
+            state=chosen.state,
+            growth=monitor.history.curve(reading.site),
+        )
+    )
+    others = len(bad) - 1
+    notes = list(case.notes)
+    if others:
+        word = "parameter or buffer is" if others == 1 else "parameters and buffers are"
+        notes.append(f"{others} more {word} bad too: {_names(bad, chosen)}")
+    return Event(
+        backend=adapter.backend,
+        layer=chosen.layer,
+        phase=phase,
+        kind=kind,  # type: ignore[arg-type]
+        severity="bad",
+        step=step,
+        order=reading.order,
+        tensor=chosen.name.rpartition(".")[2],
+        parameter=chosen.name,
+        summary=chosen.summary,
+        cause=cause,
+        trail=monitor.trail(case.rows, reading.order, chosen.layer),
+        spread=Spread(
+            case.later,
+            None
+            if reading.phase == "parameter"
+            else place(reading.phase, reading.layer, reading.site.parameter),
+        ),
+        rank=adapter.rank(),
+        since=since,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _names(bad: list[BadParameter], chosen: BadParameter) -> str:
+    names = [item.name for item in bad if item is not chosen]
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def operation(record: OpRecord) -> Operation:
+    """Turn an adapter's record into the public form."""
+    return Operation(
+        name=record.name,
+        raw=record.raw,
+        inputs=tuple(item.summary for item in record.operands if item.summary is not None),
+        output=record.output,
+        source=record.source,
+        layer=record.layer,
+        phase=record.phase,
+    )
+
+
+def place(phase: str, layer: str | None, parameter: str | None) -> str:
+    """Say in a few words where a reading is."""
+    if parameter is not None and phase == "backward":
+        return f"gradient of {parameter}"
+    if layer is None:
+        return {"loss": "the loss"}.get(phase, phase)
+    return f"{phase} {layer or '(the model itself)'}"
+
+
+def shown(value: float) -> str:
+    """Print a magnitude briefly."""
+    return f"{value:.4g}" if math.isfinite(value) else str(value)

@@ -1,0 +1,40 @@
+"""The exceptions and the warning that carry a report."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anynan.events import Event
+
+
+class AnomalyError(FloatingPointError):
+    """Raise when a reading breaks the policy; the message is the report.
+
+    Attributes:
+        event: What happened, as data.
+        tracker: The tracker that saw it, or None for a direct check.
+
+    Example:
+        >>> import anynan, numpy
+        >>> try:
+        ...     anynan.check(numpy.array([1.0, numpy.nan]), "x")
+        ... except anynan.AnomalyError as error:
+        ...     error.event.kind
+        'nan'
+    """
+
+    def __init__(self, message: str, event: "Event", tracker: Any = None) -> None:
+        super().__init__(message)
+        self.event = event
+        self.tracker = tracker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A tracker holds hooks and locks: the copy that crosses a process keeps the event.
+        return type(self), (self.args[0], self.event)
+
+
+class NonFiniteError(AnomalyError):
+    """Raise when a value is NaN, +Inf or -Inf where the policy forbids it."""
+
+
+class AnynanWarning(UserWarning):
+    """Warn of an anomaly under ``action="warn"``, or of something that is not watched."""

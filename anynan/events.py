@@ -1,0 +1,234 @@
+"""The facts of one anomaly, as data that survives JSON."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from anynan.summary import Summary
+
+Phase = Literal["input", "forward", "loss", "backward", "parameter", "optimizer", "value"]
+Kind = Literal["nan", "posinf", "neginf", "large", "spike", "vanishing"]
+Severity = Literal["bad", "suspect"]
+
+PHASES: tuple[Phase, ...] = (
+    "input",
+    "forward",
+    "loss",
+    "backward",
+    "parameter",
+    "optimizer",
+    "value",
+)
+NON_FINITE: tuple[Kind, ...] = ("nan", "posinf", "neginf")
+KINDS: tuple[Kind, ...] = (*NON_FINITE, "large", "spike", "vanishing")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Point at the user's own line.
+
+    Attributes:
+        file: Path of the source file.
+        line: Line number, from 1.
+        function: Name of the function the line is in.
+        text: The line itself, stripped.
+        via: The library frame it went through (``functional.py:2913 in layer_norm``), if any.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    via: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Name the operation that made a bad value.
+
+    Attributes:
+        name: The field's own word (``log``, ``divide``, ``softmax``, ``matmul``).
+        raw: The framework's name for it.
+        inputs: What went in.
+        output: What came out.
+        source: The user's line, when it could be found.
+        layer: The layer path it ran in; None outside every watched layer.
+        phase: ``forward`` or ``backward``, or the phase it ran in.
+    """
+
+    name: str
+    raw: str
+    inputs: tuple[Summary, ...]
+    output: Summary | None
+    source: Source | None
+    layer: str | None = None
+    phase: Phase = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Say why it happened and what to change.
+
+    Attributes:
+        tag: Short fixed name, such as ``log_of_zero``.
+        text: One sentence that says why.
+        fix: One sentence that says what to change.
+        evidence: The values that show it.
+    """
+
+    tag: str
+    text: str
+    fix: str
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Count what is bad only because of the origin.
+
+    Attributes:
+        count: Later readings that are bad because of this one.
+        surfaced: Where it first acted (``loss``, ``forward decoder.norm``), if not at the
+            origin itself.
+    """
+
+    count: int = 0
+    surfaced: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Hold everything known of one anomaly.
+
+    Attributes:
+        backend: Which adapter saw it (``torch``), or the array library of a direct check.
+        layer: Layer path; ``""`` is the model itself, None is outside every watched layer.
+        phase: Where in a step (``input``, ``forward``, ``loss``, ``backward``,
+            ``parameter``, ``optimizer``) or ``value`` for a direct check.
+        kind: ``nan``, ``posinf``, ``neginf``, ``large``, ``spike`` or ``vanishing``.
+        severity: ``bad`` acts; ``suspect`` is recorded only.
+        step: Step, from 0.
+        call: Which call of this layer in the step, from 0.
+        iteration: Loop iteration inside the program, where the backend knows it.
+        order: Position among the step's readings.
+        tensor: Which tensor (``output``, ``output['logits']``, ``grad``, ``args[0]``).
+        parameter: Name of the weight or buffer, in the phases that concern one.
+        summary: What the tensor held.
+        operation: The origin: the operation that made the first bad value.
+        cause: Why, and what to change.
+        trail: Layers up to the origin with their largest magnitude (None if not finite).
+        spread: What is bad only because of this.
+        expected: The reason, if the anomaly was legitimate here.
+        rank: Process rank in a distributed run.
+        shard: Shard index, where the backend shards arrays.
+        then: The first NaN that an origin of Inf turned into, if another operation made it.
+        since: Range of steps ``(good, bad)`` in which a parameter went bad.
+        notes: What could not be seen or reproduced, said plainly.
+
+    Example:
+        >>> import json, anynan, numpy
+        >>> try:
+        ...     anynan.check(numpy.array([numpy.inf]), "x")
+        ... except anynan.NonFiniteError as error:
+        ...     event = error.event
+        >>> anynan.Event.from_json(event.to_json()) == event
+        True
+    """
+
+    backend: str
+    layer: str | None
+    phase: Phase
+    kind: Kind
+    severity: Severity
+    step: int
+    call: int = 0
+    iteration: int | None = None
+    order: int = 0
+    tensor: str = "output"
+    parameter: str | None = None
+    summary: Summary | None = None
+    operation: Operation | None = None
+    cause: Cause | None = None
+    trail: tuple[tuple[str, float | None], ...] = ()
+    spread: Spread = field(default_factory=Spread)
+    expected: str | None = None
+    rank: int | None = None
+    shard: int | None = None
+    then: Operation | None = None
+    since: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the event as plain JSON values; non-finite numbers become strings."""
+        data: dict[str, Any] = _encode(asdict(self))
+        return data
+
+    def to_json(self) -> str:
+        """Return the event as one line of strict JSON."""
+        import json
+
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Event":
+        """Rebuild an event from ``to_json``."""
+        import json
+
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Event":
+        """Rebuild an event from ``to_dict``."""
+        data = _decode(dict(data))
+        cause, since, summary = data["cause"], data["since"], data["summary"]
+        data.update(
+            summary=None if summary is None else Summary.from_dict(summary),
+            operation=_operation(data["operation"]),
+            then=_operation(data["then"]),
+            cause=None if cause is None else Cause(**cause),
+            trail=tuple((name, value) for name, value in data["trail"]),
+            spread=Spread(**data["spread"]),
+            since=None if since is None else tuple(since),
+            notes=tuple(data["notes"]),
+        )
+        return cls(**data)
+
+
+def _operation(data: dict[str, Any] | None) -> Operation | None:
+    if data is None:
+        return None
+    output, source = data["output"], data["source"]
+    return Operation(
+        **{
+            **data,
+            "inputs": tuple(Summary.from_dict(item) for item in data["inputs"]),
+            "output": None if output is None else Summary.from_dict(output),
+            "source": None if source is None else Source(**source),
+        }
+    )
+
+
+# JSON has no NaN or Inf: these three strings stand for them, only where a number stood.
+_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_NUMERIC = {"min", "max", "absmax", "mean", "rms", "headroom"}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, float):
+        if value != value:
+            return "NaN"
+        return value if abs(value) != _NUMBERS["Infinity"] else f"{'-' if value < 0 else ''}Infinity"
+    if isinstance(value, dict):
+        return {key: _encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode(value: Any, key: str = "") -> Any:
+    if isinstance(value, str) and key in _NUMERIC:
+        return _NUMBERS.get(value, value)
+    if isinstance(value, dict):
+        return {name: _decode(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_decode(item, key) for item in value]
+    return value

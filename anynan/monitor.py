@@ -1,0 +1,297 @@
+"""Slots, readings and their history: plain numbers on the host, no array library."""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from anynan.events import Kind, Phase
+from anynan.policy import Policy, reading_kind
+
+HISTORY_BYTES = 64 * 2**20
+
+
+@dataclass(slots=True)
+class Site:
+    """Name what one slot reads.
+
+    Attributes:
+        index: Position in the monitor's table.
+        layer: Layer path, None outside every watched layer.
+        phase: Phase of the reading.
+        tensor: Which tensor (``output``, ``grad``, ``args[0]``).
+        dtype: Short dtype name.
+        dtype_max: The dtype's largest finite value, None where it has none.
+        limit: Magnitude at which a reading needs judging.
+        parameter: Name of the weight or buffer it belongs to.
+        bound: True if the values only bound the tensor (a norm), so they can clear it but
+            not condemn it.
+    """
+
+    index: int
+    layer: str | None
+    phase: Phase
+    tensor: str
+    dtype: str
+    dtype_max: float | None
+    limit: float
+    parameter: str | None = None
+    bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Give one slot's values for one step.
+
+    Attributes:
+        step: Step, from 0.
+        order: Position in the step.
+        call: Which call of the layer in the step.
+        site: What was read.
+        lo: Smallest value, NaN if any value is NaN.
+        hi: Largest value, NaN likewise.
+        stats: Extra statistics asked for with ``stats=``.
+    """
+
+    step: int
+    order: int
+    call: int
+    site: Site
+    lo: float
+    hi: float
+    stats: tuple[float, ...] = ()
+
+    @property
+    def layer(self) -> str | None:
+        """Give the layer path."""
+        return self.site.layer
+
+    @property
+    def phase(self) -> Phase:
+        """Give the phase."""
+        return self.site.phase
+
+    @property
+    def kind(self) -> Kind | None:
+        """Name the non-finite kind, None if the values are finite."""
+        return reading_kind(self.lo, self.hi)
+
+    @property
+    def absmax(self) -> float:
+        """Give the largest magnitude; an upper bound where the slot holds a norm."""
+        return max(abs(self.lo), abs(self.hi)) if self.lo == self.lo else math.nan
+
+    @property
+    def headroom(self) -> float | None:
+        """Give the bits left before overflow, None where that means nothing."""
+        absmax = self.absmax
+        if self.site.dtype_max is None or not absmax or not math.isfinite(absmax):
+            return None
+        return math.log2(self.site.dtype_max / absmax)
+
+
+class Rows:
+    """Collect one step's readings in execution order, in one thread."""
+
+    __slots__ = (
+        "__weakref__", "calls", "expected", "failed", "hi", "judged", "live", "lo", "pending",
+        "sites", "skip", "spread", "stats", "step",
+    )  # fmt: skip
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.sites: list[Site] = []
+        self.calls: list[int] = []
+        self.lo: list[float] = []
+        self.hi: list[float] = []
+        self.stats: dict[int, tuple[float, ...]] = {}
+        self.expected: dict[int, dict[str, str]] = {}
+        self.judged = 0
+        self.failed: Any = None
+        self.pending: Reading | None = None
+        self.skip = False
+        self.spread = 0
+
+    def reading(self, order: int) -> Reading:
+        """Return one row as a reading."""
+        return Reading(
+            self.step,
+            order,
+            self.calls[order],
+            self.sites[order],
+            self.lo[order],
+            self.hi[order],
+            self.stats.get(order, ()),
+        )
+
+
+class _Entry:
+    """Keep one step of the ring, packed."""
+
+    __slots__ = ("calls", "sites", "stats", "step", "values")
+
+    def __init__(self, rows: Rows, upto: int) -> None:
+        self.step = rows.step
+        self.sites = np.array([site.index for site in rows.sites[:upto]], dtype=np.int32)
+        self.calls = np.array(rows.calls[:upto], dtype=np.int16)
+        self.values = np.array([rows.lo[:upto], rows.hi[:upto]], dtype=np.float64)
+        self.stats = dict(rows.stats)
+
+    @property
+    def nbytes(self) -> int:
+        return self.sites.nbytes + self.calls.nbytes + self.values.nbytes + 64 * len(self.stats)
+
+
+class History:
+    """Hold the readings of the last steps, bounded in steps and in bytes.
+
+    Iterating yields ``Reading`` objects, oldest first; ``len`` is the number of steps.
+    """
+
+    def __init__(self, steps: int, sites: list[Site]) -> None:
+        self._steps = steps
+        self._entries: deque[_Entry] = deque()
+        self._bytes = 0
+        self._sites = sites
+        self._lock = RLock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Reading]:
+        with self._lock:
+            entries = list(self._entries)
+        for entry in entries:
+            yield from self._unpack(entry)
+
+    def _unpack(self, entry: _Entry) -> Iterator[Reading]:
+        lows, highs = entry.values.tolist()
+        pairs = zip(entry.sites.tolist(), entry.calls.tolist(), lows, highs, strict=True)
+        for order, (site, call, lo, hi) in enumerate(pairs):
+            stats = entry.stats.get(order, ())
+            yield Reading(entry.step, order, call, self._sites[site], lo, hi, stats)
+
+    @property
+    def nbytes(self) -> int:
+        """Give the host memory that the packed readings take."""
+        return self._bytes
+
+    def steps(self) -> list[int]:
+        """List the steps held, oldest first."""
+        with self._lock:
+            return [entry.step for entry in self._entries]
+
+    def last(self) -> list[Reading]:
+        """Return the newest step's readings."""
+        with self._lock:
+            entry = self._entries[-1] if self._entries else None
+        return [] if entry is None else list(self._unpack(entry))
+
+    def append(self, rows: Rows) -> None:
+        """Pack one finished step, and drop the oldest beyond the bounds."""
+        if not self._steps:
+            return
+        entry = _Entry(rows, len(rows.lo))
+        with self._lock:
+            self._entries.append(entry)
+            self._bytes += entry.nbytes
+            while len(self._entries) > 1 and (
+                len(self._entries) > self._steps or self._bytes > HISTORY_BYTES
+            ):
+                self._bytes -= self._entries.popleft().nbytes
+
+    def clear(self) -> None:
+        """Forget every reading."""
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
+
+    def curve(self, site: Site, upto: int = 50) -> tuple[tuple[int, float], ...]:
+        """Give (step, absmax) of one slot over the last steps, oldest first."""
+        with self._lock:
+            entries = list(self._entries)[-upto:]
+        points = []
+        for entry in entries:
+            (where,) = np.nonzero(entry.sites == site.index)
+            if where.size:
+                values = np.abs(entry.values[:, where])
+                points.append((entry.step, float(values.max())))
+        return tuple(points)
+
+
+class Monitor:
+    """Keep the table of slots, judge readings against the policy, remember what passed."""
+
+    def __init__(self, policy: Policy, history: int) -> None:
+        self.policy = policy
+        self.sites: list[Site] = []
+        self.history = History(history, self.sites)
+        self.downgraded: dict[tuple[str | None, str, str], str] = {}
+        self._table: dict[tuple[Any, ...], Site] = {}
+        self._lock = RLock()
+
+    def site(
+        self,
+        layer: str | None,
+        phase: Phase,
+        tensor: str,
+        dtype: str,
+        dtype_max: float | None,
+        *,
+        parameter: str | None = None,
+        bound: bool = False,
+    ) -> Site:
+        """Return the slot for this tensor, made once."""
+        key = (layer, phase, tensor, dtype, parameter, bound)
+        found = self._table.get(key)
+        if found is None:
+            with self._lock:
+                found = self._table.get(key)
+                if found is None:
+                    limit = self.policy.limit(layer, dtype_max)
+                    found = Site(
+                        len(self.sites), layer, phase, tensor, dtype, dtype_max, limit,
+                        parameter, bound,
+                    )  # fmt: skip
+                    self.sites.append(found)
+                    self._table[key] = found
+        return found
+
+    def flagged(self, rows: Rows) -> list[int]:
+        """List the rows not judged yet whose values leave their slot's limits, in order."""
+        start, rows.judged = rows.judged, len(rows.lo)
+        if start == rows.judged:
+            return []
+        lo = np.asarray(rows.lo[start:])
+        hi = np.asarray(rows.hi[start:])
+        limit = np.fromiter((site.limit for site in rows.sites[start:]), np.float64, len(lo))
+        inside = (lo >= -limit) & (hi <= limit)
+        return [int(i) + start for i in np.flatnonzero(~inside)]
+
+    def trail(self, rows: Rows, upto: int, layer: str | None) -> tuple[tuple[str, float | None], ...]:
+        """Give the layers before a reading with their magnitudes, at the depth that tells.
+
+        Shown are the layers beside the failing one and beside each layer around it: what a
+        reader would follow from the input to the failure.
+        """
+        if layer is None:
+            return ()
+        parts = layer.split(".")
+        around = {".".join(parts[:depth]) for depth in range(len(parts) + 1)}
+        shown: dict[str, float | None] = {}
+        for order in range(min(upto, len(rows.lo) - 1) + 1):
+            site = rows.sites[order]
+            if site.phase != "forward" or site.layer is None or not site.layer:
+                continue
+            inside_failing = site.layer.startswith(layer + ".") if layer else False
+            if site.layer.rpartition(".")[0] not in around or inside_failing:
+                continue
+            if site.layer in around and site.layer != layer:
+                continue
+            value = rows.reading(order).absmax
+            shown[site.layer] = value if math.isfinite(value) else None
+        return tuple(shown.items())

@@ -1,0 +1,109 @@
+"""The options that every adapter shares, checked once."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from anynan.events import Event
+from anynan.patterns import Patterns
+from anynan.policy import DEFAULT, Policy
+
+ACTIONS = ("raise", "warn", "record", "skip")
+STATS = ("absmax", "min", "max", "mean", "rms", "norm")
+LEVELS = ("layer", "operation")
+ENVIRONMENT = ("off", "warn", "record", "raise")
+KEEP_BYTES = 64 * 2**20
+
+Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Hold the common options of ``track``; see each adapter's docstring for the words.
+
+    Raises:
+        TypeError: If an option has the wrong type.
+        ValueError: If an option has an unknown or impossible value.
+    """
+
+    policy: Policy = DEFAULT
+    action: Action = "raise"
+    layers: Patterns = None
+    skip: Patterns = None
+    backward: bool = True
+    replay: bool = True
+    history: int = 1000
+    patience: int = 0
+    stats: tuple[str, ...] = ()
+    parameters: bool = False
+    read: Literal["auto", "immediate", "step"] | int = "auto"
+    level: Literal["layer", "operation"] = "layer"
+    keep: int | Literal["step"] = KEEP_BYTES
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.policy, Policy):
+            msg = f"policy= takes an anynan.Policy, not {type(self.policy).__name__}"
+            raise TypeError(msg)
+        if not callable(self.action) and self.action not in ACTIONS:
+            msg = (
+                f"action={self.action!r} is unknown; choose from {', '.join(ACTIONS)}, "
+                "or give a function that takes the Event"
+            )
+            raise ValueError(msg)
+        for name in ("backward", "replay", "parameters"):
+            if not isinstance(getattr(self, name), bool):
+                msg = f"{name}= takes True or False, not {getattr(self, name)!r}"
+                raise TypeError(msg)
+        for name in ("history", "patience"):
+            _whole(name, getattr(self, name), 0)
+        if isinstance(self.stats, str):
+            object.__setattr__(self, "stats", (self.stats,))
+        for stat in self.stats:
+            if stat not in STATS:
+                msg = f"stats: {stat!r} is unknown; choose from {', '.join(STATS)}"
+                raise ValueError(msg)
+        object.__setattr__(self, "stats", tuple(self.stats))
+        if isinstance(self.read, str):
+            if self.read not in ("auto", "immediate", "step"):
+                msg = (
+                    f"read={self.read!r} is unknown; choose auto, immediate or step, or a number "
+                    "n to read every n steps"
+                )
+                raise ValueError(msg)
+        else:
+            _whole("read", self.read, 1)
+        if self.level not in LEVELS:
+            msg = f"level={self.level!r} is unknown; choose from {', '.join(LEVELS)}"
+            raise ValueError(msg)
+        if self.keep != "step":
+            _whole("keep", self.keep, 0)
+
+    @property
+    def extra(self) -> tuple[str, ...]:
+        """Name the statistics that smallest and largest value do not give for free."""
+        return tuple(stat for stat in self.stats if stat in ("mean", "rms", "norm"))
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        msg = f"{name}= takes a whole number, not {type(value).__name__}: {value!r}"
+        raise TypeError(msg)
+    if value < least:
+        msg = f"{name}={value} is too small: it must be at least {least}"
+        raise ValueError(msg)
+
+
+def environment() -> str | None:
+    """Return the override in the ANYNAN environment variable, None if it is not set.
+
+    Raises:
+        ValueError: If it is set to an unknown word.
+    """
+    word = os.environ.get("ANYNAN", "").strip().lower()
+    if not word:
+        return None
+    if word not in ENVIRONMENT:
+        msg = f"ANYNAN={word!r} in the environment is unknown; use {', '.join(ENVIRONMENT)}"
+        raise ValueError(msg)
+    return word

@@ -1,0 +1,73 @@
+"""Which layers a pattern chooses."""
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+Pattern = str | Callable[[str, Any], bool]
+Patterns = Pattern | Iterable[Pattern] | None
+
+
+def choose(
+    layers: dict[str, Any], keep: Patterns = None, skip: Patterns = None
+) -> dict[str, Any]:
+    """Return the layers that ``keep`` chooses and ``skip`` does not cover.
+
+    A string is matched with fnmatch on the whole path (``*`` crosses dots); a predicate is
+    called with the path and the layer. ``skip`` wins, and covers what is inside the layer.
+
+    Args:
+        layers: Layer path -> layer.
+        keep: Patterns to keep; None keeps everything.
+        skip: Patterns to leave out.
+
+    Raises:
+        TypeError: If a pattern is neither a string nor a predicate.
+        ValueError: If a pattern matches no layer.
+    """
+    kept = set(layers) if keep is None else _matching("layers", keep, layers)
+    skipped = set() if skip is None else _matching("skip", skip, layers)
+    return {
+        path: layer
+        for path, layer in layers.items()
+        if path in kept and not any(_inside(path, outer) for outer in skipped)
+    }
+
+
+def _inside(path: str, outer: str) -> bool:
+    return path == outer or not outer or path.startswith(outer + ".")
+
+
+def _matching(option: str, patterns: Patterns, layers: dict[str, Any]) -> set[str]:
+    found: set[str] = set()
+    items = [patterns] if isinstance(patterns, str) or callable(patterns) else patterns
+    if not isinstance(items, Iterable):
+        msg = f"{option}= takes globs or predicates, not {type(patterns).__name__}: {patterns!r}"
+        raise TypeError(msg)
+    for pattern in items:
+        if isinstance(pattern, str):
+            hits = {path for path in layers if fnmatchcase(path, pattern)}
+        elif callable(pattern):
+            hits = {path for path, layer in layers.items() if pattern(path, layer)}
+        else:
+            msg = f"{option}= takes globs or predicates, not {type(pattern).__name__}: {pattern!r}"
+            raise TypeError(msg)
+        if not hits:
+            msg = f"{option}={pattern!r} matches no layer{_nearest(pattern, layers)}"
+            raise ValueError(msg)
+        found |= hits
+    return found
+
+
+def _nearest(pattern: Any, layers: dict[str, Any]) -> str:
+    names = [path for path in layers if path]
+    if not names:
+        return ": the model has no layers inside"
+    if isinstance(pattern, str):
+        import difflib
+
+        close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+        if close:
+            return f"; did you mean {' or '.join(map(repr, close))}?"
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"; the layers are {shown}"

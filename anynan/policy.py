@@ -1,0 +1,210 @@
+"""What counts as bad."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from anynan.events import KINDS, NON_FINITE, PHASES, Kind, Phase, Severity
+
+Level = Literal["bad", "suspect", "ignore"]
+_LEVELS = ("bad", "suspect", "ignore")
+# Masks are made of -Inf: where values only pass through, it proves nothing by itself.
+_MASK_PHASES = ("input", "forward")
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """Whitelist a kind in some layers, with the reason that the report will list.
+
+    Attributes:
+        layers: Glob on the layer path (``*`` crosses dots).
+        kind: The kind that is legitimate there.
+        reason: Why.
+        phase: Only in this phase; None for every phase.
+
+    Example:
+        >>> import anynan
+        >>> anynan.Allow("head.mask", "neginf", "an additive mask").kind
+        'neginf'
+    """
+
+    layers: str
+    kind: Kind
+    reason: str
+    phase: Phase | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            msg = f"Allow: unknown kind {self.kind!r}; choose from {', '.join(KINDS)}"
+            raise ValueError(msg)
+        if self.phase is not None and self.phase not in PHASES:
+            msg = f"Allow: unknown phase {self.phase!r}; choose from {', '.join(PHASES)}"
+            raise ValueError(msg)
+        if not self.reason:
+            msg = f"Allow({self.layers!r}, {self.kind!r}) needs a reason: it is listed in reports"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Decide which readings are bad, suspect or nothing.
+
+    The defaults never trip on a correct program: NaN and +Inf are bad, -Inf is suspect in
+    inputs and forward values and bad in a loss, gradient or parameter.
+
+    Attributes:
+        nan: Level of NaN.
+        posinf: Level of +Inf.
+        neginf: Level of -Inf; None means suspect in forward values and bad elsewhere.
+        large: Absolute limit on finite values, None for no limit.
+        headroom: Bits to overflow below which a value is ``large``, None for no limit.
+        spike: Ratio of a gradient norm to its running median that is a ``spike``.
+        vanishing: Gradient norm below which it is ``vanishing``.
+        bad: Kinds among ``large``, ``spike`` and ``vanishing`` that act instead of warn.
+        allow: The whitelist; every entry carries its reason.
+        overrides: Glob on the layer path -> policy for those layers; the last match wins.
+        streak: Skipped steps in a row after which a loss scaler's overflow is bad.
+        floor: Loss scale at or below which an overflow is bad.
+
+    Raises:
+        TypeError: If a value has the wrong type.
+        ValueError: If a level is unknown or a limit makes no sense.
+
+    Example:
+        >>> import anynan
+        >>> anynan.Policy(large=1e4).judge("forward", -2.0, 3e4)
+        ('large', 'suspect')
+    """
+
+    nan: Level = "bad"
+    posinf: Level = "bad"
+    neginf: Level | None = None
+    large: float | None = None
+    headroom: float | None = None
+    spike: float | None = None
+    vanishing: float | None = None
+    bad: tuple[Kind, ...] = ()
+    allow: tuple[Allow, ...] = ()
+    overrides: Mapping[str, "Policy"] = field(default_factory=dict)
+    streak: int = 25
+    floor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("nan", "posinf", "neginf"):
+            level = getattr(self, name)
+            if level not in _LEVELS and not (name == "neginf" and level is None):
+                msg = f"Policy({name}={level!r}): choose from {', '.join(_LEVELS)}"
+                raise ValueError(msg)
+        for name in ("large", "headroom", "spike", "vanishing"):
+            _limit(name, getattr(self, name))
+        if self.spike is not None and self.spike <= 1:
+            msg = f"Policy(spike={self.spike!r}): the ratio to the running median must be above 1"
+            raise ValueError(msg)
+        if isinstance(self.bad, str):
+            object.__setattr__(self, "bad", (self.bad,))
+        for kind in self.bad:
+            if kind not in KINDS or kind in NON_FINITE:
+                msg = f"Policy(bad=...): {kind!r} is not one of large, spike, vanishing"
+                raise ValueError(msg)
+        if isinstance(self.allow, Allow):
+            object.__setattr__(self, "allow", (self.allow,))
+        for entry in self.allow:
+            if not isinstance(entry, Allow):
+                msg = f"Policy(allow=...) takes anynan.Allow entries, not {entry!r}"
+                raise TypeError(msg)
+        for glob, other in self.overrides.items():
+            if not isinstance(glob, str) or not isinstance(other, Policy):
+                msg = f"Policy(overrides=...) maps globs to Policy objects, not {glob!r}: {other!r}"
+                raise TypeError(msg)
+        if self.streak < 1:
+            msg = f"Policy(streak={self.streak!r}): a streak is at least 1 step"
+            raise ValueError(msg)
+
+    def at(self, layer: str | None) -> "Policy":
+        """Return the policy that holds in this layer, overrides applied."""
+        found = self
+        for glob, other in self.overrides.items():
+            if fnmatchcase(layer or "", glob):
+                found = other if other.allow else replace(other, allow=self.allow)
+        return found
+
+    def limit(self, layer: str | None, dtype_max: float | None) -> float:
+        """Return the magnitude above which a finite value is ``large`` in this layer."""
+        mine = self.at(layer)
+        limits = [math.nextafter(math.inf, 0)]
+        if mine.large is not None:
+            limits.append(mine.large)
+        if mine.headroom is not None and dtype_max is not None:
+            limits.append(dtype_max * 2.0**-mine.headroom)
+        return min(limits)
+
+    def judge(
+        self,
+        phase: Phase,
+        lo: float,
+        hi: float,
+        *,
+        layer: str | None = None,
+        dtype_max: float | None = None,
+    ) -> tuple[Kind, Severity] | None:
+        """Judge a reading: its smallest and largest value, NaN in both if any is NaN.
+
+        Returns:
+            The kind and its severity, or None when there is nothing to say.
+        """
+        kind = reading_kind(lo, hi)
+        if kind is None:
+            limit = self.limit(layer, dtype_max)
+            if -limit <= lo and hi <= limit:
+                return None
+            kind = "large"
+        return self.weigh(kind, phase, layer)
+
+    def weigh(
+        self, kind: Kind, phase: Phase, layer: str | None
+    ) -> tuple[Kind, Severity] | None:
+        """Give the severity of a kind in this phase and layer, None where it is ignored."""
+        mine = self.at(layer)
+        if kind in NON_FINITE:
+            level: Level | None = getattr(mine, kind)
+            if level is None:
+                level = "suspect" if phase in _MASK_PHASES else "bad"
+        else:
+            level = "bad" if kind in mine.bad else "suspect"
+        return None if level == "ignore" else (kind, level)
+
+    def allowed(self, kind: Kind, phase: Phase, layer: str | None) -> str | None:
+        """Return the reason of the whitelist entry that covers this, None if none does."""
+        for entry in self.allow:
+            if (
+                entry.kind == kind
+                and entry.phase in (None, phase)
+                and fnmatchcase(layer or "", entry.layers)
+            ):
+                return entry.reason
+        return None
+
+
+def reading_kind(lo: float, hi: float) -> Kind | None:
+    """Name the non-finite kind that a reading's two ends show, None if both are finite."""
+    if lo != lo or hi != hi:
+        return "nan"
+    if hi == math.inf or lo == math.inf:
+        return "posinf"
+    return "neginf" if lo == -math.inf or hi == -math.inf else None
+
+
+def _limit(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        msg = f"Policy({name}={value!r}): expected a number or None, not {type(value).__name__}"
+        raise TypeError(msg)
+    if not value > 0:
+        msg = f"Policy({name}={value!r}): the limit must be positive"
+        raise ValueError(msg)
+
+
+DEFAULT = Policy()
