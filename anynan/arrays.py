@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -170,12 +171,17 @@ def detached(x: Any) -> Any:
 def standard_format(x: Any) -> Format:
     """Describe the dtype of an array of another library, in NumPy's terms."""
     xp, name = namespace(x), dtype_name(x)
-    if xp.isdtype(x.dtype, ("bool", "integral")):
-        return Format(name, "integer", np.dtype(np.int64))
-    compound = xp.isdtype(x.dtype, "complex floating")
+    other = Format(name, "other", np.dtype(np.void))
+    try:
+        if xp.isdtype(x.dtype, ("bool", "integral")):
+            return Format(name, "integer", np.dtype(np.int64))
+        compound = xp.isdtype(x.dtype, "complex floating")
+        number = compound or xp.isdtype(x.dtype, "real floating")
+    except TypeError:
+        return other  # what the library itself does not count as a number: a random key
     # Formats of 4 and 6 bits have neither NaN nor Inf, and libraries pack them in bytes.
-    if not (compound or xp.isdtype(x.dtype, "real floating")) or _NEVER_BAD.match(name):
-        return Format(name, "other", np.dtype(np.void))
+    if not number or _NEVER_BAD.match(name):
+        return other
     info = xp.finfo(x.dtype)
     return Format(
         name,
@@ -196,10 +202,8 @@ def to_host(x: Any) -> np.ndarray[Any, Any]:
     view = _shared(x)
     if view is not None:
         return view
-    try:
+    with suppress(*REFUSALS):
         x = array_api_compat.to_device(x, "cpu")
-    except REFUSALS:
-        pass
     resolve = getattr(x, "resolve_conj", None)
     return np.asarray(resolve() if callable(resolve) else x)
 
@@ -276,7 +280,7 @@ def unreadable(x: Any, error: Exception) -> TypeError:
     reason = str(error).strip().partition("\n")[0].partition(". ")[0][:200]
     msg = (
         f"anynan cannot read the elements of this {type_name(x)} of {dtype_name(x)} "
-        f"({reason}); pass its values as a dense array"
+        f"({reason}); pass its values as a dense array, outside of a traced function"
     )
     return TypeError(msg)
 
@@ -336,10 +340,10 @@ def device_name(x: Any) -> str:
         text = str(getattr(x, "device", "cpu"))
     if text.isidentifier() or re.fullmatch(r"\w+:\d+", text):
         return text
-    try:
-        return "cpu" if x.__dlpack_device__()[0] == _CPU else text
-    except REFUSALS:
-        return text
+    with suppress(*REFUSALS):
+        if x.__dlpack_device__()[0] == _CPU:
+            return "cpu"
+    return text.partition("(")[0]
 
 
 def library_name(x: Any) -> str:

@@ -63,14 +63,8 @@ def check(x: T, name: str = "array", *, policy: Policy | None = None) -> T:
     action = environment()
     if action == "off":
         return x
-    if policy is None:
-        policy = DEFAULT
-    elif not isinstance(policy, Policy):
-        msg = f"check(policy=...) takes an anynan.Policy, not {_a(policy)}"
-        raise TypeError(msg)
-    if not isinstance(name, str):
-        msg = f"check(name=...) takes a string, not {_a(name)}; to check several arrays pass a list"
-        raise TypeError(msg)
+    policy = DEFAULT if policy is None else policy
+    _refuse_options(name, policy)
     if not is_leaf(x) and not is_container(x):
         _refuse(x, "check")
     layer = context.scope_path()
@@ -147,9 +141,7 @@ def _look(path: str, leaf: Any, policy: Policy, layer: str | None) -> _Finding |
         if getattr(summary, kind) and not excused:
             verdicts.append(policy.weigh(kind, "value", layer))
     if summary.min is not None and summary.max is not None:
-        rest = policy.judge(
-            "value", summary.min, summary.max, layer=layer, dtype_max=largest
-        )
+        rest = policy.judge("value", summary.min, summary.max, layer=layer, dtype_max=largest)
         if rest is not None and not policy.allowed(rest[0], "value", layer):
             verdicts.append(rest)
     worst = sorted((v for v in verdicts if v is not None), key=lambda v: v[1] != "bad")
@@ -207,6 +199,15 @@ def _event(
         ),
         notes=tuple(notes),
     )
+
+
+def _refuse_options(name: object, policy: object) -> None:
+    if not isinstance(policy, Policy):
+        msg = f"check(policy=...) takes an anynan.Policy, not {_a(policy)}"
+        raise TypeError(msg)
+    if not isinstance(name, str):
+        msg = f"check(name=...) takes a string, not {_a(name)}; to check several arrays pass a list"
+        raise TypeError(msg)
 
 
 def _refuse(x: Any, function: str) -> None:

@@ -1,6 +1,7 @@
 """Walk nested containers and name every array in them by its path."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Literal
@@ -54,7 +55,7 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def is_leaf(x: Any) -> bool:
     """Tell whether ``x`` is an array or a Python number that could be bad."""
-    kind = role(type(x))
+    kind = _role(x)
     if kind == "unknown":
         # An object may carry in itself what array classes declare.
         return hasattr(x, "dtype") and isinstance(getattr(x, "shape", None), tuple)
@@ -63,13 +64,18 @@ def is_leaf(x: Any) -> bool:
 
 def is_container(x: Any) -> bool:
     """Tell whether ``x`` is something that ``leaves`` opens."""
-    return role(type(x)) in ("mapping", "named", "dataclass", "sequence")
+    return _role(x) in ("mapping", "named", "dataclass", "sequence")
+
+
+def _role(x: Any) -> Role:
+    kind: Any = type(x)
+    return _role_of(kind)
 
 
 @lru_cache(maxsize=1024)
-def role(kind: type) -> Role:
+def _role_of(kind: type) -> Role:
     """Sort a type into what the walk does with it."""
-    # Mapping goes first: model outputs exist that are dicts and dataclasses at once.
+    # Mappings go first: model outputs exist that are dicts and dataclasses at once.
     if issubclass(kind, Mapping):
         return "mapping"
     if issubclass(kind, tuple):
@@ -80,19 +86,22 @@ def role(kind: type) -> Role:
         return "array"
     if issubclass(kind, _NOTHING):
         return "nothing"
+    # The columns of a table differ in dtype: as one array they would be objects.
+    if hasattr(kind, "__dataframe__") and hasattr(kind, "items"):
+        return "mapping"
     if hasattr(kind, "__array_namespace__") or hasattr(kind, "__array__"):
         return "array"
     if hasattr(kind, "__dataclass_fields__"):
         return "dataclass"
     if hasattr(kind, "dtype") and hasattr(kind, "shape"):
         return "array"
-    if issubclass(kind, Sequence | Set | ValuesView):
+    if issubclass(kind, Sequence | AbstractSet | ValuesView):
         return "sequence"
     return "unknown"
 
 
 def _open(x: Any, path: str) -> Iterator[tuple[str, Any]] | None:
-    kind = role(type(x))
+    kind = _role(x)
     if kind == "array":
         return None
     if kind == "mapping":

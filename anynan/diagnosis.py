@@ -6,7 +6,7 @@ from typing import Any
 
 from anynan.adapter import Adapter, BadParameter, ReplayError
 from anynan.causes import Situation, explain
-from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Spread
+from anynan.events import NON_FINITE, Cause, Event, Kind, Operation, Phase, Spread
 from anynan.lineage import OpRecord, Replay, Token, Verdict, trace
 from anynan.monitor import Monitor, Reading, Rows
 from anynan.summary import Summary
@@ -51,6 +51,8 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         verdict = trace(case.replayed.records, case.replayed.sinks)
         if verdict.placed_only and reading.phase == "forward":
             return None
+        if case.replayed.incoming:
+            return _incoming_event(case, monitor, adapter)
         if verdict.sink is None and reading.phase != "parameter":
             case.notes.append(
                 "the replay did not reproduce this: code that is random in its own way, keeps "
@@ -98,6 +100,7 @@ def _operation_event(
             then=then,
             growth=monitor.history.curve(reading.site),
             scale=adapter.loss_scale(),
+            surfaced=reading.phase if phase != reading.phase else None,
         )
     )
     upto = reading.order if phase != "backward" else len(case.rows.lo)
@@ -124,6 +127,34 @@ def _operation_event(
     )
 
 
+def _incoming_event(case: Case, monitor: Monitor, adapter: Adapter) -> Event:
+    """Report a gradient that was bad before it reached the tracked model."""
+    reading = case.reading
+    summary = None if case.value is None else adapter.measure(case.value)
+    return Event(
+        backend=adapter.backend,
+        layer=None,
+        phase="loss",
+        kind=case.kind,
+        severity="bad",
+        step=reading.step,
+        call=reading.call,
+        order=reading.order,
+        tensor="gradient of the loss",
+        summary=summary,
+        cause=Cause(
+            "outside_the_model",
+            "the model's outputs were finite, but the gradient that came back into it was not: "
+            "the loss, or code between the model and the loss, made it",
+            "track the training step function instead of the model, and the operation is named",
+        ),
+        trail=monitor.trail(case.rows, reading.order, ""),
+        spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
+        rank=adapter.rank(),
+        notes=tuple(dict.fromkeys(case.notes)),
+    )
+
+
 def _input_event(
     case: Case, monitor: Monitor, adapter: Adapter, summary: Summary | None
 ) -> Event:
@@ -138,7 +169,6 @@ def _input_event(
             summary=summary,
             rows=rows,
             labels=any(word in reading.site.tensor.lower() for word in _LABELS),
-            growth=(),
         )
     )
     return Event(
@@ -184,7 +214,6 @@ def _outside_input(
             rows=rows,
             record=origin,
             labels=any(word in tensor.lower() for word in _LABELS),
-            growth=(),
         )
     )
     reading = case.reading
@@ -290,8 +319,3 @@ def place(phase: str, layer: str | None, parameter: str | None) -> str:
     if layer is None:
         return {"loss": "the loss"}.get(phase, phase)
     return f"{phase} {layer or '(the model itself)'}"
-
-
-def shown(value: float) -> str:
-    """Print a magnitude briefly."""
-    return f"{value:.4g}" if math.isfinite(value) else str(value)

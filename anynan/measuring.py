@@ -141,9 +141,7 @@ class Tally:
         self.lo, self.hi = min(self.lo, lo), max(self.hi, hi)
         self._add(values, max(-lo, hi))
 
-    def _complex(
-        self, real: np.ndarray[Any, Any], imag: np.ndarray[Any, Any], tiny: Any
-    ) -> None:
+    def _complex(self, real: np.ndarray[Any, Any], imag: np.ndarray[Any, Any], tiny: Any) -> None:
         self.ordered = False
         nan = np.isnan(real) | np.isnan(imag)
         finite = np.isfinite(real) & np.isfinite(imag)

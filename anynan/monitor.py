@@ -13,6 +13,9 @@ from anynan.events import Kind, Phase
 from anynan.policy import Policy, reading_kind
 
 HISTORY_BYTES = 64 * 2**20
+# Steps over which a gradient norm's running median is taken, and how many it needs.
+WINDOW = 100
+FEWEST = 5
 
 
 @dataclass(slots=True)
@@ -232,6 +235,7 @@ class Monitor:
         self.history = History(history, self.sites)
         self.downgraded: dict[tuple[str | None, str, str], str] = {}
         self._table: dict[tuple[Any, ...], Site] = {}
+        self._norms: deque[float] = deque(maxlen=WINDOW)
         self._lock = RLock()
 
     def site(
@@ -260,6 +264,21 @@ class Monitor:
                     self.sites.append(found)
                     self._table[key] = found
         return found
+
+    def median_norm(self, norm: float) -> float | None:
+        """Give the median of the past gradient norms, then count this one among them.
+
+        Returns:
+            None until there are enough of them.
+        """
+        past = list(self._norms)
+        if math.isfinite(norm):
+            self._norms.append(norm)
+        return float(np.median(past)) if len(past) >= FEWEST else None
+
+    def norms(self) -> tuple[tuple[int, float], ...]:
+        """Give the past gradient norms, counted back from the present step (0)."""
+        return tuple((i - len(self._norms) + 1, norm) for i, norm in enumerate(self._norms))
 
     def flagged(self, rows: Rows) -> list[int]:
         """List the rows not judged yet whose values leave their slot's limits, in order."""

@@ -14,6 +14,7 @@ from anynan.arrays import (
     detached,
     device_name,
     fields,
+    format_of,
     namespace,
     on_host,
     pieces,
@@ -26,6 +27,9 @@ Span = tuple[float, float]
 
 PIECE = 2**19  # bytes: every reduction of a piece finds it in the cache
 NAN: Span = (math.nan, math.nan)
+
+_SIGNED = {size: np.dtype(f"i{size}") for size in (1, 2, 4, 8)}
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 def probe(x: Any) -> Span | None:
@@ -56,6 +60,8 @@ def probe(x: Any) -> Span | None:
     view = on_host(x)
     if view is None:
         return _standard(x)
+    if type(view) is np.ndarray and view.dtype.names is None:
+        return _numpy(view, None, format_of(view.dtype))
     found = None
     for part, mask, form in fields(view):
         span = _numpy(part, mask, form)
@@ -70,21 +76,14 @@ def _join(one: Span, other: Span) -> Span:
     return min(one[0], other[0]), max(one[1], other[1])
 
 
-def _numpy(
-    x: np.ndarray[Any, Any], mask: np.ndarray[Any, Any] | None, form: Format
-) -> Span | None:
+def _numpy(x: np.ndarray[Any, Any], mask: np.ndarray[Any, Any] | None, form: Format) -> Span | None:
     if form.kind not in ("real", "complex") or x.size == 0:
         return None
     found = None
-    # Flags raised by these reductions would be the user's to explain.
-    with np.errstate(all="ignore"):
-        for stream in _streams(x, mask, form):
-            if form.nan_from is None:
-                span = _of_values(stream, mask)
-            else:
-                span = _of_codes(stream, mask, form)
-            if span is not None:
-                found = span if found is None else _join(found, span)
+    for stream in _streams(x, mask, form):
+        span = _of_codes(stream, mask, form) if form.nan_from else _of_values(stream, mask)
+        if span is not None:
+            found = span if found is None else _join(found, span)
     return _unsigned_infinity(found) if form.kind == "complex" else found
 
 
@@ -101,10 +100,11 @@ def _streams(
     if form.nan_from is None:
         yield from (x,) if form.kind == "real" else (x.real, x.imag)
         return
-    code = f"{x.dtype.byteorder}u{form.part.itemsize}"
-    if form.kind == "real":
-        yield x.view(code)
-    elif mask is None and x.ndim and x.flags.c_contiguous:
+    code = _UNSIGNED[form.part.itemsize]
+    if not x.dtype.isnative:
+        code = code.newbyteorder()
+    adjacent = mask is None and x.ndim > 0 and x.flags.c_contiguous
+    if form.kind == "real" or adjacent:
         yield x.view(code)
     else:
         pair = x.view([("real", code), ("imag", code)])
@@ -123,7 +123,7 @@ def _of_codes(
     """
     assert form.nan_from is not None
     size = codes.dtype.itemsize
-    signed = np.dtype(f"i{size}")
+    signed = _SIGNED[size]
     sign = 1 << (8 * size - 1)
     smallest, largest = np.minimum.reduce, np.maximum.reduce
     highest, lowest, nearest = -1, 0, 2 * sign
@@ -143,7 +143,7 @@ def _of_codes(
     if not seen:
         return None
     ends = (lowest if lowest >= sign else nearest, highest if highest >= 0 else nearest)
-    lo, hi = np.array([end % (2 * sign) for end in ends], f"u{size}").view(form.part)
+    lo, hi = np.array([end % (2 * sign) for end in ends], _UNSIGNED[size]).view(form.part)
     return float(lo), float(hi)
 
 
@@ -156,15 +156,17 @@ def _of_values(values: np.ndarray[Any, Any], mask: np.ndarray[Any, Any] | None) 
     wide = np.float32 if values.dtype.itemsize == 1 else None
     size = 4 if wide else values.dtype.itemsize
     found = None
-    for piece, hidden in pieces(values, _count(size, mask), mask=mask, dtype=wide):
-        kept = piece if hidden is None else piece[~hidden]
-        if kept.size == 0:
-            continue
-        lo, hi = np.minimum.reduce(kept), np.maximum.reduce(kept)
-        if lo != lo:
-            return NAN
-        span = (as_float(lo), as_float(hi))
-        found = span if found is None else _join(found, span)
+    # What these reductions flag is not the user's doing.
+    with np.errstate(all="ignore"):
+        for piece, hidden in pieces(values, _count(size, mask), mask=mask, dtype=wide):
+            kept = piece if hidden is None else piece[~hidden]
+            if kept.size == 0:
+                continue
+            lo, hi = np.minimum.reduce(kept), np.maximum.reduce(kept)
+            if lo != lo:
+                return NAN
+            span = (as_float(lo), as_float(hi))
+            found = span if found is None else _join(found, span)
     return found
 
 

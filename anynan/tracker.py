@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any, Self
 
 from anynan.adapter import Adapter
-from anynan.diagnosis import Case, diagnose
+from anynan.causes import Situation, explain
+from anynan.diagnosis import Case, diagnose, operation
 from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
 from anynan.events import NON_FINITE, Event, Kind
-from anynan.lineage import Replay
+from anynan.lineage import Replay, trace
 from anynan.monitor import History, Monitor, Reading, Rows
 from anynan.options import Options, environment
 from anynan.reporting import render, render_line
@@ -220,7 +221,15 @@ class Tracker:
         for position, order in enumerate(flagged):
             self.flag(rows, order, later=len(flagged) - position - 1)
 
-    def flag(self, rows: Rows, order: int, value: Any = None, *, later: int = 0) -> None:
+    def flag(
+        self,
+        rows: Rows,
+        order: int,
+        value: Any = None,
+        *,
+        later: int = 0,
+        replayed: Replay | None = None,
+    ) -> None:
         """Judge one row that left its slot's limits, and act.
 
         Args:
@@ -228,6 +237,7 @@ class Tracker:
             order: Which of them.
             value: The framework's array, when it is at hand.
             later: How many later readings are bad too.
+            replayed: What an operation watcher saw already, instead of a replay.
 
         Raises:
             AnomalyError: As the tracker's action says.
@@ -259,7 +269,7 @@ class Tracker:
                 return
         elif rows.pending is not None and site.phase == "backward":
             return
-        self.fail(rows, reading, kind, value, later=later)
+        self.fail(rows, reading, kind, value, later=later, replayed=replayed)
 
     def fail(
         self,
@@ -297,6 +307,49 @@ class Tracker:
         rows.failed = event
         self._act(event, rows)
 
+    def operations(self, rows: Rows, seen: Replay) -> None:
+        """Judge what an operation-level watcher saw of a whole step.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        verdict = trace(seen.records, seen.sinks)
+        for record in verdict.contained:
+            if record.output is None or record.output.kind is None:
+                continue
+            event = Event(
+                backend=self._adapter.backend,
+                layer=record.layer,
+                phase=record.phase,
+                kind=record.output.kind,
+                severity="suspect",
+                step=rows.step,
+                call=record.call,
+                order=len(rows.lo),
+                summary=record.output,
+                operation=operation(record),
+                cause=explain(
+                    Situation(
+                        phase=record.phase, kind=record.output.kind, layer=record.layer,
+                        tensor="output", summary=record.output, record=record,
+                    )
+                ),
+                expected=record.expected,
+                rank=self._adapter.rank(),
+                notes=("contained: its bad values reached no layer output, loss or gradient",),
+            )  # fmt: skip
+            self._record(event)
+        sink = verdict.sink
+        if sink is None or rows.failed is not None:
+            return
+        site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
+        value = {"nan": math.nan, "posinf": math.inf}.get(sink.kind, -math.inf)
+        rows.sites.append(site)
+        rows.calls.append(0)
+        rows.lo.append(value)
+        rows.hi.append(value)
+        self.flag(rows, len(rows.lo) - 1, replayed=seen)
+
     def refuse(self, event: Event, rows: Rows) -> None:
         """Act on an event that an adapter's own read made (a spike, a bad weight at attach)."""
         if event.severity == "bad":
@@ -305,6 +358,45 @@ class Tracker:
         else:
             self._record(event)
             warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
+
+    def guard(self, rows: Rows, norm: float) -> None:
+        """Judge the total gradient norm of a step: a jump, or next to nothing.
+
+        Args:
+            rows: The open rows.
+            norm: L2 norm over all weights; a norm that is not finite is judged elsewhere.
+
+        Raises:
+            AnomalyError: If the policy makes a spike or a vanishing gradient bad.
+        """
+        policy = self.options.policy
+        kind: Kind | None = None
+        median = self.monitor.median_norm(norm)
+        if policy.spike is not None and median is not None and norm > policy.spike * median:
+            kind = "spike"
+        elif policy.vanishing is not None and norm < policy.vanishing:
+            kind = "vanishing"
+        if kind is None or rows.failed is not None:
+            return
+        level = "bad" if kind in policy.bad else "suspect"
+        growth = self.monitor.norms()
+        event = Event(
+            backend=self._adapter.backend,
+            layer="",
+            phase="backward",
+            kind=kind,
+            severity="bad" if level == "bad" else "suspect",
+            step=rows.step,
+            order=len(rows.lo),
+            tensor="gradient norm",
+            cause=explain(
+                Situation(
+                    phase="backward", kind=kind, layer="", tensor="gradient norm", growth=growth
+                )
+            ),
+            rank=self._adapter.rank(),
+        )
+        self.refuse(event, rows)
 
     def updated(self, step: int) -> None:
         """Note an optimizer update from finite gradients."""
@@ -454,15 +546,3 @@ class _Softly:
 
     def __exit__(self, *details: object) -> None:
         self._local.softly = None
-
-
-def tightest(tracker: Tracker) -> Reading | None:
-    """Return the reading that came nearest to overflow in the history, None if there is none."""
-    best: Reading | None = None
-    for reading in tracker.history:
-        headroom = reading.headroom
-        if headroom is None or reading.site.bound:
-            continue
-        if best is None or headroom < (best.headroom or math.inf):
-            best = reading
-    return best

@@ -2,13 +2,13 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from anynan import context
+from anynan.containers import leaves
 from anynan.monitor import Rows, Site
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, plain
 
@@ -16,39 +16,19 @@ if TYPE_CHECKING:
     from anynan.torch.session import Session, State
 
 _Tensor = torch.Tensor
+_is_compiling = torch.compiler.is_compiling
 _task = torch._C._current_graph_task_id
 _expectations = context._expected.get
-WRAPPERS = frozenset(
-    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-)
-
-
-def clean_path(name: str) -> str:
-    """Drop the segments that wrappers add to a module's name."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def join(prefix: str, path: str) -> str:
-    """Join two parts of a layer path, either of which may be empty."""
-    return f"{prefix}.{path}" if prefix and path else prefix or path
 
 
 def tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Walk the tensors in a module's inputs or outputs, with readable names."""
     if isinstance(value, _Tensor):
         yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensors(item, f"{name}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        names = getattr(value, "_fields", None)
-        for i, item in enumerate(value):
-            yield from tensors(item, f"{name}.{names[i]}" if names else f"{name}[{i}]")
-    elif is_dataclass(value) and not isinstance(value, type):
-        for item in fields(value):
-            inner = getattr(value, item.name, None)
-            if inner is not None:
-                yield from tensors(inner, f"{name}.{item.name}")
+        return
+    for path, item in leaves(value, name):
+        if isinstance(item, _Tensor):
+            yield path, item
 
 
 class _Hook:
@@ -68,31 +48,51 @@ class _Hook:
 class GradHook(_Hook):
     """Read the gradient that arrives at one output. It must never hold that output."""
 
-    __slots__ = ("call", "expected", "root", "session", "site", "state")
+    __slots__ = ("call", "expected", "number", "root", "session", "site", "state")
 
     def __init__(
-        self, session: "weakref.ref[Session]", state: "State", site: Site, call: int, root: Any
+        self,
+        session: "weakref.ref[Session]",
+        state: "State",
+        site: Site,
+        call: int,
+        number: int,
+        expected: dict[str, str] | None,
     ) -> None:
         self.session, self.state, self.site, self.call = session, state, site, call
-        self.root = root
-        self.expected = _expectations()
+        self.root, self.number, self.expected = state.root, number, expected
 
-    def __call__(self, grad: torch.Tensor) -> None:
+    def __call__(self, gradients: Any) -> None:
         state = self.state
         rows = state.rows
         if rows is None or state.idle:
             return
         state.saw_backward = True
-        values = plain(grad)
+        grad = gradients[self.number] if type(gradients) is tuple else gradients
+        values = None if grad is None else plain(grad)
         if values is None:
             return
+        order = len(rows.sites)
         if self.expected is not None:
-            rows.expected[len(rows.sites)] = self.expected
-        state.roots[len(rows.sites)] = self.root
+            rows.expected[order] = self.expected
+        if self.root is not None:
+            state.roots[order] = self.root
         if state.slots.write(rows, self.site, self.call, values):
             session = self.session()
             if session is not None:
                 session.flag(state, rows, len(rows.lo) - 1, grad)
+
+
+def hook_gradient(x: torch.Tensor, hook: GradHook) -> None:
+    """Call a hook with the gradient that arrives at a tensor.
+
+    A hook on the node costs half of one on the tensor, and runs after the tensor's own.
+    """
+    node = x.grad_fn
+    if node is None:
+        x.register_hook(hook)
+    else:
+        node.register_prehook(hook)
 
 
 class KeepGradHook(_Hook):
@@ -121,9 +121,11 @@ class ForwardHook(_Hook):
         self.sites: dict[Any, tuple[Site, Site]] = {}
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if _is_compiling():
+            return
         session = self.session
         state = session.state()
-        if state.idle or torch.compiler.is_compiling():
+        if state.idle:
             return
         recompute = _task() != -1
         rows = state.rows
@@ -133,27 +135,23 @@ class ForwardHook(_Hook):
             rows = session.open_step(state)
         calls = state.calls
         call = calls.get(self.path, 0)
-        if not recompute:
+        if recompute:
+            call = max(call - 1, 0)
+        else:
             calls[self.path] = call + 1
+        read = self._recomputed if recompute else self._read
         if type(output) is _Tensor:
-            self._read(state, rows, output, "output", call, recompute)
+            read(state, rows, output, "output", call)
         else:
             for name, tensor in tensors(output, "output"):
-                self._read(state, rows, tensor, name, call, recompute)
+                read(state, rows, tensor, name, call)
 
-    def _read(
-        self, state: "State", rows: Rows, x: Any, name: str, call: int, recompute: bool
-    ) -> None:
+    def _read(self, state: "State", rows: Rows, x: Any, name: str, call: int) -> None:
         pair = self.sites.get((name, x.dtype))
         if pair is None:
             if x.dtype not in DTYPE_NAME:
                 return
             pair = self._sites(x, name)
-        if recompute:
-            # The first pass of reentrant checkpointing has no graph: hook the second one.
-            if self.backward and x.requires_grad and state.hook_recomputed(self.path):
-                x.register_hook(GradHook(self.weak, state, pair[1], max(call - 1, 0), state.root))
-            return
         values = plain(x)
         if values is None:
             if x.numel() and not x.is_meta:
@@ -164,8 +162,18 @@ class ForwardHook(_Hook):
             rows.expected[len(rows.sites)] = expected
         if state.slots.write(rows, pair[0], call, values):
             self.session.flag(state, rows, len(rows.lo) - 1, x)
-        if self.backward and x.requires_grad:
-            x.register_hook(GradHook(self.weak, state, pair[1], call, state.root))
+        if values is not x and self.backward and x.requires_grad:
+            hook_gradient(x, GradHook(self.weak, state, pair[1], call, x.output_nr, expected))
+
+    def _recomputed(self, state: "State", rows: Rows, x: Any, name: str, call: int) -> None:
+        # The first pass of reentrant checkpointing has no graph: hook the second one.
+        pair = self.sites.get((name, x.dtype))
+        if pair is None or not self.backward or not x.requires_grad:
+            return
+        if state.hook_recomputed(self.path, call):
+            hook_gradient(
+                x, GradHook(self.weak, state, pair[1], call, x.output_nr, _expectations())
+            )
 
     def _sites(self, x: torch.Tensor, name: str) -> tuple[Site, Site]:
         dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
@@ -188,7 +196,7 @@ class RootEnter(_Hook):
         self.session, self.path = session, path
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not _is_compiling():
             self.session.enter_root(module, self.path, args, kwargs)
 
 
@@ -201,5 +209,5 @@ class RootExit(_Hook):
         self.session = session
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not _is_compiling():
             self.session.exit_root(module, output)

@@ -12,12 +12,14 @@ from anynan.adapter import ReplayError
 from anynan.context import replay_context
 from anynan.lineage import External, Replay, Sink
 from anynan.monitor import Reading
-from anynan.torch.hooks import clean_path, join, tensors
+from anynan.torch.hooks import tensors
+from anynan.torch.paths import clean_path, join
 from anynan.torch.names import node_name
 from anynan.torch.probes import nonfinite
 from anynan.torch.rootcall import RandomState, RootCall
 from anynan.torch.session import Session, State, StepMarker, StopReplay
 from anynan.torch.watcher import Watcher
+from anynan.torch.weights import all_tensors
 
 def replay(session: Session, state: State, reading: Reading) -> Replay:
     """Run the call behind a reading again, operation by operation.
@@ -67,7 +69,7 @@ def _roots(state: State, reading: Reading, is_step: bool) -> list[RootCall]:
 def _run(
     session: Session, root: RootCall, reading: Reading, is_step: bool, result: Replay
 ) -> Watcher:
-    watcher = Watcher(_outside(session, root))
+    watcher = Watcher(outside(session, root))
     watcher.stop = functools.partial(_matches, reading, watcher)
     root.random.restore()
     with ExitStack() as stack:
@@ -75,8 +77,8 @@ def _run(
         for prefix, ref in session.models:
             model = ref()
             if model is not None:
-                stack.enter_context(_layer_stack(session, prefix, model, watcher))
-        stack.enter_context(_backward_seam(watcher))
+                stack.enter_context(layer_stack(session, prefix, model, watcher))
+        stack.enter_context(backward_seam(watcher))
         try:
             with watcher:
                 out = root.fn(*root.args, **root.kwargs)
@@ -109,11 +111,11 @@ def _matches(reading: Reading, watcher: Watcher, sink: Sink) -> bool:
     return reading.site.parameter is None
 
 
-def _outside(session: Session, root: RootCall) -> dict[int, tuple[External, str]]:
+def outside(session: Session, root: RootCall) -> dict[int, tuple[External, str]]:
     """Name the storages that exist before the call: inputs, weights, buffers."""
     found: dict[int, tuple[External, str]] = {}
     weights = {id(x) for _, x in session.parameters()}
-    for name, x in session._all_tensors():
+    for name, x in all_tensors(session):
         if x.layout is torch.strided and not x.is_meta:
             kind: External = "parameter" if id(x) in weights else "buffer"
             found[int(x.untyped_storage()._cdata)] = (kind, name)
@@ -165,7 +167,7 @@ def _gradients(session: Session, watcher: Watcher) -> None:
 
 
 @contextmanager
-def _layer_stack(
+def layer_stack(
     session: Session, prefix: str, model: torch.nn.Module, watcher: Watcher
 ) -> Iterator[None]:
     """Tell the watcher which layer runs, and show it what leaves each layer."""
@@ -209,7 +211,7 @@ def _layer_stack(
 
 
 @contextmanager
-def _backward_seam(watcher: Watcher) -> Iterator[None]:
+def backward_seam(watcher: Watcher, *, replaying: bool = True) -> Iterator[None]:
     """Show the watcher each backward pass: the loss, the graph, the gradients into nodes."""
     real_backward, real_grad = torch.autograd.backward, torch.autograd.grad
     real_step = torch.amp.GradScaler.step
@@ -250,7 +252,8 @@ def _backward_seam(watcher: Watcher) -> Iterator[None]:
 
     torch.autograd.backward = backward
     torch.autograd.grad = grad
-    torch.amp.GradScaler.step = step  # type: ignore[method-assign]
+    if replaying:
+        torch.amp.GradScaler.step = step  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """What a replay needs of one root call: inputs, random state, modes."""
 
+import ctypes
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -9,6 +10,39 @@ from typing import Any
 
 import numpy as np
 import torch
+
+
+class _NumpyState:
+    """Take NumPy's global state, which is slow to take, only for programs that use it.
+
+    Its raw bytes are compared first. Once they have moved, the whole state is taken every
+    time, since a cached Gaussian does not show in them.
+    """
+
+    # A Mersenne Twister's 624 words and its position.
+    SIZE = 624 * 4 + 4
+
+    def __init__(self) -> None:
+        self._raw: bytes | None = None
+        self._state: Any = None
+        self._moves = False
+
+    def state(self) -> Any:
+        if not self._moves:
+            generator = np.random.get_bit_generator()
+            if type(generator) is np.random.MT19937:
+                raw = ctypes.string_at(generator.ctypes.state_address, self.SIZE)
+                if raw == self._raw:
+                    return self._state
+                self._moves = self._raw is not None
+                self._raw = raw
+            else:
+                self._moves = True
+        self._state = np.random.get_state()  # noqa: NPY002  the user's global state, not ours
+        return self._state
+
+
+_numpy = _NumpyState()
 
 
 @dataclass(slots=True)
@@ -26,9 +60,7 @@ class RandomState:
         devices = {}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             devices = {i: torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
-        return cls(
-            torch.get_rng_state(), devices, np.random.get_state(), random.getstate()  # noqa: NPY002
-        )
+        return cls(torch.get_rng_state(), devices, _numpy.state(), random.getstate())
 
     def restore(self) -> None:
         """Put the states back."""

@@ -4,8 +4,9 @@ import inspect
 import math
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,23 +17,22 @@ from anynan.options import Options
 from anynan.patterns import choose
 from anynan.summary import Summary
 from anynan.torch import updates
+from anynan.torch.gradients import Held, write_gradients
 from anynan.torch.hooks import (
     ForwardHook,
-    KeepGradHook,
     RootEnter,
     RootExit,
-    clean_path,
-    join,
     tensors,
 )
-from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, plain, read_ends
+from anynan.torch.paths import clean_path, join
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, plain
 from anynan.torch.rootcall import RootCall
 from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
+from anynan.torch.weights import bad_parameters, check_parameters, write_parameters
 from anynan.tracker import Tracker
 
-# Without an optimizer to end the step, this many readings do.
-MAX_ROWS = 50_000
-
+if TYPE_CHECKING:
+    from anynan.torch.operations import Operations
 
 class StopReplay(BaseException):
     """Leave user code during a replay; a BaseException, so that it is not swallowed."""
@@ -43,7 +43,7 @@ class State:
 
     __slots__ = (
         "__weakref__", "calls", "depth", "ended", "hooked", "idle", "in_optimizer", "replaying",
-        "root", "roots", "rows", "saw_backward", "slots", "step_roots",
+        "operations", "root", "roots", "rows", "saw_backward", "slots", "step_roots",
     )  # fmt: skip
 
     def __init__(self, slots: Slots) -> None:
@@ -53,8 +53,9 @@ class State:
         self.replaying = False
         self.in_optimizer = False
         self.depth = 0
+        self.operations: Operations | None = None
         self.ended: list[Rows] = []
-        self.hooked: dict[str, int] = {}
+        self.hooked: set[tuple[str, int]] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -67,9 +68,9 @@ class State:
         self.saw_backward = False
         self.hooked.clear()
 
-    def hook_recomputed(self, path: str) -> bool:
+    def hook_recomputed(self, path: str, call: int) -> bool:
         """Tell whether a recomputed output still needs its gradient hook."""
-        return self.root is None or not self.root.grad or path not in self.hooked
+        return (path, call) not in self.hooked
 
 
 class Session:
@@ -85,8 +86,7 @@ class Session:
         self.handles: list[Any] = []
         self._local = threading.local()
         self._states: weakref.WeakSet[State] = weakref.WeakSet()
-        self._held: weakref.WeakKeyDictionary[Any, tuple[int, list[tuple[Any, Site]]]]
-        self._held = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._optimizer_known: bool | None = None
         self._names: dict[int, list[str]] = {}
 
@@ -96,13 +96,16 @@ class Session:
         """Install the hooks; look at weights and buffers once."""
         self._install()
         updates.watch(self)
-        self.check_parameters()
+        check_parameters(self)
 
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
         updates.unwatch(self)
         self._uninstall()
         for state in list(self._states):
+            if state.operations is not None:
+                state.operations.finish()
+                state.operations = None
             state.reset()
 
     def set_paused(self, paused: bool) -> None:
@@ -171,14 +174,20 @@ class Session:
         """Open this thread's step."""
         rows = state.rows = self.tracker.rows()
         if self.options.parameters:
-            self.write_parameters(state, rows)
+            write_parameters(self, state, rows)
         return rows
 
     def end_step(self, state: State) -> None:
         """Close the step: read it now, or every n steps."""
         rows = self.tracker.close_step()
         was_idle, state.idle = state.idle, True
+        operations, state.operations = state.operations, None
         try:
+            if operations is not None:
+                seen = operations.finish()
+                if rows is not None:
+                    state.slots.read()
+                    self.tracker.operations(rows, seen)
             if rows is not None:
                 state.ended.append(rows)
                 every = self.options.read
@@ -219,11 +228,27 @@ class Session:
 
     def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
         """Have one reading judged while its layer is still on the stack."""
-        state.idle = True
-        try:
+        with self.aside(state):
             self.tracker.flag(rows, order, value)
+
+    @contextmanager
+    def aside(self, state: State) -> Iterator[None]:
+        """Do work of our own, unseen by the hooks and by the operation watcher."""
+        watcher = None if state.operations is None else state.operations.watcher
+        was_idle, state.idle = state.idle, True
+        if watcher is not None:
+            watcher.busy = True
+        try:
+            yield
         finally:
-            state.idle = False
+            state.idle = was_idle
+            if watcher is not None:
+                watcher.busy = False
+
+    def guard(self, state: State, rows: Rows, norm: float) -> None:
+        """Have a step's total gradient norm judged."""
+        with self.aside(state):
+            self.tracker.guard(rows, norm)
 
     def write(self, state: State, rows: Rows, site: Site, call: int, value: torch.Tensor) -> None:
         """Write one reading and have it judged if it needs to be."""
@@ -249,6 +274,10 @@ class Session:
         named = list(self._named_inputs(fn, args, kwargs))
         root = RootCall.now(fn, tuple(args), dict(kwargs), [x for _, x in named])
         state.root = root
+        if self.options.level == "operation" and state.operations is None:
+            from anynan.torch.operations import Operations
+
+            state.operations = Operations(self, root)
         if len(state.step_roots) < 64:
             state.step_roots.append(root)
         for name, x in named:
@@ -303,18 +332,18 @@ class Session:
                     found.setdefault(id(p), (join(prefix, clean_path(name)), p))
         return list(found.values())
 
-    def held(self, optimizer: torch.optim.Optimizer) -> list[tuple[Any, Site]]:
+    def held(self, optimizer: torch.optim.Optimizer) -> "Held":
         """List the watched parameters that an optimizer holds, with their gradient slots."""
-        mine = [p for group in optimizer.param_groups for p in group["params"]]
+        groups = optimizer.param_groups
+        size = sum(len(group["params"]) for group in groups)
         entry = self._held.get(optimizer)
-        if entry is None or entry[0] != len(mine):
+        if entry is None or entry.size != size:
             names = {id(p): name for name, p in self.parameters()}
-            pairs = [
-                (p, self.gradient_site(names[id(p)], p)) for p in mine if id(p) in names
-            ]
-            entry = (len(mine), pairs)
-            self._held[optimizer] = entry
-        return entry[1]
+            mine = [p for group in groups for p in group["params"] if id(p) in names]
+            sites = [self.gradient_site(names[id(p)], p) for p in mine]
+            limit = min((site.limit for site in sites), default=math.inf)
+            entry = self._held[optimizer] = Held(size, mine, sites, limit)
+        return entry
 
     def gradient_site(self, name: str, p: torch.Tensor, *, bound: bool = True) -> Site:
         """Return the slot of a parameter's gradient."""
@@ -331,22 +360,22 @@ class Session:
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Read gradients and the step so far: weights never take a bad step."""
         state = self.state()
-        if state.idle and not state.replaying:
-            return
-        pairs = self.held(optimizer)
         if state.replaying:
-            if pairs or isinstance(self, StepMarker):
+            if isinstance(self, StepMarker) or self.held(optimizer).parameters:
                 raise StopReplay
             return
-        if not pairs:
+        if state.idle:
+            return
+        held = self.held(optimizer)
+        if not held.parameters:
             return
         state.in_optimizer = True
         self._optimizer_known = True
-        pairs = [(p, site) for p, site in pairs if p.grad is not None]
-        if not pairs:
-            return
+        gradients = [p.grad for p in held.parameters]
         rows = state.rows
         if rows is None:
+            if all(grad is None for grad in gradients):
+                return
             if not self.ran_somewhere(state):
                 self.tracker.say(
                     "weights got gradients, but none of the watched layers was seen running: "
@@ -355,16 +384,12 @@ class Session:
             rows = self.open_step(state)
         # A scaler that hands its own check to a fused optimizer skips the update on the device.
         if self.options.backward and getattr(optimizer, "found_inf", None) is None:
-            self.write_gradients(state, rows, pairs)
+            write_gradients(self, state, rows, held, gradients)
         every = self.options.read
-        if not isinstance(every, int) or not (rows.step + 1) % every:
-            state.idle = True
-            try:
+        if state.slots.deferred and (not isinstance(every, int) or not (rows.step + 1) % every):
+            with self.aside(state):
                 state.slots.read()
-                if state.slots.deferred:
-                    self.tracker.judge(rows)
-            finally:
-                state.idle = False
+                self.tracker.judge(rows)
         if rows.skip:
             for group in optimizer.param_groups:
                 for p in group["params"]:
@@ -374,149 +399,26 @@ class Session:
         """Tell whether another thread or step saw the layers run."""
         return any(other.rows is not None for other in self._states if other is not state)
 
-    def write_gradients(
-        self, state: State, rows: Rows, pairs: list[tuple[Any, Site]]
-    ) -> None:
-        """Read each gradient's norm: finite norms clear a gradient, others are looked at."""
-        grads = []
-        for p, _ in pairs:
-            grad = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
-            grads.append(grad._values() if grad.layout is not torch.strided else grad)
-        with torch.no_grad():
-            full = [g if g.numel() else g.new_zeros(1) for g in grads]
-            norms = torch._foreach_norm(full)
-            sites = [site for _, site in pairs]
-            if isinstance(state.slots, DeferredSlots):
-                for (p, site), grad, norm in zip(pairs, grads, norms, strict=True):
-                    del norm
-                    values = plain(grad)
-                    if values is not None:
-                        exact = self.gradient_site(site.parameter or "", p, bound=False)
-                        state.slots.write(rows, exact, 0, values)
-                return
-            if len({n.dtype for n in norms}) == 1:
-                sizes = torch.stack(norms).tolist()
-            else:
-                sizes = [n.item() for n in norms]
-        start = len(rows.lo)
-        rows.sites.extend(sites)
-        rows.calls.extend([0] * len(sites))
-        rows.lo.extend([-size for size in sizes])
-        rows.hi.extend(sizes)
-        for i, size in enumerate(sizes):
-            if not size <= sites[i].limit or size == math.inf:
-                values = plain(grads[i])
-                if values is None:
-                    continue
-                # The norm only bounds the gradient: look at it before saying anything.
-                p = pairs[i][0]
-                rows.sites[start + i] = self.gradient_site(
-                    sites[i].parameter or "", p, bound=False
-                )
-                rows.lo[start + i], rows.hi[start + i] = read_ends(values)
-                limit = sites[i].limit
-                if not (-limit <= rows.lo[start + i] and rows.hi[start + i] <= limit):
-                    self.flag(state, rows, start + i, grads[i])
-
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the update; a tracked model's step ends here."""
         state = self.state()
-        if state.idle or not self.held(optimizer):
+        if state.idle or not self.held(optimizer).parameters:
             return
         state.in_optimizer = False
         self.tracker.updated(self.tracker.step)
         rows = state.rows
         if self.options.parameters and rows is not None and not state.slots.deferred:
-            self.write_parameters(state, rows)
+            write_parameters(self, state, rows)
         self.finish_update(state)
 
     def finish_update(self, state: State) -> None:
         """Do what follows an update; nothing for a tracked step, whose call is the step."""
 
-    # Weights and buffers.
-
-    def write_parameters(self, state: State, rows: Rows) -> None:
-        """Read every weight and buffer."""
-        for name, x in self._all_tensors():
-            if x.dtype in DTYPE_NAME:
-                site = self.tracker.monitor.site(
-                    name.rpartition(".")[0],
-                    "parameter",
-                    name.rpartition(".")[2],
-                    DTYPE_NAME[x.dtype],
-                    DTYPE_MAX[x.dtype],
-                    parameter=name,
-                )
-                self.write(state, rows, site, 0, x)
-        if not state.slots.deferred and rows.failed is None:
-            self.tracker.known_clean(rows.step)
-
-    def _all_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        found: list[tuple[str, torch.Tensor]] = list(self.parameters())
-        for prefix, ref in self.models:
-            model = ref()
-            if model is not None:
-                found += [
-                    (join(prefix, clean_path(name)), x) for name, x in model.named_buffers()
-                ]
-        return found
-
-    def check_parameters(self) -> None:
-        """Look at every weight and buffer once, as at attach."""
-        bad = self.bad_parameters()
-        if not bad:
-            self.tracker.known_clean(self.tracker.step)
-            return
-        state = self.state()
-        rows = self.tracker.rows()
-        first = bad[0]
-        site = self.tracker.monitor.site(
-            first.layer, "parameter", first.name.rpartition(".")[2], first.summary.dtype, None,
-            parameter=first.name,
-        )  # fmt: skip
-        rows.sites.append(site)
-        rows.calls.append(0)
-        rows.lo.append(math.nan if first.summary.nan else first.summary.low or 0.0)
-        rows.hi.append(math.nan if first.summary.nan else first.summary.high or 0.0)
-        try:
-            self.flag(state, rows, len(rows.lo) - 1, dict(self._all_tensors())[first.name])
-        finally:
-            if rows.failed is not None:
-                rows.failed = None
+    # What the core asks for.
 
     def bad_parameters(self) -> list[BadParameter]:
         """List weights with a NaN or an Inf and buffers with a NaN or +Inf."""
-        found = []
-        weights = {name for name, _ in self.parameters()}
-        judge = self.options.policy.judge
-        for name, x in self._all_tensors():
-            values = plain(x)
-            if values is None:
-                continue
-            lo, hi = read_ends(values)
-            if -math.inf < lo and hi < math.inf:
-                continue
-            layer = name.rpartition(".")[0]
-            # A buffer of -Inf is a mask until something bad follows.
-            phase: Any = "parameter" if name in weights else "forward"
-            judged = judge(phase, lo, hi, layer=layer)
-            if judged is None or judged[1] != "bad":
-                continue
-            gradient = getattr(x, "grad", None)
-            state = {}
-            for optimizer in list(self._held):
-                for key, value in optimizer.state.get(x, {}).items():
-                    if isinstance(value, torch.Tensor) and value.numel():
-                        state[str(key)] = measure(value)
-            found.append(
-                BadParameter(
-                    name, layer, measure(x), name not in weights,
-                    None if gradient is None else measure(gradient), state,
-                )
-            )  # fmt: skip
-        return found
-
-    # What the core asks for.
+        return bad_parameters(self)
 
     def measure(self, value: Any) -> Summary:
         """Summarise a tensor."""
@@ -555,60 +457,3 @@ class Session:
 
 class StepMarker:
     """Mark sessions whose replay stops at any optimizer."""
-
-
-class ModelSession(Session):
-    """Watch one module; its step ends at its optimizer's step."""
-
-    def __init__(self, model: torch.nn.Module, options: Options) -> None:
-        super().__init__(options)
-        self.models = [("", weakref.ref(model))]
-
-    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
-        """Begin a root call: end the step before it if that is over, read the inputs."""
-        state = self.state()
-        if state.idle:
-            return
-        state.depth += 1
-        if state.depth > 1 or torch._C._current_graph_task_id() != -1:
-            return
-        if state.rows is not None and self._over(state):
-            self.end_step(state)
-        self.start_root(state, module, path, args, kwargs)
-
-    def _over(self, state: State) -> bool:
-        rows = state.rows
-        if rows is None or state.in_optimizer:
-            return False
-        if rows.failed is not None or rows.pending is not None or len(rows.sites) > MAX_ROWS:
-            return True
-        if not state.saw_backward and self.options.backward:
-            return False
-        if self._optimizer_known is None:
-            known = {id(p) for _, p in self.parameters()}
-            self._optimizer_known = bool(updates.find_optimizers(known))
-        return not self._optimizer_known
-
-    def exit_root(self, module: Any, output: Any) -> None:
-        """End a root call; without gradients it is a whole step."""
-        state = self.state()
-        if state.idle:
-            return
-        state.depth = max(state.depth - 1, 0)
-        root = state.root
-        if state.depth or root is None or torch._C._current_graph_task_id() != -1:
-            return
-        graph = False
-        if root.grad and self.options.backward:
-            weak = weakref.ref(self)
-            for i, (_, x) in enumerate(tensors(output, "output")):
-                if x.requires_grad:
-                    graph = True
-                    x.register_hook(KeepGradHook(weak, root, i))
-        if not graph and not any(other.grad for other in state.step_roots):
-            self.end_step(state)
-
-    def finish_update(self, state: State) -> None:
-        """End the step at the update."""
-        if state.rows is not None:
-            self.end_step(state)

@@ -13,6 +13,7 @@ from anynan.torch.discovery import find_modules
 from anynan.torch.hooks import tensors
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.session import Session, State, StepMarker
+from anynan.torch.weights import check_parameters
 
 
 class StepSession(Session, StepMarker):
@@ -55,7 +56,7 @@ class StepSession(Session, StepMarker):
             before = len(self.models)
             self._find(args, kwargs)
             if len(self.models) > before:
-                self.check_parameters()
+                check_parameters(self)
             if not self.models:
                 self.tracker.say(
                     f"no module was found in {getattr(fn, '__name__', fn)!r}: only its inputs, "

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from anynan.options import Options
-from anynan.torch.session import ModelSession, Session
+from anynan.torch.modelsession import ModelSession
+from anynan.torch.session import Session
 from anynan.tracker import Tracker
 
 _tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"

@@ -96,7 +96,7 @@ class Watcher(TorchDispatchMode):
         self._made: dict[int, Made] = {}
         self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
         self._uninitialised: dict[int, StorageWeakRef] = {}
-        self._busy = False
+        self.busy = False
         # A replay may itself run inside a backward pass, in a gradient hook.
         self._base_task = _task()
 
@@ -106,13 +106,13 @@ class Watcher(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._busy:
+        if self.busy:
             return func(*args, **kwargs)
-        self._busy = True
+        self.busy = True
         try:
             return self._run(func, args, kwargs)
         finally:
-            self._busy = False
+            self.busy = False
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shape = shape_of(func)
@@ -363,9 +363,9 @@ class Watcher(TorchDispatchMode):
 
     def check_sink(self, phase: Any, layer: str | None, label: str, x: Any) -> None:
         """Look at a tensor that leaves a layer, and note a sink if it is bad."""
-        if self._busy:
+        if self.busy:
             return
-        self._busy = True
+        self.busy = True
         try:
             ends = _ends(x)
             if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
@@ -373,7 +373,7 @@ class Watcher(TorchDispatchMode):
             kind = operands.light(x).kind or "nan"
             parents = self.parents(x)
         finally:
-            self._busy = False
+            self.busy = False
         self.sink(Sink(phase, layer, label, parents, kind))
 
 

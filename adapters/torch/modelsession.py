@@ -1,0 +1,71 @@
+"""A tracked module: its root calls, and where its steps end."""
+
+import weakref
+from typing import Any
+
+import torch
+
+from anynan.options import Options
+from anynan.torch import updates
+from anynan.torch.hooks import KeepGradHook, tensors
+from anynan.torch.session import Session, State
+
+# Without an optimizer to end the step, this many readings do.
+MAX_ROWS = 50_000
+
+
+class ModelSession(Session):
+    """Watch one module; its step ends at its optimizer's step."""
+
+    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+        super().__init__(options)
+        self.models = [("", weakref.ref(model))]
+
+    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+        """Begin a root call: end the step before it if that is over, read the inputs."""
+        state = self.state()
+        if state.idle:
+            return
+        state.depth += 1
+        if state.depth > 1 or torch._C._current_graph_task_id() != -1:
+            return
+        if state.rows is not None and self._over(state):
+            self.end_step(state)
+        self.start_root(state, module, path, args, kwargs)
+
+    def _over(self, state: State) -> bool:
+        rows = state.rows
+        if rows is None or state.in_optimizer:
+            return False
+        if rows.failed is not None or rows.pending is not None or len(rows.sites) > MAX_ROWS:
+            return True
+        if not state.saw_backward and self.options.backward:
+            return False
+        if self._optimizer_known is None:
+            known = {id(p) for _, p in self.parameters()}
+            self._optimizer_known = bool(updates.find_optimizers(known))
+        return not self._optimizer_known
+
+    def exit_root(self, module: Any, output: Any) -> None:
+        """End a root call; without gradients it is a whole step."""
+        state = self.state()
+        if state.idle:
+            return
+        state.depth = max(state.depth - 1, 0)
+        root = state.root
+        if state.depth or root is None or torch._C._current_graph_task_id() != -1:
+            return
+        graph = False
+        if root.grad and self.options.backward:
+            weak = weakref.ref(self)
+            for i, (_, x) in enumerate(tensors(output, "output")):
+                if x.requires_grad:
+                    graph = True
+                    x.register_hook(KeepGradHook(weak, root, i))
+        if not graph and not any(other.grad for other in state.step_roots):
+            self.end_step(state)
+
+    def finish_update(self, state: State) -> None:
+        """End the step at the update."""
+        if state.rows is not None:
+            self.end_step(state)

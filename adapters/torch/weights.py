@@ -1,0 +1,99 @@
+"""Weights and buffers: looked at when tracking starts and when a step fails."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anynan.adapter import BadParameter
+from anynan.monitor import Rows
+from anynan.torch.paths import clean_path, join
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, plain, read_ends
+
+if TYPE_CHECKING:
+    from anynan.torch.session import Session, State
+
+def write_parameters(session: "Session", state: "State", rows: Rows) -> None:
+    """Read every weight and buffer."""
+    for name, x in all_tensors(session):
+        if x.dtype in DTYPE_NAME:
+            site = session.tracker.monitor.site(
+                name.rpartition(".")[0],
+                "parameter",
+                name.rpartition(".")[2],
+                DTYPE_NAME[x.dtype],
+                DTYPE_MAX[x.dtype],
+                parameter=name,
+            )
+            session.write(state, rows, site, 0, x)
+    if not state.slots.deferred and rows.failed is None:
+        session.tracker.known_clean(rows.step)
+
+
+def all_tensors(session: "Session") -> list[tuple[str, torch.Tensor]]:
+    found: list[tuple[str, torch.Tensor]] = list(session.parameters())
+    for prefix, ref in session.models:
+        model = ref()
+        if model is not None:
+            found += [
+                (join(prefix, clean_path(name)), x) for name, x in model.named_buffers()
+            ]
+    return found
+
+
+def check_parameters(session: "Session") -> None:
+    """Look at every weight and buffer once, as at attach."""
+    bad = bad_parameters(session)
+    if not bad:
+        session.tracker.known_clean(session.tracker.step)
+        return
+    state = session.state()
+    rows = session.tracker.rows()
+    first = bad[0]
+    site = session.tracker.monitor.site(
+        first.layer, "parameter", first.name.rpartition(".")[2], first.summary.dtype, None,
+        parameter=first.name,
+    )  # fmt: skip
+    rows.sites.append(site)
+    rows.calls.append(0)
+    rows.lo.append(math.nan if first.summary.nan else first.summary.low or 0.0)
+    rows.hi.append(math.nan if first.summary.nan else first.summary.high or 0.0)
+    try:
+        session.flag(state, rows, len(rows.lo) - 1, dict(all_tensors(session))[first.name])
+    finally:
+        if rows.failed is not None:
+            rows.failed = None
+
+
+def bad_parameters(session: "Session") -> list[BadParameter]:
+    """List weights with a NaN or an Inf and buffers with a NaN or +Inf."""
+    found = []
+    weights = {name for name, _ in session.parameters()}
+    judge = session.options.policy.judge
+    for name, x in all_tensors(session):
+        values = plain(x)
+        if values is None:
+            continue
+        lo, hi = read_ends(values)
+        if -math.inf < lo and hi < math.inf:
+            continue
+        layer = name.rpartition(".")[0]
+        # A buffer of -Inf is a mask until something bad follows.
+        phase: Any = "parameter" if name in weights else "forward"
+        judged = judge(phase, lo, hi, layer=layer)
+        if judged is None or judged[1] != "bad":
+            continue
+        gradient = getattr(x, "grad", None)
+        state = {}
+        for optimizer in list(session._held):
+            for key, value in optimizer.state.get(x, {}).items():
+                if isinstance(value, torch.Tensor) and value.numel():
+                    state[str(key)] = measure(value)
+        found.append(
+            BadParameter(
+                name, layer, measure(x), name not in weights,
+                None if gradient is None else measure(gradient), state,
+            )
+        )  # fmt: skip
+    return found
+

@@ -1,0 +1,91 @@
+"""A tracker's state in a few lines of text, or as a flat dict of numbers."""
+
+import math
+from typing import TYPE_CHECKING
+
+from anynan.reporting import render_line
+
+if TYPE_CHECKING:
+    from anynan.monitor import Reading
+    from anynan.tracker import Tracker
+
+SHOWN_EVENTS = 10
+SHOWN_LAYERS = 5
+
+
+def metrics(tracker: "Tracker") -> dict[str, float]:
+    """Return the last read step's numbers under flat names.
+
+    Per layer and phase there is ``anynan/absmax/<phase>/<layer>``; then the tightest headroom
+    in bits, the total gradient norm and the counts of events.
+    """
+    numbers: dict[str, float] = {}
+    readings = tracker.history.last()
+    headroom = math.inf
+    square = 0.0
+    for reading in readings:
+        if reading.site.bound:
+            square += reading.hi * reading.hi
+            continue
+        name = f"anynan/absmax/{reading.phase}/{reading.site.parameter or reading.layer or 'model'}"
+        numbers[name] = max(numbers.get(name, 0.0), reading.absmax)
+        for stat, value in zip(tracker.options.extra, reading.stats, strict=False):
+            numbers[name.replace("absmax", stat, 1)] = value
+        if reading.headroom is not None:
+            headroom = min(headroom, reading.headroom)
+    if readings:
+        numbers["anynan/step"] = float(readings[-1].step)
+    if math.isfinite(headroom):
+        numbers["anynan/headroom"] = headroom
+    if square:
+        numbers["anynan/gradient_norm"] = math.sqrt(square)
+    for word in ("bad", "suspect", "expected"):
+        numbers[f"anynan/{word}"] = float(tracker.count(word))
+    return numbers
+
+
+def tightest(tracker: "Tracker") -> "dict[str, Reading]":
+    """Return each layer's reading that came nearest to overflow, tightest first."""
+    best: dict[str, Reading] = {}
+    for reading in tracker.history:
+        headroom = reading.headroom
+        if headroom is None or reading.site.bound or reading.layer is None:
+            continue
+        held = best.get(reading.layer)
+        if held is None or headroom < (held.headroom or math.inf):
+            best[reading.layer] = reading
+    ranked = sorted(best.items(), key=lambda item: item[1].headroom or math.inf)
+    return dict(ranked)
+
+
+def overview(tracker: "Tracker") -> str:
+    """Return what the tracker saw as text."""
+    history = tracker.history
+    steps = history.steps()
+    layers = {site.layer for site in tracker.monitor.sites if site.layer is not None}
+    lines = [f"anynan: {tracker.name}"]
+    if steps:
+        lines.append(
+            f"  steps     {steps[0]} to {steps[-1]} in the history, "
+            f"{len(layers)} layers, {history.nbytes / 2**20:.1f} MiB"
+        )
+    else:
+        lines.append("  steps     none yet")
+    lines.append(
+        f"  events    {tracker.count('bad')} bad, {tracker.count('suspect')} suspect, "
+        f"{tracker.count('expected')} expected"
+    )
+    for layer, reading in list(tightest(tracker).items())[:SHOWN_LAYERS]:
+        lines.append(
+            f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
+            f"{reading.phase}, step {reading.step}, {reading.site.dtype}"
+        )
+    for event in tracker.events[-SHOWN_EVENTS:]:
+        lines.append(f"  event     {render_line(event)}")
+    for entry in tracker.options.policy.allow:
+        lines.append(f"  allowed   {entry.kind} in {entry.layers!r}: {entry.reason}")
+    for (layer, phase, kind), why in tracker.monitor.downgraded.items():
+        lines.append(f"  allowed   {kind} in {phase} {layer or '(the model itself)'}: {why}")
+    for note in tracker.notes:
+        lines.append(f"  note      {note}")
+    return "\n".join(lines)

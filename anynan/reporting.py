@@ -1,0 +1,387 @@
+"""One event in words: for the terminal, for a log line, and for rich."""
+
+import math
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from anynan.events import Event, Operation, Source
+from anynan.rules.evidence import group, magnitude
+from anynan.summary import Summary
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTH = 100
+_INDENT = 2
+_LABELS = 8  # the narrowest label column, its gap included
+_OPERATION = 24  # where the line of an operation stands beside its name
+_HEAD, _TAIL = 2, 5  # what is kept of a long trail
+
+_KINDS = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
+_PLACES = {
+    "forward": "the forward pass",
+    "loss": "the loss",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer's update",
+    "input": "the batch",
+    "parameter": "the weights",
+    "value": "a checked value",
+}
+_STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
+
+Row = tuple[str, tuple[str, ...]]
+
+
+def render(event: Event, *, calls: int | None = None) -> str:
+    """Return the report of one event as plain text, at most 100 columns wide.
+
+    Args:
+        event: What happened.
+        calls: How often the layer was called in this step, to print ``call 2 of 3``.
+    """
+    found = _rows(event, calls)
+    column = max([_LABELS, *(len(label) + 2 for label, _ in found)])
+    lines = [headline(event), ""]
+    for label, texts in found:
+        for i, text in enumerate(texts):
+            start = " " * _INDENT + (label if i == 0 else "").ljust(column)
+            lines.extend(_wrap(text, start))
+    return "\n".join(lines).rstrip()
+
+
+def render_line(event: Event) -> str:
+    """Return one event in one line, for a warning or a log."""
+    parts = [headline(event)]
+    if event.layer is not None:
+        parts.append(f"layer {_layer(event.layer)}")
+    if event.parameter is not None:
+        parts.append(event.parameter)
+    operation = event.operation
+    if operation is not None and event.phase != "value":
+        line = "" if operation.source is None else f" at {_file(operation.source)}"
+        parts.append(f"{operation.name}{line}")
+    text = ", ".join(parts)
+    if event.cause is not None:
+        text += f": {event.cause.text}"
+    if event.expected is not None:
+        text += f" ({event.expected})"
+    return " ".join(text.split())
+
+
+def render_rich(event: Event, *, calls: int | None = None) -> "RenderableType":
+    """Return the report as a rich renderable: the same facts, lightly coloured.
+
+    Args:
+        event: What happened.
+        calls: How often the layer was called in this step.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"layer": "bold", "cause": "bold", "fix": "green"}
+    alarm = "bold red" if event.severity == "bad" and event.expected is None else "bold yellow"
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, texts in _rows(event, calls):
+        grid.add_row(label, Text("\n".join(texts), style=styles.get(label, "")))
+    indented = Table.grid(padding=(0, 0, 0, _INDENT))
+    indented.add_row(grid)
+    return Group(Text(headline(event), style=alarm), Text(""), indented)
+
+
+def headline(event: Event) -> str:
+    """Say in one sentence what was seen, where and when."""
+    text = _expected_headline(event) if event.expected is not None else _headline(event)
+    if event.severity == "suspect" and event.expected is None:
+        return f"Suspect: {text[0].lower() if text.startswith('A ') else text[0]}{text[1:]}"
+    return text
+
+
+def _expected_headline(event: Event) -> str:
+    what = _KINDS.get(event.kind) or _what(event)
+    return f"Expected: {what} in {_place(event)}"
+
+
+def _place(event: Event) -> str:
+    if event.phase == "value":
+        return event.tensor
+    return f"{_PLACES[event.phase]} of step {event.step}"
+
+
+def _what(event: Event) -> str:
+    """Name a finite anomaly."""
+    gradient = event.phase == "backward"
+    if event.kind == "large":
+        return "a value beyond the limit"
+    if event.kind == "spike":
+        return "a jump of the gradient norm" if gradient else "a jump of the norm"
+    return "a vanishing gradient" if gradient else "vanishing values"
+
+
+def _headline(event: Event) -> str:
+    kind = _KINDS.get(event.kind)
+    step = event.step
+    if kind is None:
+        what = _what(event)
+        what = what[0].upper() + what[1:]
+        verb = "found" if event.phase == "value" else "appeared"
+        return f"{what} {verb} in {_place(event)}"
+    if event.phase == "value":
+        return f"{kind} found in {event.tensor}"
+    if event.phase == "input":
+        labels = event.cause is not None and event.cause.tag == "bad_label"
+        return f"{kind} came in with the {'labels' if labels else 'batch'} of step {step}"
+    if event.phase == "parameter":
+        return f"{kind} was already in {_weight(event)} at step {step}"
+    if event.phase == "optimizer":
+        return f"{kind} was written into {_weight(event)} by the optimizer at step {step}"
+    return f"{kind} first appeared in {_PLACES[event.phase]} of step {step}"
+
+
+def _weight(event: Event) -> str:
+    name = (event.parameter or "").rpartition(".")[2]
+    return "a running statistic" if name in _STATISTICS else "a weight"
+
+
+# Rows.
+
+
+def _rows(event: Event, calls: int | None) -> list[Row]:
+    return list(_each_row(event, calls))
+
+
+def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
+    operation, cause = event.operation, event.cause
+    if event.phase != "value":
+        yield "layer", (_layer(event.layer) + _call(event, calls),)
+    elif event.layer:
+        yield "layer", (event.layer,)
+    yield from _subject(event)
+    evidence = "" if cause is None else cause.evidence
+    if operation is not None and event.phase == "value":
+        if operation.source is not None:
+            yield "at", _source(operation.source)
+    elif operation is not None:
+        yield "op", _operation(operation, event)
+        held = [describe(summary) for summary in operation.inputs]
+        bad = [i for i, summary in enumerate(operation.inputs) if summary.bad]
+        # Evidence about the one operand that is not finite reads best beside its counts.
+        if len(bad) == 1 and evidence and len(held[bad[0]]) + len(evidence) < WIDTH - _LABELS - 4:
+            held[bad[0]] += f": {evidence}"
+            evidence = ""
+        for text in held:
+            yield "input", (text,)
+        if operation.output is not None:
+            yield "output", (describe(operation.output),)
+    if event.then is not None:
+        yield "then", _operation(event.then, event, note="made NaN of it")
+    if evidence:
+        yield "seen", (evidence,)
+    if cause is not None:
+        yield "cause", (cause.text,)
+        yield "fix", (cause.fix,)
+    if event.expected is not None:
+        yield "expected", (event.expected,)
+    if event.trail:
+        yield "trail", (_trail(event),)
+    if event.spread.count or event.spread.surfaced:
+        yield "spread", (_spread(event),)
+    if event.rank is not None or event.shard is not None:
+        shard = "" if event.shard is None else f"shard {event.shard}"
+        rank = "" if event.rank is None else str(event.rank)
+        yield "rank", (", ".join(part for part in (rank, shard) if part),)
+    for note in event.notes:
+        yield "note", (note,)
+
+
+def _subject(event: Event) -> Iterator[Row]:
+    """Describe the bad tensor, where the operation's own rows do not."""
+    held = "" if event.summary is None else describe(event.summary)
+    if event.phase in ("parameter", "optimizer") and event.parameter is not None:
+        yield event.phase if event.phase == "parameter" else "weight", _two(event.parameter, held)
+        if event.since is not None:
+            yield "bad since", (_since(*event.since),)
+    elif event.phase == "input":
+        yield "batch", _two(event.tensor, held)
+        first = None if event.summary is None else event.summary.first_bad
+        if first:
+            yield "first", (f"row {first[0]} of the batch, at {list(first)}",)
+    elif event.phase == "value":
+        yield "value", (held or "not measured",)
+        first = None if event.summary is None else event.summary.first_bad
+        if first:
+            yield "first", (f"at {list(first)}",)
+    elif event.phase == "backward" and event.parameter is not None:
+        yield "gradient", _two(f"of {event.parameter}", held)
+    elif event.operation is None or event.kind not in _KINDS:
+        yield "tensor", _two(event.tensor, held)
+
+
+def _two(name: str, held: str) -> tuple[str, ...]:
+    """Put a name and a description on one line where both fit."""
+    if not held:
+        return (name,)
+    one = f"{name}  {held}"
+    return (one,) if len(one) < WIDTH - _LABELS - 8 else (name, held)
+
+
+def _layer(layer: str | None) -> str:
+    if layer is None:
+        return "(outside every watched layer)"
+    return layer or "(the model itself)"
+
+
+def _call(event: Event, calls: int | None) -> str:
+    parts = []
+    if event.call or (calls or 0) > 1:
+        parts.append(f"call {event.call + 1}" + ("" if calls is None else f" of {calls}"))
+    if event.iteration is not None:
+        parts.append(f"iteration {event.iteration}")
+    return f"  ({', '.join(parts)})" if parts else ""
+
+
+def _since(good: int, bad: int) -> str:
+    if good < 0:
+        return f"step {bad} at the latest: it was not read before"
+    return f"step {bad}" if bad - good <= 1 else f"between steps {good} and {bad}"
+
+
+def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[str, ...]:
+    name = operation.name
+    if operation.phase == "backward" and not note:
+        name = f"gradient of {name}"
+    elif event.phase == "backward" and not note:
+        name = f"{name} (forward)"
+    lines = list(_source(operation.source)) if operation.source is not None else []
+    if note:
+        name = f"{name} {note}"
+        if operation.layer not in (None, event.layer):
+            lines.append(f"in layer {_layer(operation.layer)}")
+    if not lines:
+        return (name,)
+    gap = max(_OPERATION, len(name) + 2)
+    first, *rest = lines
+    return (name.ljust(gap) + first, *(" " * gap + text for text in rest))
+
+
+def _source(source: Source) -> tuple[str, ...]:
+    function = "" if source.function.startswith("<") else f" in {source.function}"
+    lines = [f"{_file(source)}{function}"]
+    if source.text:
+        lines.append(
+            textwrap.shorten(source.text, WIDTH - _OPERATION - _LABELS, placeholder=" ...")
+        )
+    if source.via:
+        lines.append(f"via {source.via}")
+    return tuple(lines)
+
+
+def _file(source: Source) -> str:
+    """Shorten a path below the working directory; another stays whole, so it can be opened."""
+    path = source.file
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:  # the working directory is gone
+        here = "\0"
+    return f"{path.removeprefix(here)}:{source.line}"
+
+
+def describe(summary: Summary) -> str:
+    """Describe an array in one line: dtype, shape, range, and what in it is not finite."""
+    head = f"{summary.dtype} {_shape(summary.shape)}"
+    if not summary.size:
+        return f"{head}  empty"
+    low, high = summary.low, summary.high
+    if summary.size == 1 and low is not None:
+        return f"{head}  value {_number(low)}"
+    ranged = ""
+    if low is not None and high is not None:
+        ranged = f"  min {_number(low)}  max {_number(high)}"
+    elif summary.absmax is not None:
+        ranged = f"  absmax {_number(summary.absmax)}"
+    counts = [
+        f"{group(count)} x {name}"
+        for count, name in (
+            (summary.nan, "NaN"),
+            (summary.posinf, "inf"),
+            (summary.neginf, "-inf"),
+        )
+        if count
+    ]
+    if summary.bad == summary.size and len(counts) == 1:
+        return f"{head}  every element {counts[0].rpartition(' ')[2]}"
+    return f"{head}{ranged}" + (f"   {', '.join(counts)}" if counts else "")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return "NaN"
+    return f"{value:.4g}" if math.isfinite(value) else str(float(value))
+
+
+def _trail(event: Event) -> str:
+    names = _unprefixed([name or "(the model itself)" for name, _ in event.trail])
+    last = len(names) - 1
+    steps = []
+    for i, (name, (_, value)) in enumerate(zip(names, event.trail, strict=True)):
+        if value is not None:
+            size = magnitude(value)
+        else:
+            size = _KINDS.get(event.kind, "not finite") if i == last else "not finite"
+        steps.append(f"{name} {size}")
+    if len(steps) > _HEAD + _TAIL + 1:
+        hidden = len(steps) - _HEAD - _TAIL
+        steps[_HEAD:-_TAIL] = [f"… {hidden} more …"]
+    # Kept together while wrapping: a layer and its number.
+    return " > ".join(step.replace(" ", "\N{NO-BREAK SPACE}") for step in steps)
+
+
+def _unprefixed(names: list[str]) -> list[str]:
+    """Leave out the leading segments that all names share."""
+    parts = [name.split(".") for name in names]
+    shared = 0
+    while len(names) > 1 and all(len(part) > shared + 1 for part in parts):
+        if len({part[shared] for part in parts}) > 1:
+            break
+        shared += 1
+    return [".".join(part[shared:]) for part in parts]
+
+
+def _spread(event: Event) -> str:
+    count, surfaced = event.spread.count, event.spread.surfaced
+    later = f"{group(count)} later reading{' is' if count == 1 else 's are'}"
+    texts = [f"{later} bad only because of this one"] if count else []
+    if surfaced:
+        texts.append(f"it surfaced at {surfaced}")
+    return "; ".join(texts)
+
+
+# Wrapping.
+
+_THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}(?!\d))")
+
+
+def _wrap(text: str, start: str) -> list[str]:
+    """Wrap one line under its label; code and aligned text keep their own indent."""
+    kept = text.lstrip(" ")
+    start += " " * (len(text) - len(kept))
+    kept = _THOUSANDS.sub("\N{NO-BREAK SPACE}", kept)
+    lines = textwrap.wrap(
+        kept,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines or [start.rstrip()]]
