@@ -82,7 +82,7 @@ def _operation_event(
         layer, phase, call = origin.layer, origin.phase, origin.call
         parameter = origin.parameter or (parameter if phase == reading.phase else None)
         if origin.output is not None:
-            kind = origin.output.kind or kind  # type: ignore[assignment]
+            kind = origin.output.kind or kind
             if (layer, phase) != (reading.layer, reading.phase) or summary is None:
                 summary = origin.output
         if (layer, phase) != (reading.layer, reading.phase):
@@ -155,9 +155,7 @@ def _incoming_event(case: Case, monitor: Monitor, adapter: Adapter) -> Event:
     )
 
 
-def _input_event(
-    case: Case, monitor: Monitor, adapter: Adapter, summary: Summary | None
-) -> Event:
+def _input_event(case: Case, monitor: Monitor, adapter: Adapter, summary: Summary | None) -> Event:
     reading = case.reading
     rows = adapter.describe_input(reading, case.value)
     cause = explain(
@@ -197,9 +195,7 @@ def _outside_input(
     origin = verdict.origin
     summary = None
     if origin is not None:
-        summary = next(
-            (item.summary for item in origin.operands if item.source == "input"), None
-        )
+        summary = next((item.summary for item in origin.operands if item.source == "input"), None)
     kind = (summary.kind if summary is not None else None) or case.kind
     first = None if summary is None else summary.first_bad
     rows = () if not first else (first[0],)
@@ -207,7 +203,7 @@ def _outside_input(
     cause = explain(
         Situation(
             phase="input",
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             layer=None,
             tensor=tensor,
             summary=summary,
@@ -221,7 +217,7 @@ def _outside_input(
         backend=adapter.backend,
         layer=None,
         phase="input",
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         severity="bad",
         step=reading.step,
         call=reading.call,
@@ -253,7 +249,7 @@ def _parameter_event(
     cause = explain(
         Situation(
             phase=phase,
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             layer=chosen.layer,
             tensor=chosen.name,
             parameter=chosen.name,
@@ -273,7 +269,7 @@ def _parameter_event(
         backend=adapter.backend,
         layer=chosen.layer,
         phase=phase,
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         severity="bad",
         step=step,
         order=reading.order,

@@ -216,7 +216,9 @@ def _encode(value: Any) -> Any:
     if isinstance(value, float):
         if value != value:
             return "NaN"
-        return value if abs(value) != _NUMBERS["Infinity"] else f"{'-' if value < 0 else ''}Infinity"
+        return (
+            value if abs(value) != _NUMBERS["Infinity"] else f"{'-' if value < 0 else ''}Infinity"
+        )
     if isinstance(value, dict):
         return {key: _encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -291,7 +291,9 @@ class Monitor:
         inside = (lo >= -limit) & (hi <= limit)
         return [int(i) + start for i in np.flatnonzero(~inside)]
 
-    def trail(self, rows: Rows, upto: int, layer: str | None) -> tuple[tuple[str, float | None], ...]:
+    def trail(
+        self, rows: Rows, upto: int, layer: str | None
+    ) -> tuple[tuple[str, float | None], ...]:
         """Give the layers before a reading with their magnitudes, at the depth that tells.
 
         Shown are the layers beside the failing one and beside each layer around it: what a

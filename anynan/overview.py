@@ -84,8 +84,8 @@ def overview(tracker: "Tracker") -> str:
         lines.append(f"  event     {render_line(event)}")
     for entry in tracker.options.policy.allow:
         lines.append(f"  allowed   {entry.kind} in {entry.layers!r}: {entry.reason}")
-    for (layer, phase, kind), why in tracker.monitor.downgraded.items():
-        lines.append(f"  allowed   {kind} in {phase} {layer or '(the model itself)'}: {why}")
+    for (path, phase, kind), why in tracker.monitor.downgraded.items():
+        lines.append(f"  allowed   {kind} in {phase} {path or '(the model itself)'}: {why}")
     for note in tracker.notes:
         lines.append(f"  note      {note}")
     return "\n".join(lines)

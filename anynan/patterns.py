@@ -8,9 +8,7 @@ Pattern = str | Callable[[str, Any], bool]
 Patterns = Pattern | Iterable[Pattern] | None
 
 
-def choose(
-    layers: dict[str, Any], keep: Patterns = None, skip: Patterns = None
-) -> dict[str, Any]:
+def choose(layers: dict[str, Any], keep: Patterns = None, skip: Patterns = None) -> dict[str, Any]:
     """Return the layers that ``keep`` chooses and ``skip`` does not cover.
 
     A string is matched with fnmatch on the whole path (``*`` crosses dots); a predicate is

@@ -162,9 +162,7 @@ class Policy:
             kind = "large"
         return self.weigh(kind, phase, layer)
 
-    def weigh(
-        self, kind: Kind, phase: Phase, layer: str | None
-    ) -> tuple[Kind, Severity] | None:
+    def weigh(self, kind: Kind, phase: Phase, layer: str | None) -> tuple[Kind, Severity] | None:
         """Give the severity of a kind in this phase and layer, None where it is ignored."""
         mine = self.at(layer)
         if kind in NON_FINITE:

@@ -79,6 +79,7 @@ def render_rich(event: Event, *, calls: int | None = None) -> "RenderableType":
         calls: How often the layer was called in this step.
     """
     from rich.console import Group
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -88,17 +89,17 @@ def render_rich(event: Event, *, calls: int | None = None) -> "RenderableType":
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, texts in _rows(event, calls):
-        grid.add_row(label, Text("\n".join(texts), style=styles.get(label, "")))
-    indented = Table.grid(padding=(0, 0, 0, _INDENT))
-    indented.add_row(grid)
-    return Group(Text(headline(event), style=alarm), Text(""), indented)
+        text = "\n".join(texts).replace("\N{NO-BREAK SPACE}", " ")
+        grid.add_row(label, Text(text, style=styles.get(label, "")))
+    return Group(Text(headline(event), style=alarm), Text(""), Padding(grid, (0, 0, 0, _INDENT)))
 
 
 def headline(event: Event) -> str:
     """Say in one sentence what was seen, where and when."""
     text = _expected_headline(event) if event.expected is not None else _headline(event)
     if event.severity == "suspect" and event.expected is None:
-        return f"Suspect: {text[0].lower() if text.startswith('A ') else text[0]}{text[1:]}"
+        start = text[0] if event.kind in _KINDS else text[0].lower()
+        return f"Suspect: {start}{text[1:]}"
     return text
 
 
@@ -203,7 +204,7 @@ def _subject(event: Event) -> Iterator[Row]:
     """Describe the bad tensor, where the operation's own rows do not."""
     held = "" if event.summary is None else describe(event.summary)
     if event.phase in ("parameter", "optimizer") and event.parameter is not None:
-        yield event.phase if event.phase == "parameter" else "weight", _two(event.parameter, held)
+        yield "parameter", _two(event.parameter, held)
         if event.since is not None:
             yield "bad since", (_since(*event.since),)
     elif event.phase == "input":

@@ -58,13 +58,13 @@ def user_source(
     if frame is None:
         frame = sys._getframe(skip)
     library: FrameType | None = None
-    inside = f"{os.sep}{framework}{os.sep}" if framework else None
+    inside = f"{os.sep}{framework}{os.sep}" if framework else ""
     while frame is not None:
         file = frame.f_code.co_filename
         if not is_library(file):
             return describe(frame, library)
         if _folder(file) not in own_folders():
-            weak = library is not None and inside is not None and inside in _file(library)
+            weak = bool(inside) and library is not None and inside in _file(library)
             if library is None or (weak and inside not in file and _named_library(file)):
                 library = frame
         frame = frame.f_back
@@ -89,9 +89,7 @@ def describe(frame: FrameType, library: FrameType | None) -> Source:
     code = frame.f_code
     via = None
     if library is not None:
-        via = (
-            f"{_short(library.f_code.co_filename)}:{library.f_lineno} in {library.f_code.co_name}"
-        )
+        via = f"{_short(library.f_code.co_filename)}:{library.f_lineno} in {library.f_code.co_name}"
     text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
     return Source(code.co_filename, frame.f_lineno, code.co_name, text, via)
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Summary:
         return self.nan + self.posinf + self.neginf
 
     @property
-    def kind(self) -> str | None:
+    def kind(self) -> Literal["nan", "posinf", "neginf"] | None:
         """Name the worst kind present: ``nan``, ``posinf``, ``neginf``, or None."""
         if self.nan:
             return "nan"

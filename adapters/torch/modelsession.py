@@ -57,7 +57,7 @@ class ModelSession(Session):
             return
         graph = False
         if root.grad and self.options.backward:
-            weak = weakref.ref(self)
+            weak: weakref.ref[Session] = weakref.ref(self)
             for i, (_, x) in enumerate(tensors(output, "output")):
                 if x.requires_grad:
                     graph = True

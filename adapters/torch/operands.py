@@ -11,7 +11,18 @@ from anynan.summary import Summary
 from anynan.torch.probes import measure as measure
 from anynan.torch.probes import nonfinite, plain, read_ends
 
-_KEEP = ("dim", "exponent", "eps", "correction", "unbiased", "keepdim", "ord", "p", "value", "alpha")
+_KEEP = (
+    "dim",
+    "exponent",
+    "eps",
+    "correction",
+    "unbiased",
+    "keepdim",
+    "ord",
+    "p",
+    "value",
+    "alpha",
+)
 
 
 def flat(value: Any) -> Iterator[torch.Tensor]:

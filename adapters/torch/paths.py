@@ -1,8 +1,6 @@
 """Layer paths, without the segments that wrappers add."""
 
-WRAPPERS = frozenset(
-    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-)
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 def clean_path(name: str) -> str:

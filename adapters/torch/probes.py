@@ -119,7 +119,7 @@ def measure(x: Any) -> Summary:
     if flat.dtype in FLOAT8:
         flat = flat.to(torch.float32)
     tiny = torch.finfo(flat.dtype).tiny if x.dtype not in FLOAT8 else torch.finfo(x.dtype).tiny
-    counts = [0] * 5
+    counts: list[int] = [0] * 5
     low, high, total, square, finite_count = math.inf, -math.inf, 0.0, 0.0, 0
     absmax = 0.0
     first: int | None = None
@@ -139,8 +139,9 @@ def measure(x: Any) -> Summary:
             bad = nan | posinf | neginf
             zero = piece == 0
             small = (piece.abs() < tiny) & ~zero & ~bad
-            numbers = torch.stack([mask.sum() for mask in (nan, posinf, neginf, zero, small)])
-            counts = [a + b for a, b in zip(counts, numbers.tolist(), strict=True)]
+            masks = (nan, posinf, neginf, zero, small)
+            numbers: list[int] = torch.stack([mask.sum() for mask in masks]).tolist()
+            counts = [a + b for a, b in zip(counts, numbers, strict=True)]
             if first is None and sum(counts[:3]):
                 first = at // (2 if complex_ else 1) + int(bad.to(torch.uint8).argmax())
             good = piece[~bad].to(wide)
@@ -155,7 +156,8 @@ def measure(x: Any) -> Summary:
     limit = DTYPE_MAX.get(x.dtype)
     some = finite_count > 0
     return Summary(
-        shape, name, device, size, *counts,
+        shape, name, device, size,
+        nan=counts[0], posinf=counts[1], neginf=counts[2], zero=counts[3], subnormal=counts[4],
         min=low if some and not complex_ else None,
         max=high if some and not complex_ else None,
         absmax=absmax if some else None,

@@ -21,6 +21,7 @@ from anynan.torch.session import Session, State, StepMarker, StopReplay
 from anynan.torch.watcher import Watcher
 from anynan.torch.weights import all_tensors
 
+
 def replay(session: Session, state: State, reading: Reading) -> Replay:
     """Run the call behind a reading again, operation by operation.
 
@@ -125,9 +126,7 @@ def outside(session: Session, root: RootCall) -> dict[int, tuple[External, str]]
     return found
 
 
-def _backward(
-    root: RootCall, out: Any, reading: Reading, result: Replay, watcher: Watcher
-) -> None:
+def _backward(root: RootCall, out: Any, reading: Reading, result: Replay, watcher: Watcher) -> None:
     """Run the backward pass from the kept gradients of the outputs."""
     outputs, gradients = [], []
     for i, (_, x) in enumerate(tensors(out, "output")):
@@ -250,7 +249,7 @@ def backward_seam(watcher: Watcher, *, replaying: bool = True) -> Iterator[None]
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise StopReplay
 
-    torch.autograd.backward = backward
+    torch.autograd.backward = backward  # type: ignore[assignment]
     torch.autograd.grad = grad
     if replaying:
         torch.amp.GradScaler.step = step  # type: ignore[method-assign]
@@ -317,7 +316,7 @@ def _every_parameter(session: Session) -> list[torch.Tensor]:
 def _scaler_states() -> list[Callable[[], None]]:
     from anynan.torch import updates
 
-    restores = []
+    restores: list[Callable[[], None]] = []
     for scaler in updates.find_scalers():
         states = {k: dict(v) for k, v in scaler._per_optimizer_states.items()}
 

@@ -29,7 +29,7 @@ class _NumpyState:
 
     def state(self) -> Any:
         if not self._moves:
-            generator = np.random.get_bit_generator()
+            generator = np.random.mtrand.get_bit_generator()
             if type(generator) is np.random.MT19937:
                 raw = ctypes.string_at(generator.ctypes.state_address, self.SIZE)
                 if raw == self._raw:
@@ -102,9 +102,7 @@ class RootCall:
             for device in _autocast_devices()
             if torch.is_autocast_enabled(device)
         }
-        versions = [
-            (weakref.ref(x), x._version) for x in values if not x.is_inference()
-        ]
+        versions = [(weakref.ref(x), x._version) for x in values if not x.is_inference()]
         return cls(
             fn, args, kwargs, RandomState.now(), torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(), autocast, versions,

@@ -34,6 +34,7 @@ from anynan.tracker import Tracker
 if TYPE_CHECKING:
     from anynan.torch.operations import Operations
 
+
 class StopReplay(BaseException):
     """Leave user code during a replay; a BaseException, so that it is not swallowed."""
 
@@ -131,9 +132,7 @@ class Session:
     def _hook_model(self, prefix: str, model: torch.nn.Module) -> None:
         chosen = self.paths(prefix, model)
         self.handles.append(
-            model.register_forward_pre_hook(
-                RootEnter(self, prefix), with_kwargs=True, prepend=True
-            )
+            model.register_forward_pre_hook(RootEnter(self, prefix), with_kwargs=True, prepend=True)
         )
         seen: set[int] = set()
         for path, module in chosen.items():
@@ -144,9 +143,7 @@ class Session:
 
     def paths(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Give the watched layers of a model by path, patterns applied."""
-        named = {
-            join(prefix, clean_path(name)): module for name, module in model.named_modules()
-        }
+        named = {join(prefix, clean_path(name)): module for name, module in model.named_modules()}
         return choose(named, self.options.layers, self.options.skip)
 
     # One thread's step.
@@ -324,7 +321,7 @@ class Session:
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """List the parameters by their full clean names."""
-        found = {}
+        found: dict[int, tuple[str, torch.nn.Parameter]] = {}
         for prefix, ref in self.models:
             model = ref()
             if model is not None:

@@ -46,7 +46,7 @@ class ImmediateSlots:
             # A buffer made in inference mode could not be written outside it.
             with torch.inference_mode(False):
                 buffer = torch.zeros(2, dtype=x.dtype)
-            view = memoryview(buffer.numpy())
+            view = memoryview(buffer.numpy())  # type: ignore[arg-type]
             out = (buffer[0], buffer[1])
         if x.device.type != "cpu":
             return out, view

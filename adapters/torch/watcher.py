@@ -194,9 +194,7 @@ class Watcher(TorchDispatchMode):
             return {}
         return {id(x): x.detach().clone() for x in written if plain(x) is not None}
 
-    def _remember(
-        self, name: str, seq: int, backward: bool, frame: FrameType | None
-    ) -> Made:
+    def _remember(self, name: str, seq: int, backward: bool, frame: FrameType | None) -> Made:
         layer, call = self.place()
         source = user_source(frame or _caller(), framework="torch")
         made = Made(name, layer, call, source, context.expectations())
@@ -238,8 +236,9 @@ class Watcher(TorchDispatchMode):
                 continue
             value = before.get(id(x), x)
             items.append(self._operand(name, x, value, quick, first, tuple(out.shape), detailed))
-        params = operands.params(named_all=operands.plain_arguments(shape.argument_names, args,
-                                                                    kwargs))
+        params = operands.params(
+            named_all=operands.plain_arguments(shape.argument_names, args, kwargs)
+        )
         if shape.name == "subtract" and "rsub" in str(func):
             items.reverse()
         phase: Any = "forward"
@@ -392,10 +391,7 @@ def _caller() -> FrameType | None:
     own = own_folders()
     while frame is not None:
         file = frame.f_code.co_filename
-        if not (
-            file.endswith(_WRAPPERS)
-            or (is_library(file) and _folder(file) in own)
-        ):
+        if not (file.endswith(_WRAPPERS) or (is_library(file) and _folder(file) in own)):
             return frame
         frame = frame.f_back
     return None

@@ -13,6 +13,7 @@ from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, plain, read_ends
 if TYPE_CHECKING:
     from anynan.torch.session import Session, State
 
+
 def write_parameters(session: "Session", state: "State", rows: Rows) -> None:
     """Read every weight and buffer."""
     for name, x in all_tensors(session):
@@ -35,9 +36,7 @@ def all_tensors(session: "Session") -> list[tuple[str, torch.Tensor]]:
     for prefix, ref in session.models:
         model = ref()
         if model is not None:
-            found += [
-                (join(prefix, clean_path(name)), x) for name, x in model.named_buffers()
-            ]
+            found += [(join(prefix, clean_path(name)), x) for name, x in model.named_buffers()]
     return found
 
 
@@ -96,4 +95,3 @@ def bad_parameters(session: "Session") -> list[BadParameter]:
             )
         )  # fmt: skip
     return found
-

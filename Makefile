@@ -1,0 +1,80 @@
+# Each target sets up .venv by itself; what is installed already is not installed again.
+# PYTHON=python3.12 picks the interpreter, JOBS=4 the number of test processes,
+# ARGS="-k softmax" goes to pytest.
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+INSTALL := $(RUN) -m pip install --disable-pip-version-check -c tests/constraints.txt
+REQUIREMENTS := pyproject.toml tests/constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint types docs wheel bench bench-gpu test-gpu clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
+		printf '  make %-10s %s\n' "$$name" "$$what"; done
+
+demo: $(VENV)/demo.stamp ## Break a small model and print the report
+	$(RUN) -m anynan demo
+
+# One thread per test process: they share the cores already.
+test: export OMP_NUM_THREADS = 1
+test: $(VENV)/test.stamp ## Run the tests
+	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+
+lint: $(VENV)/lint.stamp ## Check style and formatting
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+types: $(VENV)/test.stamp $(VENV)/lint.stamp ## Check types
+	$(RUN) -m mypy
+
+docs: $(VENV)/test.stamp $(VENV)/docs.stamp ## Run the code in the docs and build them, warnings as errors
+	$(RUN) -m pytest tests/test_docs.py
+	$(RUN) -m sphinx -W --keep-going -n -E -b html docs build/docs
+
+wheel: $(VENV)/wheel.stamp ## Build the sdist, and the wheel from it, into dist/
+	rm -rf dist
+	$(RUN) -m build
+
+bench: $(VENV)/test.stamp ## Run the benchmarks on the CPU (writes docs/benchmarks.md)
+	$(RUN) -m tests.benchmarks $(ARGS)
+
+bench-gpu: $(VENV)/test.stamp ## Run the benchmarks on the GPU
+	$(RUN) -m tests.benchmarks --device cuda $(ARGS)
+
+test-gpu: $(VENV)/test.stamp ## Run the tests that need an accelerator
+	$(RUN) -m pytest -m gpu $(ARGS)
+
+clean: ## Remove everything the other targets made
+	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find anynan adapters tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Some systems' Python has venv without ensurepip; then the system's pip fills the folder.
+$(VENV)/python.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'anynan needs Python 3.11 or newer; choose one with PYTHON=python3.12' >&2; exit 1; }
+	@echo 'Creating $(VENV)'
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(RUN) install pip; }
+	@touch $@
+
+$(VENV)/demo.stamp: EXTRA = torch
+$(VENV)/test.stamp: EXTRA = test
+$(VENV)/lint.stamp: EXTRA = lint
+$(VENV)/docs.stamp: EXTRA = docs
+$(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/lint.stamp $(VENV)/docs.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
+	$(INSTALL) -e '.[$(EXTRA)]'
+	@touch $@
+
+$(VENV)/wheel.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
+	$(INSTALL) build
+	@touch $@

@@ -1,0 +1,373 @@
+"""Rules that look beyond one operation: the batch, the weights, the optimizer, the last steps."""
+
+from anynan.lineage import Operand
+from anynan.rules.evidence import (
+    finite_operands,
+    limits,
+    magnitude,
+    plural,
+    rising,
+    seen,
+    told,
+)
+from anynan.rules.overflow import OVERFLOWING
+from anynan.rules.situation import BACKWARD, FORWARD, Rule, Situation
+from anynan.summary import Summary
+
+_RUNNING = ("running_mean", "running_var", "moving_mean", "moving_variance")
+_LABELS = ("target", "label", "y_true")
+
+
+def _from_outside(s: Situation, source: str) -> Operand | None:
+    """Return the operand whose bad values came from there, masks left out."""
+    for item in s.operands:
+        summary = item.summary
+        # -Inf alone is how an additive mask comes in.
+        if item.source == source and summary is not None and summary.nan + summary.posinf:
+            return item
+    return None
+
+
+# The batch.
+
+
+def _rows(s: Situation, summary: Summary | None) -> str:
+    shown = ", ".join(str(row) for row in s.rows[:5]) + (", ..." if len(s.rows) > 5 else "")
+    rows = ""
+    if s.rows:
+        whole = summary.shape[0] if summary is not None and summary.shape else 0
+        of = f" of {whole}" if len(s.rows) > 5 and whole else ""
+        rows = f" in {'row' if len(s.rows) == 1 else 'rows'} {shown}"
+        rows += f" ({plural(len(s.rows), 'row')}{of})" if of else ""
+    return f"{seen(summary)}{rows}"
+
+
+def _bad_label(s: Situation) -> str | None:
+    if s.phase == "input":
+        return _rows(s, s.summary) if s.labels else None
+    item = _from_outside(s, "input")
+    if item is None:
+        return None
+    named = any(word in f"{item.name} {item.label or ''}".lower() for word in _LABELS)
+    return f"{item.label or item.name}: {seen(item.summary)}" if named else None
+
+
+def _bad_input(s: Situation) -> str | None:
+    if s.phase == "input":
+        return _rows(s, s.summary)
+    item = _from_outside(s, "input")
+    return None if item is None else f"{item.label or item.name}: {seen(item.summary)}"
+
+
+def _uninitialised(s: Situation) -> str | None:
+    item = next((item for item in s.operands if item.source == "uninitialised"), None)
+    return None if item is None else f"operand {item.label or item.name}: {seen(item.summary)}"
+
+
+# The weights.
+
+
+def _since(s: Situation) -> str:
+    if s.since is None:
+        return ""
+    good, bad = s.since
+    if good < 0:
+        return f", bad by step {bad}"
+    return f", bad since step {bad}" if bad - good <= 1 else f", bad since steps {good} to {bad}"
+
+
+def _running(s: Situation) -> str | None:
+    name = (s.parameter or "").rpartition(".")[2]
+    if s.phase in ("parameter", "optimizer") and name in _RUNNING:
+        return seen(s.summary) + _since(s)
+    item = _from_outside(s, "buffer")
+    label = "" if item is None else (item.label or item.name)
+    if item is not None and label.rpartition(".")[2] in _RUNNING:
+        return f"{label}: {seen(item.summary)}"
+    return None
+
+
+def _bad_parameter(s: Situation) -> str | None:
+    if s.phase == "parameter" and (s.record is None or _from_outside(s, "parameter") is not None):
+        return seen(s.summary) + _since(s)
+    item = _from_outside(s, "parameter") or _from_outside(s, "buffer")
+    return None if item is None else f"{item.label or item.name}: {seen(item.summary)}"
+
+
+# The optimizer.
+
+
+def _state_text(s: Situation, name: str) -> str:
+    return f"{name}: {seen(s.state[name])}"
+
+
+def _updating(s: Situation) -> bool:
+    return s.phase == "optimizer" and (s.record is None or s.record.name in ("adam", "sgd"))
+
+
+def _gradient_text(s: Situation) -> str:
+    if s.gradient is None or s.gradient.absmax is None:
+        return ""
+    return f"the gradient reached {magnitude(s.gradient.absmax)}"
+
+
+def _second_moment(s: Situation) -> tuple[str, Summary] | None:
+    names = ("exp_avg_sq", "nu", "v", "max_exp_avg_sq", "square_avg", "sum")
+    return next(((name, s.state[name]) for name in names if name in s.state), None)
+
+
+def _optimizer_overflow(s: Situation) -> str | None:
+    moment = _second_moment(s)
+    if not _updating(s) or moment is None or not moment[1].posinf:
+        return None
+    parts = [_state_text(s, moment[0]), _gradient_text(s)]
+    return ", ".join(part for part in parts if part)
+
+
+def _optimizer_epsilon(s: Situation) -> str | None:
+    moment = _second_moment(s)
+    if not _updating(s) or moment is None or moment[1].bad or not moment[1].zero:
+        return None
+    name, state = moment
+    eps = s.param("eps")
+    lost = eps is not None and eps <= limits(state.dtype)[1] / 2
+    # The usual 1e-8 is 0 in this dtype; a given eps decides for itself.
+    if not (lost or (eps is None and limits(state.dtype)[1] / 2 >= 1e-8)):
+        return None
+    return f"{state.zero} of {plural(state.size, 'element')} of {name} are 0 in {state.dtype}"
+
+
+def _optimizer_state(s: Situation) -> str | None:
+    if not _updating(s):
+        return None
+    name = next((name for name, held in s.state.items() if held.bad), None)
+    return None if name is None else _state_text(s, name)
+
+
+def _optimizer_step(s: Situation) -> str | None:
+    if not _updating(s) or s.gradient is None or s.gradient.bad:
+        return None
+    growth = f"; it grew: {told(s.growth)}" if rising(s.growth) else ""
+    return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + growth
+
+
+# The last steps.
+
+
+def _overflowed(s: Situation) -> bool:
+    """Tell whether the failure is one that growth alone explains."""
+    if s.kind in ("large", "spike"):
+        return True
+    if s.record is None:
+        return s.kind in ("nan", "posinf", "neginf")
+    return s.record.name in OVERFLOWING | {"exp", "expm1"} and finite_operands(s)
+
+
+def _scale_at_floor(s: Situation) -> str | None:
+    if s.scale is None or s.scale > 1 or not _overflowed(s):
+        return None
+    return f"the loss scale is down to {magnitude(s.scale)}"
+
+
+def _scale_too_high(s: Situation) -> str | None:
+    if s.scale is None or s.scale <= 1 or not _overflowed(s) or s.record is None:
+        return None
+    if s.dtype != "float16":
+        return None
+    return f"loss scale {magnitude(s.scale)}, gradients in float16"
+
+
+def _exploding(s: Situation) -> str | None:
+    if s.kind == "spike":
+        return told(s.growth) or seen(s.summary)
+    return told(s.growth) if rising(s.growth) and _overflowed(s) else None
+
+
+def _diverging(s: Situation) -> str | None:
+    return told(s.growth) if rising(s.growth) and _overflowed(s) else None
+
+
+def _large(s: Situation) -> str | None:
+    if s.kind != "large":
+        return None
+    room = None if s.summary is None else s.summary.headroom
+    left = "" if room is None else f", {room:.1f} bits below the largest {s.dtype}"
+    return seen(s.summary) + left
+
+
+def _vanishing(s: Situation) -> str | None:
+    if s.kind != "vanishing":
+        return None
+    return told(s.growth) or seen(s.summary)
+
+
+# Before every rule of an operation: what came in bad is nobody's arithmetic.
+OUTSIDE = (
+    Rule(
+        "uninitialised_memory",
+        frozenset(),
+        (),
+        _uninitialised,
+        "memory was read before anything was written to it",
+        "make the array with zeros(...) or full(...) instead of empty(...), or fill it before use",
+    ),
+    Rule(
+        "bad_label",
+        frozenset(),
+        (),
+        _bad_label,
+        "the labels were already bad when they came in",
+        "find these samples in the data set and repair or drop them; missing values often arrive "
+        "as NaN",
+    ),
+    Rule(
+        "bad_input",
+        frozenset(),
+        (),
+        _bad_input,
+        "the batch was already bad when it came in",
+        "find these samples in the data set and repair or drop them; look for missing values, and "
+        "for a normalisation that divides by a standard deviation of 0",
+    ),
+    Rule(
+        "running_statistics_bad",
+        frozenset(),
+        (),
+        _running,
+        "the running statistics of a normalisation layer are bad: one bad batch is enough, and it "
+        "never heals",
+        "reset this layer's running statistics, and track the training steps to catch the batch "
+        "that spoils them",
+    ),
+    Rule(
+        "bad_parameter",
+        frozenset(),
+        (),
+        _bad_parameter,
+        "a weight or buffer was bad before the computation that used it",
+        "go back to a checkpoint from before, and track the whole training step (or set "
+        "parameters=True) to catch the write itself",
+        wording=lambda s: (
+            (
+                "{parameter} was bad before the computation that used it",
+                (
+                    "go back to the weights of step {good} or earlier, and track the whole "
+                    "training step (or set parameters=True) to catch the write itself"
+                ),
+            )
+            if s.since is not None and s.since[0] >= 0
+            else None
+        ),
+    ),
+)
+
+OPTIMIZER = (
+    Rule(
+        "optimizer_state_overflow",
+        frozenset(),
+        ("optimizer",),
+        _optimizer_overflow,
+        "the square of the gradient is beyond the largest number of the optimizer state's dtype",
+        "clip the gradient norm before the step, or keep the optimizer state in float32",
+    ),
+    Rule(
+        "optimizer_epsilon_underflow",
+        frozenset(),
+        ("optimizer",),
+        _optimizer_epsilon,
+        "the optimizer's eps rounds to 0 in the dtype of its state, so the update is divided by 0",
+        "keep the weights in float32 and only the computation in half precision, or set eps=1e-4",
+    ),
+    Rule(
+        "optimizer_state_bad",
+        frozenset(),
+        ("optimizer",),
+        _optimizer_state,
+        "the optimizer's own state was bad, from a loaded checkpoint or an earlier step",
+        "reset the state of this parameter, or load an earlier checkpoint",
+    ),
+    Rule(
+        "optimizer_step_too_large",
+        frozenset(),
+        ("optimizer",),
+        _optimizer_step,
+        "the gradient was finite and the weight was not after the update: the step was probably "
+        "too large for the weight's dtype",
+        "lower the learning rate, clip the gradient norm, or keep the weights in float32",
+        sure=False,
+    ),
+)
+
+# After the rules of the operations, which know more; before the plain overflow.
+GROWTH = (
+    Rule(
+        "loss_scale_floor",
+        frozenset(),
+        BACKWARD,
+        _scale_at_floor,
+        "the gradients overflow although the loss scale is at its floor: scaling is not the reason",
+        "look for the layer in the trail where values begin to grow, or train in bfloat16, which "
+        "needs no loss scale",
+    ),
+    Rule(
+        "loss_scale_too_high",
+        frozenset(),
+        BACKWARD,
+        _scale_too_high,
+        "the loss scale probably pushes the gradients beyond {limit}, the largest {dtype}; while "
+        "the scale is being found this is normal",
+        "let the scaler lower it: unscale before you read gradients, and start from a smaller "
+        "initial scale",
+        sure=False,
+    ),
+    Rule(
+        "exploding_gradient",
+        frozenset(),
+        BACKWARD,
+        _exploding,
+        "the gradient probably exploded: it grew over the last steps until it overflowed",
+        "clip the gradient norm before each step, lower the learning rate or lengthen its warm-up",
+        sure=False,
+        wording=lambda s: (
+            (
+                (
+                    "the gradient norm jumped far above its running median; probably an unusual "
+                    "batch or too large a learning rate"
+                ),
+                "clip the gradient norm before each step, and look at the batch of this step",
+            )
+            if s.kind == "spike"
+            else None
+        ),
+    ),
+    Rule(
+        "learning_rate_divergence",
+        frozenset(),
+        FORWARD,
+        _diverging,
+        "the training probably diverged: this reading grew over the last steps until it overflowed",
+        "lower the learning rate or lengthen its warm-up, and clip the gradient norm",
+        sure=False,
+    ),
+)
+
+MAGNITUDE = (
+    Rule(
+        "beyond_limit",
+        frozenset(),
+        (),
+        _large,
+        "the values are larger than the policy allows",
+        "look for the layer in the trail where they begin to grow, and normalise its output or "
+        "lower the learning rate",
+    ),
+    Rule(
+        "vanishing_gradient",
+        frozenset(),
+        (),
+        _vanishing,
+        "the values are too small to teach the layers before this one anything",
+        "look for a saturated activation, add a residual connection or a normalisation, or raise "
+        "the loss scale in float16",
+    ),
+)

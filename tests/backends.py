@@ -1,0 +1,171 @@
+"""The array libraries the suite runs over, and how a test gets its arrays from one."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+class Backend(Enum):
+    """Name an array library and, after a colon, the variant of it."""
+
+    NUMPY = "numpy"
+    NUMPY_READONLY = "numpy:readonly"
+    NUMPY_STRIDED = "numpy:strided"
+    STRICT = "array_api_strict"
+    TORCH = "torch"
+    TORCH_STANDARD = "torch:standard"
+    TORCH_CUDA = "torch:cuda"
+    JAX = "jax.numpy"
+    DASK = "dask.array"
+
+    @property
+    def module(self) -> str:
+        """Give the module to import; without it the backend cannot run."""
+        return self.value.partition(":")[0]
+
+    @property
+    def variant(self) -> str:
+        """Give what is special, an empty string if nothing is."""
+        return self.value.partition(":")[2]
+
+    @property
+    def library(self) -> str:
+        """Give the name that an event's ``backend`` shows."""
+        return self.module.partition(".")[0]
+
+    @property
+    def adapter(self) -> str | None:
+        """Name our module that reads these arrays, None for the array API standard alone."""
+        adapted = self in (Backend.TORCH, Backend.TORCH_CUDA)
+        return f"anynan.{self.library}" if adapted else None
+
+    @property
+    def installed(self) -> bool:
+        """Tell whether the library could be imported, without importing it."""
+        return find_spec(self.library) is not None
+
+    def load(self) -> ModuleType:
+        """Import the namespace.
+
+        Raises:
+            ImportError: If the library or its device is not here.
+        """
+        importlib.import_module(self.module)
+        if self in _WRAPPED:
+            xp = importlib.import_module(f"array_api_compat.{self.module}")
+        else:
+            xp = importlib.import_module(self.module)
+        if self.variant == "cuda" and not xp.cuda.is_available():
+            msg = f"{self.value}: no CUDA device is available"
+            raise ImportError(msg)
+        if self.library == "jax":
+            importlib.import_module("jax").config.update("jax_enable_x64", True)
+        return xp
+
+
+_WRAPPED = (
+    Backend.NUMPY,
+    Backend.NUMPY_READONLY,
+    Backend.NUMPY_STRIDED,
+    Backend.TORCH,
+    Backend.TORCH_STANDARD,
+    Backend.TORCH_CUDA,
+    Backend.DASK,
+)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Make arrays of one backend, the same way for all of them.
+
+    Attributes:
+        backend: Which one.
+        xp: Its array API namespace.
+        device: Where the arrays go, None for the default.
+    """
+
+    backend: Backend
+    xp: Any
+    device: Any = None
+
+    def has(self, dtype: str) -> bool:
+        """Tell whether the library has a dtype of this name."""
+        return self._dtype(dtype) is not None
+
+    def array(self, values: Any, dtype: str = "float32") -> Any:
+        """Make an array from nested lists, numbers or a NumPy array."""
+        options = {} if self.device is None else {"device": self.device}
+        made = self.xp.asarray(values, dtype=self._dtype(dtype), **options)
+        return _VARIANTS.get(self.backend, _same)(made)
+
+    def _dtype(self, name: str) -> Any:
+        found = getattr(self.xp, name, None)
+        if found is None and self.backend.library == "numpy" and find_spec("ml_dtypes"):
+            found = getattr(importlib.import_module("ml_dtypes"), name, None)
+        return found
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _readonly(x: Any) -> Any:
+    x.flags.writeable = False
+    return x
+
+
+def _strided(x: Any) -> Any:
+    """Give the same values with gaps between them and every axis reversed in memory."""
+    import numpy as np
+
+    wide = np.zeros([2 * length for length in x.shape], x.dtype)
+    gaps: tuple[Any, ...] = (..., *(slice(None, None, -2) for _ in x.shape))
+    view = wide[gaps]
+    view[...] = x
+    return view
+
+
+_VARIANTS: dict[Backend, Callable[[Any], Any]] = {
+    Backend.NUMPY_READONLY: _readonly,
+    Backend.NUMPY_STRIDED: _strided,
+}
+
+
+def parse(text: str) -> list[Backend]:
+    """Read a comma-separated list of backends.
+
+    Raises:
+        ValueError: If a name is unknown.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    known = {backend.value: backend for backend in Backend}
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        msg = (
+            f"--backends: {', '.join(map(repr, unknown)) or 'the empty list'} is unknown; "
+            f"choose from {', '.join(known)}"
+        )
+        raise ValueError(msg)
+    return list(dict.fromkeys(known[name] for name in names))
+
+
+def read_marker(marker: pytest.Mark) -> tuple[Backend, str]:
+    """Read a ``skip_backend`` or ``xfail_backend`` marker.
+
+    Raises:
+        ValueError: If it does not name one backend and the reason.
+    """
+    reason = marker.kwargs.get("reason")
+    if len(marker.args) != 1 or not isinstance(marker.args[0], Backend):
+        msg = f"{marker.name} takes one Backend, not {marker.args!r}"
+        raise ValueError(msg)
+    if set(marker.kwargs) != {"reason"} or not isinstance(reason, str) or not reason.strip():
+        msg = f"{marker.name}({marker.args[0]}) needs reason='...' and nothing else"
+        raise ValueError(msg)
+    return marker.args[0], reason

@@ -1,0 +1,86 @@
+"""Direct checks: the same fault gives the same event on every backend."""
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from tests.backends import Backend, Space
+from tests.conformance.recipes import FAULTS, SILENT, Recipe
+
+
+def _built(recipe: Recipe, space: Space) -> Any:
+    missing = [dtype for dtype in recipe.dtypes if not space.has(dtype)]
+    if missing:
+        pytest.skip(f"{space.backend.value} has no {', '.join(missing)}")
+    return recipe.build(space)
+
+
+def _event(recipe: Recipe, space: Space) -> anynan.Event:
+    value = _built(recipe, space)
+    if recipe.severity == "bad":
+        with pytest.raises(anynan.AnomalyError) as caught:
+            anynan.check(value, "x", policy=recipe.policy)
+        assert isinstance(caught.value, anynan.NonFiniteError) == (recipe.kind != "large")
+        return caught.value.event
+    with pytest.warns(anynan.AnynanWarning) as record:
+        assert anynan.check(value, "x", policy=recipe.policy) is value
+    assert len(record) == 1
+    # A warning carries no event: make the same reading raise to see it.
+    policy = replace(recipe.policy, neginf="bad", bad=("large",))
+    with pytest.raises(anynan.AnomalyError) as caught:
+        anynan.check(value, "x", policy=policy)
+    return caught.value.event
+
+
+@pytest.mark.parametrize("recipe", FAULTS, ids=lambda r: r.name)
+def test_fault_is_reported(recipe: Recipe, space: Space) -> None:
+    event = _event(recipe, space)
+    assert (event.kind, event.phase, event.tensor) == (recipe.kind, recipe.phase, recipe.tensor)
+    assert event.layer == recipe.layer
+    assert event.summary is not None
+    assert event.summary.first_bad == recipe.first_bad
+    if recipe.kind in ("nan", "posinf", "neginf"):
+        assert getattr(event.summary, recipe.kind) == recipe.count
+    assert anynan.Event.from_json(event.to_json()) == event
+
+
+@pytest.mark.parametrize("recipe", SILENT, ids=lambda r: r.name)
+def test_nothing_is_said(recipe: Recipe, space: Space) -> None:
+    value = _built(recipe, space)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert anynan.check(value, "x", policy=recipe.policy) is value
+
+
+@pytest.mark.parametrize("recipe", FAULTS, ids=lambda r: r.name)
+def test_event_is_the_same_as_in_numpy(recipe: Recipe, space: Space) -> None:
+    numpy_space = Space(Backend.NUMPY, Backend.NUMPY.load())
+    if not all(map(numpy_space.has, recipe.dtypes)):
+        pytest.skip("NumPy has no such dtype")
+    here, there = (_event(recipe, each).to_dict() for each in (space, numpy_space))
+    if "python" not in recipe.name:
+        assert here.pop("backend") == space.backend.library
+        there.pop("backend")
+    for event in (here, there):
+        assert event["operation"].pop("output") == event["summary"]
+        event["operation"].pop("source")
+        event["summary"].pop("device")
+    # Sums may be added up in another order; nothing else may differ.
+    for statistic in ("mean", "rms", "headroom"):
+        expected = there["summary"].pop(statistic)
+        if expected is not None:
+            expected = pytest.approx(expected, rel=1e-6, abs=1e-9)
+        assert here["summary"].pop(statistic) == expected
+    assert here == there
+
+
+def test_the_array_is_returned_untouched(space: Space) -> None:
+    before = np.linspace(-3, 3, 1000, dtype=np.float32)
+    x = space.array(before)
+    assert anynan.check(x) is x
+    for value, expected in zip((x[0], x[999]), (before[0], before[999]), strict=True):
+        assert float(value) == float(expected)

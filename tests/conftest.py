@@ -1,0 +1,116 @@
+"""Fixtures that run a test over every backend: backend -> xp -> device -> space."""
+
+import importlib
+from typing import Any
+
+import hypothesis
+import pytest
+
+from anynan import registry
+from tests.backends import Backend, Space, parse, read_marker
+
+_CHOSEN = pytest.StashKey[list[Backend]]()
+
+# The same examples every time, and nothing written beside the code.
+hypothesis.settings.register_profile("suite", deadline=None, database=None, derandomize=True)
+hypothesis.settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backends",
+        default=None,
+        metavar="a,b",
+        help="backends that must run; a missing one fails (default: every installed one)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs an accelerator")
+    config.addinivalue_line(
+        "markers", "skip_backend(backend, *, reason): do not run this on the backend"
+    )
+    config.addinivalue_line(
+        "markers", "xfail_backend(backend, *, reason): this is known to fail on the backend"
+    )
+    wanted = config.getoption("--backends")
+    try:
+        chosen = [b for b in Backend if b.installed] if wanted is None else parse(wanted)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[_CHOSEN] = chosen
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    chosen = config.stash[_CHOSEN]
+    left = [backend.value for backend in Backend if backend not in chosen]
+    names = ", ".join(backend.value for backend in chosen)
+    return f"backends: {names}" + (f" (not run: {', '.join(left)})" if left else "")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        chosen = [
+            pytest.param(b, id=b.value, marks=[pytest.mark.gpu] if b.variant == "cuda" else [])
+            for b in metafunc.config.stash[_CHOSEN]
+        ]
+        metafunc.parametrize("backend", chosen, indirect=True)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for name in ("skip_backend", "xfail_backend"):
+        for marker in item.iter_markers(name):
+            try:
+                read_marker(marker)
+            except ValueError as error:
+                msg = f"{item.nodeid}: {error}"
+                raise pytest.UsageError(msg) from error
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """The array library of this run, markers obeyed."""
+    chosen: Backend = request.param
+    for marker in request.node.iter_markers("skip_backend"):
+        which, reason = read_marker(marker)
+        if which is chosen:
+            pytest.skip(reason)
+    for marker in request.node.iter_markers("xfail_backend"):
+        which, reason = read_marker(marker)
+        if which is chosen:
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    return chosen
+
+
+@pytest.fixture
+def xp(backend: Backend, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The backend's array API namespace, its adapter imported or out of sight."""
+    try:
+        namespace = backend.load()
+    except ImportError as error:
+        if request.config.getoption("--backends") is not None:
+            pytest.fail(f"--backends names {backend.value}, which cannot run: {error}")
+        pytest.skip(f"{backend.value} cannot run: {error}")
+    if backend.adapter is None:
+        monkeypatch.setattr(registry, "_readers", [])
+    else:
+        importlib.import_module(backend.adapter)
+    return namespace
+
+
+@pytest.fixture
+def device(backend: Backend) -> Any:
+    """The device of this run, None for the library's default."""
+    return "cuda" if backend.variant == "cuda" else None
+
+
+@pytest.fixture
+def space(backend: Backend, xp: Any, device: Any) -> Space:
+    """What makes the arrays of this run."""
+    return Space(backend, xp, device)
+
+
+@pytest.fixture(autouse=True)
+def _no_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own ANYNAN must not decide what the tests see."""
+    monkeypatch.delenv("ANYNAN", raising=False)

@@ -1,0 +1,255 @@
+"""What a user of ``anynan.check`` sees: the object back, a report, or a clear refusal."""
+
+import pickle
+import tracemalloc
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from tests.backends import Space
+
+NAN, INF = float("nan"), float("inf")
+BAD = np.array([1.0, NAN])
+
+
+def event_of(x: Any, *args: Any, **options: Any) -> anynan.Event:
+    with pytest.raises(anynan.AnomalyError) as caught:
+        anynan.check(x, *args, **options)
+    return caught.value.event
+
+
+def test_the_report_names_the_array_the_kind_and_the_line() -> None:
+    batch = {"image": np.array([[0.5, NAN], [2.0, 1.0]], np.float32)}
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.check(batch, "batch")  # the user's line
+    message = str(caught.value)
+    for words in ("NaN", "batch['image']", "float32", "(2, 2)", "test_check.py", "user's line"):
+        assert words in message, message
+
+
+def test_the_event_points_at_the_line_that_called() -> None:
+    event = event_of(BAD, "x")
+    assert event.operation is not None
+    source = event.operation.source
+    assert source is not None
+    assert source.file == __file__
+    assert source.function == "event_of"
+    assert "anynan.check(x" in source.text
+    assert (event.backend, event.phase, event.step, event.layer) == ("numpy", "value", 0, None)
+    assert event.cause is None
+
+
+def test_the_warning_points_at_the_line_that_called() -> None:
+    with pytest.warns(anynan.AnynanWarning, match="x") as record:
+        anynan.check(np.array([9.0]), "x", policy=anynan.Policy(large=1))
+    assert record[0].filename == __file__
+
+
+def test_the_error_is_a_floating_point_error_that_pickles() -> None:
+    with pytest.raises(anynan.AnomalyError) as caught:
+        anynan.check(BAD)
+    assert isinstance(caught.value, FloatingPointError)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert copy.event == caught.value.event
+    assert str(copy) == str(caught.value)
+
+
+def test_the_first_bad_array_is_the_event_and_the_others_are_named() -> None:
+    batch = {"a": np.ones(2), "b": BAD, "c": [np.array([INF]), BAD, BAD, BAD]}
+    event = event_of(batch, "batch")
+    assert event.tensor == "batch['b']"
+    assert event.notes == (
+        "also bad: batch['c'][0] (posinf), batch['c'][1] (nan), batch['c'][2] (nan), 1 more",
+    )
+
+
+def test_a_structured_array_is_searched_field_by_field() -> None:
+    x = np.zeros(3, [("id", "i4"), ("pose", [("angle", "f4")])])
+    assert anynan.check(x) is x
+    x["pose"]["angle"][2] = NAN
+    event = event_of(x, "log")
+    assert event.tensor == "log['pose']['angle']"
+    assert event.summary is not None
+    assert event.summary.first_bad == (2,)
+
+
+def test_a_suspect_warns_and_a_later_bad_value_still_raises() -> None:
+    policy = anynan.Policy(neginf="suspect")
+    with pytest.warns(anynan.AnynanWarning):
+        event = event_of([np.array([-INF]), BAD], "x", policy=policy)
+    assert event.tensor == "x[1]"
+
+
+def test_large_is_an_anomaly_but_not_non_finite() -> None:
+    policy = anynan.Policy(large=10, bad=("large",))
+    with pytest.raises(anynan.AnomalyError) as caught:
+        anynan.check(np.array([1.0, -11.0]), policy=policy)
+    assert not isinstance(caught.value, anynan.NonFiniteError)
+    assert caught.value.event.kind == "large"
+    assert anynan.check(10.0, policy=policy) == 10.0
+
+
+def test_headroom_depends_on_the_dtype(space: Space) -> None:
+    policy = anynan.Policy(headroom=2, bad=("large",))
+    near = {"float16": 3e4, "float32": 3e38, "bfloat16": 3e38}
+    for dtype, value in near.items():
+        if space.has(dtype):
+            assert event_of(space.array([value], dtype), policy=policy).kind == "large"
+            assert anynan.check(space.array([1e4], dtype), policy=policy) is not None
+
+
+class TestExpect:
+    def test_what_is_expected_passes(self, space: Space) -> None:
+        x = space.array([NAN, 1])
+        with anynan.expect(nan=True, reason="missing sensors"):
+            assert anynan.check(x) is x
+        assert event_of(x).kind == "nan"
+
+    def test_nan_does_not_hide_an_infinity_that_is_not_expected(self, space: Space) -> None:
+        with anynan.expect(nan=True):
+            assert event_of(space.array([NAN, INF, 1])).kind == "posinf"
+        with anynan.expect(nan=True, posinf=True):
+            assert event_of(space.array([NAN, INF, -INF])).kind == "neginf"
+
+    def test_an_infinity_does_not_hide_a_large_value(self) -> None:
+        policy = anynan.Policy(large=10, bad=("large",))
+        with anynan.expect(neginf=True):
+            assert event_of(np.array([-INF, 11.0]), policy=policy).kind == "large"
+            assert anynan.check(np.array([-INF, 9.0]), policy=policy).size == 2
+
+    def test_the_policy_can_allow_by_layer(self) -> None:
+        policy = anynan.Policy(allow=(anynan.Allow("head.*", "neginf", "a mask"),))
+        x = np.array([0.0, -INF])
+        with anynan.scope("head"), anynan.scope("mask"):
+            assert anynan.check(x, policy=policy) is x
+        assert event_of(x, policy=policy).kind == "neginf"
+
+
+def test_the_scope_is_the_layer() -> None:
+    with anynan.scope("decoder"), anynan.scope("block"):
+        event = event_of(BAD)
+    assert event.layer == "decoder.block"
+    policy = anynan.Policy(overrides={"decoder*": anynan.Policy(nan="ignore")})
+    with anynan.scope("decoder"):
+        assert anynan.check(BAD, policy=policy) is BAD
+    assert event_of(BAD, policy=policy).layer is None
+
+
+class TestEnvironment:
+    def test_off_looks_at_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ANYNAN", "off")
+        assert anynan.check(BAD) is BAD
+
+    def test_warn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ANYNAN", "warn")
+        with pytest.warns(anynan.AnynanWarning, match="NaN"):
+            assert anynan.check(BAD) is BAD
+
+    def test_record_is_quiet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ANYNAN", "record")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert anynan.check(BAD) is BAD
+
+    def test_raise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ANYNAN", "raise")
+        assert event_of(BAD).kind == "nan"
+
+    def test_a_typo_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ANYNAN", "of")
+        with pytest.raises(ValueError, match=r"ANYNAN='of'.*off, warn, record, raise"):
+            anynan.check(np.ones(1))
+
+
+@dataclass
+class Config:
+    rate: float = 0.1
+
+
+class Model:
+    def __init__(self) -> None:
+        self.weight = BAD
+
+
+def _generator() -> Iterator[Any]:
+    yield BAD
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (None, r"check\(\) was given None; is a return statement missing"),
+        ("text", r"check\(\) cannot find an array in a str: .* pass the arrays that it holds"),
+        (object(), r"cannot find an array in an object"),
+        (Model(), r"cannot find an array in a tests\.test_check\.Model|a test_check\.Model"),
+        (np.float32, r"cannot find an array in a type"),
+        (_generator(), r"would use up a generator by reading it; pass list\(\.\.\.\)"),
+        (map(float, "12"), r"would use up a map"),
+    ],
+)
+def test_what_holds_no_array_is_refused(x: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        anynan.check(x)
+
+
+def test_a_refused_generator_is_not_used_up() -> None:
+    generator = _generator()
+    with pytest.raises(TypeError):
+        anynan.check(generator)
+    assert next(generator) is BAD
+
+
+@pytest.mark.parametrize("x", [3, True, 0.5, 2j, [], {}, (), [None, "text"], Config(), np.int8(1)])
+def test_plain_values_that_cannot_be_bad_pass(x: Any) -> None:
+    assert anynan.check(x) is x
+
+
+def test_an_unreadable_array_is_named_by_its_path() -> None:
+    class Opaque:
+        shape, dtype = (3,), "float32"
+
+    with pytest.raises(TypeError, match=r"^batch\['spec'\]: anynan cannot read .*Opaque"):
+        anynan.check({"spec": Opaque()}, "batch")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"policy": "strict"}, r"policy=\.\.\.\) takes an anynan\.Policy, not a str"),
+        ({"name": BAD}, r"name=\.\.\.\) takes a string, not a numpy\.ndarray.*pass a list"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        anynan.check(BAD, **options)
+
+
+def test_no_array_sized_temporary_when_all_is_well() -> None:
+    batch = {"image": np.ones(2**24, np.float32), "mask": np.ones((2**11, 2**12))[:, ::3]}
+    anynan.check({"image": np.ones(3)})
+    tracemalloc.start()
+    try:
+        assert anynan.check(batch, "batch") is batch
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+
+
+def test_checking_imports_no_framework() -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, numpy, anynan\n"
+        "anynan.check({'a': numpy.ones(3)})\n"
+        "anynan.summarize(numpy.ones(3))\n"
+        "seen = {'torch', 'jax', 'tensorflow', 'keras', 'cupy', 'ml_dtypes'} & set(sys.modules)\n"
+        "assert not seen, seen\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

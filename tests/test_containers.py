@@ -1,0 +1,157 @@
+"""Every array in a nested container is found once and named so that one can find it again."""
+
+from collections import ChainMap, OrderedDict, UserDict, deque
+from dataclasses import InitVar, dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+
+from anynan.containers import is_container, is_leaf, leaves
+
+X, Y = np.zeros(1), np.ones(2)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Plain:
+    image: Any
+    skipped: Any = None
+    limit: ClassVar[float] = 1.5
+    seed: InitVar[float] = 2.5
+    unset: Any = field(init=False)
+
+
+@dataclass(slots=True)
+class Slotted:
+    a: Any
+    b: Any = field(init=False)
+
+
+@dataclass
+class Output(OrderedDict[str, Any]):
+    """A mapping and a dataclass at once, as model outputs are."""
+
+    logits: Any = None
+
+    def __post_init__(self) -> None:
+        self["logits"] = self.logits
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        (X, ["batch"]),
+        (1.5, ["batch"]),
+        (np.float32(1), ["batch"]),
+        ([X, [Y, [X]]], ["batch[0]", "batch[1][0]", "batch[1][1][0]"]),
+        ({"image": (X, Y), 3: X}, ["batch['image'][0]", "batch['image'][1]", "batch[3]"]),
+        (Point(X, {"k": Y}), ["batch.x", "batch.y['k']"]),
+        (Plain([X]), ["batch.image[0]"]),
+        (Slotted(X), ["batch.a"]),
+        (Output(X), ["batch['logits']"]),
+        (OrderedDict(a=X), ["batch['a']"]),
+        (UserDict(a=X), ["batch['a']"]),
+        (MappingProxyType({"a": X}), ["batch['a']"]),
+        (ChainMap({"a": X}, {"b": Y}), ["batch['b']", "batch['a']"]),
+        (deque([X, Y]), ["batch[0]", "batch[1]"]),
+        ({"a": X}.values(), ["batch[0]"]),
+        ({("a", 1): X}, ["batch[('a', 1)]"]),
+        ([1, True, None, "nan", b"nan", range(10**12), int, object(), 0.5], ["batch[8]"]),
+        ([1j], ["batch[0]"]),
+        ([], []),
+        ({}, []),
+        (None, []),
+        ("text", []),
+    ],
+)
+def test_paths(value: Any, paths: list[str]) -> None:
+    assert [path for path, _ in leaves(value, "batch")] == paths
+
+
+def test_the_leaf_is_the_object_itself() -> None:
+    tree = {"a": [X, Point(Y, 0.5)]}
+    for path, leaf in leaves(tree, "t"):
+        name = path.removeprefix("t")
+        assert eval(f"t{name}", {"t": tree}) is leaf
+
+
+def test_a_container_that_holds_itself_is_opened_once() -> None:
+    loop: list[Any] = [X]
+    loop.append(loop)
+    assert [path for path, _ in leaves(loop, "x")] == ["x[0]"]
+    mapping: dict[str, Any] = {"a": [loop]}
+    mapping["self"] = mapping
+    assert [path for path, _ in leaves(mapping, "x")] == ["x['a'][0][0]"]
+
+
+def test_sharing_does_not_multiply_the_work() -> None:
+    nested: list[Any] = [X]
+    for _ in range(100):
+        nested = [nested, nested]
+    assert len(list(leaves(nested, "x"))) == 1
+
+
+def test_one_array_in_two_places_has_two_paths() -> None:
+    assert [path for path, _ in leaves([X, X], "x")] == ["x[0]", "x[1]"]
+
+
+def test_depth_has_no_limit() -> None:
+    nested: Any = X
+    for _ in range(3_000):
+        nested = [nested]
+    ((path, leaf),) = leaves(nested[0], "x")
+    assert leaf is X
+    assert path.count("[0]") == 2_999
+    while isinstance(nested, list):  # Freeing it at once would recurse.
+        nested = nested.pop()
+
+
+def test_containers_made_on_the_fly_are_all_opened() -> None:
+    class Lazy(UserDict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            return [self.data[key]]
+
+    lazy = Lazy({str(i): float(i) for i in range(200)})
+    assert len(list(leaves(lazy, "x"))) == 200
+
+
+def test_an_object_may_carry_dtype_and_shape_itself() -> None:
+    class Duck:
+        def __init__(self) -> None:
+            self.dtype, self.shape = "float32", (1,)
+
+    class Anything:
+        def __getattr__(self, name: str) -> Any:
+            return Anything()
+
+    assert is_leaf(Duck())
+    assert not is_leaf(Anything())
+    assert not is_leaf(np.float32)
+    assert not is_container(Duck())
+    assert is_container(Plain(None))
+
+
+def test_a_table_is_its_columns() -> None:
+    class Table:
+        columns: ClassVar = {"time": X, "name": np.array(["a"], object)}
+
+        def __dataframe__(self) -> Any: ...
+
+        def __array__(self) -> Any: ...
+
+        def items(self) -> Any:
+            return self.columns.items()
+
+    assert [path for path, _ in leaves(Table(), "t")] == ["t['time']", "t['name']"]
+
+
+def test_arrays_of_every_library_are_leaves(space: Any) -> None:
+    x = space.array([1.0])
+    assert [path for path, _ in leaves({"x": x}, "b")] == ["b['x']"]
+    assert is_leaf(x)

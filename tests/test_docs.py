@@ -1,0 +1,144 @@
+"""Every example in the documentation runs, and prints what the page says it prints.
+
+The ``python`` blocks of a page run in order in one namespace. Where the next block is
+``text``, that is what the block prints, the report of an AnomalyError it raises included.
+``python -m tests.test_docs`` writes the real output into the pages.
+"""
+
+import contextlib
+import doctest
+import importlib
+import io
+import linecache
+import pkgutil
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anynan
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
+# The file that a report names; its lines are counted over the python blocks of a page.
+SCRIPT = "train.py"
+FENCE = re.compile(r"^```(?P<lang>[a-z]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+# The last digits of a computed value are the processor's own.
+INEXACT = re.compile(r"\d+\.\d+(e[+-]?\d+)?|[ \t]+")
+
+
+@dataclass
+class Example:
+    """Hold one python block and the span of the text block that shows its output."""
+
+    code: str
+    line: int
+    shown: str | None = None
+    span: tuple[int, int] = (0, 0)
+
+
+def examples(page: str) -> list[Example]:
+    """Find the python blocks of a page."""
+    found: list[Example] = []
+    after_code = False
+    for fence in FENCE.finditer(page):
+        lang, body = fence["lang"], fence["body"]
+        if lang == "python":
+            found.append(Example(body, page.count("\n", 0, fence.start("body")) + 1))
+        elif lang == "text" and after_code:
+            found[-1].shown, found[-1].span = body, fence.span("body")
+        after_code = lang == "python"
+    return found
+
+
+def outputs(page: list[Example]) -> Iterator[str]:
+    """Run the blocks of a page in order, and give what each prints."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    script: list[str] = []
+    for example in page:
+        code = compile("\n" * len(script) + example.code, SCRIPT, "exec")
+        script += example.code.splitlines(keepends=True)
+        linecache.cache[SCRIPT] = (0, None, script, SCRIPT)
+        with contextlib.redirect_stdout(io.StringIO()) as out, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.simplefilter("always", anynan.AnynanWarning)
+            warnings.showwarning = _print_warning
+            try:
+                exec(code, namespace)  # noqa: S102 - the point of it
+            except anynan.AnomalyError as error:
+                print(f"{type(error).__name__}: {error}")
+                if example.shown is None:
+                    error.add_note(f"the block in line {example.line} shows no output")
+                    raise
+        yield "".join(f"{line.rstrip()}\n" for line in out.getvalue().strip().splitlines())
+
+
+def _print_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    print(f"{category.__name__}: {message}")
+
+
+def _rough(text: str) -> list[str]:
+    return [INEXACT.sub(lambda m: " " if m[0].isspace() else "#", line) for line in text.splitlines()]
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text("utf-8")], ids=_name)
+def test_page(page: Path) -> None:
+    pytest.importorskip("torch")
+    blocks = examples(page.read_text(encoding="utf-8"))
+    for example, output in zip(blocks, outputs(blocks), strict=True):
+        if example.shown is not None:
+            assert _rough(output) == _rough(example.shown), f"{_name(page)}:{example.line}"
+
+
+def _modules() -> list[str]:
+    return [
+        module.name
+        for module in pkgutil.walk_packages(anynan.__path__, "anynan.", onerror=lambda _: None)
+        if not module.name.endswith((".__main__", ".demo"))
+    ]
+
+
+@pytest.mark.parametrize("name", ["anynan", *_modules()])
+def test_docstrings(name: str) -> None:
+    for adapter in anynan._ADAPTERS:
+        if name.startswith(f"anynan.{adapter}"):
+            pytest.importorskip(adapter)
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert failed == 0
+
+
+def test_a_wrong_page_is_seen() -> None:
+    blocks = examples("```python\nprint(1.5, 3)\n```\n\nprints\n\n```text\n1.25  3\n```\n")
+    assert [_rough(text) for text in outputs(blocks)] == [["# 3"]]
+    assert _rough(blocks[0].shown or "") == ["# 3"]
+    assert _rough("1.25  4\n") != ["# 3"]
+    raising = examples('```python\nimport anynan\nanynan.check(float("nan"), "x")\n```\n')
+    with pytest.raises(anynan.NonFiniteError):
+        list(outputs(raising))
+
+
+def main() -> None:
+    """Write the real output of every block into its page."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = examples(text)
+        shown = [
+            (example.span, output)
+            for example, output in zip(blocks, outputs(blocks), strict=True)
+            if example.shown is not None
+        ]
+        for (start, end), output in reversed(shown):
+            text = text[:start] + output + text[end:]
+        page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The tree is what the packaging and the reader rely on."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOP_LEVEL = {
+    "CHANGELOG.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "adapters",
+    "anynan",
+    "docs",
+    "pyproject.toml",
+    "tests",
+}
+LINK = "120000"
+MAX_LINES = 500
+
+# A worktree's .git is a file; an unpacked sdist and the tests beside a wheel have none.
+pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+
+
+def _git(*args: str) -> list[str]:
+    out = subprocess.run(
+        ["git", *args, "-z"], cwd=ROOT, check=True, capture_output=True, encoding="utf-8"
+    )
+    return out.stdout.split("\0")[:-1]
+
+
+def _files() -> list[str]:
+    """List what git holds or would hold, without what was deleted."""
+    listed = _git("ls-files", "--cached", "--others", "--exclude-standard")
+    return sorted({name for name in listed if (ROOT / name).exists()})
+
+
+def _adapters() -> set[str]:
+    return {name.split("/")[1] for name in _files() if name.startswith("adapters/") and "/" in name[9:]}
+
+
+def _installed(name: str) -> str:
+    """Give a source file's place in the wheel."""
+    return "anynan/" + name.removeprefix("adapters/").removeprefix("anynan/")
+
+
+def _build(target: str, into: Path) -> Path:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(into)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (built,) = into.iterdir()
+    return built
+
+
+def test_every_adapter_has_its_link() -> None:
+    links = {path.name: path.readlink() for path in (ROOT / "anynan").iterdir() if path.is_symlink()}
+    assert links == {name: Path("../adapters") / name for name in _adapters()}
+
+
+def test_git_keeps_the_links_as_links() -> None:
+    entries = [line.split(maxsplit=3) for line in _git("ls-files", "--stage", "anynan")]
+    links = {name.removeprefix("anynan/") for mode, _, _, name in entries if mode == LINK}
+    assert links == _adapters(), "git add the link; it must be stored with mode 120000"
+
+
+def test_adapters_is_no_package() -> None:
+    # The wheel maps adapters/ onto anynan/, so this file would land on anynan/__init__.py.
+    assert not (ROOT / "adapters" / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "anynan/__init__.py"])
+def test_every_adapter_is_named(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for adapter in _adapters():
+        wanted = f'"/anynan/{adapter}"' if name.endswith(".toml") else f'"{adapter}"'
+        assert wanted in text, f"{name} does not name the adapter {adapter}"
+
+
+def test_top_level_holds_nothing_else() -> None:
+    top = {name.split("/")[0] for name in _files()}
+    assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
+
+
+def test_no_file_outgrows_its_idea() -> None:
+    sizes = {
+        name: len((ROOT / name).read_text(encoding="utf-8").splitlines())
+        for name in _files()
+        if name.startswith(("anynan/", "adapters/")) and name.endswith(".py")
+    }
+    assert {name: lines for name, lines in sizes.items() if lines > MAX_LINES} == {}
+
+
+def test_wheel_holds_the_tracked_files(tmp_path: Path) -> None:
+    with zipfile.ZipFile(_build("wheel", tmp_path)) as wheel:
+        shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    sources = [
+        name
+        for name in _files()
+        if name.startswith(("anynan/", "adapters/"))
+        and not (name.startswith("adapters/") and name.endswith(".md"))
+        and not (ROOT / name).is_symlink()
+    ]
+    assert shipped == {_installed(name) for name in sources}
+    assert "anynan/py.typed" in shipped
+
+
+def test_sdist_holds_what_the_wheel_is_made_of(tmp_path: Path) -> None:
+    with tarfile.open(_build("sdist", tmp_path)) as archive:
+        members = archive.getmembers()
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    held = {member.name.partition("/")[2] for member in members}
+    wanted = {
+        name
+        for name in _files()
+        if name.startswith(("anynan/", "adapters/", "tests/", "docs/"))
+        and not (ROOT / name).is_symlink()
+    }
+    assert wanted <= held

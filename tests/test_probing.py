@@ -1,0 +1,403 @@
+"""The probe agrees with a naive reference, whatever the dtype, layout or library."""
+
+import math
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from anynan import arrays, probing, registry
+from anynan.measuring import measure
+from anynan.probing import probe
+from anynan.summary import Summary
+from tests.backends import Space
+
+NAN, INF = math.nan, math.inf
+Array = np.ndarray[Any, Any]
+
+NUMPY_REAL = ["float16", "float32", "float64", "longdouble", ">f2", ">f4", ">f8"]
+NUMPY_COMPLEX = ["complex64", "complex128", "clongdouble", ">c8"]
+SMALL_REAL = [
+    name
+    for name in (
+        "bfloat16",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "float6_e2m3fn",
+        "float6_e3m2fn",
+        "float4_e2m1fn",
+    )
+    if hasattr(ml_dtypes, name)
+]
+SMALL_COMPLEX = [name for name in ("complex32", "bcomplex32") if hasattr(ml_dtypes, name)]
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
+
+
+def reference(x: Array) -> tuple[float, float] | None:
+    """Look at every element, one by one."""
+    numbers: list[float] = []
+    compound = "complex" in x.dtype.name
+    for item in x.reshape(-1):
+        number = complex(item) if compound else float(item)
+        numbers += [number.real, number.imag] if isinstance(number, complex) else [number]
+    if not numbers:
+        return None
+    if any(math.isnan(number) for number in numbers):
+        return NAN, NAN
+    if compound and any(math.isinf(number) for number in numbers):
+        return INF, INF
+    return min(numbers), max(numbers)
+
+
+def same(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True))
+
+
+def _unaligned(x: Array) -> Array:
+    raw = np.empty(x.nbytes + 1, np.uint8)
+    view = raw[1:].view(x.dtype).reshape(x.shape)
+    view[...] = x
+    return view
+
+
+def _readonly(x: Array) -> Array:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+LAYOUTS: dict[str, Callable[[Array], Array]] = {
+    "as_is": lambda x: x,
+    "fortran": np.asfortranarray,
+    "reversed": lambda x: x[(slice(None, None, -1),) * x.ndim],
+    "every_other": lambda x: x[..., ::2] if x.ndim else x,
+    "transposed": np.transpose,
+    "broadcast": lambda x: np.broadcast_to(x, (2, *x.shape)),
+    "unaligned": _unaligned,
+    "readonly": _readonly,
+}
+
+shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=7)
+numbers = st.one_of(
+    st.floats(width=16, allow_subnormal=True),
+    st.sampled_from([0.0, -0.0, INF, -INF, NAN, math.copysign(NAN, -1), 1e-300, 1e300, 5e-324]),
+    st.floats(-1e4, 1e4),
+)
+
+
+@st.composite
+def float_arrays(draw: st.DrawFn, dtypes: list[str]) -> Array:
+    dtype = dtype_of(draw(st.sampled_from(dtypes)))
+    # A mostly finite array with one oddity finds more than an array of oddities.
+    finite = st.floats(-100, 100, width=16)
+    elements = draw(st.sampled_from([numbers, finite, st.floats(0, 9), st.floats(-9, -1)]))
+    values = draw(hnp.arrays(np.float64, draw(shapes), elements=elements))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if "complex" in dtype.name:
+            imaginary = draw(hnp.arrays(np.float64, values.shape, elements=elements))
+            both = np.empty(values.shape, np.complex128)
+            both.real, both.imag = values, imaginary
+            values = both
+        x = values.astype(dtype)
+    return LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](x)
+
+
+@settings(max_examples=400)
+@given(
+    x=float_arrays(NUMPY_REAL + NUMPY_COMPLEX + SMALL_REAL + SMALL_COMPLEX),
+    piece=st.sampled_from([32, 2**19]),
+)
+def test_probe_agrees_with_the_reference(x: Array, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="raise"):
+        patch.setattr(probing, "PIECE", piece)
+        assert same(probe(x), reference(x))
+
+
+@settings(max_examples=60)
+@given(x=float_arrays(["float32", "float64", "complex64"]), block=st.sampled_from([3, 2**18]))
+def test_probe_by_the_standard_agrees_with_the_reference(x: Array, block: int) -> None:
+    strict = pytest.importorskip("array_api_strict")
+    hidden = strict.asarray(x.copy())
+    with pytest.MonkeyPatch.context() as patch:
+        # As for an array on a device: its memory cannot be shared with the host.
+        patch.setattr(arrays, "_shared", lambda _: None)
+        patch.setattr(arrays.blocks, "__defaults__", (block,))
+        assert same(probe(hidden), reference(x))
+
+
+@pytest.mark.parametrize("name", NUMPY_REAL + SMALL_REAL)
+@pytest.mark.parametrize("at", [0, 1, 150_000, 299_998])
+def test_one_nan_anywhere_is_seen(name: str, at: int) -> None:
+    x = np.ones(299_999, dtype_of(name))
+    if name.startswith(("float4", "float6")):
+        assert probe(x) == (1.0, 1.0)
+        return
+    x[at] = NAN
+    assert same(probe(x), (NAN, NAN))
+    assert same(probe(x.reshape(-1, 1)[::-1]), (NAN, NAN))
+
+
+@pytest.mark.parametrize("name", SMALL_REAL)
+def test_every_value_of_a_small_format_is_read_right(name: str) -> None:
+    dtype = dtype_of(name)
+    codes = np.arange(256 ** min(dtype.itemsize, 1), dtype=f"u{dtype.itemsize}")
+    if dtype.itemsize == 2:
+        codes = np.arange(0, 2**16, 251, dtype=np.uint16)
+    for x in codes.view(dtype):
+        assert same(probe(np.array([x])), reference(np.array([x]))), x
+
+
+def test_an_infinity_keeps_its_sign(space: Space) -> None:
+    assert probe(space.array([1, -INF, 2])) == (-INF, 2.0)
+    assert probe(space.array([1, INF, 2])) == (1.0, INF)
+    assert probe(space.array([INF, -INF])) == (-INF, INF)
+
+
+def test_an_infinity_of_a_complex_number_has_no_sign() -> None:
+    for bad in (complex(-INF, 1), complex(1, -INF), complex(INF, -INF)):
+        for x in (np.array([1j, bad]), np.array([1j, bad], np.clongdouble)):
+            assert probe(x) == (INF, INF)
+
+
+def test_a_library_whose_max_drops_nan_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    strict = pytest.importorskip("array_api_strict")
+    x = strict.asarray([1.0, NAN, 3.0])
+    monkeypatch.setattr(arrays, "_shared", lambda _: None)
+    for name, value in (("min", 1.0), ("max", 3.0)):
+        monkeypatch.setattr(strict, name, lambda _, value=value: strict.asarray(value))
+    assert same(probe(x), (NAN, NAN))
+
+
+def test_nan_wins_over_infinity(space: Space) -> None:
+    assert same(probe(space.array([INF, NAN, -INF])), (NAN, NAN))
+
+
+def test_there_is_nothing_to_look_at_in_an_empty_array(space: Space) -> None:
+    assert probe(space.array(np.zeros((0, 3)))) is None
+    assert measure(space.array(np.zeros((0, 3)))).size == 0
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.arange(3),
+        np.array([True]),
+        np.array(["nan"]),
+        np.array([NAN], object),
+        np.array(["NaT"], "datetime64[s]"),
+        np.array(["NaT"], "timedelta64[s]"),
+        np.array(b"raw"),
+        np.array([1, 2], ml_dtypes.int4),
+        np.zeros(3, "V8"),
+        np.array([], np.float32),
+    ],
+    ids=lambda x: str(x.dtype),
+)
+def test_what_is_never_bad_gives_no_reading(x: Array) -> None:
+    assert probe(x) is None
+
+
+def test_only_unmasked_values_count() -> None:
+    x = np.ma.array([[1.0, NAN], [INF, -2.0]], mask=[[False, True], [True, False]])
+    assert probe(x) == (-2.0, 1.0)
+    assert probe(x.T) == (-2.0, 1.0)
+    assert probe(np.ma.array([NAN], mask=[True])) is None
+    assert probe(np.ma.array([1.0, INF])) == (1.0, INF)
+    assert probe(np.ma.array([1j, complex(0, NAN)], mask=[False, True])) == (0.0, 1.0)
+
+
+def test_every_float_field_of_a_structured_array_counts() -> None:
+    kinds = [("a", "i4"), ("b", "f4", (2,)), ("c", [("d", "f8"), ("e", "U3")])]
+    x = np.zeros(3, kinds)
+    assert probe(x) == (0.0, 0.0)
+    x["c"]["d"][1] = INF
+    assert probe(x) == (0.0, INF)
+    x["b"][2, 1] = NAN
+    assert same(probe(x), (NAN, NAN))
+    assert probe(np.zeros(3, [("a", "i4")])) is None
+
+
+def test_a_subclass_is_read_by_its_values() -> None:
+    assert probe(np.array([1.0, 2.0]).view(np.recarray)) == (1.0, 2.0)
+    assert probe(np.float32(2)) == probe(2.0) == (2.0, 2.0)
+    assert same(probe(np.float16(NAN)), (NAN, NAN))
+    assert same(probe(complex(0, NAN)), (NAN, NAN))
+
+
+def test_finite_long_doubles_stay_finite() -> None:
+    big = np.nextafter(np.longdouble(INF), np.longdouble(0))
+    found = probe(np.array([big, -big]))
+    assert found is not None
+    assert all(math.isfinite(end) for end in found)
+
+
+def test_an_object_with_an_array_inside_is_read() -> None:
+    class Wrapped:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+            return np.array([1.0, INF])
+
+    assert probe(Wrapped()) == (1.0, INF)
+
+
+def test_an_object_without_elements_is_refused_by_name() -> None:
+    class Opaque:
+        shape, dtype = (3,), "float32"
+
+    with pytest.raises(TypeError, match=r"Opaque.*neither the array API.*pass its values"):
+        probe(Opaque())
+
+
+def test_no_floating_point_flag_reaches_the_user() -> None:
+    signalling = np.array([0x7FA00000, 0x3F800000], np.uint32).view(np.float32)
+    with np.errstate(all="raise"):
+        assert same(probe(signalling), (NAN, NAN))
+        assert measure(signalling).nan == 1
+        assert measure(np.array([1e308, -1e308, 5e-324])).absmax == 1e308
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.ones(2**24, np.float32),
+        lambda: np.ones(2**24, np.float32)[::-1],
+        lambda: np.ones((2**12, 2**13), np.float32)[:, :4095],
+        lambda: np.ones((2**12, 2**11), np.float64, order="F"),
+        lambda: np.ones(2**24, ">f4"),
+        lambda: np.ones(2**23, np.complex64),
+        lambda: np.ones(2**25, np.float16),
+        lambda: np.ones(2**25, ml_dtypes.bfloat16),
+        lambda: np.ones(2**24, ml_dtypes.float8_e4m3fnuz),
+        lambda: np.ma.array(np.ones(2**22), mask=np.zeros(2**22, bool)),
+    ],
+    ids=[
+        "plain",
+        "reversed",
+        "cut",
+        "fortran",
+        "swapped",
+        "complex",
+        "half",
+        "brain",
+        "fnuz",
+        "ma",
+    ],
+)
+def test_no_array_sized_temporary(make: Callable[[], Array]) -> None:
+    x = make()
+    probe(x[:1])
+    tracemalloc.start()
+    try:
+        assert probe(x) is not None
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+
+
+class TestTorch:
+    """What NumPy has no dtype or memory for is read by the library's own functions."""
+
+    @pytest.fixture(autouse=True)
+    def _torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.torch = pytest.importorskip("torch")
+        monkeypatch.setattr(registry, "_readers", [])
+
+    @pytest.mark.parametrize(
+        "name", [name for name in SMALL_REAL if name.startswith(("bfloat16", "float8"))]
+    )
+    def test_small_formats(self, name: str) -> None:
+        torch = self.torch
+        if not hasattr(torch, name):
+            pytest.skip(f"torch has no {name}")
+        for values in ([1.0, 2.0, 4.0], [1.0, NAN]):
+            x = torch.tensor(values).to(getattr(torch, name))
+            assert same(probe(x), reference(np.array(values, dtype_of(name))))
+        assert measure(x).nan == 1
+        assert measure(x).first_bad == (1,)
+        assert measure(x).dtype == name
+
+    def test_many_small_ones(self) -> None:
+        torch = self.torch
+        x = torch.ones(3, 100_001, dtype=torch.bfloat16)
+        assert probe(x) == (1.0, 1.0)
+        x[2, 99_999] = -INF
+        assert probe(x) == (-INF, 1.0)
+        assert measure(x).first_bad == (2, 99_999)
+        x[2, 100_000] = NAN
+        assert same(probe(x), (NAN, NAN))
+
+    def test_lazy_conjugates(self) -> None:
+        x = self.torch.tensor([1 + 2j, -3j]).conj()
+        assert probe(x) == (-2.0, 3.0)
+        assert measure(x).absmax == 3.0
+
+    def test_half_complex(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x = self.torch.tensor([1 + 2j, complex(0, NAN)]).to(self.torch.complex32)
+        assert same(probe(x), (NAN, NAN))
+        assert measure(x).nan == 1
+
+    def test_gradients_and_views_are_no_obstacle(self) -> None:
+        torch = self.torch
+        x = torch.tensor([[1.0, -2.0]], requires_grad=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert probe(x) == probe(x * 1) == probe(x.T) == (-2.0, 1.0)
+            assert measure(x * 1).min == -2.0
+            assert probe(torch.nn.Parameter(x.bfloat16())) == (-2.0, 1.0)
+
+    def test_a_tensor_without_data_is_never_bad(self) -> None:
+        x = self.torch.empty(3, device="meta")
+        assert probe(x) is None
+        assert measure(x).device == "meta"
+
+    def test_what_cannot_be_reduced_is_named(self) -> None:
+        with pytest.raises(TypeError, match=r"torch\.Tensor of float32 .* dense array"):
+            probe(self.torch.eye(3).to_sparse())
+
+
+def test_an_adapter_is_asked_first() -> None:
+    class Own:
+        """An array that follows no standard."""
+
+    class OwnReader:
+        def owns(self, x: Any) -> bool:
+            return isinstance(x, Own)
+
+        def probe(self, x: Any) -> tuple[float, float] | None:
+            return -1.0, INF
+
+        def summarize(self, x: Any) -> Summary:
+            return Summary((), "own", "here", 1, posinf=1)
+
+    reader = OwnReader()
+    registry.register(reader)
+    registry.register(reader)
+    try:
+        assert probe(Own()) == (-1.0, INF)
+        assert measure(Own()).dtype == "own"
+        assert probe(np.ones(2)) == (1.0, 1.0)
+    finally:
+        registry.unregister(reader)
+    with pytest.raises(TypeError, match="Own"):
+        probe(Own())

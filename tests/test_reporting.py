@@ -1,0 +1,360 @@
+"""The reports, as golden files: run with ANYNAN_OVERWRITE_GOLDEN=1 to write them anew."""
+
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anynan.causes import Situation, explain
+from anynan.diagnosis import operation
+from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread
+from anynan.lineage import Operand, OpRecord
+from anynan.reporting import WIDTH, headline, render, render_line, render_rich
+from anynan.summary import Summary
+
+GOLDEN = Path(__file__).parent / "golden"
+OVERWRITE = os.environ.get("ANYNAN_OVERWRITE_GOLDEN") == "1"
+
+
+def array(shape: tuple[int, ...], dtype: str = "float32", **fields: Any) -> Summary:
+    size = 1
+    for length in shape:
+        size *= length
+    lows = [abs(fields[key]) for key in ("min", "max") if key in fields]
+    return Summary(shape, dtype, "cpu", size, **{"absmax": max(lows, default=None), **fields})
+
+
+def line(number: int, function: str, text: str, via: str | None = None) -> Source:
+    return Source("model.py", number, function, text, via)
+
+
+def event(record: OpRecord | None = None, **fields: Any) -> Event:
+    """Build an event as the diagnosis does, its cause from the table."""
+    known = {
+        key: fields.pop(key)
+        for key in ("rows", "growth", "gradient", "state", "scale", "labels", "surfaced")
+        if key in fields
+    }
+    then = fields.pop("then", None)
+    whole = {
+        "backend": "numpy",
+        "layer": None if record is None else record.layer,
+        "phase": "forward" if record is None else record.phase,
+        "kind": "nan" if record is None or record.output is None else record.output.kind,
+        "severity": "bad",
+        "step": 412,
+        "operation": None if record is None else operation(record),
+        "then": None if then is None else operation(then),
+        **fields,
+    }
+    made = Event(**whole)  # type: ignore[arg-type]
+    if "cause" in fields:
+        return made
+    situation = Situation(
+        made.phase, made.kind, made.layer, made.tensor, made.parameter, made.summary,
+        record, then, made.since, **known,
+    )  # fmt: skip
+    return replace(made, cause=explain(situation))
+
+
+SOFTMAX = OpRecord(
+    9, "softmax", "softmax", "encoder.layers.3.attn", "forward", None,
+    (Operand("self", array((8, 12, 128, 128), "float16", neginf=24576, min=-7.0, max=41.2)),),
+    line(87, "attend", "w = scores.softmax(-1)"), {"masked_rows": 2},
+)  # fmt: skip
+EXP = OpRecord(
+    3, "exp", "exp", "head", "forward", array((4, 3), posinf=2, min=0.1, max=3.2e5,
+                                              first_bad=(1, 2)),
+    (Operand("self", array((4, 3), min=-2.1, max=104.2), 104.2),),
+    line(31, "forward", "e = exp(x)"), value=float("inf"),
+)  # fmt: skip
+DIVIDE = OpRecord(
+    4, "divide", "divide", "head", "forward", array((4, 3), nan=2, min=0.0, max=0.9),
+    (Operand("self", array((4, 3), posinf=2, min=0.1, max=3.2e5)),
+     Operand("other", array((4, 1), posinf=2, min=1.3, max=3.2e5))),
+    line(32, "forward", "return e / e.sum(-1, keepdims=True)"),
+)  # fmt: skip
+LOG = OpRecord(
+    5, "log", "log", None, "loss", array((32, 10), neginf=17, min=-9.1, max=-0.01,
+                                         first_bad=(3, 7)),
+    (Operand("self", array((32, 10), min=0.0, max=0.99, zero=17), 0.0),),
+    line(12, "loss_fn", "return -(y * log(softmax(logits))).sum(-1).mean()"),
+)  # fmt: skip
+SQRT = OpRecord(
+    7, "sqrt", "SqrtBackward0", "encoder.norm", "backward",
+    array((32, 64), nan=5, min=-0.2, max=0.3, first_bad=(2, 0)),
+    (Operand("grad", array((32, 64), min=-0.4, max=0.6, zero=5), 0.0),
+     Operand("result", array((32, 64), min=0.0, max=2.0, zero=5), 0.0)),
+    line(55, "forward", "y = where(x > 0, sqrt(x), 0)"), feeds=("where",),
+)  # fmt: skip
+MATMUL = OpRecord(
+    6, "linear", "addmm", "decoder.layers.11.mlp.up", "forward",
+    array((16, 4096), "float16", posinf=3, min=-6.1e4, max=6.5e4, first_bad=(0, 9)),
+    (Operand("bias", array((4096,), "float16", min=-1.0, max=1.0)),
+     Operand("mat1", array((16, 1024), "float16", min=-411.0, max=512.0)),
+     Operand("mat2", array((1024, 4096), "float16", min=-0.9, max=1.1))),
+    line(140, "forward", "x = self.up(x)", "linear.py:125 in forward"), wide=81920.0,
+)  # fmt: skip
+TRAIL = (
+    ("encoder.embed", 0.9), ("encoder.layers.0", 3.1), ("encoder.layers.1", 9.8),
+    ("encoder.layers.2", 41.2), ("encoder.layers.3.attn", None),
+)  # fmt: skip
+LONG = (
+    ("embed", 0.9), *((f"decoder.layers.{i}", 1.9**i) for i in range(11)),
+    ("decoder.layers.11.mlp.up", None),
+)  # fmt: skip
+IMAGE = array((32, 3, 8, 8), nan=192, min=-2.1, max=2.6, first_bad=(3, 0, 0, 0))
+WEIGHT = array((64, 10), nan=640)
+
+EVENTS: dict[str, Event] = {
+    "forward_nan": event(SOFTMAX, kind="nan", trail=TRAIL, spread=Spread(37)),
+    "forward_posinf_then_nan": event(
+        EXP, then=DIVIDE, trail=(("embed", 0.9), ("head", None)), spread=Spread(1)
+    ),
+    "forward_overflow": event(
+        MATMUL, trail=LONG, rank=3, spread=Spread(1234, "the loss"), call=1,
+        notes=("2 layers ran inside a compiled region and were not watched",),
+    ),
+    "forward_without_replay": event(
+        layer="", kind="posinf", tensor="output['logits']",
+        summary=array((8, 10), posinf=80), notes=(
+            "the replay did not reproduce this: code that is random in its own way, keeps state "
+            "or advances an iterator can differ the second time, so the report stays at layer "
+            "level",
+        ),
+    ),
+    "forward_suspect": event(
+        layer="encoder.mask", kind="neginf", severity="suspect", cause=None,
+        summary=array((1, 128), neginf=64, min=0.0, max=0.0),
+    ),
+    "forward_unknown": event(
+        OpRecord(1, "frobnicate", "frobnicate", "block", "forward", array((4,), nan=4),
+                 (Operand("x", array((4,), min=-1.0, max=2.0)),
+                  Operand("y", array((), min=3.0, max=3.0), 3.0)), None)
+    ),
+    "forward_iteration": event(OpRecord(
+        1, "multiply", "mul", "rnn.cell", "forward",
+        array((8, 16), posinf=1, min=-1e38, max=3.1e38, first_bad=(4, 4)),
+        (Operand("self", array((8, 16), min=-2e19, max=3e19), 3e19),
+         Operand("other", array((8, 16), min=-2e19, max=3e19), 3e19)),
+        line(20, "<lambda>", "h = h * h"), wide=9e38), iteration=17,
+        growth=((409, 2e3), (410, 4e9), (411, 3e18)),
+    ),
+    "loss_neginf": event(LOG, step=5),
+    "backward_nan": event(SQRT, step=5, tensor="grad", spread=Spread(3)),
+    "backward_hidden": event(
+        OpRecord(
+            2, "log", "log", "encoder", "forward",
+            array((8,), neginf=1, min=-1.0, max=0.2, first_bad=(4,)),
+            (Operand("self", array((8,), min=0.0, max=1.2, zero=1), 0.0),),
+            line(9, "forward", "return where(x > 0, log(x), 0)"), value=float("-inf")),
+        phase="backward", kind="nan", step=5, tensor="grad",
+    ),
+    "backward_parameter": event(
+        layer="fc", phase="backward", kind="posinf", parameter="fc.weight", step=399,
+        tensor="grad", summary=array((64, 10), posinf=640),
+        growth=((395, 0.9), (396, 3.1), (397, 48.0), (398, 7200.0)),
+    ),
+    "backward_spike": event(
+        layer="fc", phase="backward", kind="spike", severity="suspect", step=7, tensor="grad",
+        summary=array((64, 10), min=-80.0, max=310.0), growth=((5, 1.1), (6, 0.9), (7, 310.0)),
+    ),
+    "backward_vanishing": event(
+        layer="stem", phase="backward", kind="vanishing", severity="suspect", step=7,
+        tensor="grad", summary=array((64, 10), min=-1e-22, max=1e-22),
+    ),
+    "backward_expected": event(
+        layer="fc", phase="backward", kind="posinf", severity="suspect", step=3, tensor="grad",
+        cause=None, expected="the loss scale is being found: the scaler skips this update "
+        "(scale now 32768)",
+    ),
+    "input_batch": event(
+        phase="input", step=3, tensor="batch['image']", summary=IMAGE, rows=(3,),
+        spread=Spread(12, "forward stem.conv"),
+    ),
+    "input_labels": event(
+        phase="input", step=3, kind="posinf", tensor="batch['target']", labels=True, rows=(0, 6),
+        summary=array((32,), posinf=2, min=0.0, max=9.0, first_bad=(0,)),
+    ),
+    "parameter_since": event(
+        layer="fc", phase="parameter", parameter="fc.weight", tensor="weight", summary=WEIGHT,
+        since=(400, 412),
+    ),
+    "parameter_running_statistic": event(
+        layer="stem.norm", phase="parameter", parameter="stem.norm.running_var", step=0,
+        tensor="running_var", summary=array((64,), posinf=1, min=0.2, max=3.1), since=(-1, 0),
+    ),
+    "optimizer_posinf": event(
+        layer="fc", phase="optimizer", kind="posinf", parameter="fc.weight", step=11,
+        tensor="weight", summary=array((64, 10), "float16", posinf=31, min=-6e4, max=6e4),
+        since=(10, 11), gradient=array((64, 10), "float16", min=-9e3, max=2e4),
+    ),
+    "value_nan": event(
+        phase="value", step=0, tensor="batch['x']", cause=None,
+        summary=array((3, 4), nan=1, min=0.5, max=2.0, first_bad=(2, 1)),
+        operation=Operation(
+            "check", "anynan.check", (), None,
+            line(4, "load", "check(batch, 'batch')"), None, "value",
+        ),
+        notes=("also bad: batch['y'] (posinf)",),
+    ),
+    "value_large": event(
+        layer="loader", phase="value", step=0, kind="large", tensor="x", severity="suspect",
+        summary=array((3,), "float16", min=0.5, max=6e4, headroom=0.13),
+    ),
+    "forward_large": event(
+        layer="encoder.layers.2", kind="large", severity="suspect", step=90,
+        summary=array((8, 64), "float16", min=-3.1e4, max=2e4, headroom=1.08),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_report_is_as_agreed(name: str) -> None:
+    text = render(EVENTS[name]) + "\n\n" + render_line(EVENTS[name]) + "\n"
+    path = GOLDEN / f"{name}.txt"
+    if OVERWRITE:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(EVENTS)
+
+
+def test_the_report_of_the_design() -> None:
+    assert (
+        render(EVENTS["forward_nan"])
+        == """\
+NaN first appeared in the forward pass of step 412
+
+  layer   encoder.layers.3.attn
+  op      softmax                 model.py:87 in attend
+                                  w = scores.softmax(-1)
+  input   float16 (8, 12, 128, 128)  min -inf  max 41.2   24 576 x -inf: 2 rows are -inf throughout
+  cause   fully masked row: softmax over a row of -inf is 0/0
+  fix     let every query see at least one key, or zero the output of fully masked rows
+  trail   embed 0.9 > layers.0 3.1 > layers.1 9.8 > layers.2 41.2 > layers.3.attn NaN
+  spread  37 later readings are bad only because of this one"""
+    )
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_every_line_fits(name: str) -> None:
+    text = render(EVENTS[name])
+    assert all(len(row) <= WIDTH for row in text.splitlines()), text
+    assert all(row == row.rstrip() for row in text.splitlines())
+    assert "\N{NO-BREAK SPACE}" not in text
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_rich_says_the_same(name: str) -> None:
+    from rich.console import Console
+
+    def shown(width: int) -> str:
+        out = io.StringIO()
+        Console(file=out, width=width, legacy_windows=False).print(render_rich(EVENTS[name]))
+        return out.getvalue()
+
+    assert shown(200).split() == render(EVENTS[name]).split()
+    assert shown(60).split()[:3] == render(EVENTS[name]).split()[:3]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("severity", ["bad", "suspect"])
+@pytest.mark.parametrize("expected", [None, "meant"])
+def test_every_phase_and_kind_has_a_sentence(
+    phase: Any, kind: Any, severity: Any, expected: str | None
+) -> None:
+    bare = Event("numpy", None, phase, kind, severity, 5, expected=expected)
+    text = render(bare)
+    assert text.splitlines()[1] == ""
+    assert "None" not in text
+    assert "\n" not in render_line(bare)
+    whole = headline(bare)
+    assert ("step 5" in whole) == (phase != "value")
+    assert whole.startswith("Expected: ") == (expected is not None)
+    assert whole.startswith("Suspect: ") == (severity == "suspect" and expected is None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, "NaN first appeared in the forward pass of step 5"),
+        ({"phase": "loss", "kind": "posinf"}, "+Inf first appeared in the loss of step 5"),
+        ({"phase": "backward"}, "NaN first appeared in the backward pass of step 5"),
+        ({"phase": "input"}, "NaN came in with the batch of step 5"),
+        ({"phase": "parameter"}, "NaN was already in a weight at step 5"),
+        (
+            {"phase": "parameter", "parameter": "norm.running_mean"},
+            "NaN was already in a running statistic at step 5",
+        ),
+        (
+            {"phase": "optimizer", "kind": "posinf"},
+            "+Inf was written into a weight by the optimizer at step 5",
+        ),
+        ({"phase": "value", "tensor": "x"}, "NaN found in x"),
+        ({"kind": "large"}, "A value beyond the limit appeared in the forward pass of step 5"),
+        (
+            {"kind": "spike", "phase": "backward"},
+            "A jump of the gradient norm appeared in the backward pass of step 5",
+        ),
+        (
+            {"kind": "vanishing", "phase": "backward", "severity": "suspect"},
+            "Suspect: a vanishing gradient appeared in the backward pass of step 5",
+        ),
+        ({"kind": "large", "phase": "value", "tensor": "x"}, "A value beyond the limit found in x"),
+    ],
+)
+def test_headlines(fields: dict[str, Any], sentence: str) -> None:
+    bare = Event("numpy", None, "forward", "nan", "bad", 5)
+    assert headline(replace(bare, **fields)) == sentence
+
+
+def test_calls_are_counted_from_one_where_it_helps() -> None:
+    first = Event("numpy", "gru", "forward", "nan", "bad", 5)
+    assert "call" not in render(first)
+    assert "(call 1 of 3)" in render(first, calls=3)
+    assert "(call 2)" in render(replace(first, call=1))
+    assert "call" not in render(first, calls=1)
+
+
+def test_a_shared_prefix_is_left_out_of_the_trail_but_never_a_whole_name() -> None:
+    def trail(*names: str) -> str:
+        made = Event("numpy", "a", "forward", "nan", "bad", 5, trail=tuple((n, 1.0) for n in names))
+        return render(made).splitlines()[-1].removeprefix("  trail   ")
+
+    assert trail("a.b.c", "a.b.d") == "c 1 > d 1"
+    assert trail("a", "a.b") == "a 1 > a.b 1"
+    assert trail("a.b") == "a.b 1"
+    assert trail("", "a") == "(the model itself) 1 > a 1"
+
+
+def test_a_file_below_the_working_directory_is_named_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = replace(EVENTS["loss_neginf"].operation, source=None)  # type: ignore[type-var]
+    for file, shown in (
+        (str(tmp_path / "train.py"), " train.py:3 in step"),
+        ("/elsewhere/train.py", " /elsewhere/train.py:3 in step"),
+    ):
+        source = Source(file, 3, "step", "x" * 300 + " y")
+        text = render(replace(EVENTS["loss_neginf"], operation=replace(made, source=source)))
+        assert shown in text
+
+
+def test_long_words_are_not_cut() -> None:
+    tensor = "x" * 120
+    assert tensor in render(Event("numpy", None, "forward", "nan", "bad", 5, tensor=tensor))
+
+
+def test_an_empty_cause_leaves_no_empty_rows() -> None:
+    text = render(Event("numpy", "a", "forward", "nan", "bad", 5, cause=Cause("t", "why", "what")))
+    assert "seen" not in text
+    assert "cause   why" in text

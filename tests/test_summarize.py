@@ -1,0 +1,241 @@
+"""A summary's counts are exact and its statistics are those of a naive float64 reference."""
+
+import math
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import anynan
+from anynan import measuring
+from tests.backends import Space
+
+NAN, INF = math.nan, math.inf
+Array = np.ndarray[Any, Any]
+
+DTYPES = ["float16", "float32", "float64", ">f4", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
+
+
+def _limits(name: str) -> tuple[float, float]:
+    info = ml_dtypes.finfo(_dtype(name))  # type: ignore[no-untyped-call]
+    return float(info.max), float(info.smallest_normal)
+
+
+@st.composite
+def _arrays(draw: st.DrawFn) -> tuple[str, Array]:
+    name = draw(st.sampled_from(DTYPES))
+    special = [0.0, -0.0, INF, -INF, NAN, 1e-40, 2e-5, 1e300, -1e300, 1e-300]
+    elements = st.one_of(st.floats(-100, 100, width=16), st.sampled_from(special))
+    shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=6)
+    values = draw(hnp.arrays(np.float64, shapes, elements=elements))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = values.astype(_dtype(name))
+    return name, draw(st.sampled_from([x, x.T, x[..., ::-1] if x.ndim else x]))
+
+
+@settings(max_examples=400)
+@given(made=_arrays(), piece=st.sampled_from([5, 2**14]))
+def test_summary_agrees_with_the_reference(made: tuple[str, Array], piece: int) -> None:
+    name, x = made
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="raise"):
+        patch.setattr(measuring, "PIECE", piece)
+        found = anynan.summarize(x)
+    numbers = [float(item) for item in x.reshape(-1)]
+    finite = [number for number in numbers if math.isfinite(number)]
+    largest, tiny = _limits(name)
+    assert found.shape == x.shape
+    assert found.size == len(numbers)
+    assert found.nan == sum(map(math.isnan, numbers))
+    assert (found.posinf, found.neginf) == (numbers.count(INF), numbers.count(-INF))
+    assert found.zero == numbers.count(0.0)
+    assert found.subnormal == sum(0 < abs(number) < tiny for number in numbers)
+    bad = [i for i, number in enumerate(numbers) if not math.isfinite(number)]
+    first = tuple(int(i) for i in np.unravel_index(bad[0], x.shape)) if bad else None
+    assert found.first_bad == first
+    if not finite:
+        assert found.min is found.max is found.absmax is found.mean is found.rms is None
+        assert found.headroom is None
+        return
+    absmax = max(map(abs, finite))
+    assert (found.min, found.max, found.absmax) == (min(finite), max(finite), absmax)
+    assert found.mean == pytest.approx(
+        math.fsum(number / len(finite) for number in finite), rel=1e-9, abs=1e-9 * absmax
+    )
+    scaled = [number / (absmax or 1) for number in finite]
+    rms = math.sqrt(math.fsum(number**2 for number in scaled) / len(scaled)) * absmax
+    assert found.rms == pytest.approx(rms, rel=1e-9)
+    if absmax:
+        assert found.headroom == pytest.approx(math.log2(largest) - math.log2(absmax), abs=1e-9)
+    else:
+        assert found.headroom is None
+
+
+def test_summary_of_any_library(space: Space) -> None:
+    found = anynan.summarize(space.array([[1, NAN, -3], [0, INF, -INF]]))
+    assert found.dtype == "float32"
+    assert found.shape == (2, 3)
+    assert (found.nan, found.posinf, found.neginf, found.zero, found.bad) == (1, 1, 1, 1, 3)
+    assert (found.min, found.max, found.absmax) == (-3, 1, 3)
+    assert found.mean == pytest.approx(-2 / 3)
+    assert found.first_bad == (0, 1)
+    assert (found.kind, found.low, found.high) == ("nan", -INF, INF)
+    assert found.device.partition(":")[0] in ("cpu", "cuda")
+
+
+def test_integers_have_statistics_but_no_headroom(space: Space) -> None:
+    found = anynan.summarize(space.array([-4, 0, 1], "int32"))
+    assert (found.min, found.max, found.absmax, found.mean) == (-4, 1, 4, -1)
+    assert (found.zero, found.bad, found.headroom) == (1, 0, None)
+    assert found.dtype == "int32"
+    assert anynan.summarize(space.array([True, False], "bool")).mean == 0.5
+
+
+def test_the_largest_integers_are_summed_without_wrapping() -> None:
+    lowest = np.iinfo(np.int64).min
+    found = anynan.summarize(np.array([lowest, lowest]))
+    assert found.absmax == found.rms == 2.0**63
+    assert found.mean == -(2.0**63)
+
+
+@pytest.mark.parametrize("scale", [1e308, 1e200, 1e-200, 5e-324])
+def test_rms_and_mean_neither_overflow_nor_vanish(scale: float) -> None:
+    found = anynan.summarize(np.array([scale, scale, scale]))
+    assert found.rms == pytest.approx(scale, rel=1e-12)
+    assert found.mean == pytest.approx(scale, rel=1e-12)
+
+
+def test_pieces_of_very_different_size_add_up() -> None:
+    x = np.concatenate([np.full(20_000, 1e200), np.full(20_000, 1e-200), np.ones(20_000)])
+    found = anynan.summarize(x)
+    assert found.rms == pytest.approx(1e200 / math.sqrt(3), rel=1e-12)
+    assert found.mean == pytest.approx(1e200 / 3, rel=1e-12)
+    found = anynan.summarize(np.concatenate([np.full(2**14, 3e200), np.full(2**14, 4e201)]))
+    assert found.rms == pytest.approx(math.hypot(3e200, 4e201) / math.sqrt(2), rel=1e-12)
+    assert found.mean == pytest.approx(2.15e201, rel=1e-12)
+
+
+def test_headroom_is_bits_to_overflow() -> None:
+    assert anynan.summarize(np.array([65504], np.float16)).headroom == 0
+    assert anynan.summarize(np.array([-32752], np.float16)).headroom == pytest.approx(1)
+    assert anynan.summarize(np.zeros(3)).headroom is None
+    assert anynan.summarize(np.array([1], ml_dtypes.float8_e4m3fn)).headroom == pytest.approx(
+        math.log2(448)
+    )
+
+
+def test_long_doubles_keep_their_range() -> None:
+    big = np.finfo(np.longdouble).max
+    found = anynan.summarize(np.array([big, -big]))
+    assert found.bad == 0
+    assert found.headroom == 0
+    assert found.max is not None
+    assert math.isfinite(found.max)
+
+
+def test_complex_numbers_have_magnitude_but_no_order() -> None:
+    x = np.array([3 + 4j, complex(NAN, INF), complex(1, -INF), 0])
+    found = anynan.summarize(x)
+    assert (found.nan, found.posinf, found.neginf, found.zero) == (1, 1, 0, 1)
+    assert (found.min, found.max, found.mean) == (None, None, None)
+    assert found.absmax == 5
+    assert found.rms == pytest.approx(5 / math.sqrt(2))
+    assert found.first_bad == (1,)
+    assert anynan.summarize(np.array([complex(1e308, 1e308)] * 4)).headroom == pytest.approx(
+        0.0, abs=1
+    )
+    assert anynan.summarize(np.array([1e-310 + 1j])).subnormal == 1
+
+
+def test_only_unmasked_values_count() -> None:
+    x = np.ma.array(
+        [[1.0, NAN, 5.0], [INF, NAN, 0.0]], mask=[[False, True, True], [True, False, False]]
+    )
+    found = anynan.summarize(x)
+    assert (found.nan, found.posinf, found.zero, found.max) == (1, 0, 1, 1.0)
+    assert found.first_bad == (1, 1)
+    assert anynan.summarize(x.T).first_bad == (1, 1)
+    assert found.size == 6
+
+
+def test_the_first_bad_index_is_in_c_order_whatever_the_memory_order() -> None:
+    x = np.zeros((300, 400), order="F")
+    x[200, 1] = x[7, 399] = NAN
+    assert anynan.summarize(x).first_bad == (7, 399)
+    assert anynan.summarize(x.T).first_bad == (1, 200)
+    assert anynan.summarize(x[::-1]).first_bad == (99, 1)
+
+
+def test_structured_fields_are_summed_together() -> None:
+    x = np.array([(1.0, 5, NAN), (INF, 7, 2.0)], [("a", "f4"), ("n", "i4"), ("b", "f8")])
+    found = anynan.summarize(x)
+    assert (found.nan, found.posinf, found.min, found.max) == (1, 1, 1.0, 2.0)
+    assert found.first_bad == (0,)
+    assert found.dtype == "structured"
+    # The narrowest field is the one that overflows first.
+    assert found.headroom == pytest.approx(127)
+
+
+@pytest.mark.parametrize(
+    "x", [np.array("nan"), np.array([None, NAN], object), np.zeros(2, "M8[s]")]
+)
+def test_what_has_no_numbers_has_no_statistics(x: Array) -> None:
+    found = anynan.summarize(x)
+    assert found.bad == 0
+    assert found.absmax is found.mean is None
+
+
+def test_python_numbers_are_arrays_without_axes() -> None:
+    assert anynan.summarize(NAN).first_bad == ()
+    assert anynan.summarize(3).max == 3
+    assert anynan.summarize(1 + 1j).dtype == "complex128"
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        ([np.ones(1)], "one array, not a list; call it on each array inside"),
+        ({}, "one array, not a dict"),
+        ("text", "cannot find an array in a str"),
+        (None, "given None"),
+        (iter([1.0]), "would use up a list_iterator"),
+    ],
+)
+def test_what_is_no_array_is_refused(x: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        anynan.summarize(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.ones(2**24, np.float32),
+        lambda: np.full(2**24, NAN, np.float32)[::-1],
+        lambda: np.ones(2**23, np.complex64),
+        lambda: np.ones((2**11, 2**12), np.float64, order="F"),
+        lambda: np.ones(2**25, ml_dtypes.bfloat16),
+        lambda: np.ones(2**22, np.longdouble),
+    ],
+    ids=["plain", "all_nan", "complex", "fortran", "brain", "long"],
+)
+def test_no_array_sized_temporary(make: Callable[[], Array]) -> None:
+    x = make()
+    anynan.summarize(x[:1])
+    tracemalloc.start()
+    try:
+        anynan.summarize(x)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
