@@ -48,10 +48,12 @@ def _unknown(s: Situation) -> Cause:
             _UNKNOWN,
             "no single operation could be named",
             "wrap the suspected part in anynan.check(...) calls, or track with level='operation'",
-            f"{s.tensor}: {seen(s.summary)}",
+            seen(s.summary),
         )
-    values = ", ".join(
-        f"{item.name} {literal(item.value) if item.value is not None else seen(item.summary)}"
+    values = "; ".join(
+        f"{item.name} = {literal(item.value)}"
+        if item.value is not None
+        else f"{item.name}: {seen(item.summary)}"
         for item in s.operands
     )
     origin = "the gradient of {op}" if s.where == "backward" else "{op}"

@@ -41,7 +41,8 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
     if reading.phase == "input":
         return _input_event(case, monitor, adapter, summary)
     verdict = Verdict()
-    if case.replayed is None and case.replay and case.kind in NON_FINITE:
+    wanted = case.replay and reading.phase != "parameter" and case.kind in NON_FINITE
+    if case.replayed is None and wanted:
         try:
             case.replayed = adapter.replay(reading)
         except ReplayError as error:
@@ -78,6 +79,7 @@ def _operation_event(
     call = reading.call
     parameter = reading.site.parameter
     surfaced = None
+    harmed = reading.phase if verdict.sink is None else verdict.sink.phase
     if origin is not None:
         layer, phase, call = origin.layer, origin.phase, origin.call
         parameter = origin.parameter or (parameter if phase == reading.phase else None)
@@ -100,7 +102,7 @@ def _operation_event(
             then=then,
             growth=monitor.history.curve(reading.site),
             scale=adapter.loss_scale(),
-            surfaced=reading.phase if phase != reading.phase else None,
+            surfaced=harmed if phase != harmed else None,
         )
     )
     upto = reading.order if phase != "backward" else len(case.rows.lo)
@@ -304,7 +306,7 @@ def operation(record: OpRecord) -> Operation:
         output=record.output,
         source=record.source,
         layer=record.layer,
-        phase=record.phase,
+        phase="forward" if record.direct else record.phase,
     )
 
 

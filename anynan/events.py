@@ -52,7 +52,7 @@ class Operation:
         output: What came out.
         source: The user's line, when it could be found.
         layer: The layer path it ran in; None outside every watched layer.
-        phase: ``forward`` or ``backward``, or the phase it ran in.
+        phase: ``backward`` means the gradient of this operation; else the phase it ran in.
     """
 
     name: str

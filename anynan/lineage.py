@@ -50,6 +50,8 @@ class OpRecord:
         feeds: Names of the operations whose backward gave the incoming gradient (the
             forward consumers of this operation's result), for a backward record.
         expected: Reason, if it ran inside ``anynan.expect``.
+        direct: True for an operation that the user's own code ran during the backward pass
+            (a custom function's backward, a gradient hook), and not autograd.
         wide: The same result's largest magnitude computed in float32 or float64, when the
             adapter could do that and it is finite there.
     """
@@ -68,6 +70,7 @@ class OpRecord:
     feeds: tuple[str, ...] = ()
     expected: str | None = None
     wide: float | None = None
+    direct: bool = False
     call: int = 0
     parameter: str | None = None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from anynan.events import Event, Operation, Source
-from anynan.rules.evidence import group, magnitude
+from anynan.rules.evidence import group, magnitude, seen
 from anynan.summary import Summary
 
 if TYPE_CHECKING:
@@ -158,17 +158,18 @@ def _rows(event: Event, calls: int | None) -> list[Row]:
 
 def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
     operation, cause = event.operation, event.cause
-    if event.phase != "value":
+    if event.layer or event.phase not in ("value", "input"):
         yield "layer", (_layer(event.layer) + _call(event, calls),)
-    elif event.layer:
-        yield "layer", (event.layer,)
     yield from _subject(event)
     evidence = "" if cause is None else cause.evidence
     if operation is not None and event.phase == "value":
         if operation.source is not None:
             yield "at", _source(operation.source)
     elif operation is not None:
-        yield "op", _operation(operation, event)
+        # What came in bad was made by no operation: this one only met it first.
+        yield "used by" if event.phase in ("input", "parameter") else "op", _operation(
+            operation, event
+        )
         held = [describe(summary) for summary in operation.inputs]
         bad = [i for i, summary in enumerate(operation.inputs) if summary.bad]
         # Evidence about the one operand that is not finite reads best beside its counts.
@@ -181,7 +182,8 @@ def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
             yield "output", (describe(operation.output),)
     if event.then is not None:
         yield "then", _operation(event.then, event, note="made NaN of it")
-    if evidence:
+    # What the tensor's own row says is not said twice.
+    if evidence and evidence != seen(event.summary):
         yield "seen", (evidence,)
     if cause is not None:
         yield "cause", (cause.text,)
@@ -209,18 +211,14 @@ def _subject(event: Event) -> Iterator[Row]:
             yield "bad since", (_since(*event.since),)
     elif event.phase == "input":
         yield "batch", _two(event.tensor, held)
-        first = None if event.summary is None else event.summary.first_bad
-        if first:
-            yield "first", (f"row {first[0]} of the batch, at {list(first)}",)
     elif event.phase == "value":
         yield "value", (held or "not measured",)
-        first = None if event.summary is None else event.summary.first_bad
-        if first:
-            yield "first", (f"at {list(first)}",)
     elif event.phase == "backward" and event.parameter is not None:
         yield "gradient", _two(f"of {event.parameter}", held)
     elif event.operation is None or event.kind not in _KINDS:
         yield "tensor", _two(event.tensor, held)
+    if event.phase in ("input", "value") and event.summary is not None and event.summary.first_bad:
+        yield "first", (f"at {list(event.summary.first_bad)}",)
 
 
 def _two(name: str, held: str) -> tuple[str, ...]:
@@ -326,7 +324,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 def _number(value: float) -> str:
     if value != value:
         return "NaN"
-    return f"{value:.4g}" if math.isfinite(value) else str(float(value))
+    return magnitude(value) if math.isfinite(value) else str(float(value))
 
 
 def _trail(event: Event) -> str:

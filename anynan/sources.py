@@ -4,8 +4,9 @@ import linecache
 import os
 import sys
 import sysconfig
+from dataclasses import replace
 from functools import lru_cache
-from types import FrameType
+from types import CodeType, FrameType
 
 from anynan.events import Source
 
@@ -43,7 +44,12 @@ def own_folders() -> frozenset[str]:
 
 
 def user_source(
-    frame: FrameType | None = None, *, skip: int = 1, framework: str = ""
+    frame: FrameType | None = None,
+    *,
+    skip: int = 1,
+    framework: str = "",
+    stop: CodeType | None = None,
+    fallback: Source | None = None,
 ) -> Source | None:
     """Return the innermost frame outside libraries, with the library frame it went through.
 
@@ -51,6 +57,8 @@ def user_source(
         frame: Where to start; the caller's frame by default.
         skip: Frames to leave out when ``frame`` is not given.
         framework: Package whose frames say less than another library's (``torch``).
+        stop: Code object at which to stop looking, as if the stack ended there.
+        fallback: The user's line to name where no frame of the stack is the user's.
 
     Returns:
         The user's line, or the innermost library line if there is no user frame at all.
@@ -59,7 +67,7 @@ def user_source(
         frame = sys._getframe(skip)
     library: FrameType | None = None
     inside = f"{os.sep}{framework}{os.sep}" if framework else ""
-    while frame is not None:
+    while frame is not None and frame.f_code is not stop:
         file = frame.f_code.co_filename
         if not is_library(file):
             return describe(frame, library)
@@ -68,7 +76,9 @@ def user_source(
             if library is None or (weak and inside not in file and _named_library(file)):
                 library = frame
         frame = frame.f_back
-    return None if library is None else describe(library, None)
+    if fallback is not None and library is not None:
+        return replace(fallback, via=_via(library))
+    return fallback if library is None else describe(library, None)
 
 
 def _file(frame: FrameType) -> str:
@@ -89,9 +99,13 @@ def describe(frame: FrameType, library: FrameType | None) -> Source:
     code = frame.f_code
     via = None
     if library is not None:
-        via = f"{_short(library.f_code.co_filename)}:{library.f_lineno} in {library.f_code.co_name}"
+        via = _via(library)
     text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
     return Source(code.co_filename, frame.f_lineno, code.co_name, text, via)
+
+
+def _via(frame: FrameType) -> str:
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def _short(file: str) -> str:

@@ -50,7 +50,7 @@ def event(record: OpRecord | None = None, **fields: Any) -> Event:
         "then": None if then is None else operation(then),
         **fields,
     }
-    made = Event(**whole)  # type: ignore[arg-type]
+    made = Event(**whole)
     if "cause" in fields:
         return made
     situation = Situation(
@@ -121,9 +121,9 @@ EVENTS: dict[str, Event] = {
     "forward_without_replay": event(
         layer="", kind="posinf", tensor="output['logits']",
         summary=array((8, 10), posinf=80), notes=(
-            "the replay did not reproduce this: code that is random in its own way, keeps state "
+            ("the replay did not reproduce this: code that is random in its own way, keeps state "
             "or advances an iterator can differ the second time, so the report stays at layer "
-            "level",
+            "level"),
         ),
     ),
     "forward_suspect": event(
@@ -175,6 +175,13 @@ EVENTS: dict[str, Event] = {
         phase="input", step=3, tensor="batch['image']", summary=IMAGE, rows=(3,),
         spread=Spread(12, "forward stem.conv"),
     ),
+    "input_used": event(
+        OpRecord(0, "linear", "addmm", "stem", "forward", array((32, 8), nan=8),
+                 (Operand("mat1", array((32, 4), nan=1, min=-1.0, max=1.0), source="input"),),
+                 line(3, "forward", "x = self.stem(x)")),
+        phase="input", layer=None, step=3, tensor="args[0]",
+        summary=array((32, 4), nan=1, min=-1.0, max=1.0, first_bad=(6, 2)), rows=(6,),
+    ),
     "input_labels": event(
         phase="input", step=3, kind="posinf", tensor="batch['target']", labels=True, rows=(0, 6),
         summary=array((32,), posinf=2, min=0.0, max=9.0, first_bad=(0,)),
@@ -185,7 +192,8 @@ EVENTS: dict[str, Event] = {
     ),
     "parameter_running_statistic": event(
         layer="stem.norm", phase="parameter", parameter="stem.norm.running_var", step=0,
-        tensor="running_var", summary=array((64,), posinf=1, min=0.2, max=3.1), since=(-1, 0),
+        tensor="running_var", kind="posinf",
+        summary=array((64,), posinf=1, min=0.2, max=3.1), since=(-1, 0),
     ),
     "optimizer_posinf": event(
         layer="fc", phase="optimizer", kind="posinf", parameter="fc.weight", step=11,
@@ -339,7 +347,8 @@ def test_a_file_below_the_working_directory_is_named_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = replace(EVENTS["loss_neginf"].operation, source=None)  # type: ignore[type-var]
+    made = EVENTS["loss_neginf"].operation
+    assert made is not None
     for file, shown in (
         (str(tmp_path / "train.py"), " train.py:3 in step"),
         ("/elsewhere/train.py", " /elsewhere/train.py:3 in step"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from anynan.measuring import describe
 from anynan.summary import Summary
 
 NATIVE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -106,75 +107,14 @@ def nonfinite(x: Any) -> bool:
 
 
 def measure(x: Any) -> Summary:
-    """Summarise a tensor, a piece at a time, in float64 on the host's or its own device."""
-    shape = tuple(x.shape)
-    name = str(x.dtype).removeprefix("torch.")
-    device = str(x.device)
-    size = int(x.numel())
-    values = plain(x)
-    if values is None:
-        return Summary(shape, name, device, size)
-    complex_ = x.dtype in COMPLEX
-    flat = (values.reshape(-1, 2) if complex_ else values).reshape(-1)
-    if flat.dtype in FLOAT8:
-        flat = flat.to(torch.float32)
-    tiny = torch.finfo(flat.dtype).tiny if x.dtype not in FLOAT8 else torch.finfo(x.dtype).tiny
-    counts: list[int] = [0] * 5
-    low, high, total, square, finite_count = math.inf, -math.inf, 0.0, 0.0, 0
-    absmax = 0.0
-    first: int | None = None
-    wide = torch.float32 if flat.device.type == "mps" else torch.float64
-    step = _CHUNK * (2 if complex_ else 1)
-    with torch.no_grad():
-        for at in range(0, flat.numel(), step):
-            piece = flat[at : at + step]
-            if complex_:
-                pair = piece.reshape(-1, 2)
-                nan = pair.isnan().any(1)
-                posinf = pair.isinf().any(1) & ~nan
-                neginf = torch.zeros_like(nan)
-                piece = torch.hypot(pair[:, 0].to(wide), pair[:, 1].to(wide))
-            else:
-                nan, posinf, neginf = piece.isnan(), piece == math.inf, piece == -math.inf
-            bad = nan | posinf | neginf
-            zero = piece == 0
-            small = (piece.abs() < tiny) & ~zero & ~bad
-            masks = (nan, posinf, neginf, zero, small)
-            numbers: list[int] = torch.stack([mask.sum() for mask in masks]).tolist()
-            counts = [a + b for a, b in zip(counts, numbers, strict=True)]
-            if first is None and sum(counts[:3]):
-                first = at // (2 if complex_ else 1) + int(bad.to(torch.uint8).argmax())
-            good = piece[~bad].to(wide)
-            if good.numel():
-                ends_ = torch.stack((*torch.aminmax(good), good.sum())).tolist()
-                low, high = min(low, ends_[0]), max(high, ends_[1])
-                absmax = max(absmax, abs(ends_[0]), abs(ends_[1]))
-                total += ends_[2]
-                scale = max(abs(ends_[0]), abs(ends_[1])) or 1.0
-                square += float((good / scale).square().sum()) * scale * scale
-                finite_count += good.numel()
-    limit = DTYPE_MAX.get(x.dtype)
-    some = finite_count > 0
-    return Summary(
-        shape, name, device, size,
-        nan=counts[0], posinf=counts[1], neginf=counts[2], zero=counts[3], subnormal=counts[4],
-        min=low if some and not complex_ else None,
-        max=high if some and not complex_ else None,
-        absmax=absmax if some else None,
-        mean=total / finite_count if some and not complex_ else None,
-        rms=math.sqrt(square / finite_count) if some else None,
-        headroom=math.log2(limit / absmax) if some and absmax and limit else None,
-        first_bad=None if first is None else unravel(first, shape),
-    )  # fmt: skip
-
-
-def unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Turn a position in C order into an index."""
-    index = []
-    for size in reversed(shape):
-        flat, rest = divmod(flat, size)
-        index.append(rest)
-    return tuple(reversed(index))
+    """Summarise a tensor on the host, block by block."""
+    if plain(x) is None and (x.is_meta or _unwrap(x) is None or x.layout is not torch.strided):
+        name = str(x.dtype).removeprefix("torch.")
+        return Summary(tuple(x.shape), name, str(x.device), int(x.numel()))
+    local = _unwrap(x)
+    inner = x if local is None else local
+    values = inner if inner.layout is torch.strided else _values(inner)
+    return describe((inner if values is None else values).detach())
 
 
 class Reader:

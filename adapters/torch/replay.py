@@ -72,6 +72,7 @@ def _run(
 ) -> Watcher:
     watcher = Watcher(outside(session, root))
     watcher.stop = functools.partial(_matches, reading, watcher)
+    watcher.within, watcher.called = _run.__code__, root.source()
     root.random.restore()
     with ExitStack() as stack:
         stack.enter_context(root.modes())

@@ -1,15 +1,21 @@
 """What a replay needs of one root call: inputs, random state, modes."""
 
 import ctypes
+import linecache
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import torch
+
+from anynan.events import Source
+from anynan.sources import is_library
 
 
 class _NumpyState:
@@ -83,6 +89,7 @@ class RootCall:
     inference: bool
     autocast: dict[str, torch.dtype]
     versions: list[tuple["weakref.ref[torch.Tensor]", int]]
+    caller: tuple[CodeType, int] | None = None
     gradients: dict[int, torch.Tensor | None] = field(default_factory=dict)
 
     @classmethod
@@ -105,8 +112,16 @@ class RootCall:
         versions = [(weakref.ref(x), x._version) for x in values if not x.is_inference()]
         return cls(
             fn, args, kwargs, RandomState.now(), torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(), autocast, versions,
+            torch.is_inference_mode_enabled(), autocast, versions, caller(),
         )  # fmt: skip
+
+    def source(self) -> Source | None:
+        """Give the user's line that made the call."""
+        if self.caller is None:
+            return None
+        code, line = self.caller
+        text = linecache.getline(code.co_filename, line).strip()
+        return Source(code.co_filename, line, code.co_name, text)
 
     def changed(self) -> bool:
         """Tell whether an input was changed in place since the call."""
@@ -131,3 +146,13 @@ class RootCall:
 
 def _autocast_devices() -> tuple[str, ...]:
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+def caller() -> tuple[CodeType, int] | None:
+    """Return the innermost user frame's code and line; cheap enough for every call."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -90,6 +90,8 @@ class Watcher(TorchDispatchMode):
         self.layers: list[tuple[str, int]] = []
         self.outside = outside
         self.base = base
+        self.within: CodeType | None = None
+        self.called: Source | None = None
         self.incoming: tuple[Any, ...] = ()
         self.consumers: dict[int, list[str]] = {}
         self.stop: Callable[[Sink], bool] = lambda sink: False
@@ -147,8 +149,8 @@ class Watcher(TorchDispatchMode):
         if backward:
             frame = _caller()
             native = frame is None or frame.f_code.co_name == "_engine_run_backward"
-        if not native and seq >= 0 and seq not in self._made:
-            made = self._remember(shape.name, seq, backward, frame)
+        if seq >= 0 and seq not in self._made and (not backward or torch.is_grad_enabled()):
+            made = self._remember(shape.name, seq, native, frame)
         results = [x for x in operands.flat(out) if not any(x is w for w in written)] + written
         bad = []
         for x in results:
@@ -194,12 +196,21 @@ class Watcher(TorchDispatchMode):
             return {}
         return {id(x): x.detach().clone() for x in written if plain(x) is not None}
 
-    def _remember(self, name: str, seq: int, backward: bool, frame: FrameType | None) -> Made:
-        layer, call = self.place()
-        source = user_source(frame or _caller(), framework="torch")
-        made = Made(name, layer, call, source, context.expectations())
+    def _remember(self, name: str, seq: int, native: bool, frame: FrameType | None) -> Made:
+        node = _node() if native else None
+        first = None if node is None else self._made.get(node._sequence_nr())
+        if first is not None:  # a gradient of a gradient belongs where the first one does
+            made = Made(first.name, first.layer, first.call, first.source, first.expected)
+        else:
+            layer, call = self.place()
+            made = Made(name, layer, call, self.line(frame), context.expectations())
         self._made[seq] = made
         return made
+
+    def line(self, frame: FrameType | None = None) -> Source | None:
+        """Find the user's line, inside the call that is watched."""
+        frame = frame or _caller()
+        return user_source(frame, framework="torch", stop=self.within, fallback=self.called)
 
     def place(self) -> tuple[str | None, int]:
         """Give the layer path and call that run now."""
@@ -214,9 +225,7 @@ class Watcher(TorchDispatchMode):
     ) -> OpRecord:  # fmt: skip
         index = len(self.records)
         node = _node() if backward else None
-        made = self._made.get(seq) if not native else None
-        if native and node is not None:
-            made = self._made.get(node._sequence_nr())
+        made = self._made.get(node._sequence_nr() if node is not None else seq)
         named = operands.named(shape.argument_names, args, kwargs)
         output = operands.light(out)
         items: list[Operand] = []
@@ -247,7 +256,7 @@ class Watcher(TorchDispatchMode):
         name, raw = shape.name, str(func)
         layer, call = self.place()
         source = made.source if made is not None else None
-        parameter = None
+        direct = False
         if backward:
             phase = "backward"
             layer, call = (made.layer, made.call) if made is not None else (layer, call)
@@ -259,18 +268,21 @@ class Watcher(TorchDispatchMode):
                 items = self._node_operands(node, items, first, tuple(out.shape), detailed)
             elif torch.is_grad_enabled() and self.layers:
                 phase = "forward"  # recomputed under activation checkpointing
-            if source is None and frame is not None:
-                source = user_source(frame, framework="torch")
+                source = self.line(frame)
+            else:
+                direct = True
+                source = self.line(frame)
+            source = source or self.line(frame)
         else:
             if layer is None:
                 phase = "loss"
             if made is None or made.source is None or not torch.is_grad_enabled():
-                source = user_source(_caller(), framework="torch")
+                source = self.line()
         expected = made.expected if made is not None else context.expectations()
         record = OpRecord(
             index, name, raw, layer, phase, output, tuple(items), source, params,
             operands.at(out, first), forward, feeds,
-            None if not expected else expected.get(output.kind or ""), None, call, parameter,
+            None if not expected else expected.get(output.kind or ""), None, direct, call,
         )  # fmt: skip
         if detailed:
             if name in ("softmax", "log_softmax"):

@@ -32,14 +32,13 @@ def _from_outside(s: Situation, source: str) -> Operand | None:
 
 
 def _rows(s: Situation, summary: Summary | None) -> str:
+    if not s.rows:
+        return seen(summary)
     shown = ", ".join(str(row) for row in s.rows[:5]) + (", ..." if len(s.rows) > 5 else "")
-    rows = ""
-    if s.rows:
-        whole = summary.shape[0] if summary is not None and summary.shape else 0
-        of = f" of {whole}" if len(s.rows) > 5 and whole else ""
-        rows = f" in {'row' if len(s.rows) == 1 else 'rows'} {shown}"
-        rows += f" ({plural(len(s.rows), 'row')}{of})" if of else ""
-    return f"{seen(summary)}{rows}"
+    if summary is None or not summary.shape:
+        return f"bad rows: {shown}"
+    verb = "is" if len(s.rows) == 1 else "are"
+    return f"{len(s.rows)} of {plural(summary.shape[0], 'row')} {verb} bad: {shown}"
 
 
 def _bad_label(s: Situation) -> str | None:
@@ -67,19 +66,10 @@ def _uninitialised(s: Situation) -> str | None:
 # The weights.
 
 
-def _since(s: Situation) -> str:
-    if s.since is None:
-        return ""
-    good, bad = s.since
-    if good < 0:
-        return f", bad by step {bad}"
-    return f", bad since step {bad}" if bad - good <= 1 else f", bad since steps {good} to {bad}"
-
-
 def _running(s: Situation) -> str | None:
     name = (s.parameter or "").rpartition(".")[2]
     if s.phase in ("parameter", "optimizer") and name in _RUNNING:
-        return seen(s.summary) + _since(s)
+        return seen(s.summary)
     item = _from_outside(s, "buffer")
     label = "" if item is None else (item.label or item.name)
     if item is not None and label.rpartition(".")[2] in _RUNNING:
@@ -89,7 +79,7 @@ def _running(s: Situation) -> str | None:
 
 def _bad_parameter(s: Situation) -> str | None:
     if s.phase == "parameter" and (s.record is None or _from_outside(s, "parameter") is not None):
-        return seen(s.summary) + _since(s)
+        return seen(s.summary)
     item = _from_outside(s, "parameter") or _from_outside(s, "buffer")
     return None if item is None else f"{item.label or item.name}: {seen(item.summary)}"
 
@@ -180,19 +170,24 @@ def _scale_too_high(s: Situation) -> str | None:
 def _exploding(s: Situation) -> str | None:
     if s.kind == "spike":
         return told(s.growth) or seen(s.summary)
-    return told(s.growth) if rising(s.growth) and _overflowed(s) else None
+    return _climb(s)
 
 
-def _diverging(s: Situation) -> str | None:
-    return told(s.growth) if rising(s.growth) and _overflowed(s) else None
+def _climb(s: Situation) -> str | None:
+    if not rising(s.growth) or not _overflowed(s):
+        return None
+    end = "" if s.record is None else f"; then {s.operation} overflowed {s.dtype}"
+    return told(s.growth) + end
 
 
 def _large(s: Situation) -> str | None:
     if s.kind != "large":
         return None
     room = None if s.summary is None else s.summary.headroom
-    left = "" if room is None else f", {room:.1f} bits below the largest {s.dtype}"
-    return seen(s.summary) + left
+    if s.summary is None or s.summary.absmax is None or room is None:
+        return seen(s.summary)
+    size = magnitude(s.summary.absmax)
+    return f"largest magnitude {size}, {room:.1f} bits below the largest {s.dtype}"
 
 
 def _vanishing(s: Situation) -> str | None:
@@ -306,7 +301,7 @@ GROWTH = (
         BACKWARD,
         _scale_at_floor,
         "the gradients overflow although the loss scale is at its floor: scaling is not the reason",
-        "look for the layer in the trail where values begin to grow, or train in bfloat16, which "
+        "find the layer where values begin to grow, or train in bfloat16, which "
         "needs no loss scale",
     ),
     Rule(
@@ -344,7 +339,7 @@ GROWTH = (
         "learning_rate_divergence",
         frozenset(),
         FORWARD,
-        _diverging,
+        _climb,
         "the training probably diverged: this reading grew over the last steps until it overflowed",
         "lower the learning rate or lengthen its warm-up, and clip the gradient norm",
         sure=False,
@@ -358,8 +353,8 @@ MAGNITUDE = (
         (),
         _large,
         "the values are larger than the policy allows",
-        "look for the layer in the trail where they begin to grow, and normalise its output or "
-        "lower the learning rate",
+        "find where they begin to grow and normalise there; if they are meant, raise the limit in "
+        "the policy",
     ),
     Rule(
         "vanishing_gradient",

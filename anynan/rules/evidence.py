@@ -188,8 +188,10 @@ def rising(growth: tuple[tuple[int, float], ...]) -> bool:
 
 
 def told(growth: tuple[tuple[int, float], ...]) -> str:
-    """Print a growth curve: ``0.9 at step 396, 3.1, 48, 7 200 at step 399``."""
+    """Print a growth curve: ``size 0.9 at step 396, 3.1, 48, 7 200 at step 399``."""
     points = curve(growth)
+    if not points:
+        return ""
     if len(points) > 5:
         # The climb is the story: start where it starts, then show its end.
         tail = points[-20:]
@@ -199,7 +201,7 @@ def told(growth: tuple[tuple[int, float], ...]) -> str:
         f"{magnitude(value)} at step {step}" if i in (0, len(points) - 1) else magnitude(value)
         for i, (step, value) in enumerate(points)
     ]
-    return ", ".join(shown)
+    return f"size {', '.join(shown)}"
 
 
 # A small constant in the user's own line (1e-8, 1.0e-12, 10**-8) that may have rounded away.

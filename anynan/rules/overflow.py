@@ -445,7 +445,7 @@ OVERFLOW = Rule(
     BOTH,
     _overflow,
     "the result of {op} is beyond {limit}, the largest {dtype}",
-    "the numbers themselves are too large: look for the layer in the trail where they begin to "
-    "grow, and normalise, clip or lower the learning rate there",
+    "the numbers themselves are too large: find the layer where they begin to grow and normalise "
+    "there, clip, or lower the learning rate",
     wording=_overflow_wording,
 )

@@ -62,7 +62,10 @@ class Situation:
     @property
     def where(self) -> Phase:
         """Give the phase the origin ran in, else the event's."""
-        return self.phase if self.record is None else self.record.phase
+        if self.record is None:
+            return self.phase
+        # What the user's own code computes in the backward pass is a value like any other.
+        return "forward" if self.record.direct else self.record.phase
 
     @property
     def operation(self) -> str:
