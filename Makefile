@@ -47,8 +47,8 @@ wheel: $(VENV)/wheel.stamp ## Build the sdist, and the wheel from it, into dist/
 bench: $(VENV)/test.stamp ## Run the benchmarks on the CPU (writes docs/benchmarks.md)
 	$(RUN) -m tests.benchmarks $(ARGS)
 
-bench-gpu: $(VENV)/test.stamp ## Run the benchmarks on the GPU
-	$(RUN) -m tests.benchmarks --device cuda $(ARGS)
+bench-gpu: $(VENV)/test.stamp ## Run the benchmarks on the GPU (prints only)
+	$(RUN) -m tests.benchmarks --device cuda --write build/bench-gpu.md $(ARGS)
 
 test-gpu: $(VENV)/test.stamp ## Run the tests that need an accelerator
 	$(RUN) -m pytest -m gpu $(ARGS)

@@ -49,11 +49,17 @@ class Adapter(Protocol):
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
 
+    def watched(self) -> list[str]:
+        """List the paths of the layers that ought to be read when they run."""
+
     def set_paused(self, paused: bool) -> None:
         """Stop or resume watching, at no cost while paused."""
 
     def read(self) -> None:
         """Bring unread rows to the host and have them judged now."""
+
+    def finish(self) -> None:
+        """End the open step, reading what is left; the hooks go right after."""
 
     def replay(self, reading: Reading) -> Replay:
         """Run the failing step again, operation by operation, leaving no trace."""

@@ -168,7 +168,7 @@ def _input_event(case: Case, monitor: Monitor, adapter: Adapter, summary: Summar
             tensor=reading.site.tensor,
             summary=summary,
             rows=rows,
-            labels=any(word in reading.site.tensor.lower() for word in _LABELS),
+            labels=_is_label(reading.site.tensor),
         )
     )
     return Event(
@@ -211,7 +211,7 @@ def _outside_input(
             summary=summary,
             rows=rows,
             record=origin,
-            labels=any(word in tensor.lower() for word in _LABELS),
+            labels=_is_label(tensor),
         )
     )
     reading = case.reading
@@ -290,6 +290,12 @@ def _parameter_event(
         since=since,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _is_label(name: str) -> bool:
+    """Guess from its name whether an input is what the model should predict."""
+    base = name.partition("[")[0].lower()
+    return base == "y" or any(word in name.lower() for word in _LABELS)
 
 
 def _names(bad: list[BadParameter], chosen: BadParameter) -> str:

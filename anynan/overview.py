@@ -88,4 +88,20 @@ def overview(tracker: "Tracker") -> str:
         lines.append(f"  allowed   {kind} in {phase} {path or '(the model itself)'}: {why}")
     for note in tracker.notes:
         lines.append(f"  note      {note}")
+    never = unseen(tracker)
+    if steps and never:
+        names = ", ".join(name or "(the model itself)" for name in never[:SHOWN_LAYERS])
+        more = ", ..." if len(never) > SHOWN_LAYERS else ""
+        lines.append(
+            f"  not seen  {len(never)} watched layers were never read: {names}{more} (not "
+            "called, called past their hooks, or without float outputs)"
+        )
     return "\n".join(lines)
+
+
+def unseen(tracker: "Tracker") -> list[str]:
+    """List the watched layers whose outputs were never read."""
+    if tracker.adapter is None:
+        return []
+    read = {site.layer for site in tracker.monitor.sites if site.phase == "forward"}
+    return [path for path in tracker.adapter.watched() if path not in read]

@@ -167,8 +167,9 @@ def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
             yield "at", _source(operation.source)
     elif operation is not None:
         # What came in bad was made by no operation: this one only met it first.
-        yield "used by" if event.phase in ("input", "parameter") else "op", _operation(
-            operation, event
+        yield (
+            "used by" if event.phase in ("input", "parameter") else "op",
+            _operation(operation, event),
         )
         held = [describe(summary) for summary in operation.inputs]
         bad = [i for i, summary in enumerate(operation.inputs) if summary.bad]
@@ -252,7 +253,7 @@ def _since(good: int, bad: int) -> str:
 
 def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[str, ...]:
     name = operation.name
-    if operation.phase == "backward" and not note:
+    if operation.phase == "backward":
         name = f"gradient of {name}"
     elif event.phase == "backward" and not note:
         name = f"{name} (forward)"

@@ -81,7 +81,8 @@ def back(name: str, out: float = NAN, **operands: Any) -> Situation:
 
 def outside(source: Any, label: str, *values: float, name: str = "self") -> Situation:
     item = Operand(name, held(*values), values[0], source=source, label=label)
-    return case(op("multiply", **{name: item, "other": 2.0}))
+    operands: dict[str, Any] = {name: item, "other": 2.0}
+    return case(op("multiply", **operands))
 
 
 def state(**names: Summary) -> Any:
@@ -136,6 +137,7 @@ FIRES: dict[str, list[Situation]] = {
         case(op("log", self=-0.5)),
         case(op("log2", self=held(-0.5, 1.0))),
         case(op("log1p", self=-1.5)),
+        case(op("xlogy", self=1.0, other=-1.0)),
     ],
     "log_of_zero": [
         case(op("log", -INF, self=0.0)),
@@ -145,6 +147,7 @@ FIRES: dict[str, list[Situation]] = {
         case(op("log", -INF, self=0.0, text="x.softmax(-1).log()")),
         case(op("log", -INF, self=0.0, text="log(sigmoid(x))")),
         case(op("log", -INF, self=0.0, text="exp(x).sum().log()")),
+        case(op("xlogy", -INF, self=1.0, other=0.0)),
     ],
     "logit_of_zero_or_one": [
         case(op("logit", -INF, self=0.0)),
@@ -248,6 +251,7 @@ FIRES: dict[str, list[Situation]] = {
         back("sqrt", INF, result=0.0),
         back("sqrt", NAN, grad=0.0, result=0.0, feeds=("multiply",)),
         back("pow", INF, self=0.0, params={"exponent": 0.5}),
+        back("pow", INF, self=0.0, params={"exponent": -0.5}),
         back("std", self=held(1.0, 1.0), result=held(0.0)),
         back("sqrt", INF, result=0.0, params={"of": "sum"}),
     ],
@@ -325,6 +329,10 @@ FIRES: dict[str, list[Situation]] = {
     ],
     "beyond_limit": [case(kind="large", summary=held(6e4, dtype="float16"))],
     "vanishing_gradient": [case(phase="backward", kind="vanishing", summary=held(1e-20))],
+    "written_constant": [
+        case(op("fill", other=Operand("value", held(NAN), NAN, source="constant"))),
+        case(op("multiply", self=1.0, other=Operand("other", held(NAN), NAN, source="constant"))),
+    ],
     "unknown": [
         case(),
         case(op("frobnicate", self=1.0)),

@@ -122,6 +122,23 @@ def test_overflow_quotes_the_value_that_a_wider_dtype_would_hold() -> None:
     assert evidence == "in float32 the result reaches 81 920; float16 ends at 65 504"
 
 
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("return -(y * log(softmax(logits))).sum()", "log_softmax"),
+        ("p = logits.softmax(-1).log()", "log_softmax"),
+        ("loss = -log(nn.sigmoid(x)).mean()", "logsigmoid"),
+        ("z = log(exp(x).sum(-1))", "logsumexp"),
+        ("z = exp(x).sum(-1).log()", "logsumexp"),
+        ("y = log(x) * softmax(z)", "maximum"),
+        ("y = log(x) * exp(z)", "maximum"),
+        ("y = log_softmax(x).exp() + log(y)", "maximum"),
+    ],
+)
+def test_the_fix_of_a_log_knows_what_it_is_taken_of(line: str, word: str) -> None:
+    assert word in explain(case(op("log", -INF, self=0.0, text=line))).fix
+
+
 def test_a_fix_fits_its_dtype() -> None:
     assert "1e-8" in explain(case(op("log", -INF, self=0.0))).fix
     assert "1e-4" in explain(case(op("log", -INF, self=0.0, dtype="float16"))).fix

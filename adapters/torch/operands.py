@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from anynan.lineage import Operand, OpRecord
 from anynan.summary import Summary
+from anynan.torch.names import node_name
 from anynan.torch.probes import measure as measure
 from anynan.torch.probes import nonfinite, plain, read_ends
 
@@ -76,6 +78,24 @@ def params(named_all: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def node_params(node: Any) -> dict[str, Any]:
+    """Return the plain arguments that a backward node saved, and what made its operand."""
+    found: dict[str, Any] = {}
+    for name in dir(node):
+        short = name.removeprefix("_saved_")
+        if short != name and short in _KEEP:
+            value = getattr(node, name, None)
+            if isinstance(value, int | float):
+                # A negative dimension is kept as an unsigned number.
+                found[short] = value - 2**64 if value > 2**63 else value
+            elif isinstance(value, list | tuple):
+                found[short] = list(value)
+    before = next((item for item, _ in node.next_functions if item is not None), None)
+    if before is not None:
+        found["of"] = node_name(before.name())
+    return found
+
+
 def light(x: torch.Tensor) -> Summary:
     """Summarise by flags only: which kinds are there, not how many."""
     values = plain(x)
@@ -92,6 +112,18 @@ def light(x: torch.Tensor) -> Summary:
         max=high if math.isfinite(high) else None,
         absmax=max(abs(low), abs(high)) if math.isfinite(low) and math.isfinite(high) else None,
     )  # fmt: skip
+
+
+def measure_bad(x: torch.Tensor) -> Summary:
+    """Summarise a bad result, and point at its first NaN where it holds an Inf before that."""
+    summary = measure(x)
+    values = plain(x)
+    mixed = summary.nan and summary.posinf + summary.neginf
+    if not mixed or values is None or values.shape != x.shape:
+        return summary
+    flat_index = values.isnan().reshape(-1).to(torch.uint8).argmax()
+    first = torch.unravel_index(flat_index, values.shape)
+    return replace(summary, first_bad=tuple(int(i) for i in first))
 
 
 def constant(name: str, value: float) -> Operand:

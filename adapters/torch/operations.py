@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 class Operations:
     """Watch one step's operations from its first root call to its end."""
 
-    def __init__(self, session: "Session", root: RootCall) -> None:
+    def __init__(self, session: "Session", root: RootCall, entered: str | None) -> None:
         self.watcher = Watcher(outside(session, root))
         self._stack = ExitStack()
         for prefix, ref in session.models:
             model = ref()
             if model is not None:
                 self._stack.enter_context(layer_stack(session, prefix, model, self.watcher))
+        if entered is not None:  # the root layer's own call began before its hooks were there
+            self.watcher.layers.append((entered, 0))
         self._stack.enter_context(backward_seam(self.watcher, replaying=False))
         self._stack.enter_context(self.watcher)
 

@@ -89,7 +89,6 @@ class Session:
         self._states: weakref.WeakSet[State] = weakref.WeakSet()
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._optimizer_known: bool | None = None
-        self._names: dict[int, list[str]] = {}
 
     # Attaching.
 
@@ -108,6 +107,18 @@ class Session:
                 state.operations.finish()
                 state.operations = None
             state.reset()
+
+    def __del__(self) -> None:
+        # The model is gone, and the hooks with it: what was left unread is said at least.
+        try:
+            with self.tracker.softly():
+                for state in list(self._states):
+                    state.slots.read()
+                    for rows in (*state.ended, state.rows):
+                        if rows is not None:
+                            self.tracker.judge(rows)
+        except Exception:  # noqa: BLE001, S110  nothing may be raised here
+            pass
 
     def set_paused(self, paused: bool) -> None:
         """Take the hooks away while paused: nothing is left to cost anything."""
@@ -145,6 +156,20 @@ class Session:
         """Give the watched layers of a model by path, patterns applied."""
         named = {join(prefix, clean_path(name)): module for name, module in model.named_modules()}
         return choose(named, self.options.layers, self.options.skip)
+
+    def watched(self) -> list[str]:
+        """List the layers that have a forward pass of their own."""
+        found = []
+        for prefix, ref in self.models:
+            model = ref()
+            if model is not None:
+                found += [
+                    path
+                    for path, module in self.paths(prefix, model).items()
+                    if "forward" not in vars(module)
+                    and type(module).forward is not torch.nn.Module.forward
+                ]
+        return found
 
     # One thread's step.
 
@@ -223,6 +248,15 @@ class Session:
         finally:
             state.idle = False
 
+    def finish(self) -> None:
+        """End this thread's open step and read what is left."""
+        state: State | None = getattr(self._local, "state", None)
+        if state is None or state.idle:
+            return
+        if state.rows is not None:
+            self.end_step(state)
+        self.read()
+
     def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
         """Have one reading judged while its layer is still on the stack."""
         with self.aside(state):
@@ -274,7 +308,7 @@ class Session:
         if self.options.level == "operation" and state.operations is None:
             from anynan.torch.operations import Operations
 
-            state.operations = Operations(self, root)
+            state.operations = Operations(self, root, layer)
         if len(state.step_roots) < 64:
             state.step_roots.append(root)
         for name, x in named:
@@ -286,18 +320,7 @@ class Session:
         return root
 
     def _named_inputs(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        call = getattr(fn, "forward", fn)
-        names = self._names.get(id(getattr(call, "__func__", call)))
-        if names is None:
-            try:
-                names = [
-                    p.name
-                    for p in inspect.signature(call).parameters.values()
-                    if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-                ]
-            except (TypeError, ValueError):
-                names = []
-            self._names[id(getattr(call, "__func__", call))] = names
+        names = _argument_names(getattr(fn, "forward", fn))
         for i, item in enumerate(args):
             yield from tensors(item, names[i] if i < len(names) else f"args[{i}]")
         for key, item in kwargs.items():
@@ -454,3 +477,12 @@ class Session:
 
 class StepMarker:
     """Mark sessions whose replay stops at any optimizer."""
+
+
+def _argument_names(call: Callable[..., Any]) -> list[str]:
+    """Name a function's positional arguments; empty where they cannot be known."""
+    code = getattr(call, "__code__", None)
+    if code is None:
+        return []
+    names = list(code.co_varnames[: code.co_argcount])
+    return names[1:] if inspect.ismethod(call) else names

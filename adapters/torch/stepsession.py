@@ -75,7 +75,7 @@ class StepSession(Session, StepMarker):
             self._read_result(state, result)
         except BaseException:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker._softly(on=True):
+            with self.tracker.softly():
                 self._close(state)
             raise
         else:

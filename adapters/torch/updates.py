@@ -1,5 +1,6 @@
 """One pair of optimizer hooks for the whole process, shared by every session."""
 
+import atexit
 import gc
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,12 @@ def watch(session: "Session") -> None:
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before))
         _handles.append(register_optimizer_step_post_hook(_after))
+
+
+@atexit.register
+def _at_exit() -> None:
+    for session in list(_sessions):
+        session.tracker.remove()
 
 
 def unwatch(session: "Session") -> None:

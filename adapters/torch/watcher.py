@@ -96,6 +96,7 @@ class Watcher(TorchDispatchMode):
         self.consumers: dict[int, list[str]] = {}
         self.stop: Callable[[Sink], bool] = lambda sink: False
         self._made: dict[int, Made] = {}
+        self._first = _sequence()
         self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
         self._uninitialised: dict[int, StorageWeakRef] = {}
         self.busy = False
@@ -118,10 +119,12 @@ class Watcher(TorchDispatchMode):
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         shape = shape_of(func)
-        if shape.view and not shape.written:
-            return func(*args, **kwargs)
         seq = _sequence() - 1
         backward = self.in_backward()
+        if shape.view and not shape.written and shape.name != "constant":
+            if not backward and self._makes_node(seq):
+                self._remember(shape.name, seq, native=False, frame=None)
+            return func(*args, **kwargs)
         written = self._written(shape, args, kwargs)
         before = self._before(shape, args, kwargs, written)
         out = func(*args, **kwargs)
@@ -149,7 +152,7 @@ class Watcher(TorchDispatchMode):
         if backward:
             frame = _caller()
             native = frame is None or frame.f_code.co_name == "_engine_run_backward"
-        if seq >= 0 and seq not in self._made and (not backward or torch.is_grad_enabled()):
+        if self._makes_node(seq) and (not backward or torch.is_grad_enabled()):
             made = self._remember(shape.name, seq, native, frame)
         results = [x for x in operands.flat(out) if not any(x is w for w in written)] + written
         bad = []
@@ -165,10 +168,8 @@ class Watcher(TorchDispatchMode):
                 bad.append(x)
         if not bad:
             return
-        if not backward:
-            made = made or self._made.get(seq)
         record = self._record(
-            func, shape, args, kwargs, bad[0], written, before, seq, backward, native, frame
+            func, shape, args, kwargs, bad[0], written, before, backward, native, frame
         )
         for x in bad:
             self._mark(x, record.index, fresh=not any(x is w for w in written))
@@ -180,6 +181,13 @@ class Watcher(TorchDispatchMode):
                 )  # fmt: skip
         if made is not None and made.record is None:
             made.record = record.index
+
+    def _makes_node(self, seq: int) -> bool:
+        """Tell whether the running operation took this number: the last one given out.
+
+        An operation without a gradient takes none, and finds its predecessor's.
+        """
+        return seq >= self._first and seq not in self._made
 
     def _written(self, shape: Shape, args: Any, kwargs: Any) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
@@ -220,12 +228,12 @@ class Watcher(TorchDispatchMode):
 
     def _record(
         self, func: Any, shape: Shape, args: Any, kwargs: Any, out: torch.Tensor,
-        written: list[Any], before: dict[int, torch.Tensor], seq: int, backward: bool,
+        written: list[Any], before: dict[int, torch.Tensor], backward: bool,
         native: bool, frame: FrameType | None,
     ) -> OpRecord:  # fmt: skip
         index = len(self.records)
         node = _node() if backward else None
-        made = self._made.get(node._sequence_nr() if node is not None else seq)
+        made = None if node is None else self._made.get(node._sequence_nr())
         named = operands.named(shape.argument_names, args, kwargs)
         output = operands.light(out)
         items: list[Operand] = []
@@ -237,7 +245,7 @@ class Watcher(TorchDispatchMode):
         spread = output.nan > 0 and any(s is not None and s.nan for _, _, s in flags)
         detailed = not spread and index < MAX_DETAILED
         if detailed:
-            output = operands.measure(out)
+            output = operands.measure_bad(out)
             first = output.first_bad
         for name, x, quick in flags:
             if quick is None:
@@ -266,6 +274,7 @@ class Watcher(TorchDispatchMode):
                 forward = made.record if made is not None else None
                 feeds = tuple(self.consumers.get(node._sequence_nr(), ()))
                 items = self._node_operands(node, items, first, tuple(out.shape), detailed)
+                params = operands.node_params(node)
             elif torch.is_grad_enabled() and self.layers:
                 phase = "forward"  # recomputed under activation checkpointing
                 source = self.line(frame)
@@ -276,8 +285,7 @@ class Watcher(TorchDispatchMode):
         else:
             if layer is None:
                 phase = "loss"
-            if made is None or made.source is None or not torch.is_grad_enabled():
-                source = self.line()
+            source = self.line()
         expected = made.expected if made is not None else context.expectations()
         record = OpRecord(
             index, name, raw, layer, phase, output, tuple(items), source, params,

@@ -13,6 +13,7 @@ RULES: tuple[Rule, ...] = (
     *circumstance.GROWTH,
     overflow.OVERFLOW,
     *circumstance.MAGNITUDE,
+    overflow.WRITTEN,
 )
 
 __all__ = ["RULES", "Rule", "Situation"]

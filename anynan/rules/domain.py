@@ -1,6 +1,7 @@
 """Rules for the forward pass: an argument outside what the operation can take."""
 
 import math
+import re
 
 from anynan.rules.evidence import (
     above,
@@ -20,59 +21,78 @@ from anynan.rules.evidence import (
 )
 from anynan.rules.situation import BOTH, FORWARD, OTHER, SELF, Rule, Situation
 
-_LOGS = frozenset({"log", "log2", "log10", "log1p"})
+_LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "xlog1py"})
 _QUOTIENTS = frozenset({"divide", "floor_divide", "addcdiv", "reciprocal", "rsqrt"})
 _DIVISOR = (*OTHER, "tensor2")
 
 
 def _called(s: Situation, names: tuple[str, ...] = SELF) -> str:
     """Quote a call of one argument: ``log(-0.3) at [3, 7]``."""
-    return f"{s.operation}({literal(s.value(*names))}){at(s)}"
+    name = {"xlogy": "log", "xlog1py": "log1p"}.get(s.operation, s.operation)
+    return f"{name}({literal(s.value(*names))}){at(s)}"
 
 
 # Logarithms.
 
 
+def _argument(s: Situation) -> tuple[tuple[str, ...], float]:
+    """Return what the logarithm is taken of, and where it is -Inf."""
+    names = OTHER if s.operation.startswith("xlog") else SELF
+    return names, -1.0 if "log1p" in s.operation else 0.0
+
+
 def _log_of_negative(s: Situation) -> str | None:
-    edge = -1.0 if s.operation == "log1p" else 0.0
-    low = below(s, SELF, edge)
+    names, edge = _argument(s)
+    low = below(s, names, edge)
     if low is None or not s.made("nan"):
         return None
-    value = real(s.value(*SELF))
-    seen = _called(s) if value is not None and value < edge else f"the input goes down to {low:.4g}"
+    value = real(s.value(*names))
+    seen = (
+        _called(s, names)
+        if value is not None and value < edge
+        else f"the input goes down to {low:.4g}"
+    )
     return seen + times(0 if s.output is None else s.output.nan, "NaN")
 
 
 def _log_of_zero(s: Situation) -> str | None:
-    edge = -1.0 if s.operation == "log1p" else 0.0
-    summary = s.summary_of(*SELF)
-    if not holds(s, SELF, lambda v: v == edge, lambda x: x.zero > 0 if edge == 0 else x.min == -1):
-        value = s.value(*SELF)
+    names, edge = _argument(s)
+    summary = s.summary_of(*names)
+    if not holds(s, names, lambda v: v == edge, lambda x: x.zero > 0 if edge == 0 else x.min == -1):
+        value = s.value(*names)
         if not (isinstance(value, complex) and value == edge):
             return None
     zeros = 0 if summary is None or edge else summary.zero
-    return _called(s) + times(zeros, "zeros")
+    return _called(s, names) + times(zeros, "zeros")
 
 
 def _log_wording(s: Situation) -> tuple[str, str] | None:
-    if s.operation == "log1p":
+    if "log1p" in s.operation:
         return "log1p(-1) is -Inf", "keep the argument above -1: log1p(maximum(x, -1 + {margin}))"
-    if "log_softmax" not in s.line and "softmax" in s.line:
+    if _log_of("softmax", s.line):
         return (
             "the logarithm of 0 is -Inf: a softmax probability rounded to 0",
             "use log_softmax(x) instead of log(softmax(x)): it never makes the 0",
         )
-    if "logsigmoid" not in s.line and "sigmoid" in s.line:
+    if _log_of("sigmoid", s.line):
         return (
             "the logarithm of 0 is -Inf: a sigmoid rounded to 0",
             "use logsigmoid(x) instead of log(sigmoid(x)), and logsigmoid(-x) for log(1 - p)",
         )
-    if "exp(" in s.line:
+    if re.search(
+        r"\blog\(.*\bsum\b.*\bexp\(|exp\(.*\bsum\b.*\blog\(|log\(.*exp\(.*\bsum\b", s.line
+    ):
         return (
             "the logarithm of 0 is -Inf: every exp under it rounded to 0",
             "use logsumexp(x) instead of log(sum(exp(x))): it subtracts the largest term first",
         )
     return None
+
+
+def _log_of(inner: str, line: str) -> bool:
+    """Tell whether a line takes the logarithm of a function's result at once."""
+    pattern = rf"\blog\(\s*[\w.]*(?<!log_){inner}\(|(?<!log_){inner}\([^()]*\)\s*\.log\("
+    return re.search(pattern, line) is not None
 
 
 def _logit(s: Situation) -> str | None:
@@ -290,7 +310,7 @@ def _singular(s: Situation) -> str | None:
 
 
 def _kind(s: Situation) -> str:
-    return "NaN" if s.made("nan") else "Inf"
+    return "NaN" if s.made("nan") else "+Inf" if s.made("posinf") else "-Inf"
 
 
 RULES = (
@@ -327,7 +347,7 @@ RULES = (
                 "log1p of a number below -1 is NaN",
                 "keep the argument above -1: log1p(maximum(x, -1 + {margin}))",
             )
-            if s.operation == "log1p"
+            if "log1p" in s.operation
             else None
         ),
     ),

@@ -33,7 +33,9 @@ _DOUBLE_WHERE = (
 
 def _hidden_forward(s: Situation) -> str | None:
     """Catch a bad forward value that was masked, and whose gradient is bad."""
-    if "backward" not in (s.phase, s.surfaced) or s.where == "backward" or s.record is None:
+    if s.record is None or s.record.direct or s.where == "backward":
+        return None
+    if "backward" not in (s.phase, s.surfaced):
         return None
     value = "" if s.record.value is None else f" gave {literal(s.record.value)}"
     argument = literal(s.value(*SELF)) if s.value(*SELF) is not None else "..."
@@ -86,7 +88,7 @@ def _saved(s: Situation) -> str:
 
 def _sqrt_at_zero(s: Situation) -> str | None:
     if s.operation == "pow":
-        if not (s.param("exponent") == 0.5 and is_zero(s, SELF)):
+        if not (_exponent(s) == 0.5 and is_zero(s, SELF)):
             return None
     elif s.operation == "std":
         # Reduced, so no element of the result belongs to the gradient's bad index.
@@ -119,8 +121,16 @@ def _norm_at_zero(s: Situation) -> str | None:
     return f"{plural(lengths.zero, 'vector')} of length 0"
 
 
+def _exponent(s: Situation) -> float | None:
+    """Return the forward exponent: at 0 a negative one is the slope's own, p - 1."""
+    power = real(s.value("exponent"))
+    if power is not None and -1 < power <= 0 and is_zero(s, SELF):
+        return power + 1
+    return power
+
+
 def _power_gradient(s: Situation) -> str | None:
-    base, power = real(s.value(*SELF)), real(s.value("exponent"))
+    base, power = real(s.value(*SELF)), _exponent(s)
     if base is None or power is None:
         return None
     text = f"{literal(base)} ** {literal(power)}{at(s)}"

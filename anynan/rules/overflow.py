@@ -247,7 +247,8 @@ def _exp_overflow(s: Situation) -> str | None:
         value = None if x is None else x.max if s.operation.startswith("exp") else x.absmax
     if value is None or value <= top - 1e-3 or not s.made("posinf", "neginf", "nan"):
         return None
-    return f"{s.operation}({value:.4g}){at(s)}: the largest argument {s.dtype} takes is {top:.4g}"
+    most = f"the largest argument {s.dtype} takes is {top:.4g}"
+    return f"{s.operation}({literal(value)}){at(s)}: {most}"
 
 
 def _exp_wording(s: Situation) -> tuple[str, str] | None:
@@ -339,6 +340,20 @@ def _overflow_wording(s: Situation) -> tuple[str, str] | None:
         "the result of {op} is beyond {limit}, the largest {dtype}",
         "run this layer in bfloat16 or float32, or normalise its input",
     )
+
+
+def _written(s: Situation) -> str | None:
+    item = next(
+        (
+            item
+            for item in s.operands
+            if item.source == "constant" and item.summary is not None and item.summary.bad
+        ),
+        None,
+    )
+    if item is None or (s.made("nan") and item.summary is not None and not item.summary.nan):
+        return None
+    return f"{item.name} is the constant {literal(item.value)}"
 
 
 SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "attention", "cross_entropy"})
@@ -436,6 +451,16 @@ RULES = (
         "the argument: exp(minimum(x, {cap}))",
         wording=_exp_wording,
     ),
+)
+
+# Last: a constant explains a failure only where no arithmetic with it does.
+WRITTEN = Rule(
+    "written_constant",
+    frozenset(),
+    (),
+    _written,
+    "the code itself writes this {kind}",
+    "if it is meant, say so with anynan.expect(..., reason=...), or give the place a finite value",
 )
 
 # After the rules of growth: an overflow at the end of a climb has the climb as its cause.

@@ -1,0 +1,407 @@
+"""Judge readings and act: everything an adapter calls on a tracker."""
+
+import math
+import threading
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from anynan.adapter import Adapter
+from anynan.causes import Situation, explain
+from anynan.diagnosis import Case, diagnose, operation
+from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+from anynan.events import NON_FINITE, Event, Kind
+from anynan.lineage import Replay, trace
+from anynan.monitor import Monitor, Reading, Rows
+from anynan.options import Options, environment
+from anynan.reporting import render, render_line
+
+MAX_EVENTS = 10_000
+MAX_REPLAYS = 3
+
+
+class Judge:
+    """Hold one tracker's steps, findings and actions; ``Tracker`` is its public face."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.monitor = Monitor(options.policy, options.history)
+        self.adapter: Adapter | None = None
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._counts: Counter[str] = Counter()
+        self._said: dict[str, None] = {}
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._streak = 0
+        self._scaled_streak = 0
+        self._clean: int | None = None
+        self._updates: list[int] = []
+
+    # What adapters call.
+
+    def rows(self) -> Rows:
+        """Return this thread's open rows."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        if rows is None:
+            rows = self._local.rows = Rows(getattr(self._local, "next", 0))
+        return rows
+
+    def close_step(self) -> Rows | None:
+        """End this thread's step and count on; ``settle`` the rows when they are read."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        if rows is not None:
+            self._local.rows = None
+            self._local.next = rows.step + 1
+        return rows
+
+    def settle(self, rows: Rows) -> None:
+        """Judge what is left of an ended step, and keep its readings.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        try:
+            self.judge(rows)
+            self._settle_scale(rows)
+        finally:
+            self.history.append(rows)
+            if rows.failed is None:
+                self._streak = 0
+
+    @property
+    def step(self) -> int:
+        """Give this thread's step, from 0."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        return rows.step if rows is not None else getattr(self._local, "next", 0)
+
+    def judge(self, rows: Rows) -> None:
+        """Judge every row that was not judged yet, in execution order."""
+        flagged = self.monitor.flagged(rows)
+        for position, order in enumerate(flagged):
+            self.flag(rows, order, later=len(flagged) - position - 1)
+
+    def flag(
+        self,
+        rows: Rows,
+        order: int,
+        value: Any = None,
+        *,
+        later: int = 0,
+        replayed: Replay | None = None,
+    ) -> None:
+        """Judge one row that left its slot's limits, and act.
+
+        Args:
+            rows: The open rows.
+            order: Which of them.
+            value: The framework's array, when it is at hand.
+            later: How many later readings are bad too.
+            replayed: What an operation watcher saw already, instead of a replay.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        rows.judged = max(rows.judged, order + 1)
+        reading = rows.reading(order)
+        site = reading.site
+        judged = self.options.policy.judge(
+            site.phase, reading.lo, reading.hi, layer=site.layer, dtype_max=site.dtype_max
+        )
+        if judged is None:
+            return
+        kind, severity = judged
+        if rows.failed is not None:
+            rows.spread += 1
+            return
+        key = (site.layer, site.phase, kind)
+        reason = self._excuse(rows, order, kind, reading)
+        if reason is not None:
+            self._note_once(reading, kind, value, expected=reason)
+            return
+        if severity == "suspect" or key in self.monitor.downgraded:
+            self._note_once(reading, kind, value)
+            return
+        if site.phase == "backward" and kind in NON_FINITE and rows.pending is None:
+            scale = self._adapter.loss_scale()
+            if scale is not None:
+                rows.pending = reading
+                return
+        elif rows.pending is not None and site.phase == "backward":
+            return
+        self.fail(rows, reading, kind, value, later=later, replayed=replayed)
+
+    def fail(
+        self,
+        rows: Rows,
+        reading: Reading,
+        kind: Kind,
+        value: Any = None,
+        *,
+        later: int = 0,
+        replayed: Replay | None = None,
+    ) -> None:
+        """Diagnose a bad reading and act on the event.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        key = (reading.layer, reading.phase, kind)
+        self._seen[key] += 1
+        wanted = self.options.replay and self._seen[key] <= MAX_REPLAYS
+        case = Case(
+            reading, kind, rows, value, later,
+            replay=wanted, clean=self._clean, updates=list(self._updates), replayed=replayed,
+        )  # fmt: skip
+        if self.options.replay and not wanted:
+            case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
+        event = diagnose(case, self.monitor, self._adapter)
+        if event is None:
+            self.monitor.downgraded[key] = "only placed values (a mask)"
+            self._note_once(reading, kind, value)
+            return
+        if event.expected is not None:
+            self.monitor.downgraded[key] = event.expected
+            self._record(replace(event, severity="suspect"))
+            return
+        rows.failed = event
+        self._act(event, rows)
+
+    def operations(self, rows: Rows, seen: Replay) -> None:
+        """Judge what an operation-level watcher saw of a whole step.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        verdict = trace(seen.records, seen.sinks)
+        for record in verdict.contained:
+            if record.output is None or record.output.kind is None:
+                continue
+            event = Event(
+                backend=self._adapter.backend,
+                layer=record.layer,
+                phase=record.phase,
+                kind=record.output.kind,
+                severity="suspect",
+                step=rows.step,
+                call=record.call,
+                order=len(rows.lo),
+                summary=record.output,
+                operation=operation(record),
+                cause=explain(
+                    Situation(
+                        phase=record.phase, kind=record.output.kind, layer=record.layer,
+                        tensor="output", summary=record.output, record=record,
+                    )
+                ),
+                expected=record.expected,
+                rank=self._adapter.rank(),
+                notes=("contained: its bad values reached no layer output, loss or gradient",),
+            )  # fmt: skip
+            self._record(event)
+        sink = verdict.sink
+        if sink is None or rows.failed is not None:
+            return
+        site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
+        value = {"nan": math.nan, "posinf": math.inf}.get(sink.kind, -math.inf)
+        rows.sites.append(site)
+        rows.calls.append(0)
+        rows.lo.append(value)
+        rows.hi.append(value)
+        self.flag(rows, len(rows.lo) - 1, replayed=seen)
+
+    def refuse(self, event: Event, rows: Rows) -> None:
+        """Act on an event that an adapter's own read made (a spike, a bad weight at attach)."""
+        if event.severity == "bad":
+            rows.failed = event
+            self._act(event, rows)
+        else:
+            self._record(event)
+            warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
+
+    def guard(self, rows: Rows, norm: float) -> None:
+        """Judge the total gradient norm of a step: a jump, or next to nothing.
+
+        Args:
+            rows: The open rows.
+            norm: L2 norm over all weights; a norm that is not finite is judged elsewhere.
+
+        Raises:
+            AnomalyError: If the policy makes a spike or a vanishing gradient bad.
+        """
+        policy = self.options.policy
+        kind: Kind | None = None
+        median = self.monitor.median_norm(norm)
+        if policy.spike is not None and median is not None and norm > policy.spike * median:
+            kind = "spike"
+        elif policy.vanishing is not None and norm < policy.vanishing:
+            kind = "vanishing"
+        if kind is None or rows.failed is not None:
+            return
+        level = "bad" if kind in policy.bad else "suspect"
+        growth = self.monitor.norms()
+        event = Event(
+            backend=self._adapter.backend,
+            layer="",
+            phase="backward",
+            kind=kind,
+            severity="bad" if level == "bad" else "suspect",
+            step=rows.step,
+            order=len(rows.lo),
+            tensor="gradient norm",
+            cause=explain(
+                Situation(
+                    phase="backward", kind=kind, layer="", tensor="gradient norm", growth=growth
+                )
+            ),
+            rank=self._adapter.rank(),
+        )
+        self.refuse(event, rows)
+
+    def updated(self, step: int) -> None:
+        """Note an optimizer update from finite gradients."""
+        self._updates.append(step)
+        del self._updates[:-2]
+
+    def known_clean(self, step: int) -> None:
+        """Note that every weight and buffer was finite at the start of this step."""
+        self._clean = step
+        self._updates.clear()
+
+    def say(self, note: str) -> None:
+        """Warn once of something that is not watched, and list it in the report."""
+        with self._lock:
+            if note in self._said:
+                return
+            self._said[note] = None
+        warnings.warn(f"anynan: {note}", AnynanWarning, stacklevel=3)
+
+    # Inside.
+
+    @property
+    def _adapter(self) -> Adapter:
+        if self.adapter is None:
+            msg = "this tracker was removed: track the model again to watch it"
+            raise RuntimeError(msg)
+        return self.adapter
+
+    def _excuse(self, rows: Rows, order: int, kind: Kind, reading: Reading) -> str | None:
+        expected = rows.expected.get(order)
+        if expected is not None and kind in expected:
+            return expected[kind]
+        return self.options.policy.allowed(kind, reading.phase, reading.layer)
+
+    def _note_once(
+        self, reading: Reading, kind: Kind, value: Any, *, expected: str | None = None
+    ) -> None:
+        """Record a suspect or an expected reading the first time, count it every time."""
+        self._counts["expected" if expected else "suspect"] += 1
+        key = ("noted", reading.layer, reading.phase, kind, reading.site.tensor)
+        self._seen[key] += 1
+        if self._seen[key] > 1:
+            return
+        event = Event(
+            backend=self._adapter.backend,
+            layer=reading.layer,
+            phase=reading.phase,
+            kind=kind,
+            severity="suspect",
+            step=reading.step,
+            call=reading.call,
+            order=reading.order,
+            tensor=reading.site.tensor,
+            parameter=reading.site.parameter,
+            summary=None if value is None else self._adapter.measure(value),
+            expected=expected,
+            rank=self._adapter.rank(),
+        )
+        with self._lock:
+            self._events.append(event)
+        if kind not in NON_FINITE and expected is None:
+            warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
+
+    def _settle_scale(self, rows: Rows) -> None:
+        """Judge a step whose scaled gradients overflowed, once its end is known."""
+        reading, rows.pending = rows.pending, None
+        if reading is None or rows.failed is not None or self.adapter is None:
+            if reading is None:
+                self._scaled_streak = 0
+            return
+        kind = reading.kind or "nan"
+        self._scaled_streak += 1
+        scale = self._adapter.loss_scale()
+        policy = self.options.policy
+        floor = scale is not None and scale <= policy.floor
+        if self._scaled_streak >= policy.streak or floor:
+            self.fail(rows, reading, kind)
+            return
+        self._counts["expected"] += 1
+        event = Event(
+            backend=self._adapter.backend,
+            layer=reading.layer,
+            phase="backward",
+            kind=kind,
+            severity="suspect",
+            step=reading.step,
+            call=reading.call,
+            order=reading.order,
+            tensor=reading.site.tensor,
+            parameter=reading.site.parameter,
+            expected="the loss scale is being found: the scaler skips this update"
+            + ("" if scale is None else f" (scale now {scale:g})"),
+            rank=self._adapter.rank(),
+        )
+        with self._lock:
+            self._events.append(event)
+
+    def _record(self, event: Event) -> None:
+        with self._lock:
+            self._events.append(event)
+            self._counts["expected" if event.expected else event.severity] += 1
+
+    def _act(self, event: Event, rows: Rows) -> None:
+        self._record(event)
+        self._streak += 1
+        action: Any = getattr(self._local, "softly", None) or environment() or self.options.action
+        if action == "off":
+            return
+        if self._streak <= self.options.patience and action in ("raise", "warn", "skip"):
+            rows.skip = True
+            warnings.warn(
+                f"{render(event)}\n\n  skipped {self._streak} of {self.options.patience} bad "
+                "steps in a row that patience= allows",
+                AnynanWarning,
+                stacklevel=2,
+            )
+        elif action == "raise":
+            kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError
+            raise kind(render(event), event, self)
+        elif action == "warn":
+            warnings.warn(render(event), AnynanWarning, stacklevel=2)
+        elif action == "skip":
+            rows.skip = True
+            if self._streak == 1:
+                text = f"{render(event)}\n\n  the update of this step is dropped"
+                warnings.warn(text, AnynanWarning, stacklevel=2)
+        elif isinstance(action, Callable):  # type: ignore[arg-type]
+            action(event)
+
+    def softly(self, *, on: bool = True) -> "_Softly":
+        """Warn instead of raising inside, for rows that are read when nobody can catch."""
+        return _Softly(self._local, on)
+
+
+class _Softly:
+    """Warn instead of raising, for rows that are read when nobody can catch."""
+
+    def __init__(self, local: threading.local, on: bool) -> None:
+        self._local, self._on = local, on
+
+    def __enter__(self) -> None:
+        if self._on:
+            self._local.softly = "warn"
+
+    def __exit__(self, *details: object) -> None:
+        self._local.softly = None
