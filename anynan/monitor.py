@@ -1,6 +1,7 @@
 """Slots, readings and their history: plain numbers on the host, no array library."""
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -135,18 +136,24 @@ class Rows:
 class _Entry:
     """Keep one step of the ring, packed."""
 
-    __slots__ = ("calls", "sites", "stats", "step", "values")
+    __slots__ = ("calls", "hi", "lo", "sites", "stats", "step")
 
-    def __init__(self, rows: Rows, upto: int) -> None:
+    def __init__(self, rows: Rows, before: "_Entry | None") -> None:
+        read = len(rows.lo)
         self.step = rows.step
-        self.sites = np.array([site.index for site in rows.sites[:upto]], dtype=np.int32)
-        self.calls = np.array(rows.calls[:upto], dtype=np.int16)
-        self.values = np.array([rows.lo[:upto], rows.hi[:upto]], dtype=np.float64)
-        self.stats = dict(rows.stats)
+        sites = rows.sites[:read]
+        calls = rows.calls[:read]
+        # Most steps read the same slots: then the lists of the step before are shared.
+        self.sites = before.sites if before is not None and before.sites == sites else sites
+        self.calls = before.calls if before is not None and before.calls == calls else calls
+        self.lo = array("d", rows.lo)
+        self.hi = array("d", rows.hi)
+        self.stats = rows.stats
 
     @property
     def nbytes(self) -> int:
-        return self.sites.nbytes + self.calls.nbytes + self.values.nbytes + 64 * len(self.stats)
+        """Give at most the memory this takes: shared lists are counted for every step."""
+        return 16 * (len(self.lo) + len(self.sites)) + 64 * len(self.stats)
 
 
 class History:
@@ -155,11 +162,10 @@ class History:
     Iterating yields ``Reading`` objects, oldest first; ``len`` is the number of steps.
     """
 
-    def __init__(self, steps: int, sites: list[Site]) -> None:
+    def __init__(self, steps: int) -> None:
         self._steps = steps
         self._entries: deque[_Entry] = deque()
         self._bytes = 0
-        self._sites = sites
         self._lock = RLock()
 
     def __len__(self) -> int:
@@ -172,11 +178,10 @@ class History:
             yield from self._unpack(entry)
 
     def _unpack(self, entry: _Entry) -> Iterator[Reading]:
-        lows, highs = entry.values.tolist()
-        pairs = zip(entry.sites.tolist(), entry.calls.tolist(), lows, highs, strict=True)
+        pairs = zip(entry.sites, entry.calls, entry.lo, entry.hi, strict=True)
         for order, (site, call, lo, hi) in enumerate(pairs):
             stats = entry.stats.get(order, ())
-            yield Reading(entry.step, order, call, self._sites[site], lo, hi, stats)
+            yield Reading(entry.step, order, call, site, lo, hi, stats)
 
     @property
     def nbytes(self) -> int:
@@ -198,8 +203,8 @@ class History:
         """Pack one finished step, and drop the oldest beyond the bounds."""
         if not self._steps:
             return
-        entry = _Entry(rows, len(rows.lo))
         with self._lock:
+            entry = _Entry(rows, self._entries[-1] if self._entries else None)
             self._entries.append(entry)
             self._bytes += entry.nbytes
             while len(self._entries) > 1 and (
@@ -219,10 +224,13 @@ class History:
             entries = list(self._entries)[-upto:]
         points = []
         for entry in entries:
-            (where,) = np.nonzero(entry.sites == site.index)
-            if where.size:
-                values = np.abs(entry.values[:, where])
-                points.append((entry.step, float(values.max())))
+            values = [
+                max(abs(lo), abs(hi))
+                for at, lo, hi in zip(entry.sites, entry.lo, entry.hi, strict=True)
+                if at is site
+            ]
+            if values:
+                points.append((entry.step, max(values)))
         return tuple(points)
 
 
@@ -232,7 +240,7 @@ class Monitor:
     def __init__(self, policy: Policy, history: int) -> None:
         self.policy = policy
         self.sites: list[Site] = []
-        self.history = History(history, self.sites)
+        self.history = History(history)
         self.downgraded: dict[tuple[str | None, str, str], str] = {}
         self._table: dict[tuple[Any, ...], Site] = {}
         self._norms: deque[float] = deque(maxlen=WINDOW)
