@@ -169,6 +169,7 @@ def trace(records: list[OpRecord], sinks: list[Sink]) -> Verdict:
         roots[record.index] = _roots(record, roots)
     verdict = Verdict(placed_only=bool(sinks))
     harmful: set[int] = set()
+    left: dict[int, Sink] = {}
     for sink in sinks:
         tokens = frozenset[Token]().union(*(roots.get(p, frozenset()) for p in sink.parents))
         real = {token for token in tokens if not token.placed}
@@ -176,15 +177,19 @@ def trace(records: list[OpRecord], sinks: list[Sink]) -> Verdict:
         if not real and (sink.phase == "forward" or not tokens):
             continue
         if masks_only:
+            if not sink.layer:  # nothing of the model can hide it any more
+                left |= {token.index: sink for token in real if token.index not in left}
             continue
         verdict.placed_only = False
         chosen = min(real or tokens, key=lambda token: token.index)
         harmful |= {token.index for token in real or tokens}
         if verdict.sink is None:
-            verdict.sink = sink
+            verdict.sink = left.get(chosen.index, sink)
             if chosen.source is not None:
                 verdict.outside = chosen
             verdict.origin = by_index.get(chosen.index)
+            if not real:
+                verdict.origin = _turned(records, roots, tokens, sink) or verdict.origin
     verdict.contained = [
         record
         for record in records
@@ -209,6 +214,34 @@ def trace(records: list[OpRecord], sinks: list[Sink]) -> Verdict:
             None,
         )
     return verdict
+
+
+def _turned(
+    records: list[OpRecord],
+    roots: dict[int, frozenset[Token]],
+    tokens: frozenset[Token],
+    sink: Sink,
+) -> OpRecord | None:
+    """Return the operation that made what arrived of another kind that was only placed.
+
+    A loss that is +Inf because a target's score was masked with -Inf is the loss's doing.
+    """
+    return next(
+        (
+            record
+            for record in records
+            if roots[record.index] & tokens
+            and record.name not in PLACING
+            and _has(record.output, sink.kind)
+            and record.operands
+            and not any(_has(operand.summary, sink.kind) for operand in record.operands)
+        ),
+        None,
+    )
+
+
+def _has(summary: Summary | None, kind: str) -> bool:
+    return summary is not None and bool(getattr(summary, kind, 0))
 
 
 def _roots(record: OpRecord, roots: dict[int, frozenset[Token]]) -> frozenset[Token]:
@@ -237,6 +270,9 @@ def _roots(record: OpRecord, roots: dict[int, frozenset[Token]]) -> frozenset[To
         return own
     if not output.nan and output.posinf + output.neginf > _carried(record, output.size):
         return own
+    # A mask's -Inf that arithmetic turned into +Inf is no mask any more.
+    if output.posinf and not any(o.summary is not None and o.summary.posinf for o in record.operands):
+        return own
     return frozenset(inherited)
 
 
@@ -263,9 +299,13 @@ def _operand_roots(
         return found
     if operand.source is None or (summary is not None and not summary.bad):
         return frozenset()
-    if operand.source in ("constant", "input") and summary is not None and is_mask(summary):
+    if operand.source == "constant" or (
+        operand.source == "input" and summary is not None and is_mask(summary)
+    ):
         return frozenset({Token(record.index, placed=True)})
-    if operand.source == "constant":
+    # A bias with a mask in it, made once: no program keeps another -Inf between its steps.
+    kept = operand.source in ("buffer", "unknown")
+    if kept and summary is not None and not summary.nan and not summary.posinf:
         return frozenset({Token(record.index, placed=True)})
     return frozenset({Token(record.index, source=operand.source, label=operand.label)})
 

@@ -1,6 +1,8 @@
 """A tracked module: its root calls, and where its steps end."""
 
+import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from anynan.torch import updates
 from anynan.torch.hooks import KeepGradHook, tensors
 from anynan.torch.session import Session, State
 
+_CALL = torch.nn.Module._call_impl.__code__
 # Without an optimizer to end the step, this many readings do.
 MAX_ROWS = 50_000
 
@@ -26,6 +29,8 @@ class ModelSession(Session):
         state = self.state()
         if state.idle:
             return
+        if state.depth and not _running(module):
+            state.depth = 0  # an interrupt left the call before: its exit hook never ran
         state.depth += 1
         if state.depth > 1 or torch._C._current_graph_task_id() != -1:
             return
@@ -69,3 +74,14 @@ class ModelSession(Session):
         """End the step at the update."""
         if state.rows is not None:
             self.end_step(state)
+
+
+def _running(module: torch.nn.Module) -> bool:
+    """Tell whether a call of this module, besides the one that begins, is on the stack."""
+    calls = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL and frame.f_locals.get("self") is module:
+            calls += 1
+        frame = frame.f_back
+    return calls > 1

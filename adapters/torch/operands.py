@@ -187,6 +187,18 @@ def saved(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"saved[{i}]", value
 
 
+def saved_numbers(node: Any) -> dict[str, Any]:
+    """Return the plain arguments that a backward node saved (``exponent``, ``dim``)."""
+    found = {}
+    for name in dir(node):
+        bare = name.removeprefix("_saved_")
+        if bare != name and bare in _KEEP:
+            value = getattr(node, name)
+            if isinstance(value, int | float):
+                found[bare] = value
+    return found
+
+
 def add_masked_rows(record: OpRecord, operands: list[tuple[str, Any]]) -> None:
     """Count the rows of a softmax that are -Inf throughout."""
     dim = record.params.get("dim")

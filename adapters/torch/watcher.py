@@ -258,6 +258,8 @@ class Watcher(TorchDispatchMode):
         )
         if shape.name == "subtract" and "rsub" in str(func):
             items.reverse()
+        elif shape.name == "constant":
+            items = []  # what was written in the code came from nowhere else
         phase: Any = "forward"
         forward = None
         feeds: tuple[str, ...] = ()
@@ -273,6 +275,7 @@ class Watcher(TorchDispatchMode):
                 name = made.name if made is not None else node_name(node.name())
                 forward = made.record if made is not None else None
                 feeds = tuple(self.consumers.get(node._sequence_nr(), ()))
+                params.update(operands.saved_numbers(node))
                 items = self._node_operands(node, items, first, tuple(out.shape), detailed)
                 params = operands.node_params(node)
             elif torch.is_grad_enabled() and self.layers:

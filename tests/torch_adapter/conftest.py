@@ -1,0 +1,20 @@
+"""One thread, a fixed seed, and nothing left tracked from one test to the next."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from anynan.torch import updates
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    for session in list(updates._sessions):
+        session.tracker.adapter = None
+        session.detach()
+    torch.set_num_threads(threads)
