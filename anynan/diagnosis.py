@@ -1,6 +1,5 @@
 """From a bad reading to an event: replay, follow the lineage, name the cause."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,10 +46,13 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             case.replayed = adapter.replay(reading)
         except ReplayError as error:
             case.notes.append(str(error))
+        except Exception as error:  # noqa: BLE001  what was found must not be lost
+            case.notes.append(f"the replay failed: {type(error).__name__} {error}".rstrip())
     if case.replayed is not None:
         case.notes.extend(case.replayed.notes)
         verdict = trace(case.replayed.records, case.replayed.sinks)
-        if verdict.placed_only and reading.phase == "forward":
+        shown = any(sink.kind == case.kind for sink in case.replayed.sinks)
+        if verdict.placed_only and reading.phase == "forward" and shown:
             return None
         if case.replayed.incoming:
             return _incoming_event(case, monitor, adapter)
@@ -62,9 +64,9 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             )
     outside = verdict.outside
     if outside is not None and outside.source == "input":
-        return _outside_input(case, monitor, adapter, verdict, outside)
+        return _outside_input(case, adapter, verdict, outside)
     blamed = outside is not None and outside.source in ("parameter", "buffer")
-    if blamed or reading.phase == "parameter" or (verdict.sink is None and not case.replay):
+    if blamed or reading.phase == "parameter" or case.replayed is None:
         found = _parameter_event(case, monitor, adapter, outside if blamed else None)
         if found is not None:
             return found
@@ -190,9 +192,7 @@ def _input_event(case: Case, monitor: Monitor, adapter: Adapter, summary: Summar
     )
 
 
-def _outside_input(
-    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, outside: Token
-) -> Event:
+def _outside_input(case: Case, adapter: Adapter, verdict: Verdict, outside: Token) -> Event:
     """Report bad values that a replay traced back to the batch."""
     origin = verdict.origin
     summary = None

@@ -67,9 +67,11 @@ class Judge:
             self.judge(rows)
             self._settle_scale(rows)
         finally:
-            self.history.append(rows)
+            self.monitor.history.append(rows)
             if rows.failed is None:
                 self._streak = 0
+            else:
+                self._spread(rows)
 
     @property
     def step(self) -> int:
@@ -80,8 +82,11 @@ class Judge:
     def judge(self, rows: Rows) -> None:
         """Judge every row that was not judged yet, in execution order."""
         flagged = self.monitor.flagged(rows)
-        for position, order in enumerate(flagged):
-            self.flag(rows, order, later=len(flagged) - position - 1)
+        bad = [self._is_bad(rows, order) for order in flagged]
+        later = sum(bad)
+        for order, counts in zip(flagged, bad, strict=True):
+            later -= counts
+            self.flag(rows, order, later=later)
 
     def flag(
         self,
@@ -105,6 +110,8 @@ class Judge:
             AnomalyError: As the tracker's action says.
         """
         rows.judged = max(rows.judged, order + 1)
+        if self.adapter is None:  # removed by the user's own callback, mid-step
+            return
         reading = rows.reading(order)
         site = reading.site
         judged = self.options.policy.judge(
@@ -114,7 +121,7 @@ class Judge:
             return
         kind, severity = judged
         if rows.failed is not None:
-            rows.spread += 1
+            rows.spread += self._is_bad(rows, order)
             return
         key = (site.layer, site.phase, kind)
         reason = self._excuse(rows, order, kind, reading)
@@ -155,7 +162,7 @@ class Judge:
             reading, kind, rows, value, later,
             replay=wanted, clean=self._clean, updates=list(self._updates), replayed=replayed,
         )  # fmt: skip
-        if self.options.replay and not wanted:
+        if self.options.replay and not wanted and replayed is None:
             case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
         event = diagnose(case, self.monitor, self._adapter)
         if event is None:
@@ -219,7 +226,8 @@ class Judge:
             self._act(event, rows)
         else:
             self._record(event)
-            warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
+            if event.expected is None:
+                warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
 
     def guard(self, rows: Rows, norm: float) -> None:
         """Judge the total gradient norm of a step: a jump, or next to nothing.
@@ -231,6 +239,8 @@ class Judge:
         Raises:
             AnomalyError: If the policy makes a spike or a vanishing gradient bad.
         """
+        if not math.isfinite(norm):
+            return
         policy = self.options.policy
         kind: Kind | None = None
         median = self.monitor.median_norm(norm)
@@ -240,7 +250,8 @@ class Judge:
             kind = "vanishing"
         if kind is None or rows.failed is not None:
             return
-        level = "bad" if kind in policy.bad else "suspect"
+        reason = policy.allowed(kind, "backward", "")
+        level = "bad" if kind in policy.bad and reason is None else "suspect"
         growth = self.monitor.norms()
         event = Event(
             backend=self._adapter.backend,
@@ -256,6 +267,7 @@ class Judge:
                     phase="backward", kind=kind, layer="", tensor="gradient norm", growth=growth
                 )
             ),
+            expected=reason,
             rank=self._adapter.rank(),
         )
         self.refuse(event, rows)
@@ -292,6 +304,29 @@ class Judge:
         if expected is not None and kind in expected:
             return expected[kind]
         return self.options.policy.allowed(kind, reading.phase, reading.layer)
+
+    def _is_bad(self, rows: Rows, order: int) -> bool:
+        """Tell whether a row is bad by itself: no suspect, and not excused."""
+        reading = rows.reading(order)
+        site = reading.site
+        judged = self.options.policy.judge(
+            site.phase, reading.lo, reading.hi, layer=site.layer, dtype_max=site.dtype_max
+        )
+        if judged is None or judged[1] != "bad":
+            return False
+        return self._excuse(rows, order, judged[0], reading) is None
+
+    def _spread(self, rows: Rows) -> None:
+        """Write into a failed step's event what turned bad after it was recorded."""
+        event: Event = rows.failed
+        if rows.spread <= event.spread.count:
+            return
+        rows.failed = replace(event, spread=replace(event.spread, count=rows.spread))
+        with self._lock:
+            for i in range(len(self._events) - 1, -1, -1):
+                if self._events[i] is event:
+                    self._events[i] = rows.failed
+                    return
 
     def _note_once(
         self, reading: Reading, kind: Kind, value: Any, *, expected: str | None = None
@@ -367,7 +402,8 @@ class Judge:
         action: Any = getattr(self._local, "softly", None) or environment() or self.options.action
         if action == "off":
             return
-        if self._streak <= self.options.patience and action in ("raise", "warn", "skip"):
+        patient = callable(action) or action in ("raise", "warn", "skip")
+        if patient and self._streak <= self.options.patience:
             rows.skip = True
             warnings.warn(
                 f"{render(event)}\n\n  skipped {self._streak} of {self.options.patience} bad "

@@ -271,7 +271,8 @@ def _roots(record: OpRecord, roots: dict[int, frozenset[Token]]) -> frozenset[To
     if not output.nan and output.posinf + output.neginf > _carried(record, output.size):
         return own
     # A mask's -Inf that arithmetic turned into +Inf is no mask any more.
-    if output.posinf and not any(o.summary is not None and o.summary.posinf for o in record.operands):
+    summaries = [operand.summary for operand in record.operands if operand.summary is not None]
+    if output.posinf and not any(summary.posinf for summary in summaries):
         return own
     return frozenset(inherited)
 

@@ -141,8 +141,8 @@ class _Entry:
     def __init__(self, rows: Rows, before: "_Entry | None") -> None:
         read = len(rows.lo)
         self.step = rows.step
-        sites = rows.sites[:read]
-        calls = rows.calls[:read]
+        sites: list[Site] = rows.sites[:read]
+        calls: list[int] = rows.calls[:read]
         # Most steps read the same slots: then the lists of the step before are shared.
         self.sites = before.sites if before is not None and before.sites == sites else sites
         self.calls = before.calls if before is not None and before.calls == calls else calls

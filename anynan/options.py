@@ -1,7 +1,7 @@
 """The options that every adapter shares, checked once."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,6 +51,10 @@ class Options:
                 "or give a function that takes the Event"
             )
             raise ValueError(msg)
+        for name in ("layers", "skip"):
+            chosen = getattr(self, name)
+            if isinstance(chosen, Iterable) and not isinstance(chosen, str):
+                object.__setattr__(self, name, tuple(chosen))  # a generator is walked twice
         for name in ("backward", "replay", "parameters"):
             if not isinstance(getattr(self, name), bool):
                 msg = f"{name}= takes True or False, not {getattr(self, name)!r}"

@@ -28,9 +28,12 @@ def metrics(tracker: "Tracker") -> dict[str, float]:
             square += reading.hi * reading.hi
             continue
         name = f"anynan/absmax/{reading.phase}/{reading.site.parameter or reading.layer or 'model'}"
-        numbers[name] = max(numbers.get(name, 0.0), reading.absmax)
-        for stat, value in zip(tracker.options.extra, reading.stats, strict=False):
-            numbers[name.replace("absmax", stat, 1)] = value
+        numbers[name] = max(reading.absmax, numbers.get(name, 0.0), key=_nan_first)
+        stats = dict(zip(tracker.options.extra, reading.stats, strict=False))
+        stats |= {"min": reading.lo, "max": reading.hi}
+        for stat in tracker.options.stats:
+            if stat in stats:
+                numbers[name.replace("absmax", stat, 1)] = stats[stat]
         if reading.headroom is not None:
             headroom = min(headroom, reading.headroom)
     if readings:
@@ -44,6 +47,10 @@ def metrics(tracker: "Tracker") -> dict[str, float]:
     return numbers
 
 
+def _nan_first(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
 def tightest(tracker: "Tracker") -> "dict[str, Reading]":
     """Return each layer's reading that came nearest to overflow, tightest first."""
     best: dict[str, Reading] = {}
@@ -52,10 +59,13 @@ def tightest(tracker: "Tracker") -> "dict[str, Reading]":
         if headroom is None or reading.site.bound or reading.layer is None:
             continue
         held = best.get(reading.layer)
-        if held is None or headroom < (held.headroom or math.inf):
+        if held is None or headroom < _bits(held):
             best[reading.layer] = reading
-    ranked = sorted(best.items(), key=lambda item: item[1].headroom or math.inf)
-    return dict(ranked)
+    return dict(sorted(best.items(), key=lambda item: _bits(item[1])))
+
+
+def _bits(reading: "Reading") -> float:
+    return math.inf if reading.headroom is None else reading.headroom
 
 
 def overview(tracker: "Tracker") -> str:
@@ -75,19 +85,21 @@ def overview(tracker: "Tracker") -> str:
         f"  events    {tracker.count('bad')} bad, {tracker.count('suspect')} suspect, "
         f"{tracker.count('expected')} expected"
     )
-    for layer, reading in list(tightest(tracker).items())[:SHOWN_LAYERS]:
-        lines.append(
-            f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
-            f"{reading.phase}, step {reading.step}, {reading.site.dtype}"
-        )
-    for event in tracker.events[-SHOWN_EVENTS:]:
-        lines.append(f"  event     {render_line(event)}")
-    for entry in tracker.options.policy.allow:
-        lines.append(f"  allowed   {entry.kind} in {entry.layers!r}: {entry.reason}")
-    for (path, phase, kind), why in tracker.monitor.downgraded.items():
-        lines.append(f"  allowed   {kind} in {phase} {path or '(the model itself)'}: {why}")
-    for note in tracker.notes:
-        lines.append(f"  note      {note}")
+    lines += [
+        f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
+        f"{reading.phase}, step {reading.step}, {reading.site.dtype}"
+        for layer, reading in list(tightest(tracker).items())[:SHOWN_LAYERS]
+    ]
+    lines += [f"  event     {render_line(event)}" for event in tracker.events[-SHOWN_EVENTS:]]
+    lines += [
+        f"  allowed   {entry.kind} in {entry.layers!r}: {entry.reason}"
+        for entry in tracker.options.policy.allow
+    ]
+    lines += [
+        f"  allowed   {kind} in {phase} {path or '(the model itself)'}: {why}"
+        for (path, phase, kind), why in tracker.monitor.downgraded.items()
+    ]
+    lines += [f"  note      {note}" for note in tracker.notes]
     never = unseen(tracker)
     if steps and never:
         names = ", ".join(name or "(the model itself)" for name in never[:SHOWN_LAYERS])

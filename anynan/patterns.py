@@ -42,6 +42,10 @@ def _matching(option: str, patterns: Patterns, layers: dict[str, Any]) -> set[st
     if not isinstance(items, Iterable):
         msg = f"{option}= takes globs or predicates, not {type(patterns).__name__}: {patterns!r}"
         raise TypeError(msg)
+    items = tuple(items)
+    if not items and option == "layers":
+        msg = "layers= is empty, so nothing would be watched; leave it out to watch every layer"
+        raise ValueError(msg)
     for pattern in items:
         if isinstance(pattern, str):
             hits = {path for path in layers if fnmatchcase(path, pattern)}

@@ -175,7 +175,7 @@ class Policy:
 
     def allowed(self, kind: Kind, phase: Phase, layer: str | None) -> str | None:
         """Return the reason of the whitelist entry that covers this, None if none does."""
-        for entry in self.allow:
+        for entry in (*self.allow, *self.at(layer).allow):
             if (
                 entry.kind == kind
                 and entry.phase in (None, phase)
@@ -189,9 +189,9 @@ def reading_kind(lo: float, hi: float) -> Kind | None:
     """Name the non-finite kind that a reading's two ends show, None if both are finite."""
     if lo != lo or hi != hi:
         return "nan"
-    if hi == math.inf or lo == math.inf:
+    if math.inf in (lo, hi):
         return "posinf"
-    return "neginf" if lo == -math.inf or hi == -math.inf else None
+    return "neginf" if -math.inf in (lo, hi) else None
 
 
 def _limit(name: str, value: Any) -> None:

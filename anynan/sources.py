@@ -22,6 +22,8 @@ _STDLIB = tuple(
 @lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """Tell whether a file belongs to a library, the standard library or anynan itself."""
+    if is_demo(file):
+        return False
     if any(part in file for part in _LIBRARY_PARTS):
         return True
     if file.startswith("<") and not file.startswith(("<stdin", "<ipython", "<doctest", "<string")):
@@ -30,6 +32,12 @@ def is_library(file: str) -> bool:
     if os.path.dirname(real) in own_folders():
         return True
     return file.startswith(_STDLIB) and not file.startswith("<")
+
+
+def is_demo(file: str) -> bool:
+    """Tell whether a file is an adapter's demo: it stands for a user's script."""
+    folder, name = os.path.split(file)
+    return name == "demo.py" and os.path.realpath(folder) in own_folders()
 
 
 @lru_cache(maxsize=1)

@@ -57,7 +57,7 @@ class Summary:
 
     @property
     def kind(self) -> Literal["nan", "posinf", "neginf"] | None:
-        """Name the worst kind present: ``nan``, ``posinf``, ``neginf``, or None."""
+        """Name the worst kind present (``nan``, ``posinf``, ``neginf``), None without any."""
         if self.nan:
             return "nan"
         if self.posinf:

@@ -6,7 +6,7 @@ import weakref
 from typing import Any, Self
 
 from anynan.adapter import Adapter
-from anynan.events import Event
+from anynan.events import PHASES, Event
 from anynan.judging import Judge
 from anynan.monitor import History, Reading
 from anynan.options import Options, environment
@@ -49,7 +49,10 @@ class Tracker(Judge):
     def start(self, adapter: Adapter) -> Self:
         """Install an adapter's hooks; adapters call this at the end of ``track``."""
         if hasattr(self._target, "__name__"):
-            functools.update_wrapper(self, self._target)
+            functools.update_wrapper(self, self._target, updated=())
+            for name, value in getattr(self._target, "__dict__", {}).items():
+                if not hasattr(self, name):  # the tracker's own names stay its own
+                    setattr(self, name, value)
         if environment() == "off":
             return self
         self.adapter = adapter
@@ -124,7 +127,14 @@ class Tracker(Judge):
         return tuple(self._said)
 
     def dump(self, path_contains: str = "", phase: str | None = None) -> list[Reading]:
-        """Return past readings whose layer path contains a string, in one phase or all."""
+        """Return past readings whose layer path contains a string, in one phase or all.
+
+        Raises:
+            ValueError: If there is no such phase.
+        """
+        if phase is not None and phase not in PHASES:
+            msg = f"phase={phase!r} is unknown; choose from {', '.join(PHASES)}"
+            raise ValueError(msg)
         return [
             reading
             for reading in self.history
@@ -136,6 +146,7 @@ class Tracker(Judge):
         with self._lock:
             self._events.clear()
             self._counts.clear()
+            self._seen.clear()
             self.history.clear()
 
     def metrics(self) -> dict[str, float]:

@@ -244,6 +244,9 @@ class ToyAdapter:
     def detach(self) -> None:
         self.model.watchers = [item for item in self.model.watchers if item is not self]
 
+    def watched(self) -> list[str]:
+        return [path for path in self._chosen if path]
+
     def set_paused(self, paused: bool) -> None:
         if paused:
             self.read()
@@ -384,7 +387,9 @@ class ToyAdapter:
         return rows.skip or rows.pending is not None
 
     def after_update(self) -> None:
-        self.tracker.updated(self.tracker.step)
+        rows = self.tracker.rows()
+        if rows.failed is None:
+            self.tracker.updated(rows.step)
 
     # Inside.
 

@@ -10,20 +10,21 @@ import random
 import re
 import time
 import warnings
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
-from pydoc_data.topics import topics
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  everybody's name for it
+from torch.nn import functional as F
 
 import anynan
+from anynan.overview import tightest
 from anynan.reporting import render_rich
 from anynan.torch.tracking import track
-from anynan.tracker import Tracker, tightest
+from anynan.tracker import Tracker
 
 BUGS = {
     "mask": "an empty paragraph: attention with every key masked",
@@ -214,7 +215,7 @@ def setup(bug: str, broken: str, seed: int) -> tuple[Tracker, Loader]:
     model = GPT(len(loader.numbers) + 1, broken, half=half)
     optimizer: torch.optim.Optimizer
     if bug == "lr":
-        rate = 0.1
+        rate = 0.2
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     else:
         rate = 1e-2 if half else 3e-3
@@ -290,9 +291,8 @@ def summary(tracker: Tracker, losses: list[float]) -> str:
     """Say in two lines what a training without the bug saw."""
     layers = {reading.layer for reading in tracker.history if reading.layer}
     text = f"{len(losses)} steps, {len(layers)} layers, no reading went bad"
-    tight = tightest(tracker)
-    if tight is not None:
-        text += f"; tightest headroom {tight.headroom:.1f} bits at {tight.layer or 'the model'}"
+    for layer, reading in list(tightest(tracker).items())[:1]:
+        text += f"; tightest headroom {reading.headroom:.1f} bits at {layer or 'the model'}"
     again = (len(losses) - 1) // EPOCH * EPOCH
     if again:
         text += f".\nThe loss of the first batch fell from {losses[0]:.2f} to {losses[again]:.2f}."

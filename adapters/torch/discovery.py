@@ -1,6 +1,7 @@
 """Find the modules that a training-step function uses."""
 
 import functools
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -17,11 +18,21 @@ def find_modules(fn: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> dic
     found: dict[str, torch.nn.Module] = {}
     for name, value in _reachable(fn):
         _collect(found, name, value)
+    names = _argument_names(fn)
     for i, value in enumerate(args):
-        _collect(found, f"arg{i}", value)
+        _collect(found, names[i] if i < len(names) else f"arg{i}", value)
     for name, value in (kwargs or {}).items():
         _collect(found, name, value)
     return _outermost(found)
+
+
+def in_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.nn.Module]:
+    """Walk the modules in a call's arguments; cheap enough for every call."""
+    found: dict[str, torch.nn.Module] = {}
+    for value in (*args, *kwargs.values()):
+        if not isinstance(value, torch.Tensor):
+            _collect(found, "", value)
+    yield from found.values()
 
 
 def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -63,6 +74,16 @@ def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     yield from (func.__kwdefaults__ or {}).items()
 
 
+def _argument_names(fn: Any) -> list[str]:
+    """Name the positional arguments; the object a method belongs to has no name of its own."""
+    try:
+        named = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return ["" if p.name == "self" else p.name for p in named if p.kind in positional]
+
+
 def _names(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
@@ -88,7 +109,7 @@ def _collect(found: dict[str, torch.nn.Module], name: str, value: Any) -> None:
         value, type | types.ModuleType | types.FunctionType | torch.Tensor
     ):
         for key, item in list(getattr(value, "__dict__", {}).items()):
-            if isinstance(item, torch.nn.Module):
+            if isinstance(item, torch.nn.Module | dict | list | tuple):
                 _collect(found, f"{name}.{key}" if name else key, item)
 
 

@@ -11,7 +11,8 @@ from anynan.torch.probes import plain, read_ends
 from anynan.torch.slots import DeferredSlots
 
 if TYPE_CHECKING:
-    from anynan.torch.session import Session, State
+    from anynan.torch.session import Session
+from anynan.torch.state import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from anynan.monitor import Rows, Site
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, plain
 
 if TYPE_CHECKING:
-    from anynan.torch.session import Session, State
+    from anynan.torch.session import Session
+from anynan.torch.state import State
 
 _Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
@@ -63,6 +64,7 @@ class GradHook(_Hook):
         self.root, self.number, self.expected = state.root, number, expected
 
     def __call__(self, gradients: Any) -> None:
+        """Write the reading of this gradient."""
         state = self.state
         rows = state.rows
         if rows is None or state.idle:
@@ -104,6 +106,7 @@ class KeepGradHook(_Hook):
         self.session, self.root, self.index = session, root, index
 
     def __call__(self, grad: torch.Tensor) -> None:
+        """Keep the gradient."""
         session = self.session()
         if session is not None:
             session.keep_gradient(self.root, self.index, grad)
@@ -121,6 +124,7 @@ class ForwardHook(_Hook):
         self.sites: dict[Any, tuple[Site, Site]] = {}
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Write the readings of the outputs, in order."""
         if _is_compiling():
             return
         session = self.session
@@ -166,14 +170,13 @@ class ForwardHook(_Hook):
             hook_gradient(x, GradHook(self.weak, state, pair[1], call, x.output_nr, expected))
 
     def _recomputed(self, state: "State", rows: Rows, x: Any, name: str, call: int) -> None:
-        # The first pass of reentrant checkpointing has no graph: hook the second one.
+        # The first pass of reentrant checkpointing has no graph, so the second one is hooked.
+        # What non-reentrant checkpointing recomputes is never run backward: its hooks rest.
         pair = self.sites.get((name, x.dtype))
         if pair is None or not self.backward or not x.requires_grad:
             return
-        if state.hook_recomputed(self.path, call):
-            hook_gradient(
-                x, GradHook(self.weak, state, pair[1], call, x.output_nr, _expectations())
-            )
+        hook = GradHook(self.weak, state, pair[1], call, x.output_nr, _expectations())
+        hook_gradient(x, hook)
 
     def _sites(self, x: torch.Tensor, name: str) -> tuple[Site, Site]:
         dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
@@ -196,6 +199,7 @@ class RootEnter(_Hook):
         self.session, self.path = session, path
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Hand over to the session."""
         if not _is_compiling():
             self.session.enter_root(module, self.path, args, kwargs)
 
@@ -209,5 +213,6 @@ class RootExit(_Hook):
         self.session = session
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Hand over to the session."""
         if not _is_compiling():
             self.session.exit_root(module, output)

@@ -10,7 +10,8 @@ import torch
 from anynan.options import Options
 from anynan.torch import updates
 from anynan.torch.hooks import KeepGradHook, tensors
-from anynan.torch.session import Session, State
+from anynan.torch.session import Session
+from anynan.torch.state import State
 
 _CALL = torch.nn.Module._call_impl.__code__
 # Without an optimizer to end the step, this many readings do.

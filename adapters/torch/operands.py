@@ -10,8 +10,7 @@ import torch
 from anynan.lineage import Operand, OpRecord
 from anynan.summary import Summary
 from anynan.torch.names import node_name
-from anynan.torch.probes import measure as measure
-from anynan.torch.probes import nonfinite, plain, read_ends
+from anynan.torch.probes import measure, nonfinite, plain, read_ends
 
 _KEEP = (
     "dim",
@@ -52,7 +51,8 @@ def named(
         if name == "out":
             continue
         if isinstance(value, torch.Tensor):
-            if value.dtype.is_floating_point or value.dtype.is_complex:
+            # A divisor is often a count.
+            if value.dtype.is_floating_point or value.dtype.is_complex or name == "other":
                 found.append((name, value))
         elif isinstance(value, float | int) and not isinstance(value, bool):
             if name in ("self", "other", "exponent", "value") or not math.isfinite(value):
@@ -93,6 +93,9 @@ def node_params(node: Any) -> dict[str, Any]:
     before = next((item for item, _ in node.next_functions if item is not None), None)
     if before is not None:
         found["of"] = node_name(before.name())
+        terms = next((item for item, _ in before.next_functions if item is not None), None)
+        if terms is not None:
+            found["terms"] = node_name(terms.name())
     return found
 
 
@@ -210,14 +213,21 @@ def add_masked_rows(record: OpRecord, operands: list[tuple[str, Any]]) -> None:
             return
 
 
+def add_ignored(record: OpRecord, arguments: dict[str, Any]) -> None:
+    """Count the targets of a loss, where every one of them is ignored."""
+    target, index = arguments.get("target"), arguments.get("ignore_index")
+    if isinstance(target, torch.Tensor) and isinstance(index, int) and (target == index).all():
+        record.params.update(ignored=target.numel(), ignore_index=index)
+
+
 def wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     """Run an operation again in a wider dtype; give its largest magnitude if that is finite."""
     tensors = [x for x in flat([*args, *kwargs.values()]) if x.dtype.is_floating_point]
     if not tensors or any(nonfinite(x) for x in tensors):
         return None
-    narrow = all(x.element_size() <= 2 for x in tensors) or kwargs.get("dtype") in (
-        torch.float16,
-        torch.bfloat16,
+    # bfloat16 ends where float32 does, so only a cast to it shows in float32.
+    narrow = all(x.element_size() <= 2 and x.dtype != torch.bfloat16 for x in tensors) or (
+        kwargs.get("dtype") in (torch.float16, torch.bfloat16)
     )
     target = torch.float32 if narrow else torch.float64
 

@@ -13,11 +13,12 @@ from anynan.context import replay_context
 from anynan.lineage import External, Replay, Sink
 from anynan.monitor import Reading
 from anynan.torch.hooks import tensors
-from anynan.torch.paths import clean_path, join
 from anynan.torch.names import node_name
+from anynan.torch.paths import clean_path, join
 from anynan.torch.probes import nonfinite
 from anynan.torch.rootcall import RandomState, RootCall
-from anynan.torch.session import Session, State, StepMarker, StopReplay
+from anynan.torch.session import Session
+from anynan.torch.state import State, StepMarker, StopReplay
 from anynan.torch.watcher import Watcher
 from anynan.torch.weights import all_tensors
 
@@ -33,6 +34,12 @@ def replay(session: Session, state: State, reading: Reading) -> Replay:
     Raises:
         ReplayError: If the call is not known or its inputs were changed.
     """
+    if state.rows is not None and state.rows.step != reading.step:
+        msg = (
+            f"step {reading.step} was over when it was read (read=n waits for n steps), so it "
+            "cannot be run again: the report stays at layer level"
+        )
+        raise ReplayError(msg)
     is_step = isinstance(session, StepMarker)
     roots = _roots(state, reading, is_step)
     if not roots:
@@ -277,7 +284,7 @@ def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
     for _, ref in session.models:
         model = ref()
         for module in model.modules() if model is not None else ():
-            modules.append((module, dict(module.__dict__), dict(module._buffers)))
+            modules.append((module, dict(module.__dict__), dict(module._buffers)))  # noqa: PERF401
     scalers = _scaler_states()
     idle, replaying = state.idle, state.replaying
     state.idle = state.replaying = True

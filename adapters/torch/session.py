@@ -6,11 +6,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from anynan.adapter import BadParameter
+from anynan.errors import AnomalyError
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
@@ -28,50 +29,9 @@ from anynan.torch.paths import clean_path, join
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, plain
 from anynan.torch.rootcall import RootCall
 from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
+from anynan.torch.state import State, StepMarker, StopReplay
 from anynan.torch.weights import bad_parameters, check_parameters, write_parameters
 from anynan.tracker import Tracker
-
-if TYPE_CHECKING:
-    from anynan.torch.operations import Operations
-
-
-class StopReplay(BaseException):
-    """Leave user code during a replay; a BaseException, so that it is not swallowed."""
-
-
-class State:
-    """Hold one thread's open step."""
-
-    __slots__ = (
-        "__weakref__", "calls", "depth", "ended", "hooked", "idle", "in_optimizer", "replaying",
-        "operations", "root", "roots", "rows", "saw_backward", "slots", "step_roots",
-    )  # fmt: skip
-
-    def __init__(self, slots: Slots) -> None:
-        self.slots = slots
-        self.rows: Rows | None = None
-        self.idle = False
-        self.replaying = False
-        self.in_optimizer = False
-        self.depth = 0
-        self.operations: Operations | None = None
-        self.ended: list[Rows] = []
-        self.hooked: set[tuple[str, int]] = set()
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the step."""
-        self.rows = None
-        self.calls: dict[str, int] = {}
-        self.root: RootCall | None = None
-        self.roots: dict[int, RootCall] = {}
-        self.step_roots: list[RootCall] = []
-        self.saw_backward = False
-        self.hooked.clear()
-
-    def hook_recomputed(self, path: str, call: int) -> bool:
-        """Tell whether a recomputed output still needs its gradient hook."""
-        return (path, call) not in self.hooked
 
 
 class Session:
@@ -154,8 +114,17 @@ class Session:
 
     def paths(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Give the watched layers of a model by path, patterns applied."""
-        named = {join(prefix, clean_path(name)): module for name, module in model.named_modules()}
-        return choose(named, self.options.layers, self.options.skip)
+        named = _layers(prefix, model)
+        if self.options.layers is None and self.options.skip is None:
+            return named
+        # A pattern need not match in every model of a step.
+        every = dict(named)
+        for other, ref in self.models:
+            found = ref()
+            if found is not None and found is not model:
+                every.update(_layers(other, found))
+        chosen = choose(every, self.options.layers, self.options.skip)
+        return {path: module for path, module in named.items() if path in chosen}
 
     def watched(self) -> list[str]:
         """List the layers that have a forward pass of their own."""
@@ -260,7 +229,11 @@ class Session:
     def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
         """Have one reading judged while its layer is still on the stack."""
         with self.aside(state):
-            self.tracker.flag(rows, order, value)
+            try:
+                self.tracker.flag(rows, order, value)
+            except AnomalyError as error:
+                # The user's stack is what matters, not the way through the core.
+                raise error.with_traceback(None) from None
 
     @contextmanager
     def aside(self, state: State) -> Iterator[None]:
@@ -408,7 +381,7 @@ class Session:
         every = self.options.read
         if state.slots.deferred and (not isinstance(every, int) or not (rows.step + 1) % every):
             with self.aside(state):
-                state.slots.read()
+                self._settle(state)
                 self.tracker.judge(rows)
         if rows.skip:
             for group in optimizer.param_groups:
@@ -475,10 +448,6 @@ class Session:
         return fn(*args, **kwargs)
 
 
-class StepMarker:
-    """Mark sessions whose replay stops at any optimizer."""
-
-
 def _argument_names(call: Callable[..., Any]) -> list[str]:
     """Name a function's positional arguments; empty where they cannot be known."""
     code = getattr(call, "__code__", None)
@@ -486,3 +455,7 @@ def _argument_names(call: Callable[..., Any]) -> list[str]:
         return []
     names = list(code.co_varnames[: code.co_argcount])
     return names[1:] if inspect.ismethod(call) else names
+
+
+def _layers(prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    return {join(prefix, clean_path(name)): module for name, module in model.named_modules()}

@@ -9,10 +9,11 @@ import torch
 from anynan.containers import leaves
 from anynan.options import Options
 from anynan.torch import tracking
-from anynan.torch.discovery import find_modules
+from anynan.torch.discovery import find_modules, in_arguments
 from anynan.torch.hooks import tensors
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
-from anynan.torch.session import Session, State, StepMarker
+from anynan.torch.session import Session
+from anynan.torch.state import State, StepMarker
 from anynan.torch.weights import check_parameters
 
 
@@ -23,25 +24,41 @@ class StepSession(Session, StepMarker):
         super().__init__(options)
         self.fn = fn
         self._searched = False
+        self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def attach(self) -> None:
         """Install what can be found already; the rest comes with the first call."""
         self._find((), {})
         super().attach()
 
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        self.models = [(prefix, ref) for prefix, ref in self.models if ref() is not None]
         known = {id(ref()) for _, ref in self.models}
         found = find_modules(self.fn, args, kwargs)
         new = {name: model for name, model in found.items() if id(model) not in known}
         if not new:
-            return
+            return False
         alone = not self.models and len(new) == 1
+        taken = {prefix for prefix, _ in self.models}
         installed = bool(self.handles)
+        self._held.clear()
         for name, model in new.items():
             prefix = "" if alone else name
+            while prefix in taken:
+                prefix += "_"
+            taken.add(prefix)
             self.models.append((prefix, weakref.ref(model)))
-            if installed or self._searched:
-                self._hook_model(prefix, model)
+            self._seen.update(model.modules())
+        if installed or self._searched:
+            for prefix, ref in self.models[-len(new) :]:
+                model = ref()
+                if model is not None:
+                    self._hook_model(prefix, model)
+        return True
+
+    def _unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a later call brings a model that the first one did not."""
+        return any(model not in self._seen for model in in_arguments(args, kwargs))
 
     def _install(self) -> None:
         options = self.options
@@ -51,13 +68,11 @@ class StepSession(Session, StepMarker):
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one step: read its inputs, its layers, its gradients and what it returns."""
-        if not self._searched:
-            self._searched = True
-            before = len(self.models)
-            self._find(args, kwargs)
-            if len(self.models) > before:
+        if not self._searched or self._unknown(args, kwargs):
+            first, self._searched = not self._searched, True
+            if self._find(args, kwargs):
                 check_parameters(self)
-            if not self.models:
+            if first and not self.models:
                 self.tracker.say(
                     f"no module was found in {getattr(fn, '__name__', fn)!r}: only its inputs, "
                     "its results and the optimizers it steps are watched; pass the model as an "

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch

@@ -24,7 +24,7 @@ from anynan.sources import is_library, own_folders, user_source
 from anynan.summary import Summary
 from anynan.torch import operands
 from anynan.torch.names import canonical, node_name
-from anynan.torch.probes import plain, read_ends
+from anynan.torch.probes import measure, plain, read_ends
 
 _sequence = torch._C._autograd._get_sequence_nr
 _task = torch._C._current_graph_task_id
@@ -84,7 +84,7 @@ class Watcher(TorchDispatchMode):
     """
 
     def __init__(self, outside: dict[int, tuple[External, str]], base: str | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.records: list[OpRecord] = []
         self.sinks: list[Sink] = []
         self.layers: list[tuple[str, int]] = []
@@ -94,7 +94,7 @@ class Watcher(TorchDispatchMode):
         self.called: Source | None = None
         self.incoming: tuple[Any, ...] = ()
         self.consumers: dict[int, list[str]] = {}
-        self.stop: Callable[[Sink], bool] = lambda sink: False
+        self.stop: Callable[[Sink], bool] | None = None
         self._made: dict[int, Made] = {}
         self._first = _sequence()
         self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
@@ -242,7 +242,10 @@ class Watcher(TorchDispatchMode):
             (name, x, operands.light(before.get(id(x), x)) if isinstance(x, torch.Tensor) else None)
             for name, x in named
         ]
-        spread = output.nan > 0 and any(s is not None and s.nan for _, _, s in flags)
+        # A NaN that another record wrote was looked at there.
+        spread = output.nan > 0 and any(
+            s is not None and s.nan and _key(x) in self._bad for _, x, s in flags
+        )
         detailed = not spread and index < MAX_DETAILED
         if detailed:
             output = operands.measure_bad(out)
@@ -298,6 +301,10 @@ class Watcher(TorchDispatchMode):
         if detailed:
             if name in ("softmax", "log_softmax"):
                 operands.add_masked_rows(record, named)
+            elif name == "nll_loss" and not backward:
+                operands.add_ignored(
+                    record, operands.plain_arguments(shape.argument_names, args, kwargs)
+                )
             if not output.nan and not written:
                 record.wide = operands.wide(func, args, kwargs)
         self.records.append(record)
@@ -307,7 +314,7 @@ class Watcher(TorchDispatchMode):
         self, name: str, x: torch.Tensor, value: torch.Tensor, quick: Summary,
         first: tuple[int, ...] | None, shape: tuple[int, ...], detailed: bool,
     ) -> Operand:  # fmt: skip
-        summary = operands.measure(value) if detailed else quick
+        summary = measure(value) if detailed else quick
         item = Operand(name, summary, operands.at_broadcast(value, first, shape))
         if quick.bad:
             self._trace_operand(item, x)
@@ -378,8 +385,8 @@ class Watcher(TorchDispatchMode):
     def sink(self, sink: Sink) -> None:
         """Note where bad values arrived; ``stop`` may end the replay there."""
         self.sinks.append(sink)
-        if self.stop(sink):
-            from anynan.torch.session import StopReplay
+        if self.stop is not None and self.stop(sink):
+            from anynan.torch.state import StopReplay
 
             raise StopReplay
 

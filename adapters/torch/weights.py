@@ -11,7 +11,8 @@ from anynan.torch.paths import clean_path, join
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, plain, read_ends
 
 if TYPE_CHECKING:
-    from anynan.torch.session import Session, State
+    from anynan.torch.session import Session
+from anynan.torch.state import State
 
 
 def write_parameters(session: "Session", state: "State", rows: Rows) -> None:
@@ -32,6 +33,7 @@ def write_parameters(session: "Session", state: "State", rows: Rows) -> None:
 
 
 def all_tensors(session: "Session") -> list[tuple[str, torch.Tensor]]:
+    """List weights and buffers by their full clean names."""
     found: list[tuple[str, torch.Tensor]] = list(session.parameters())
     for prefix, ref in session.models:
         model = ref()

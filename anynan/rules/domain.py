@@ -108,6 +108,13 @@ def _entropy_loss(s: Situation) -> str | None:
 
 
 def _kl_div(s: Situation) -> str | None:
+    if s.operation == "subtract":  # the last step of it, where it runs as three
+        held = s.summary_of(*OTHER) if "kl_div" in s.line else None
+        return (
+            f"target * log probability holds {group(held.neginf)} x -inf"
+            if (held is not None and held.neginf)
+            else None
+        )
     predicted, target = s.summary_of(*SELF), s.summary_of("target")
     if target is not None and target.low is not None and target.low < 0:
         return f"the target goes down to {target.low:.4g}"
@@ -120,6 +127,10 @@ def _kl_div(s: Situation) -> str | None:
 
 
 def _zero_vector(s: Situation) -> str | None:
+    if s.operation == "weight_norm":
+        weight = s.summary_of("v", *SELF)
+        zeros = weight is not None and not weight.bad and weight.zero
+        return f"the weight holds {plural(zeros, 'zero')}" if zeros and s.made("nan") else None
     normalising = any(word in s.line for word in ("cosine_similarity", "normalize", "CosineSim"))
     if not normalising or not is_zero(s, _DIVISOR if s.operation == "divide" else SELF):
         return None
@@ -316,7 +327,7 @@ def _kind(s: Situation) -> str:
 RULES = (
     Rule(
         "cosine_of_zero_vector",
-        frozenset({"divide", "reciprocal", "rsqrt"}),
+        frozenset({"divide", "reciprocal", "rsqrt", "weight_norm"}),
         FORWARD,
         _zero_vector,
         "a vector of zeros has no direction: dividing it by its length is 0/0",
@@ -372,7 +383,7 @@ RULES = (
     Rule(
         "binary_cross_entropy_saturated",
         frozenset({"binary_cross_entropy"}),
-        FORWARD,
+        BOTH,
         _entropy_loss,
         "binary cross entropy takes log(p) and log(1 - p): at a prediction of 0 or 1 this is -Inf",
         "pass the logits to the form of this loss that takes logits, without the sigmoid before "
@@ -380,7 +391,7 @@ RULES = (
     ),
     Rule(
         "kl_div_domain",
-        frozenset({"kl_div"}),
+        frozenset({"kl_div", "subtract"}),
         FORWARD,
         _kl_div,
         "this divergence takes the logarithm of the target and multiplies by the predicted log "

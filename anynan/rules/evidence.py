@@ -53,6 +53,8 @@ def literal(value: complex | None) -> str:
     if not isinstance(value, float | int):
         return f"({literal(value.real)}{value.imag:+.4g}j)"
     text = f"{value:.4g}"
+    if abs(float(text)) in (0.0, 1.0) and float(text) != value:
+        text = f"{value:.9g}"  # the least bit beside 0 or 1 is what matters
     return text if any(c in text for c in ".einf") else f"{text}.0"
 
 

@@ -4,6 +4,7 @@ import math
 
 from anynan.rules.evidence import (
     at,
+    below,
     group,
     is_zero,
     limits,
@@ -106,15 +107,15 @@ def _sqrt_wording(s: Situation) -> tuple[str, str] | None:
             "the standard deviation of equal numbers is 0, and there its slope is infinite",
             "add eps inside: sqrt(var(x) + {eps})",
         )
-    if s.record is not None and s.record.params.get("of") == "sum":
-        return (
-            "the norm of a zero vector: the slope of a square root at 0 is infinite",
-            "add eps inside: sqrt(sum(x * x) + {eps})",
-        )
     return None
 
 
 def _norm_at_zero(s: Situation) -> str | None:
+    if s.operation in ("sqrt", "pow"):
+        made = {} if s.record is None else s.record.params
+        squares = made.get("of") == "sum" and made.get("terms") in ("pow", "square", "multiply")
+        found = _sqrt_at_zero(s) if squares else None
+        return None if found is None else f"{found}, the square root of a sum of squares"
     lengths = s.summary_of("result")
     if lengths is None or not lengths.zero:
         return None
@@ -132,7 +133,9 @@ def _exponent(s: Situation) -> float | None:
 def _power_gradient(s: Situation) -> str | None:
     base, power = real(s.value(*SELF)), _exponent(s)
     if base is None or power is None:
-        return None
+        low = below(s, SELF, 0.0)
+        bad = low is not None and s.operand("exponent") is not None and s.made("nan")
+        return f"the base goes down to {literal(low)}" if bad else None
     text = f"{literal(base)} ** {literal(power)}{at(s)}"
     if base == 0 and power < 1:
         return text
@@ -151,8 +154,12 @@ def _power_gradient_wording(s: Situation) -> tuple[str, str] | None:
 
 def _log_gradient(s: Situation) -> str | None:
     edge = -1.0 if s.operation == "log1p" else 0.0
-    value = real(s.value(*SELF))
-    return f"{s.operation}({literal(value)}){at(s)}" if value == edge else None
+    value = real(s.value(*(("other",) if s.operation == "xlogy" else SELF)))
+    return (
+        f"{s.operation.removeprefix('xlogy') or 'log'}({literal(value)}){at(s)}"
+        if value == edge
+        else None
+    )
 
 
 def _inverse_at_one(s: Situation) -> str | None:
@@ -188,6 +195,9 @@ def _eigen(s: Situation) -> str | None:
 
 def _determinant(s: Situation) -> str | None:
     x = s.summary_of("A", *SELF)
+    if x is None:  # only its factors were kept
+        kept = (item.summary for item in s.operands if not item.name.startswith(("grad", "inner")))
+        x = next((summary for summary in kept if summary is not None), None)
     return f"a matrix of shape {x.shape}" if x is not None and not x.bad else None
 
 
@@ -252,6 +262,14 @@ TRAP = Rule(
 
 RULES = (
     Rule(
+        "norm_gradient_at_zero",
+        frozenset({"vector_norm", "matrix_norm", "hypot", "sqrt", "pow"}),
+        BACKWARD,
+        _norm_at_zero,
+        "a vector of zeros has no direction, so its length has no slope there",
+        "add eps inside: sqrt(sum(x * x) + {eps}), or give padding vectors a safe value first",
+    ),
+    Rule(
         "sqrt_gradient_at_zero",
         frozenset({"sqrt", "pow", "std"}),
         BACKWARD,
@@ -259,14 +277,6 @@ RULES = (
         "the slope of a square root at 0 is infinite",
         "add eps inside: sqrt(x + {eps}); clamping the result afterwards does not help",
         wording=_sqrt_wording,
-    ),
-    Rule(
-        "norm_gradient_at_zero",
-        frozenset({"vector_norm", "matrix_norm"}),
-        BACKWARD,
-        _norm_at_zero,
-        "a vector of zeros has no direction, so its length has no slope there",
-        "add eps inside: sqrt(sum(x * x) + {eps}), or give padding vectors a safe value first",
     ),
     Rule(
         "power_gradient_domain",
@@ -279,11 +289,19 @@ RULES = (
     ),
     Rule(
         "log_gradient_at_zero",
-        _LOGS,
+        _LOGS | {"xlogy"},
         BACKWARD,
         _log_gradient,
         "the slope of {op} is infinite where its result is -Inf",
         "add eps inside: {op}(x + {eps})",
+        wording=lambda s: (
+            (
+                "the slope of x * log(y) in y is x / y: at y = 0 this is infinite, or 0/0",
+                "keep the second argument away from 0: xlogy(x, maximum(y, {eps}))",
+            )
+            if s.operation == "xlogy"
+            else None
+        ),
     ),
     Rule(
         "inverse_trig_gradient_at_one",

@@ -33,6 +33,7 @@ OVERFLOWING = (
         "divide", "reciprocal", "expm1", "exp2", "gelu", "silu", "softplus", "scatter_add",
     }
 )  # fmt: skip
+_COMPOSED = _PRODUCTS | _SUMS | _NORMS | _SPREADS | {"gelu", "silu", "softplus", "cdist"}
 _CASTS = frozenset({"astype", "copy"})
 
 
@@ -212,6 +213,9 @@ def _empty_mean(s: Situation) -> str | None:
         return None
     if not x.size:
         return f"the input has shape {x.shape}"
+    if s.record is not None and s.record.params.get("ignored") is not None:
+        count, index = s.record.params["ignored"], s.param("ignore_index") or 0
+        return f"{plural(count, 'target')}, and all are {index:g}, which is ignored"
     target = s.summary_of("target")
     ignored = s.param("ignore_index")
     if target is not None and target.min is not None and target.min == target.max:
@@ -270,10 +274,12 @@ def _overflow(s: Situation) -> str | None:
     top = largest(s)
     wide = s.record.wide
     if wide is not None and wide > limit * (1 - 2**-12):
-        larger = "float32" if s.dtype in HALF else "float64"
+        larger = "float32" if s.dtype in HALF and wide <= limits("float32")[0] else "float64"
         return f"in {larger} the result reaches {magnitude(wide)}; {s.dtype} ends at " + magnitude(
             limit
         )
+    if not s.made("posinf", "neginf") and s.operation not in _COMPOSED:
+        return None  # a NaN out of finite numbers takes more than one operation
     # Small operands cannot overflow: then something else is wrong, and no guess is made.
     if top is None or not _can_overflow(s, top, limit):
         return None

@@ -7,7 +7,7 @@ nothing else on the machine: ``make bench``.
 
 import argparse
 import contextlib
-import datetime
+import datetime as dt
 import os
 import platform
 import statistics
@@ -81,7 +81,7 @@ def transformers_debug(model: nn.Module, step: Callable[[], None]) -> Callable[[
     """Run under transformers' DebugUnderflowOverflow, forward only."""
     from transformers.debug_utils import DebugUnderflowOverflow
 
-    DebugUnderflowOverflow(model)
+    DebugUnderflowOverflow(model)  # type: ignore[no-untyped-call]
     return step
 
 
@@ -152,7 +152,7 @@ def main() -> None:
         LARGE.name: measure(LARGE, options.rounds, options.device),
     }
     text = (
-        f"Measured {datetime.date.today():%Y-%m-%d} on {os.cpu_count()} cores "
+        f"Measured {dt.datetime.now(dt.UTC):%Y-%m-%d} on {os.cpu_count()} cores "
         f"({platform.machine()}), {torch.get_num_threads()} threads, Python "
         f"{platform.python_version()}, PyTorch {torch.__version__}; medians of "
         f"{options.rounds * 5} and {options.rounds} interleaved steps.\n\n{table(results)}\n"

@@ -47,7 +47,8 @@ class Block(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(self.act(self.up(self.norm2(x))))
+        out: torch.Tensor = x + self.down(self.act(self.up(self.norm2(x))))
+        return out
 
 
 class GPT(nn.Module):

@@ -1,0 +1,59 @@
+"""One thread's open step, and the signals that sessions share."""
+
+from typing import TYPE_CHECKING
+
+from anynan.monitor import Rows
+from anynan.torch.rootcall import RootCall
+from anynan.torch.slots import Slots
+
+if TYPE_CHECKING:
+    from anynan.torch.operations import Operations
+
+
+class StopReplay(BaseException):
+    """Leave user code during a replay; a BaseException, so that it is not swallowed."""
+
+
+class State:
+    """Hold one thread's open step."""
+
+    __slots__ = (
+        "__weakref__",
+        "calls",
+        "depth",
+        "ended",
+        "idle",
+        "in_optimizer",
+        "operations",
+        "replaying",
+        "root",
+        "roots",
+        "rows",
+        "saw_backward",
+        "slots",
+        "step_roots",
+    )  # fmt: skip
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.rows: Rows | None = None
+        self.idle = False
+        self.replaying = False
+        self.in_optimizer = False
+        self.depth = 0
+        self.operations: Operations | None = None
+        self.ended: list[Rows] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the step."""
+        self.rows = None
+        self.calls: dict[str, int] = {}
+        self.root: RootCall | None = None
+        self.roots: dict[int, RootCall] = {}
+        self.step_roots: list[RootCall] = []
+        self.saw_backward = False
+
+
+class StepMarker:
+    """Mark sessions whose replay stops at any optimizer."""
