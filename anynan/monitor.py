@@ -137,6 +137,8 @@ class _Entry:
     """Keep one step of the ring, packed."""
 
     __slots__ = ("calls", "hi", "lo", "sites", "stats", "step")
+    sites: list[Site]
+    calls: list[int]
 
     def __init__(self, rows: Rows, before: "_Entry | None") -> None:
         read = len(rows.lo)

@@ -46,6 +46,11 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "masked_fill": (lambda x, _: np.where(x < 0, np.nan, x), lambda x, _y, _w: 1.0 * (x >= 0)),
     "mean": (lambda x, _: x.mean(), lambda x, _y, _w: np.full_like(x, 1 / x.size)),
 }
+EXTRA: dict[str, Callable[[Array], Any]] = {
+    "mean": np.mean,
+    "rms": lambda x: np.sqrt((x * x).mean()),
+    "norm": np.linalg.norm,
+}
 
 
 # The framework.
@@ -189,7 +194,9 @@ def _record(
         summary = anynan.summarize(x)
         source, known = recorder.outside.get(id(x), (None, None))
         items.append(
-            Operand(label, summary, None, recorder.parents(x), source if summary.bad else None, known)
+            Operand(
+                label, summary, None, recorder.parents(x), source if summary.bad else None, known
+            )
         )
     where = phase if layer is not None or phase == "backward" else "loss"
     reason = (expectations() or {}).get(anynan.summarize(out).kind or "")
@@ -427,10 +434,7 @@ class ToyAdapter:
         rows.sites.append(site)
         rows.calls.append(calls[key])
         if self.options.extra:
-            rows.stats[order] = tuple(
-                float({"mean": np.mean, "rms": lambda v: np.sqrt((v * v).mean()),
-                       "norm": np.linalg.norm}[stat](x)) for stat in self.options.extra
-            )  # fmt: skip
+            rows.stats[order] = tuple(float(EXTRA[stat](x)) for stat in self.options.extra)
         # "The device" holds the two ends until the read.
         waiting = self._local.waiting = getattr(self._local, "waiting", [])
         waiting.append((rows, float(np.min(x)), float(np.max(x))))

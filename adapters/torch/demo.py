@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.text import Text
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -121,7 +120,7 @@ class Attention(nn.Module):
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         seen = torch.ones(length, length, dtype=torch.bool).tril() & real[:, None, :]
         if self.broken != "mask":
-            seen = seen | torch.eye(length, dtype=torch.bool)  # everybody sees himself
+            seen = seen | torch.eye(length, dtype=torch.bool)  # every position sees itself
         scores = self.scores(q, k).float() / math.sqrt(WIDTH // HEADS)
         weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(dim=-1)
         return self.out((weights @ v).transpose(1, 2).reshape(batch, length, WIDTH))
@@ -232,15 +231,15 @@ def main(bug: str = "mask", *, fixed: bool = False, steps: int | None = None, se
         0 if the bug was found, or stayed away from the fixed training; else 1.
     """
     broken = "" if fixed else bug
-    steps = steps or (6 * EPOCH if fixed else 3 * EPOCH)
-    console = Console(highlight=False)
-    console.print(f"{'fixed' if fixed else 'bug'} {bug!r}: {BUGS[bug]}", markup=False)
+    steps = steps or (6 * EPOCH + 1 if fixed else 3 * EPOCH)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{bug}: {BUGS[bug]}{' (fixed)' if fixed else ''}")
     train_step, loader = setup(bug, broken, seed)
     losses: list[float] = []
     start = time.perf_counter()
     with warnings.catch_warnings(), train_step, progress_bar(console) as bar:
         warnings.simplefilter("always", anynan.AnynanWarning)
-        warnings.showwarning = lambda message, *_: console.print(Text(f"warning: {message}"))
+        warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
         task = bar.add_task("train", total=steps, loss=math.nan, headroom=math.nan, speed=0.0)
         try:
             for step in range(steps):
@@ -254,8 +253,7 @@ def main(bug: str = "mask", *, fixed: bool = False, steps: int | None = None, se
                 )
         except anynan.NonFiniteError as error:
             bar.stop()
-            console.print("\n", render_rich(error.event), "\n")
-            return found(console, error.event, expected=not fixed)
+            return found(console, error, expected=not fixed)
     if not fixed:
         console.print(
             f"No reading went bad in {steps} steps: this bug needs more of them (--steps)."
@@ -271,19 +269,22 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("step"),
         MofNCompleteColumn(),
         BarColumn(bar_width=30),
-        TextColumn("loss {task.fields[loss]:.2f}"),
+        TextColumn("loss {task.fields[loss]:.3g}"),
         TextColumn("headroom {task.fields[headroom]:.1f} bits"),
         TextColumn("{task.fields[speed]:.0f} steps/s"),
         console=console,
     )
 
 
-def found(console: Console, event: anynan.Event, *, expected: bool) -> int:
-    """Say what the demo found."""
+def found(console: Console, error: anynan.NonFiniteError, *, expected: bool) -> int:
+    """Print the report, which is the exception's message, in colour where there is any."""
+    step = error.event.step
+    report = render_rich(error.event) if console.is_terminal else str(error)
+    console.print("", report, "", sep="\n")
     if expected:
-        console.print(f"Found at step {event.step}. Run again with --fixed to see it train on.")
+        console.print(f"Found at step {step}. Run again with --fixed to see it train on.")
         return 0
-    console.print(f"Step {event.step} went bad although the bug is fixed: please report this.")
+    console.print(f"Step {step} went bad although the bug is fixed: please report this.")
     return 1
 
 

@@ -99,6 +99,16 @@ def node_params(node: Any) -> dict[str, Any]:
     return found
 
 
+def name_constant(items: list[Operand]) -> None:
+    """Say of a tensor made of host numbers whether it is a constant of the code or data."""
+    for item in items:
+        held = item.summary
+        # Nobody writes an array with NaN among its numbers into a program.
+        data = held is not None and held.nan and held.size > 1
+        item.name = "data" if data else "value"
+        item.source, item.label = ("input" if data else "constant"), item.name
+
+
 def light(x: torch.Tensor) -> Summary:
     """Summarise by flags only: which kinds are there, not how many."""
     values = plain(x)

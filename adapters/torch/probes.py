@@ -35,7 +35,8 @@ def plain(x: Any) -> torch.Tensor | None:
             return None
     if x.dtype not in NATIVE:
         if x.dtype in COMPLEX:
-            x = torch.view_as_real(x.detach().resolve_conj())
+            x = x.detach()
+            x = torch.view_as_real(x.conj() if x.is_conj() else x)
         elif x.dtype not in FLOAT8:
             return None
     if x.layout is not torch.strided:
@@ -44,8 +45,8 @@ def plain(x: Any) -> torch.Tensor | None:
             return None
     if x.is_meta or x.numel() == 0:
         return None
-    if x.is_neg():
-        x = x.resolve_neg()
+    if not x.is_contiguous():
+        x = _in_order(x)
     return x.detach() if x.requires_grad else x  # type: ignore[no-any-return]
 
 
@@ -73,11 +74,23 @@ def _values(x: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    """View the same values in the order they lie in memory: reductions copy other views."""
+    x = x.detach()
+    strides = x.stride()
+    if 0 in strides:  # an expanded dimension repeats its values
+        x = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+    return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
+
+
 def ends(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return smallest and largest value of a ``plain`` tensor, on its device, NaN carried."""
     if x.dtype in NATIVE:
-        low, high = torch.aminmax(x)
-        return low, high
+        if x.is_contiguous():
+            low, high = torch.aminmax(x)
+            return low, high
+        # aminmax would copy what is not contiguous; these two do not.
+        return x.amin(), x.amax()
     # No reduction exists for float8: widen it a piece at a time.
     flat = x.reshape(-1)
     pieces = [

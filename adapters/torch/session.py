@@ -419,11 +419,13 @@ class Session:
 
     def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
-        values = None if value is None else plain(value)
-        if values is None or values.dim() == 0:
+        if value is None or plain(value) is None or not value.dim():
             return ()
-        bad = ~torch.isfinite(values.float() if values.element_size() == 1 else values)
-        return tuple(bad.reshape(values.shape[0], -1).any(1).nonzero()[:, 0].tolist())
+        local = value.to_local() if hasattr(value, "to_local") else value.detach()
+        if local.layout is not torch.strided:
+            return ()
+        bad = ~torch.isfinite(local.float() if local.element_size() == 1 else local)
+        return tuple(bad.reshape(local.shape[0], -1).any(1).nonzero()[:, 0].tolist())
 
     def loss_scale(self) -> float | None:
         """Give the scale of a gradient scaler that is in use."""

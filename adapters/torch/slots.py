@@ -25,7 +25,7 @@ class ImmediateSlots:
         if entry is None or x.device.type != "cpu":
             entry = self._prepare(x)
         out, view = entry
-        if view is not None:
+        if view is not None and x.is_contiguous():
             _aminmax(x, out=out)
             lo, hi = view[0], view[1]
         else:
@@ -83,7 +83,7 @@ class DeferredSlots:
     def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool:
         """Append one reading of a ``plain`` tensor; it is judged at the read."""
         pair = self._next(rows, x.dtype if x.dtype in NATIVE else torch.float32, x.device)
-        if x.dtype in NATIVE:
+        if x.dtype in NATIVE and x.is_contiguous():
             _aminmax(x, out=pair)
         else:
             low, high = ends(x)

@@ -30,6 +30,8 @@ _sequence = torch._C._autograd._get_sequence_nr
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 MAX_DETAILED = 200
+# What was there before is no operand of these.
+_OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
 _WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
 
 
@@ -200,7 +202,7 @@ class Watcher(TorchDispatchMode):
         self, shape: Shape, args: Any, kwargs: Any, written: list[Any]
     ) -> dict[int, torch.Tensor]:
         """Copy what is about to be overwritten: an operand's health is that from before."""
-        if not written or shape.name in ("copy", "fill", "zero", "random"):
+        if not written or shape.name in _OVERWRITING:
             return {}
         return {id(x): x.detach().clone() for x in written if plain(x) is not None}
 
@@ -235,6 +237,8 @@ class Watcher(TorchDispatchMode):
         node = _node() if backward else None
         made = None if node is None else self._made.get(node._sequence_nr())
         named = operands.named(shape.argument_names, args, kwargs)
+        if shape.name in _OVERWRITING:
+            named = [(name, x) for name, x in named if not any(x is w for w in written)]
         output = operands.light(out)
         items: list[Operand] = []
         first: tuple[int, ...] | None = None
@@ -262,7 +266,7 @@ class Watcher(TorchDispatchMode):
         if shape.name == "subtract" and "rsub" in str(func):
             items.reverse()
         elif shape.name == "constant":
-            items = []  # what was written in the code came from nowhere else
+            operands.name_constant(items)
         phase: Any = "forward"
         forward = None
         feeds: tuple[str, ...] = ()

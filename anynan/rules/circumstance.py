@@ -54,8 +54,23 @@ def _bad_label(s: Situation) -> str | None:
 def _bad_input(s: Situation) -> str | None:
     if s.phase == "input":
         return _rows(s, s.summary)
-    item = _from_outside(s, "input")
+    item = _from_outside(s, "input") or _from_outside(s, "unknown")
     return None if item is None else f"{item.label or item.name}: {seen(item.summary)}"
+
+
+def _input_wording(s: Situation) -> tuple[str, str] | None:
+    if s.phase == "input" or _from_outside(s, "input") is not None:
+        return None
+    return (
+        (
+            "an operand was bad already, and no operation of this step made it: it came from "
+            "outside, or from code that cannot be watched"
+        ),
+        (
+            "pass the data as arguments, so that their origin can be named, and check where this "
+            "operand is made: anynan.check(x)"
+        ),
+    )
 
 
 def _uninitialised(s: Situation) -> str | None:
@@ -135,8 +150,10 @@ def _optimizer_state(s: Situation) -> str | None:
 
 
 def _optimizer_step(s: Situation) -> str | None:
-    if not _updating(s) or s.gradient is None or s.gradient.bad:
+    if not _updating(s) or (s.gradient is not None and s.gradient.bad):
         return None
+    if s.gradient is None:
+        return None if s.since is None else f"{seen(s.summary)}{_since(s)}"
     growth = f"; it grew: {told(s.growth)}" if rising(s.growth) else ""
     return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + growth
 
@@ -223,6 +240,7 @@ OUTSIDE = (
         "the batch was already bad when it came in",
         "find these samples in the data set and repair or drop them; look for missing values, and "
         "for a normalisation that divides by a standard deviation of 0",
+        wording=_input_wording,
     ),
     Rule(
         "running_statistics_bad",
@@ -290,6 +308,20 @@ OPTIMIZER = (
         "too large for the weight's dtype",
         "lower the learning rate, clip the gradient norm, or keep the weights in float32",
         sure=False,
+        wording=lambda s: (
+            (
+                (
+                    "the weight was finite before these updates and not after, though no gradient "
+                    "was bad: a step was probably too large for its dtype, or other code wrote to it"
+                ),
+                (
+                    "lower the learning rate or clip the gradient norm; parameters=True finds the "
+                    "exact step and its gradient"
+                ),
+            )
+            if s.gradient is None
+            else None
+        ),
     ),
 )
 

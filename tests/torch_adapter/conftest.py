@@ -13,8 +13,9 @@ def _alone() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    before = set(updates._sessions)
     yield
-    for session in list(updates._sessions):
+    for session in set(updates._sessions) - before:
         session.tracker.adapter = None
         session.detach()
     torch.set_num_threads(threads)

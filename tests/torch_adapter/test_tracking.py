@@ -1,8 +1,10 @@
 """``track``: its forms, its options, and every shape of model it meets."""
 
 import contextlib
+import functools
 import threading
 import warnings
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -501,14 +503,13 @@ class Sometimes(nn.Linear):
 
 @pytest.mark.parametrize(("exact", "since"), [(True, (2, 3)), (False, (0, 6))])
 def test_parameters_true_says_exactly_since_when(exact: bool, since: tuple[int, int]) -> None:
-    model = Net()
-    model.rarely = Sometimes()
-    optimizer = torch.optim.SGD(model.first.parameters(), lr=0.1)
+    model = nn.Sequential(OrderedDict(body=Net(), rarely=Sometimes()))
+    optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1)
     tracker = anynan.torch.track(model, parameters=exact, action="record")
     for i in range(7):
         if i == 3:
             with torch.no_grad():
-                model.rarely.weight[1, 2] = torch.nan
+                model.rarely.weight[1, 0] = torch.nan
         model.rarely.runs = i == 6
         train(model, optimizer)
         if bad(tracker):
@@ -545,8 +546,9 @@ def test_read_every_n_steps(read: int) -> None:
         for _ in range(5):
             train(model, optimizer)
     assert caught.value.event.step == 0
-    assert caught.value.event.layer == "fault"
-    assert tracker.step in (read - 1, read)
+    assert "fault" in str(caught.value)
+    assert "step 0 was over when it was read" in str(caught.value)
+    assert tracker.step == read - 1
 
 
 def test_level_operation_shows_contained_origins_and_changes_nothing() -> None:
@@ -868,33 +870,36 @@ def test_with_blocks_over_different_targets_nest() -> None:
     assert hooks_on(one) == hooks_on(two) == 0
 
 
-class Gan:
-    """Two models, two optimizers, one step that is a method."""
+def make_gan() -> Any:
+    """Make a class whose training step, a method, has two models and two optimizers."""
 
-    def __init__(self) -> None:
-        self.generator = Net()
-        self.critic = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-        self.optimizers = [
-            torch.optim.Adam(self.generator.parameters(), lr=1e-3),
-            torch.optim.Adam(self.critic.parameters(), lr=1e-3),
-        ]
+    class Gan:
+        def __init__(self) -> None:
+            self.generator = Net()
+            self.critic = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+            self.optimizers = [
+                torch.optim.Adam(self.generator.parameters(), lr=1e-3),
+                torch.optim.Adam(self.critic.parameters(), lr=1e-3),
+            ]
 
-    @anynan.torch.track(action="record")
-    def step(self, real: torch.Tensor) -> torch.Tensor:
-        fake = self.generator(batch())
-        self.optimizers[1].zero_grad()
-        (self.critic(fake.detach()).mean() - self.critic(real).mean()).backward()
-        self.optimizers[1].step()
-        self.optimizers[0].zero_grad()
-        loss = -self.critic(fake).mean()
-        loss.backward()
-        self.optimizers[0].step()
-        return loss
+        @anynan.torch.track(action="record")
+        def step(self, real: torch.Tensor) -> torch.Tensor:
+            fake = self.generator(batch())
+            self.optimizers[1].zero_grad()
+            (self.critic(fake.detach()).mean() - self.critic(real).mean()).backward()
+            self.optimizers[1].step()
+            self.optimizers[0].zero_grad()
+            loss = -self.critic(fake).mean()
+            loss.backward()
+            self.optimizers[0].step()
+            return loss
+
+    return Gan()
 
 
 def test_a_step_with_two_models_is_a_method() -> None:
-    gan = Gan()
-    tracker = Gan.step
+    gan = make_gan()
+    tracker = type(gan).step
     gan.step(torch.randn(3, 2))
     layers = {r.layer for r in tracker.history}
     assert {"generator", "generator.first", "critic.2"} <= layers
@@ -937,8 +942,6 @@ def test_a_step_meets_a_new_model_later() -> None:
 
 
 def test_models_are_found_in_arguments_and_partials() -> None:
-    import functools
-
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -1,0 +1,8 @@
+"""Run the command line as ``python -m anynan``."""
+
+import sys
+
+from anynan.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
