@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-import anynan
+from anynan import _ADAPTERS, __version__
 
 USAGE = 2  # the exit status of a command that could not begin
 
@@ -34,24 +34,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def demos() -> list[str]:
-    """List the adapters that have a demo, by the names of their folders."""
+    """List the adapters that have a demo, by the names of their folders, known ones first."""
     folder = os.path.dirname(os.path.abspath(__file__))
     found = [e.name for e in os.scandir(folder) if os.path.isfile(os.path.join(e.path, "demo.py"))]
-    return sorted(found)
+    return sorted(found, key=lambda name: ((*_ADAPTERS, name).index(name), name))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="anynan", description="Find where a number goes bad.")
-    parser.add_argument("--version", action="version", version=f"anynan {anynan.__version__}")
+    parser.add_argument("--version", action="version", version=f"anynan {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     demo = commands.add_parser(
         "demo",
         help="train a small model until a real bug strikes, and print the report",
         description="Train a small model until a real bug strikes, and print the report.",
     )
-    demo.add_argument(
-        "--framework", choices=demos(), help="default: the first that is installed"
-    )
+    demo.add_argument("--framework", choices=demos(), help="default: the first that is installed")
     demo.add_argument("--bug", metavar="NAME", help="which bug; --list shows them")
     demo.add_argument("--fixed", action="store_true", help="train on with the bug fixed")
     demo.add_argument("--steps", type=_count, metavar="N", help="stop after this many steps")

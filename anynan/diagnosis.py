@@ -50,7 +50,9 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             case.notes.append(f"the replay failed: {type(error).__name__} {error}".rstrip())
     if case.replayed is not None:
         case.notes.extend(case.replayed.notes)
-        verdict = trace(case.replayed.records, case.replayed.sinks)
+        # A forward reading fails for -Inf only where the policy says so.
+        neginf = case.kind == "neginf" and reading.phase == "forward"
+        verdict = trace(case.replayed.records, case.replayed.sinks, neginf=neginf)
         shown = any(sink.kind == case.kind for sink in case.replayed.sinks)
         if verdict.placed_only and reading.phase == "forward" and shown:
             return None

@@ -1,5 +1,6 @@
 """From operation records to the origin: which operation made the bad value that matters."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,7 +153,31 @@ PLACING = frozenset(
 )  # fmt: skip
 
 
-def trace(records: list[OpRecord], sinks: list[Sink]) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class _Roots:
+    """Say where bad values come from: the roots of ``parents``, and ``own``.
+
+    The roots are not listed beyond that, as thousands of faults may meet in one value.
+
+    Attributes:
+        parents: Records that passed bad values on.
+        own: Roots that lie here.
+        real: The earliest root that is not only placed, of all there are.
+        placed: The earliest root that is.
+    """
+
+    parents: tuple[int, ...] = ()
+    own: tuple[Token, ...] = ()
+    real: Token | None = None
+    placed: Token | None = None
+
+    @property
+    def first(self) -> Token | None:
+        """Give the earliest root, real ones first."""
+        return self.real or self.placed
+
+
+def trace(records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False) -> Verdict:
     """Follow bad values from where they were made to where they did harm.
 
     An origin is an operation with finite operands and a non-finite result, or a NaN result
@@ -162,75 +187,75 @@ def trace(records: list[OpRecord], sinks: list[Sink]) -> Verdict:
     Args:
         records: Operations with bad results, in execution order.
         sinks: Where bad values arrived, in execution order.
+        neginf: Take a computed -Inf that leaves a layer as harm too.
     """
     by_index = {record.index: record for record in records}
-    roots: dict[int, frozenset[Token]] = {}
+    roots: dict[int, _Roots] = {}
     for record in records:
         roots[record.index] = _roots(record, roots)
     verdict = Verdict(placed_only=bool(sinks))
     harmful: set[int] = set()
-    left: dict[int, Sink] = {}
+    left: list[Sink] = []
     for sink in sinks:
-        tokens = frozenset[Token]().union(*(roots.get(p, frozenset()) for p in sink.parents))
-        real = {token for token in tokens if not token.placed}
-        masks_only = sink.phase == "forward" and sink.kind == "neginf"
-        if not real and (sink.phase == "forward" or not tokens):
+        found = _join(_passed(parent, roots) for parent in sink.parents)
+        chosen = found.first
+        mask = sink.phase == "forward" and sink.kind == "neginf"
+        if chosen is None:
+            # Values that nobody was seen writing are not known to be placed.
+            verdict.placed_only = verdict.placed_only and mask
             continue
-        if masks_only:
+        if chosen.placed and sink.phase == "forward":
+            continue
+        if mask and not neginf:
             if not sink.layer:  # nothing of the model can hide it any more
-                left |= {token.index: sink for token in real if token.index not in left}
+                left.append(sink)
             continue
         verdict.placed_only = False
-        chosen = min(real or tokens, key=lambda token: token.index)
-        harmful |= {token.index for token in real or tokens}
+        harmful.update(found.parents)
         if verdict.sink is None:
-            verdict.sink = left.get(chosen.index, sink)
+            after = set() if chosen.placed else _after({chosen.index}, roots)
+            verdict.sink = next((item for item in left if not after.isdisjoint(item.parents)), sink)
             if chosen.source is not None:
                 verdict.outside = chosen
             verdict.origin = by_index.get(chosen.index)
-            if not real:
-                verdict.origin = _turned(records, roots, tokens, sink) or verdict.origin
+            if chosen.placed:
+                verdict.origin = _turned(records, roots, sink) or verdict.origin
+    before = _before(harmful, roots)
     verdict.contained = [
         record
         for record in records
-        if record.index not in harmful and Token(record.index) in roots[record.index]
+        if record.index not in before and Token(record.index) in roots[record.index].own
     ]
     origin = verdict.origin
     if origin is not None and origin.output is not None and not origin.output.nan:
-        mine = {token for token in roots[origin.index] if token.index == origin.index}
+        own = {origin.index} if roots[origin.index].own else set()
+        after = _after(own, roots)
         verdict.then = next(
             (
                 record
                 for record in records
                 if record.index > origin.index
-                and record.output is not None
-                and record.output.nan
-                and roots[record.index] & mine
-                and not any(
-                    operand.summary is not None and operand.summary.nan
-                    for operand in record.operands
-                )
+                and record.index in after
+                and _has(record.output, "nan")
+                and not any(_has(operand.summary, "nan") for operand in record.operands)
             ),
             None,
         )
     return verdict
 
 
-def _turned(
-    records: list[OpRecord],
-    roots: dict[int, frozenset[Token]],
-    tokens: frozenset[Token],
-    sink: Sink,
-) -> OpRecord | None:
+def _turned(records: list[OpRecord], roots: dict[int, _Roots], sink: Sink) -> OpRecord | None:
     """Return the operation that made what arrived of another kind that was only placed.
 
     A loss that is +Inf because a target's score was masked with -Inf is the loss's doing.
     """
+    before = _before(set(sink.parents), roots)
+    after = _after({index for index in before if roots[index].own}, roots)
     return next(
         (
             record
             for record in records
-            if roots[record.index] & tokens
+            if record.index in after
             and record.name not in PLACING
             and _has(record.output, sink.kind)
             and record.operands
@@ -240,33 +265,79 @@ def _turned(
     )
 
 
+def _before(indices: set[int], roots: dict[int, _Roots]) -> set[int]:
+    """Give these records and all whose bad values they carry."""
+    todo = [index for index in indices if index in roots]
+    seen = set(todo)
+    while todo:
+        new = [parent for parent in roots[todo.pop()].parents if parent not in seen]
+        seen.update(new)
+        todo.extend(new)
+    return seen
+
+
+def _after(indices: set[int], roots: dict[int, _Roots]) -> set[int]:
+    """Give these records and all that carry their bad values."""
+    seen = set(indices)
+    for index, found in roots.items():  # in execution order
+        if not seen.isdisjoint(found.parents):
+            seen.add(index)
+    return seen
+
+
+def _join(parts: Iterable[_Roots]) -> _Roots:
+    parents: dict[int, None] = {}
+    own: dict[Token, None] = {}
+    real = placed = None
+    for part in parts:
+        parents.update(dict.fromkeys(part.parents))
+        own.update(dict.fromkeys(part.own))
+        if part.real is not None and (real is None or part.real.index < real.index):
+            real = part.real
+        if part.placed is not None and (placed is None or part.placed.index < placed.index):
+            placed = part.placed
+    return _Roots(tuple(parents), tuple(own), real, placed)
+
+
+def _passed(index: int, roots: dict[int, _Roots]) -> _Roots:
+    """Give what a record hands on; nothing if it was not recorded."""
+    found = roots.get(index)
+    return _Roots() if found is None else _Roots((index,), (), found.real, found.placed)
+
+
+def _root(token: Token) -> _Roots:
+    return _Roots((), (token,), None if token.placed else token, token if token.placed else None)
+
+
 def _has(summary: Summary | None, kind: str) -> bool:
     return summary is not None and bool(getattr(summary, kind, 0))
 
 
-def _roots(record: OpRecord, roots: dict[int, frozenset[Token]]) -> frozenset[Token]:
+def _roots(record: OpRecord, roots: dict[int, _Roots]) -> _Roots:
     """Give the roots of one record's bad values."""
-    own = frozenset({Token(record.index, placed=record.name in PLACING)})
-    inherited: set[Token] = set()
-    of_nan: set[Token] = set()
+    own = _root(Token(record.index, placed=record.name in PLACING))
+    parts: list[_Roots] = []
+    of_nan: list[_Roots] = []
     for operand in record.operands:
-        tokens = _operand_roots(record, operand, roots)
-        inherited |= tokens
-        if operand.summary is not None and operand.summary.nan:
-            of_nan |= tokens
-    if record.forward is not None and record.forward in roots:
-        inherited |= roots[record.forward]
-        of_nan |= {token for token in roots[record.forward] if not token.placed}
-    real = frozenset(token for token in inherited if not token.placed)
+        part = _operand_roots(record, operand, roots)
+        parts.append(part)
+        if _has(operand.summary, "nan"):
+            of_nan.append(part)
+    if record.forward is not None:
+        part = _passed(record.forward, roots)
+        parts.append(part)
+        if part.real is not None:
+            of_nan.append(part)
+    inherited, nans = _join(parts), _join(of_nan)
     output = record.output
     if record.name in PLACING:
-        return frozenset(inherited) | own if not real else frozenset(inherited)
-    if output is None or not inherited:
-        return frozenset(inherited) or own
-    if real:
-        return frozenset(of_nan or inherited)
+        return inherited if inherited.real is not None else _join([inherited, own])
+    if output is None or inherited.first is None:
+        return own if inherited.first is None else inherited
+    if inherited.real is not None:
+        return nans if nans.real is not None else inherited
     # Only placed values came in: a NaN, or an Inf beside them, is this operation's own.
-    if output.nan and not of_nan:
+    if output.nan and nans.first is None:
         return own
     if not output.nan and output.posinf + output.neginf > _carried(record, output.size):
         return own
@@ -274,7 +345,7 @@ def _roots(record: OpRecord, roots: dict[int, frozenset[Token]]) -> frozenset[To
     summaries = [operand.summary for operand in record.operands if operand.summary is not None]
     if output.posinf and not any(summary.posinf for summary in summaries):
         return own
-    return frozenset(inherited)
+    return inherited
 
 
 def _carried(record: OpRecord, size: int) -> float:
@@ -291,24 +362,22 @@ def _carried(record: OpRecord, size: int) -> float:
     return total
 
 
-def _operand_roots(
-    record: OpRecord, operand: Operand, roots: dict[int, frozenset[Token]]
-) -> frozenset[Token]:
+def _operand_roots(record: OpRecord, operand: Operand, roots: dict[int, _Roots]) -> _Roots:
     summary = operand.summary
-    found = frozenset[Token]().union(*(roots.get(p, frozenset()) for p in operand.parents))
-    if found:
+    found = _join(_passed(parent, roots) for parent in operand.parents)
+    if found.first is not None:
         return found
     if operand.source is None or (summary is not None and not summary.bad):
-        return frozenset()
+        return _Roots()
     if operand.source == "constant" or (
         operand.source == "input" and summary is not None and is_mask(summary)
     ):
-        return frozenset({Token(record.index, placed=True)})
+        return _root(Token(record.index, placed=True))
     # A bias with a mask in it, made once: no program keeps another -Inf between its steps.
     kept = operand.source in ("buffer", "unknown")
     if kept and summary is not None and not summary.nan and not summary.posinf:
-        return frozenset({Token(record.index, placed=True)})
-    return frozenset({Token(record.index, source=operand.source, label=operand.label)})
+        return _root(Token(record.index, placed=True))
+    return _root(Token(record.index, source=operand.source, label=operand.label))
 
 
 def is_mask(summary: Summary) -> bool:

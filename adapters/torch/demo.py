@@ -79,11 +79,9 @@ class Loader:
             tokens[i, : len(numbers)] = torch.tensor(numbers, dtype=torch.long)
         letters = torch.tensor([float(sum(c.isalpha() for c in text)) for text in texts])
         length = torch.tensor([float(len(text)) for text in texts])
-        if self.broken == "batch":
-            weight = letters / length
-        else:
-            weight = letters / length.clamp(min=1)
-        return tokens[:, :-1], tokens[:, 1:], weight
+        if self.broken != "batch":
+            length = length.clamp(min=1)
+        return tokens[:, :-1], tokens[:, 1:], letters / length
 
 
 # The model.
@@ -122,8 +120,11 @@ class Attention(nn.Module):
         if self.broken != "mask":
             seen = seen | torch.eye(length, dtype=torch.bool)  # every position sees itself
         scores = self.scores(q, k).float() / math.sqrt(WIDTH // HEADS)
-        weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(dim=-1)
-        return self.out((weights @ v).transpose(1, 2).reshape(batch, length, WIDTH))
+        scores = scores.masked_fill(~seen[:, None], -math.inf)
+        weights = scores.softmax(dim=-1)
+        mixed = (weights @ v).transpose(1, 2).reshape(batch, length, WIDTH)
+        y: Tensor = self.out(mixed)
+        return y
 
 
 class Block(nn.Module):
@@ -142,7 +143,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
         """Add both to what came in."""
         x = x + self.attention(self.norm1(x), real)
-        return x + self.mlp(self.norm2(x))
+        x = x + self.mlp(self.norm2(x))
+        return x  # noqa: RET504  as in every GPT
 
 
 class GPT(nn.Module):
@@ -196,7 +198,8 @@ def make_step(model: GPT, optimizer: torch.optim.Optimizer, rate: float, broken:
         count = real.sum()
         if broken != "mean":
             count = count.clamp(min=1)
-        loss = loss / count + 1e-4 * hidden_size(hidden, x != PAD, broken)
+        loss = loss / count
+        loss = loss + 1e-4 * hidden_size(hidden, x != PAD, broken)
 
         optimizer.zero_grad()
         loss.backward()
@@ -236,20 +239,18 @@ def main(bug: str = "mask", *, fixed: bool = False, steps: int | None = None, se
     console.print(f"{bug}: {BUGS[bug]}{' (fixed)' if fixed else ''}")
     train_step, loader = setup(bug, broken, seed)
     losses: list[float] = []
-    start = time.perf_counter()
     with warnings.catch_warnings(), train_step, progress_bar(console) as bar:
         warnings.simplefilter("always", anynan.AnynanWarning)
         warnings.showwarning = lambda message, *_: console.print(f"warning: {message}")
-        task = bar.add_task("train", total=steps, loss=math.nan, headroom=math.nan, speed=0.0)
+        task = bar.add_task("train", total=steps, visible=False)
         try:
             for step in range(steps):
+                start = time.perf_counter()
                 losses.append(train_step(step, *loader.batch(step)).item())
+                headroom = train_step.metrics().get("anynan/headroom", math.nan)
+                speed = 1 / (time.perf_counter() - start)
                 bar.update(
-                    task,
-                    advance=1,
-                    loss=losses[-1],
-                    headroom=train_step.metrics().get("anynan/headroom", math.nan),
-                    speed=(step + 1) / (time.perf_counter() - start),
+                    task, advance=1, visible=True, loss=losses[-1], headroom=headroom, speed=speed
                 )
         except anynan.NonFiniteError as error:
             bar.stop()

@@ -41,24 +41,15 @@ def write_gradients(
     nothing (a sum of squares overflows on finite values), so then its ends are read.
     """
     sites = held.sites
-    if None in [None if grad is None else 0 for grad in gradients]:
+    if any(grad is None for grad in gradients):
         kept = [i for i, grad in enumerate(gradients) if grad is not None]
         gradients, sites = [gradients[i] for i in kept], [sites[i] for i in kept]
     if not gradients:
         return
-    if isinstance(state.slots, DeferredSlots):
+    sizes = None if isinstance(state.slots, DeferredSlots) else _norms(gradients)
+    if sizes is None:
         _write_ends(session, state, rows, sites, gradients)
         return
-    first = gradients[0].dtype
-    plain_ones = all(
-        type(grad) is torch.Tensor and grad.layout is torch.strided and grad.dtype is first
-        for grad in gradients
-    )
-    if not plain_ones or any(not grad.numel() for grad in gradients):
-        _write_ends(session, state, rows, sites, gradients)
-        return
-    with torch.no_grad():
-        sizes = torch.stack(torch._foreach_norm(gradients)).tolist()
     start = len(rows.lo)
     rows.sites.extend(sites)
     rows.calls.extend([0] * len(sites))
@@ -78,6 +69,18 @@ def write_gradients(
         lo, hi = rows.lo[order], rows.hi[order] = read_ends(gradients[i].detach())
         if not (-site.limit <= lo and hi <= site.limit):
             session.flag(state, rows, order, gradients[i])
+
+
+def _norms(gradients: list[Any]) -> list[float] | None:
+    """Return the L2 norms, None for gradients that must be looked at one by one."""
+    try:
+        with torch.no_grad():
+            norms = torch._foreach_norm(gradients)
+    except RuntimeError:  # a sparse gradient has no such norm
+        return None
+    if type(norms[0]) is not torch.Tensor:  # nor does a shard speak for the whole
+        return None
+    return [norm.item() for norm in norms]
 
 
 def _write_ends(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from anynan.monitor import Rows
 from anynan.options import Options
 from anynan.torch import updates
 from anynan.torch.hooks import KeepGradHook, tensors
@@ -43,14 +44,24 @@ class ModelSession(Session):
         rows = state.rows
         if rows is None or state.in_optimizer:
             return False
-        if rows.failed is not None or rows.pending is not None or len(rows.sites) > MAX_ROWS:
+        if state.broken or len(rows.sites) > MAX_ROWS:
             return True
         if not state.saw_backward and self.options.backward:
-            return False
+            return rows.failed is not None
+        if self._rescaled(state, rows):
+            return True
         if self._optimizer_known is None:
             known = {id(p) for _, p in self.parameters()}
             self._optimizer_known = bool(updates.find_optimizers(known))
+            updates.find_scalers()
         return not self._optimizer_known
+
+    def _rescaled(self, state: State, rows: Rows) -> bool:
+        """Tell whether a loss scaler skipped the update that would have ended the step."""
+        if rows.pending is not None and not updates.all_in(state.scales):
+            return True
+        mine = {id(optimizer) for optimizer, held in self._held.items() if held.parameters}
+        return updates.rescaled(state.scales, mine)
 
     def exit_root(self, module: Any, output: Any) -> None:
         """End a root call; without gradients it is a whole step."""

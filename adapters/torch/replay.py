@@ -185,7 +185,10 @@ def layer_stack(
 
     def enter(path: str, module: Any, args: Any) -> None:
         call = calls.get(path, 0)
-        calls[path] = call + 1
+        if watcher.in_backward():  # recomputed under activation checkpointing
+            call = max(call - 1, 0)
+        else:
+            calls[path] = call + 1
         watcher.layers.append((path, call))
 
     def leave(path: str, module: Any, args: Any, output: Any) -> None:

@@ -17,6 +17,9 @@ import torch
 from anynan.events import Source
 from anynan.sources import is_library
 
+_CUDA = torch.backends.cuda.is_built()
+_AUTOCAST_DEVICES = ("cpu", "cuda") if _CUDA else ("cpu",)
+
 
 class _NumpyState:
     """Take NumPy's global state, which is slow to take, only for programs that use it.
@@ -64,7 +67,7 @@ class RandomState:
     def now(cls) -> "RandomState":
         """Take the present states; nothing is drawn and no device is read."""
         devices = {}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if _CUDA and torch.cuda.is_initialized():
             devices = {i: torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
         return cls(torch.get_rng_state(), devices, _numpy.state(), random.getstate())
 
@@ -106,7 +109,7 @@ class RootCall:
         """
         autocast = {
             device: torch.get_autocast_dtype(device)
-            for device in _autocast_devices()
+            for device in _AUTOCAST_DEVICES
             if torch.is_autocast_enabled(device)
         }
         versions = [(weakref.ref(x), x._version) for x in values if not x.is_inference()]
@@ -133,7 +136,7 @@ class RootCall:
     def modes(self) -> Iterator[None]:
         """Enter the grad mode and autocast state that the call ran under."""
         with ExitStack() as stack:
-            for device in _autocast_devices():
+            for device in _AUTOCAST_DEVICES:
                 dtype = self.autocast.get(device)
                 if dtype is not None or torch.is_autocast_enabled(device):
                     stack.enter_context(
@@ -142,10 +145,6 @@ class RootCall:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad and not self.inference))
             yield
-
-
-def _autocast_devices() -> tuple[str, ...]:
-    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def caller() -> tuple[CodeType, int] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from anynan.adapter import BadParameter
+from anynan.adapter import BadParameter, ReplayError
 from anynan.errors import AnomalyError
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows, Site
@@ -46,7 +46,10 @@ class Session:
         self.wanted: set[str] | None = None
         self.handles: list[Any] = []
         self._local = threading.local()
-        self._states: weakref.WeakSet[State] = weakref.WeakSet()
+        # Held strongly: what an ended thread left unread is still read at the end.
+        self._states: set[State] = set()
+        self._gone = False
+        self._first = True
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._optimizer_known: bool | None = None
 
@@ -70,13 +73,11 @@ class Session:
 
     def __del__(self) -> None:
         # The model is gone, and the hooks with it: what was left unread is said at least.
+        self._gone = True
         try:
             with self.tracker.softly():
                 for state in list(self._states):
-                    state.slots.read()
-                    for rows in (*state.ended, state.rows):
-                        if rows is not None:
-                            self.tracker.judge(rows)
+                    self._read_rest(state)
         except Exception:  # noqa: BLE001, S110  nothing may be raised here
             pass
 
@@ -152,6 +153,7 @@ class Session:
                 else DeferredSlots(self.options.extra)
             )
             state = self._local.state = State(slots)
+            self._states -= {other for other in self._states if other.spent}
             self._states.add(state)
         return state
 
@@ -164,6 +166,11 @@ class Session:
     def open_step(self, state: State) -> Rows:
         """Open this thread's step."""
         rows = state.rows = self.tracker.rows()
+        if torch.is_grad_enabled():
+            if self._first:  # a look through every object is too slow for each step
+                self._first = False
+                updates.find_scalers()
+            state.scales = updates.scales()
         if self.options.parameters:
             write_parameters(self, state, rows)
         return rows
@@ -212,14 +219,29 @@ class Session:
                 if state.depth == 0 and state.rows.pending is not None:
                     rows = self.tracker.close_step()
                     if rows is not None:
-                        state.reset()
-                        self.tracker.settle(rows)
+                        try:
+                            self.tracker.settle(rows)
+                        finally:
+                            state.reset()
         finally:
             state.idle = False
 
+    def _read_rest(self, state: State) -> None:
+        """Read and judge what a thread that is not this one left."""
+        state.idle = True
+        state.slots.read()
+        unread, state.ended = [*state.ended, state.rows], []
+        state.rows = None
+        for rows in unread:
+            if rows is not None:
+                self.tracker.settle(rows)
+
     def finish(self) -> None:
-        """End this thread's open step and read what is left."""
+        """End the open steps and read what is left."""
         state: State | None = getattr(self._local, "state", None)
+        for other in list(self._states):
+            if other is not state:
+                self._read_rest(other)
         if state is None or state.idle:
             return
         if state.rows is not None:
@@ -244,6 +266,9 @@ class Session:
             watcher.busy = True
         try:
             yield
+        except BaseException:
+            state.broken = True
+            raise
         finally:
             state.idle = was_idle
             if watcher is not None:
@@ -383,6 +408,12 @@ class Session:
             with self.aside(state):
                 self._settle(state)
                 self.tracker.judge(rows)
+        reading = rows.pending
+        if reading is not None and not updates.scaled(optimizer):
+            # No scaler steps this optimizer, so none skips the update.
+            rows.pending = None
+            with self.aside(state):
+                self.tracker.fail(rows, reading, reading.kind or "nan")
         if rows.skip:
             for group in optimizer.param_groups:
                 for p in group["params"]:
@@ -398,8 +429,9 @@ class Session:
         if state.idle or not self.held(optimizer).parameters:
             return
         state.in_optimizer = False
-        self.tracker.updated(self.tracker.step)
         rows = state.rows
+        if rows is None or rows.failed is None:
+            self.tracker.updated(self.tracker.step)
         if self.options.parameters and rows is not None and not state.slots.deferred:
             write_parameters(self, state, rows)
         self.finish_update(state)
@@ -430,6 +462,15 @@ class Session:
     def loss_scale(self) -> float | None:
         """Give the scale of a gradient scaler that is in use."""
         scalers = updates.find_scalers()
+        if len(scalers) > 1:  # those that step our optimizers, where that is known yet
+            own = updates.find_optimizers({id(p) for _, p in self.parameters()})
+            ids = {id(optimizer) for optimizer in own}
+            held = {id(ref()): set(states) for ref, states in self.state().scales}
+            scalers = [
+                scaler
+                for scaler in scalers
+                if ids & (set(scaler._per_optimizer_states) | held.get(id(scaler), set()))
+            ] or scalers
         return float(scalers[0].get_scale()) if scalers else None
 
     def rank(self) -> int | None:
@@ -441,6 +482,9 @@ class Session:
 
     def replay(self, reading: Reading) -> Replay:
         """Run the failing call again under the operation watcher."""
+        if self._gone:
+            msg = "the model was gone when this was read, so its last step cannot be run again"
+            raise ReplayError(msg)
         from anynan.torch.replay import replay
 
         return replay(self, self.state(), reading)

@@ -1,6 +1,7 @@
 """One thread's open step, and the signals that sessions share."""
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 from anynan.monitor import Rows
 from anynan.torch.rootcall import RootCall
@@ -19,6 +20,7 @@ class State:
 
     __slots__ = (
         "__weakref__",
+        "broken",
         "calls",
         "depth",
         "ended",
@@ -30,12 +32,15 @@ class State:
         "roots",
         "rows",
         "saw_backward",
+        "scales",
         "slots",
         "step_roots",
+        "thread",
     )  # fmt: skip
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
+        self.thread = threading.current_thread()
         self.rows: Rows | None = None
         self.idle = False
         self.replaying = False
@@ -53,6 +58,13 @@ class State:
         self.roots: dict[int, RootCall] = {}
         self.step_roots: list[RootCall] = []
         self.saw_backward = False
+        self.scales: list[Any] = []
+        self.broken = False
+
+    @property
+    def spent(self) -> bool:
+        """Tell whether its thread has ended and left nothing unread."""
+        return self.rows is None and not self.ended and not self.thread.is_alive()
 
 
 class StepMarker:

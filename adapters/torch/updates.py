@@ -1,6 +1,7 @@
 """One pair of optimizer hooks for the whole process, shared by every session."""
 
 import atexit
+import functools
 import gc
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 _handles: list[Any] = []
+_scalers: "weakref.WeakSet[torch.amp.GradScaler]" = weakref.WeakSet()
 
 
 def watch(session: "Session") -> None:
@@ -40,7 +42,25 @@ def unwatch(session: "Session") -> None:
             _handles.pop().remove()
 
 
-def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        _tell(optimizer)
+        return None
+
+    # A closure makes the gradients inside the step: they are read whenever it returns.
+    @functools.wraps(closure)
+    def watched() -> Any:
+        loss = closure()
+        _tell(optimizer)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": watched}
+    return (args[0], watched, *args[2:]), kwargs
+
+
+def _tell(optimizer: torch.optim.Optimizer) -> None:
     for session in list(_sessions):
         session.before_update(optimizer)
 
@@ -62,10 +82,40 @@ def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:
 
 def find_scalers() -> list[Any]:
     """Look for living, enabled gradient scalers that have scaled a loss."""
-    return [
+    _scalers.update(
         item
         for item in gc.get_objects()
-        if issubclass(type(item), torch.amp.GradScaler)
-        and item.is_enabled()
-        and item._scale is not None
-    ]
+        if issubclass(type(item), torch.amp.GradScaler) and item.is_enabled()
+    )
+    return [scaler for scaler in _scalers if scaler._scale is not None]
+
+
+def scaled(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether a gradient scaler steps this optimizer now."""
+    return any(id(optimizer) in scaler._per_optimizer_states for scaler in find_scalers())
+
+
+def scales() -> list[tuple[Any, Any]]:
+    """Note the state that each scaler found so far keeps until its update."""
+    return [(weakref.ref(scaler), scaler._per_optimizer_states) for scaler in _scalers]
+
+
+def all_in(held: list[tuple[Any, Any]]) -> bool:
+    """Tell whether every scaler found so far was found when the step began."""
+    return {id(scaler) for scaler in _scalers} <= {id(ref()) for ref, _ in held}
+
+
+def rescaled(held: list[tuple[Any, Any]], optimizers: set[int]) -> bool:
+    """Tell whether a scaler was updated since, after it stepped or skipped an optimizer.
+
+    Args:
+        held: What ``scales`` gave when the step began.
+        optimizers: Ids of the optimizers that count; none are known when it is empty.
+    """
+    for ref, states in held:
+        scaler = ref()
+        if scaler is not None and scaler._per_optimizer_states is not states:
+            # The update leaves what it has done its work on, by optimizer.
+            if not optimizers or optimizers & set(states):
+                return True
+    return False

@@ -64,7 +64,9 @@ def shape_of(func: Any) -> Shape:
     schema = func._schema
     written, names = [], []
     for i, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        marked = argument.alias_info is not None and argument.alias_info.is_write
+        # Batch normalisation updates these and its schema does not say so.
+        if marked or argument.name in ("running_mean", "running_var"):
             written.append(i)
             names.append(argument.name)
     view = any(

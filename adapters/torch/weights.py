@@ -8,7 +8,7 @@ import torch
 from anynan.adapter import BadParameter
 from anynan.monitor import Rows
 from anynan.torch.paths import clean_path, join
-from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, plain, read_ends
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain, read_ends
 
 if TYPE_CHECKING:
     from anynan.torch.session import Session
@@ -85,6 +85,8 @@ def bad_parameters(session: "Session") -> list[BadParameter]:
         if judged is None or judged[1] != "bad":
             continue
         gradient = getattr(x, "grad", None)
+        if gradient is not None and nonfinite(gradient):
+            gradient = None  # made by the bad weight, after the update
         state = {}
         for optimizer in list(session._held):
             for key, value in optimizer.state.get(x, {}).items():

@@ -1,5 +1,6 @@
 """Rules that look beyond one operation: the batch, the weights, the optimizer, the last steps."""
 
+from anynan.events import NON_FINITE
 from anynan.lineage import Operand
 from anynan.rules.evidence import (
     finite_operands,
@@ -42,6 +43,8 @@ def _rows(s: Situation, summary: Summary | None) -> str:
 
 
 def _bad_label(s: Situation) -> str | None:
+    if s.kind not in NON_FINITE:
+        return None
     if s.phase == "input":
         return _rows(s, s.summary) if s.labels else None
     item = _from_outside(s, "input")
@@ -52,6 +55,8 @@ def _bad_label(s: Situation) -> str | None:
 
 
 def _bad_input(s: Situation) -> str | None:
+    if s.kind not in NON_FINITE:
+        return None
     if s.phase == "input":
         return _rows(s, s.summary)
     item = _from_outside(s, "input") or _from_outside(s, "unknown")
@@ -153,7 +158,9 @@ def _optimizer_step(s: Situation) -> str | None:
     if not _updating(s) or (s.gradient is not None and s.gradient.bad):
         return None
     if s.gradient is None:
-        return None if s.since is None else f"{seen(s.summary)}{_since(s)}"
+        if s.since is None or s.since[0] < 0:
+            return None
+        return f"{seen(s.summary)}, all finite at step {s.since[0]}"
     growth = f"; it grew: {told(s.growth)}" if rising(s.growth) else ""
     return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + growth
 
