@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from anynan import torch as torch
     from anynan.checking import check, summarize
     from anynan.context import expect, replaying, scope
     from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError

@@ -110,6 +110,9 @@ def _operation_event(
         )
     )
     upto = reading.order if phase != "backward" else len(case.rows.lo)
+    trail = monitor.trail(case.rows, upto, layer)
+    if trail and phase == "forward" and layer and layer not in dict(trail):
+        trail = (*trail, (layer, None))  # the origin's own layer had not ended yet
     return Event(
         backend=adapter.backend,
         layer=layer,
@@ -124,7 +127,7 @@ def _operation_event(
         summary=summary,
         operation=None if origin is None else operation(origin),
         cause=cause,
-        trail=monitor.trail(case.rows, upto, layer),
+        trail=trail,
         spread=Spread(case.later, surfaced),
         expected=None if origin is None else origin.expected,
         rank=adapter.rank(),

@@ -46,6 +46,11 @@ class Site:
     parameter: str | None = None
     bound: bool = False
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Name what is read, however it is read: by its ends or by its norm."""
+        return self.layer, self.phase, self.tensor, self.parameter
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -229,7 +234,7 @@ class History:
             values = [
                 max(abs(lo), abs(hi))
                 for at, lo, hi in zip(entry.sites, entry.lo, entry.hi, strict=True)
-                if at is site
+                if at is site or at.place == site.place
             ]
             if values:
                 points.append((entry.step, max(values)))
@@ -324,5 +329,9 @@ class Monitor:
             if site.layer in around and site.layer != layer:
                 continue
             value = rows.reading(order).absmax
-            shown[site.layer] = value if math.isfinite(value) else None
+            held = shown.get(site.layer, 0.0)
+            if held is None or not math.isfinite(value):
+                shown[site.layer] = None
+            else:
+                shown[site.layer] = max(held, value)
         return tuple(shown.items())

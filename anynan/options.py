@@ -43,7 +43,8 @@ class Options:
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):
-            msg = f"policy= takes an anynan.Policy, not {type(self.policy).__name__}"
+            seen = f"the class {self.policy.__name__}" if isinstance(self.policy, type) else ""
+            msg = f"policy= takes an anynan.Policy, not {seen or type(self.policy).__name__}"
             raise TypeError(msg)
         if not callable(self.action) and self.action not in ACTIONS:
             msg = (
@@ -63,11 +64,15 @@ class Options:
             _whole(name, getattr(self, name), 0)
         if isinstance(self.stats, str):
             object.__setattr__(self, "stats", (self.stats,))
+        if not isinstance(self.stats, Iterable):
+            seen = type(self.stats).__name__
+            msg = f"stats= takes names of statistics, not {seen}: {self.stats!r}"
+            raise TypeError(msg)
+        object.__setattr__(self, "stats", tuple(self.stats))
         for stat in self.stats:
             if stat not in STATS:
                 msg = f"stats: {stat!r} is unknown; choose from {', '.join(STATS)}"
                 raise ValueError(msg)
-        object.__setattr__(self, "stats", tuple(self.stats))
         if isinstance(self.read, str):
             if self.read not in ("auto", "immediate", "step"):
                 msg = (
@@ -80,6 +85,9 @@ class Options:
         if self.level not in LEVELS:
             msg = f"level={self.level!r} is unknown; choose from {', '.join(LEVELS)}"
             raise ValueError(msg)
+        if isinstance(self.keep, str) and self.keep != "step":
+            msg = f"keep= takes a number of bytes or 'step', not str: {self.keep!r}"
+            raise TypeError(msg)
         if self.keep != "step":
             _whole("keep", self.keep, 0)
 

@@ -39,7 +39,7 @@ def _inside(path: str, outer: str) -> bool:
 def _matching(option: str, patterns: Patterns, layers: dict[str, Any]) -> set[str]:
     found: set[str] = set()
     items = [patterns] if isinstance(patterns, str) or callable(patterns) else patterns
-    if not isinstance(items, Iterable):
+    if not isinstance(items, Iterable) or isinstance(items, bytes):
         msg = f"{option}= takes globs or predicates, not {type(patterns).__name__}: {patterns!r}"
         raise TypeError(msg)
     items = tuple(items)

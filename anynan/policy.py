@@ -1,7 +1,7 @@
 """What counts as bad."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -36,6 +36,9 @@ class Allow:
     phase: Phase | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, str):
+            msg = f"Allow: layers is a glob, not {type(self.layers).__name__}: {self.layers!r}"
+            raise TypeError(msg)
         if self.kind not in KINDS:
             msg = f"Allow: unknown kind {self.kind!r}; choose from {', '.join(KINDS)}"
             raise ValueError(msg)
@@ -104,20 +107,40 @@ class Policy:
             raise ValueError(msg)
         if isinstance(self.bad, str):
             object.__setattr__(self, "bad", (self.bad,))
+        if not isinstance(self.bad, Iterable):
+            msg = f"Policy(bad=...) takes kinds, not {self.bad!r}"
+            raise TypeError(msg)
+        object.__setattr__(self, "bad", tuple(self.bad))
         for kind in self.bad:
             if kind not in KINDS or kind in NON_FINITE:
                 msg = f"Policy(bad=...): {kind!r} is not one of large, spike, vanishing"
                 raise ValueError(msg)
         if isinstance(self.allow, Allow):
             object.__setattr__(self, "allow", (self.allow,))
-        for entry in self.allow:
+        allow = tuple(self.allow) if isinstance(self.allow, Iterable) else (self.allow,)
+        object.__setattr__(self, "allow", allow)
+        for entry in allow:
             if not isinstance(entry, Allow):
                 msg = f"Policy(allow=...) takes anynan.Allow entries, not {entry!r}"
                 raise TypeError(msg)
+        if not isinstance(self.overrides, Mapping):
+            msg = f"Policy(overrides=...) maps globs to Policy objects, not {self.overrides!r}"
+            raise TypeError(msg)
         for glob, other in self.overrides.items():
             if not isinstance(glob, str) or not isinstance(other, Policy):
                 msg = f"Policy(overrides=...) maps globs to Policy objects, not {glob!r}: {other!r}"
                 raise TypeError(msg)
+        if isinstance(self.streak, bool) or not isinstance(self.streak, int):
+            name = type(self.streak).__name__
+            msg = f"Policy(streak={self.streak!r}): expected a whole number, not {name}"
+            raise TypeError(msg)
+        if isinstance(self.floor, bool) or not isinstance(self.floor, int | float):
+            name = type(self.floor).__name__
+            msg = f"Policy(floor={self.floor!r}): expected a number, not {name}"
+            raise TypeError(msg)
+        if not self.floor >= 0:
+            msg = f"Policy(floor={self.floor!r}): a loss scale is never below 0"
+            raise ValueError(msg)
         if self.streak < 1:
             msg = f"Policy(streak={self.streak!r}): a streak is at least 1 step"
             raise ValueError(msg)

@@ -9,7 +9,7 @@ copyright = "2026, anynan contributors"  # noqa: A001
 version = release = anynan.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["examples"]
+exclude_patterns = []
 html_theme = "furo"
 html_title = f"anynan {version}"
 

@@ -2,6 +2,7 @@
 
 import time
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ SIZE = 8
 
 def holding(**counts: int) -> Summary:
     size = counts.pop("size", SIZE)
-    return Summary((size,), "float32", "cpu", size, **counts)
+    return replace(Summary((size,), "float32", "cpu", size), **counts)  # type: ignore[arg-type]
 
 
 FINE = holding()

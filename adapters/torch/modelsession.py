@@ -13,6 +13,7 @@ from anynan.torch import updates
 from anynan.torch.hooks import KeepGradHook, tensors
 from anynan.torch.session import Session
 from anynan.torch.state import State
+from anynan.torch.weights import write_parameters
 
 _CALL = torch.nn.Module._call_impl.__code__
 # Without an optimizer to end the step, this many readings do.
@@ -25,6 +26,7 @@ class ModelSession(Session):
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
         super().__init__(options)
         self.models = [("", weakref.ref(model))]
+        self._looked = False
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
@@ -53,13 +55,18 @@ class ModelSession(Session):
         if self._optimizer_known is None:
             known = {id(p) for _, p in self.parameters()}
             self._optimizer_known = bool(updates.find_optimizers(known))
-            updates.find_scalers()
         return not self._optimizer_known
 
     def _rescaled(self, state: State, rows: Rows) -> bool:
         """Tell whether a loss scaler skipped the update that would have ended the step."""
-        if rows.pending is not None and not updates.all_in(state.scales):
-            return True
+        if not self._looked:  # a look through every object is too slow for each step
+            self._looked = True
+            updates.find_scalers()
+        if not updates.all_in(state.scales):  # it was found since: its mark is not known yet
+            with self.aside(state):
+                state.slots.read()
+                self.tracker.judge(rows)
+            return rows.pending is not None
         mine = {id(optimizer) for optimizer, held in self._held.items() if held.parameters}
         return updates.rescaled(state.scales, mine)
 
@@ -84,8 +91,11 @@ class ModelSession(Session):
 
     def finish_update(self, state: State) -> None:
         """End the step at the update."""
-        if state.rows is not None:
-            self.end_step(state)
+        if state.rows is None:
+            return
+        if self.options.parameters:
+            write_parameters(self, state, state.rows)
+        self.end_step(state)
 
 
 def _running(module: torch.nn.Module) -> bool:

@@ -48,8 +48,9 @@ class Session:
         self._local = threading.local()
         # Held strongly: what an ended thread left unread is still read at the end.
         self._states: set[State] = set()
+        self.masks: set[str] = set()
         self._gone = False
-        self._first = True
+        self._scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._optimizer_known: bool | None = None
 
@@ -167,9 +168,6 @@ class Session:
         """Open this thread's step."""
         rows = state.rows = self.tracker.rows()
         if torch.is_grad_enabled():
-            if self._first:  # a look through every object is too slow for each step
-                self._first = False
-                updates.find_scalers()
             state.scales = updates.scales()
         if self.options.parameters:
             write_parameters(self, state, rows)
@@ -432,8 +430,6 @@ class Session:
         rows = state.rows
         if rows is None or rows.failed is None:
             self.tracker.updated(self.tracker.step)
-        if self.options.parameters and rows is not None and not state.slots.deferred:
-            write_parameters(self, state, rows)
         self.finish_update(state)
 
     def finish_update(self, state: State) -> None:
@@ -461,17 +457,27 @@ class Session:
 
     def loss_scale(self) -> float | None:
         """Give the scale of a gradient scaler that is in use."""
+        scaler = None if self._scaler is None else self._scaler()
+        if scaler is None:
+            scaler = self._find_scaler()
+        return None if scaler is None else float(scaler.get_scale())
+
+    def _find_scaler(self) -> Any:
+        """Look for the scaler that steps our optimizers, where that is known yet."""
         scalers = updates.find_scalers()
-        if len(scalers) > 1:  # those that step our optimizers, where that is known yet
-            own = updates.find_optimizers({id(p) for _, p in self.parameters()})
-            ids = {id(optimizer) for optimizer in own}
-            held = {id(ref()): set(states) for ref, states in self.state().scales}
-            scalers = [
-                scaler
-                for scaler in scalers
-                if ids & (set(scaler._per_optimizer_states) | held.get(id(scaler), set()))
-            ] or scalers
-        return float(scalers[0].get_scale()) if scalers else None
+        held = {id(ref()): set(states) for ref, states in self.state().scales}
+        worked = {
+            scaler: set(scaler._per_optimizer_states) | held.get(id(scaler), set())
+            for scaler in scalers
+        }
+        if any(worked.values()):
+            found = updates.find_optimizers({id(p) for _, p in self.parameters()})
+            own = {id(optimizer) for optimizer in found}
+            for scaler, optimizers in worked.items():
+                if own & optimizers:
+                    self._scaler = weakref.ref(scaler)
+                    return scaler
+        return scalers[0] if scalers else None
 
     def rank(self) -> int | None:
         """Give the rank, when a process group is up."""

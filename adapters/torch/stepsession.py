@@ -14,7 +14,7 @@ from anynan.torch.hooks import tensors
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.session import Session
 from anynan.torch.state import State, StepMarker
-from anynan.torch.weights import check_parameters
+from anynan.torch.weights import check_parameters, write_parameters
 
 
 class StepSession(Session, StepMarker):
@@ -88,6 +88,8 @@ class StepSession(Session, StepMarker):
             self.start_root(state, fn, None, args, kwargs)
             result = fn(*args, **kwargs)
             self._read_result(state, result)
+            if self.options.parameters and state.rows is not None:
+                write_parameters(self, state, state.rows)
         except BaseException:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
             with self.tracker.softly():

@@ -3,7 +3,8 @@
 import functools
 import inspect
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, overload
 
 import torch
 
@@ -23,6 +24,10 @@ def session_of(model: torch.nn.Module) -> Session | None:
     return session if session is not None and session.handles else None
 
 
+@overload
+def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+@overload
+def track(target: torch.nn.Module | Callable[..., Any], **options: Any) -> Tracker: ...
 def track(target: Any = None, **options: Any) -> Any:
     """Watch a model or a training step, forward and backward, until ``remove``.
 

@@ -92,7 +92,11 @@ def find_scalers() -> list[Any]:
 
 def scaled(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether a gradient scaler steps this optimizer now."""
-    return any(id(optimizer) in scaler._per_optimizer_states for scaler in find_scalers())
+    return any(
+        id(optimizer) in scaler._per_optimizer_states
+        for look in (lambda: list(_scalers), find_scalers)
+        for scaler in look()
+    )
 
 
 def scales() -> list[tuple[Any, Any]]:

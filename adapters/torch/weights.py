@@ -18,7 +18,7 @@ from anynan.torch.state import State
 def write_parameters(session: "Session", state: "State", rows: Rows) -> None:
     """Read every weight and buffer."""
     for name, x in all_tensors(session):
-        if x.dtype in DTYPE_NAME:
+        if x.dtype in DTYPE_NAME and name not in session.masks:
             site = session.tracker.monitor.site(
                 name.rpartition(".")[0],
                 "parameter",
@@ -82,6 +82,8 @@ def bad_parameters(session: "Session") -> list[BadParameter]:
         # A buffer of -Inf is a mask until something bad follows.
         phase: Any = "parameter" if name in weights else "forward"
         judged = judge(phase, lo, hi, layer=layer)
+        if phase == "forward" and lo == -math.inf and hi < math.inf:
+            session.masks.add(name)
         if judged is None or judged[1] != "bad":
             continue
         gradient = getattr(x, "grad", None)

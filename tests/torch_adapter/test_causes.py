@@ -27,6 +27,17 @@ from anynan.causes import RULES
 from anynan.events import Kind, Phase
 
 INF = math.inf
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap() -> Iterator[None]:
+    """Leave what is imported out of the search for scalers, which walks the heap."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 Row = list[list[float]]
 
 NOT_IN_TORCH = {

@@ -523,6 +523,15 @@ def test_parameters_true_says_exactly_since_when(exact: bool, since: tuple[int, 
     assert "step" in str(tracker.report())
 
 
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_parameters_true_takes_a_buffer_of_minus_inf_for_a_mask(read: Any) -> None:
+    model = Net()
+    model.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+    with anynan.torch.track(model, parameters=True, read=read) as tracker:
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not tracker.events
+
+
 def test_a_parameter_that_is_bad_at_attach() -> None:
     model = Net()
     with torch.no_grad():

@@ -1,0 +1,145 @@
+"""The command line: what it accepts, what it refuses and how it says so."""
+
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+
+import anynan
+from anynan import cli
+
+BUGS = {"first": "the default", "second": "another"}
+
+
+class Calls(list[tuple[str, dict[str, Any]]]):
+    """Stand in for a demo: note how it was called."""
+
+    def main(self, bug: str, **options: Any) -> int:
+        self.append((bug, options))
+        return 0
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Two adapters, of which the first one's framework is missing."""
+    noted = Calls()
+    fake = types.ModuleType("anynan.fake.demo")
+    vars(fake).update(BUGS=BUGS, main=noted.main)
+    monkeypatch.setitem(sys.modules, "anynan.fake", types.ModuleType("anynan.fake"))
+    monkeypatch.setitem(sys.modules, "anynan.fake.demo", fake)
+    monkeypatch.setattr(cli, "demos", lambda: ["missing", "fake"])
+    return noted
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+
+
+def test_the_first_installed_framework_and_its_first_bug_are_the_default(calls: Calls) -> None:
+    assert cli.main(["demo"]) == 0
+    assert calls == [("first", {"fixed": False, "steps": None, "seed": 0})]
+
+
+def test_options_reach_the_demo(calls: Calls) -> None:
+    words = ["--framework", "fake", "--bug", "second", "--fixed", "--steps", "7", "--seed", "3"]
+    assert cli.main(["demo", *words]) == 0
+    assert calls == [("second", {"fixed": True, "steps": 7, "seed": 3})]
+
+
+def test_the_demos_own_status_is_the_commands(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["anynan.fake.demo"], "main", lambda bug, **options: 1)
+    assert cli.main(["demo"]) == 1
+
+
+def test_an_interrupt_is_quiet(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(bug: str, **options: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["anynan.fake.demo"], "main", interrupted)
+    assert cli.main(["demo"]) == 130
+
+
+def test_list_names_the_bugs(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["first   the default", "second  another"]
+    assert not calls
+
+
+def test_an_unknown_bug_is_refused(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--bug", "third"]) == 2
+    error = capsys.readouterr().err
+    assert "'third'" in error
+    assert "first, second" in error
+    assert not calls
+
+
+def test_a_missing_framework_is_one_line(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--framework", "missing"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_no_framework_at_all_says_how_to_install_one() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from anynan.cli import main; "
+        "sys.exit(main(['demo', '--framework', 'torch']))"
+    )
+    done = python(code)
+    assert done.returncode == 2
+    assert 'pip install "anynan[torch]"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--steps", "0"], "at least 1"),
+        (["--steps", "many"], "'many' is not a whole number"),
+        (["--seed", "-1"], "negative"),
+        (["--framework", "abacus"], "invalid choice: 'abacus'"),
+    ],
+)
+def test_bad_values_are_refused(
+    calls: Calls, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["demo", *words])
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not calls
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"anynan {anynan.__version__}\n"
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "demo" in capsys.readouterr().out
+
+
+def test_demos_are_found_by_folder_known_ones_first() -> None:
+    found = cli.demos()
+    assert found[0] == anynan._ADAPTERS[0]
+    assert len(found) == len(set(found))
+
+
+def test_the_command_line_loads_no_framework() -> None:
+    code = (
+        "import sys; from anynan import cli; "
+        "print([n for n in ('torch', 'jax', 'tensorflow', 'rich') if n in sys.modules])"
+    )
+    assert python(code).stdout.strip() == "[]"
+
+
+def test_it_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "anynan", "--version"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.strip() == f"anynan {anynan.__version__}"

@@ -1,0 +1,174 @@
+"""Where the program is: scopes, what is expected, whether it replays."""
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan import context
+
+NAN = np.array([np.nan])
+
+
+def event_of(x: Any) -> anynan.Event:
+    with pytest.raises(anynan.AnomalyError) as caught:
+        anynan.check(x)
+    return caught.value.event
+
+
+# Scopes.
+
+
+def test_scopes_nest_and_end() -> None:
+    assert context.scope_path() is None
+    with anynan.scope("decoder") as outer:
+        assert outer == context.scope_path() == "decoder"
+        with anynan.scope("block.attn") as inner:
+            assert inner == context.scope_path() == "decoder.block.attn"
+        assert context.scope_path() == "decoder"
+    assert context.scope_path() is None
+
+
+def test_a_scope_is_the_layer_of_a_direct_check() -> None:
+    with anynan.scope("decoder"), anynan.scope("block"):
+        assert event_of(NAN).layer == "decoder.block"
+    assert event_of(NAN).layer is None
+
+
+def test_a_scope_ends_where_an_error_leaves_it() -> None:
+    def fail() -> None:
+        with anynan.scope("decoder"):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert context.scope_path() is None
+
+
+def test_a_scope_can_decorate_a_function() -> None:
+    @anynan.scope("step")
+    def step() -> str | None:
+        return context.scope_path()
+
+    assert [step(), step()] == ["step", "step"]
+
+
+@pytest.mark.parametrize("path", [3, None, b"a", ("a", "b")])
+def test_a_scope_takes_a_string(path: Any) -> None:
+    name = type(path).__name__
+    with (
+        pytest.raises(TypeError, match=f"takes a layer path as a string, not {name}"),
+        anynan.scope(path),
+    ):
+        pass
+
+
+def test_a_scope_needs_a_name() -> None:
+    with (
+        pytest.raises(ValueError, match="needs a name: the empty path is the model itself"),
+        anynan.scope(""),
+    ):
+        pass
+
+
+# What is expected.
+
+
+@pytest.mark.parametrize("kind", ["nan", "posinf", "neginf"])
+def test_expect_names_its_kinds_only(kind: Any) -> None:
+    with anynan.expect(**{kind: True}, reason="why"):
+        for other in ("nan", "posinf", "neginf"):
+            assert context.expected(other) == ("why" if other == kind else None)
+    assert context.expected(kind) is None
+
+
+def test_expectations_add_up_and_the_inner_reason_holds() -> None:
+    with anynan.expect(nan=True, reason="outer"), anynan.expect(posinf=True, nan=True, reason="in"):
+        assert context.expectations() == {"nan": "in", "posinf": "in"}
+    with anynan.expect(nan=True, reason="outer"), anynan.expect(posinf=True, reason="in"):
+        assert context.expectations() == {"nan": "outer", "posinf": "in"}
+    assert context.expectations() is None
+
+
+def test_expect_ends_where_an_error_leaves_it() -> None:
+    def fail() -> None:
+        with anynan.expect(nan=True):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert context.expectations() is None
+
+
+def test_without_a_reason_it_still_says_something() -> None:
+    with anynan.expect(nan=True):
+        assert context.expected("nan") == "expected here"
+
+
+def test_a_direct_check_obeys_expect() -> None:
+    with anynan.expect(nan=True, reason="gaps"):
+        assert anynan.check(NAN) is NAN
+    event_of(NAN)
+
+
+@pytest.mark.parametrize("kinds", [{}, {"nan": False}, {"reason": "gaps"}])
+def test_expect_must_name_a_kind(kinds: Any) -> None:
+    with (
+        pytest.raises(ValueError, match=r"expect\(\) names nothing: say what is legitimate"),
+        anynan.expect(**kinds),
+    ):
+        pass
+
+
+# Threads and tasks have their own.
+
+
+def test_another_thread_is_outside() -> None:
+    seen: list[Any] = []
+
+    def look() -> None:
+        seen.extend([context.scope_path(), context.expectations(), anynan.replaying()])
+
+    with anynan.scope("a"), anynan.expect(nan=True), context.replay_context():
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join(5)
+    assert seen == [None, None, False]
+
+
+def test_tasks_do_not_mix_their_scopes() -> None:
+    async def task(name: str) -> str | None:
+        with anynan.scope(name):
+            await asyncio.sleep(0)
+            return context.scope_path()
+
+    async def both() -> list[str | None]:
+        return list(await asyncio.gather(task("a"), task("b")))
+
+    assert asyncio.run(both()) == ["a", "b"]
+
+
+# Replays.
+
+
+def test_replaying_is_true_inside_a_replay_only() -> None:
+    assert anynan.replaying() is False
+    with context.replay_context():
+        assert anynan.replaying() is True
+        with context.replay_context():
+            assert anynan.replaying() is True
+        assert anynan.replaying() is True
+    assert anynan.replaying() is False
+
+
+def test_replaying_ends_where_an_error_leaves_it() -> None:
+    def fail() -> None:
+        with context.replay_context():
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not anynan.replaying()

@@ -1,0 +1,213 @@
+"""The demo and the examples: each bug strikes, and the report names its line."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import anynan
+from anynan.sources import is_library
+
+torch = pytest.importorskip("torch")
+demo = pytest.importorskip("anynan.torch.demo")
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def strike(bug: str, start: int, steps: int, seed: int = 0) -> anynan.Event:
+    """Train from the batch of a step, which may be late in the epoch, until the bug strikes."""
+    train_step, loader = demo.setup(bug, bug, seed)
+    with train_step, pytest.raises(anynan.NonFiniteError) as caught:
+        for step in range(start, start + steps):
+            train_step(step, *loader.batch(step))
+    event: anynan.Event = caught.value.event
+    return event
+
+
+# Where each bug is found: layer, phase, kind, operation, cause, line.
+FOUND = {
+    "mask": (
+        "blocks.0.attention",
+        "forward",
+        "nan",
+        "softmax",
+        "softmax_fully_masked",
+        "weights = scores.softmax(dim=-1)",
+    ),
+    "where": (
+        None,
+        "backward",
+        "nan",
+        "sqrt",
+        "where_gradient_trap",
+        "size = torch.where(real, square.sqrt(), 0.0)",
+    ),
+    "mean": (None, "loss", "nan", "divide", "divide_by_zero", "loss = loss / count"),
+}
+
+
+@pytest.mark.parametrize("bug", FOUND)
+def test_a_bug_of_the_data_is_named(bug: str) -> None:
+    event = strike(bug, start=22 if bug == "where" else 35, steps=8)
+    operation, cause = event.operation, event.cause
+    assert operation is not None
+    assert cause is not None
+    assert operation.source is not None
+    assert operation.source.file.endswith("demo.py")
+    assert (
+        event.layer,
+        event.phase,
+        event.kind,
+        operation.name,
+        cause.tag,
+        operation.source.text,
+    ) == FOUND[bug]
+
+
+def test_a_bad_batch_is_named_by_its_argument() -> None:
+    event = strike("batch", start=35, steps=8)
+    assert (event.phase, event.kind, event.tensor) == ("input", "nan", "weight")
+    assert event.cause is not None
+    assert event.cause.tag == "bad_input"
+
+
+def test_the_overflow_is_warned_of_and_then_named() -> None:
+    with pytest.warns(anynan.AnynanWarning, match="beyond the limit") as warned:
+        event = strike("overflow", start=0, steps=120)
+    assert "attention.scores" in str(warned[0].message)
+    assert event.step >= 20
+    assert event.phase == "forward"
+    assert event.layer is not None
+    assert event.layer.endswith("attention.scores")
+    assert event.kind in ("posinf", "neginf")
+    assert event.operation is not None
+    assert event.operation.name == "matmul"
+    assert event.operation.source is not None
+    assert event.operation.source.text == "return q @ k.transpose(-2, -1)"
+    assert event.operation.output is not None
+    assert event.operation.output.dtype == "float16"
+    assert event.cause is not None
+    assert event.cause.tag in ("overflow_in_dtype", "learning_rate_divergence")
+
+
+def test_the_learning_rate_diverges() -> None:
+    event = strike("lr", start=0, steps=120)
+    assert event.step >= 20
+    assert event.operation is not None
+    assert event.operation.source is not None
+    assert event.operation.source.file.endswith("demo.py")
+    assert event.cause is not None
+    assert event.cause.tag != "unknown"
+
+
+def test_every_bug_has_a_test() -> None:
+    assert set(demo.BUGS) == {*FOUND, "batch", "overflow", "lr"}
+    assert next(iter(demo.BUGS)) == "mask"
+
+
+def test_the_seed_decides() -> None:
+    def losses(seed: int) -> list[float]:
+        train_step, loader = demo.setup("mask", "mask", seed)
+        with train_step:
+            return [train_step(step, *loader.batch(step)).item() for step in range(3)]
+
+    assert losses(3) == losses(3)
+    assert losses(3) != losses(4)
+
+
+def test_the_demo_is_user_code_and_its_neighbours_are_not() -> None:
+    assert not is_library(demo.__file__)
+    assert is_library(demo.__file__.replace("demo.py", "tracking.py"))
+    assert is_library(os.path.join(os.path.dirname(os.__file__), "demo.py"))
+
+
+def test_a_fixed_run_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main("overflow", fixed=True, steps=3) == 0
+    printed = capsys.readouterr().out
+    found = re.search(
+        r"3 steps, \d+ layers, no reading went bad; tightest headroom \d+\.\d bits at "
+        r"blocks\.\d\.attention\.scores",
+        printed,
+    )
+    assert found, printed
+
+
+def test_too_few_steps_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main("mask", steps=2) == 1
+    assert "--steps" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", demo.BUGS)
+def test_the_demo_finds_its_bug(bug: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(bug) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"Found at step \d+\. Run again with --fixed", printed), printed
+    assert "nan" not in printed.partition("first appeared")[0].lower() or bug == "batch"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", demo.BUGS)
+def test_the_fixed_demo_trains(bug: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(bug, fixed=True) == 0
+    printed = capsys.readouterr().out
+    found = re.search(r"fell from (\S+) to (\d+\.\d+)\.", printed)
+    assert found, printed
+    assert float(found[2]) < float(found[1]) - 0.5
+
+
+def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(script.relative_to(ROOT)), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+
+
+def settled(report: str) -> list[str]:
+    """Keep the lines of a report that hold no number of the processor's own."""
+    rows = re.findall(r"^  (?:layer|parameter|op|cause|fix) .*$", report, re.MULTILINE)
+    return [report.splitlines()[0], *rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_what_the_page_shows(script: Path) -> None:
+    page = (ROOT / "docs" / "examples" / "index.md").read_text(encoding="utf-8")
+    shown = re.search(rf"{script.name}\n```\n\n```text\n(.*?)\n```", page, re.DOTALL)
+    assert shown, f"index.md shows no report of {script.name}"
+    broken = run(script)
+    assert broken.returncode == 1, broken.stdout + broken.stderr
+    report = broken.stderr[broken.stderr.index("NonFiniteError: ") :]
+    assert settled(report) == settled(shown[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
+def test_a_fixed_example_trains(script: Path) -> None:
+    fixed = run(script, "--fixed")
+    assert fixed.returncode == 0, fixed.stderr
+    found = re.search(r"every number finite; loss (\S+) -> (\S+)", fixed.stdout)
+    assert found, fixed.stdout
+    assert float(found[2]) < float(found[1])
+
+
+def test_examples_are_short() -> None:
+    assert EXAMPLES
+    assert all(len(path.read_text(encoding="utf-8").splitlines()) < 80 for path in EXAMPLES)
+    assert len(Path(demo.__file__).read_text(encoding="utf-8").splitlines()) < 400

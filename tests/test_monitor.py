@@ -1,0 +1,364 @@
+"""Slots, readings, the ring of past steps, and the trail: plain numbers on the host."""
+
+import math
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from anynan import Policy
+from anynan import monitor as room
+from anynan.monitor import History, Monitor, Rows, Site
+
+NAN, INF = math.nan, math.inf
+MAX = 65504.0
+
+
+def monitor(policy: Policy | None = None, history: int = 10) -> Monitor:
+    return Monitor(policy or Policy(), history)
+
+
+def filled(step: int, *readings: tuple[Site, float, float], calls: list[int] | None = None) -> Rows:
+    rows = Rows(step)
+    for site, lo, hi in readings:
+        rows.sites.append(site)
+        rows.lo.append(lo)
+        rows.hi.append(hi)
+    rows.calls.extend(calls or [0] * len(readings))
+    return rows
+
+
+def slot(m: Monitor, layer: str | None = "a", phase: Any = "forward", **more: Any) -> Site:
+    return m.site(layer, phase, more.pop("tensor", "output"), "float16", MAX, **more)
+
+
+# Slots.
+
+
+def test_a_slot_is_made_once() -> None:
+    m = monitor()
+    assert slot(m) is slot(m)
+    assert [site.index for site in m.sites] == [0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"layer": "b"},
+        {"phase": "backward"},
+        {"tensor": "output[1]"},
+        {"parameter": "a.weight"},
+        {"bound": True},
+    ],
+)
+def test_what_differs_gets_its_own_slot(other: dict[str, Any]) -> None:
+    m = monitor()
+    assert slot(m, **other) is not slot(m)
+    assert [site.index for site in m.sites] == [0, 1]
+
+
+def test_a_slot_knows_the_limit_of_its_layer() -> None:
+    m = monitor(Policy(headroom=1, overrides={"b": Policy(large=3)}))
+    assert slot(m).limit == MAX / 2
+    assert slot(m, "b").limit == 3
+    assert slot(monitor()).limit == math.nextafter(INF, 0)
+
+
+def test_threads_that_meet_at_a_new_slot_get_the_same_one() -> None:
+    m = monitor()
+    barrier = threading.Barrier(4)
+    seen: list[list[Site]] = []
+
+    def work() -> None:
+        barrier.wait(5)
+        seen.append([slot(m, str(i)) for i in range(300)])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(seen) == 4
+    assert all(row == seen[0] for row in seen)
+    assert [site.index for site in m.sites] == list(range(300))
+
+
+# Readings.
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "kind", "absmax", "headroom"),
+    [
+        (-2.0, 1.0, None, 2.0, math.log2(MAX / 2)),
+        (-MAX, 0.0, None, MAX, 0.0),
+        (0.0, 0.0, None, 0.0, None),
+        (NAN, NAN, "nan", NAN, None),
+        (-INF, 2.0, "neginf", INF, None),
+        (1.0, INF, "posinf", INF, None),
+    ],
+)
+def test_a_reading_gives_kind_magnitude_and_headroom(
+    lo: float, hi: float, kind: str | None, absmax: float, headroom: float | None
+) -> None:
+    reading = filled(7, (slot(monitor()), lo, hi)).reading(0)
+    assert (reading.step, reading.order, reading.call) == (7, 0, 0)
+    assert (reading.layer, reading.phase) == ("a", "forward")
+    assert reading.kind == kind
+    assert reading.absmax == pytest.approx(absmax, nan_ok=True)
+    assert reading.headroom == (None if headroom is None else pytest.approx(headroom))
+
+
+def test_there_is_no_headroom_without_a_largest_value() -> None:
+    site = monitor().site("a", "forward", "output", "float64", None)
+    assert filled(0, (site, 1.0, 2.0)).reading(0).headroom is None
+
+
+# What needs judging.
+
+
+def test_rows_that_leave_their_limits_are_flagged_in_order() -> None:
+    m = monitor(Policy(large=10))
+    values = [(0.0, 1.0), (NAN, NAN), (-10.0, 10.0), (-11.0, 0.0), (0.0, INF), (-INF, 0.0)]
+    rows = filled(0, *((slot(m), lo, hi) for lo, hi in values))
+    assert m.flagged(rows) == [1, 3, 4, 5]
+
+
+def test_a_row_is_flagged_once() -> None:
+    m = monitor()
+    rows = filled(0, (slot(m), NAN, NAN))
+    assert m.flagged(rows) == [0]
+    assert m.flagged(rows) == []
+    rows.sites.append(slot(m))
+    rows.calls.append(0)
+    rows.lo.append(0.0)
+    rows.hi.append(INF)
+    assert m.flagged(rows) == [1]
+
+
+def test_rows_that_were_not_read_yet_wait() -> None:
+    m = monitor()
+    rows = filled(0, (slot(m), 0.0, 1.0))
+    rows.sites.append(slot(m))
+    rows.calls.append(0)
+    assert m.flagged(rows) == []
+    rows.lo.append(NAN)
+    rows.hi.append(NAN)
+    assert m.flagged(rows) == [1]
+
+
+def test_no_rows_are_no_trouble() -> None:
+    assert monitor().flagged(Rows(0)) == []
+
+
+def test_judging_a_thousand_layers_is_cheap() -> None:
+    m = monitor()
+    rows = filled(0, *((slot(m, str(i)), -1.0, 1.0) for i in range(1000)))
+    start = time.perf_counter()
+    for _ in range(10):
+        rows.judged = 0
+        assert m.flagged(rows) == []
+    assert time.perf_counter() - start < 0.1
+
+
+# The ring.
+
+
+def test_past_readings_come_back_as_they_were() -> None:
+    m = monitor()
+    a, b = slot(m, "a"), slot(m, "b", "backward")
+    rows = filled(3, (a, -1.0, 2.0), (b, NAN, NAN), (a, 0.0, INF), calls=[0, 0, 1])
+    rows.stats[1] = (0.5,)
+    m.history.append(rows)
+    found = list(m.history)
+    assert [(r.step, r.order, r.call, r.layer, r.phase) for r in found] == [
+        (3, 0, 0, "a", "forward"),
+        (3, 1, 0, "b", "backward"),
+        (3, 2, 1, "a", "forward"),
+    ]
+    assert (found[0].lo, found[0].hi, found[2].hi) == (-1.0, 2.0, INF)
+    assert math.isnan(found[1].lo)
+    assert [r.stats for r in found] == [(), (0.5,), ()]
+    assert [r.order for r in m.history.last()] == [0, 1, 2]
+
+
+def test_rows_that_were_never_read_are_left_out() -> None:
+    m = monitor()
+    rows = filled(0, (slot(m), 0.0, 1.0))
+    rows.sites.append(slot(m, "b"))
+    rows.calls.append(0)
+    m.history.append(rows)
+    assert [reading.layer for reading in m.history] == ["a"]
+
+
+def test_a_layer_called_very_often_is_no_trouble() -> None:
+    m = monitor()
+    m.history.append(filled(0, (slot(m), 0.0, 1.0), calls=[70_000]))
+    assert [reading.call for reading in m.history] == [70_000]
+
+
+def test_the_oldest_steps_go_first() -> None:
+    m = monitor(history=2)
+    for step in range(4):
+        m.history.append(filled(step, (slot(m), 0.0, float(step))))
+    assert m.history.steps() == [2, 3]
+    assert [reading.hi for reading in m.history.last()] == [3.0]
+
+
+def test_memory_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = monitor(history=1000)
+    readings = [(slot(m, str(i)), 0.0, 1.0) for i in range(100)]
+    m.history.append(filled(0, *readings))
+    size = m.history.nbytes
+    assert size >= 100 * 16
+    monkeypatch.setattr(room, "HISTORY_BYTES", 5 * size)
+    for step in range(1, 20):
+        m.history.append(filled(step, *readings))
+    assert m.history.steps() == [15, 16, 17, 18, 19]
+    assert m.history.nbytes == 5 * size
+    m.history.clear()
+    assert (m.history.nbytes, len(m.history), m.history.last(), m.history.steps()) == (0, 0, [], [])
+
+
+def test_a_step_changed_after_it_was_kept_does_not_change_the_past() -> None:
+    m = monitor()
+    rows = filled(0, (slot(m), 0.0, 1.0))
+    m.history.append(rows)
+    rows.lo[0] = NAN
+    rows.sites.append(slot(m, "b"))
+    m.history.append(filled(1, (slot(m, "b"), 0.0, 2.0)))
+    assert [(r.layer, r.lo, r.hi) for r in m.history] == [("a", 0.0, 1.0), ("b", 0.0, 2.0)]
+
+
+def test_history_may_grow_while_it_is_walked() -> None:
+    m = monitor()
+    m.history.append(filled(0, (slot(m), 0.0, 1.0), (slot(m), 0.0, 2.0)))
+    seen = []
+    for reading in m.history:
+        seen.append(reading.hi)
+        m.history.append(filled(1, (slot(m), 0.0, 3.0)))
+    assert seen == [1.0, 2.0]
+
+
+def test_no_history_keeps_nothing() -> None:
+    history = History(0)
+    history.append(filled(0, (slot(monitor()), 0.0, 1.0)))
+    assert (len(history), history.nbytes) == (0, 0)
+
+
+# Curves.
+
+
+def test_a_curve_is_one_slots_magnitude_over_the_steps() -> None:
+    m = monitor(history=100)
+    a, b = slot(m, "a"), slot(m, "b")
+    for step in range(4):
+        m.history.append(filled(step, (a, -(2.0**step), 0.0), (b, 0.0, 9.0), (a, 0.0, 0.5)))
+    assert m.history.curve(a) == ((0, 1.0), (1, 2.0), (2, 4.0), (3, 8.0))
+    assert m.history.curve(a, upto=2) == ((2, 4.0), (3, 8.0))
+    assert m.history.curve(slot(m, "never")) == ()
+
+
+def test_a_gradient_read_by_its_norm_and_then_by_its_ends_is_one_curve() -> None:
+    m = monitor()
+    norm = slot(m, "a", "backward", parameter="a.weight", bound=True)
+    ends = slot(m, "a", "backward", parameter="a.weight")
+    m.history.append(filled(0, (norm, -1.0, 1.0)))
+    m.history.append(filled(1, (norm, -30.0, 30.0)))
+    assert m.history.curve(ends) == ((0, 1.0), (1, 30.0))
+
+
+# Norms.
+
+
+def test_a_median_needs_a_few_norms_and_leaves_the_present_one_out() -> None:
+    m = monitor()
+    assert [m.median_norm(x) for x in (1.0, 2.0, 3.0, 4.0, 5.0)] == [None] * 5
+    assert m.median_norm(1000.0) == 3.0
+
+
+def test_norms_that_are_not_finite_do_not_count() -> None:
+    m = monitor()
+    for x in (1.0, NAN, INF, 1.0, 1.0, 1.0, 1.0):
+        m.median_norm(x)
+    assert m.median_norm(1.0) == 1.0
+    assert [norm for _, norm in m.norms()] == [1.0] * 6
+
+
+def test_the_median_follows_the_last_hundred_norms() -> None:
+    m = monitor()
+    for x in [1.0] * 100 + [50.0] * 100:
+        m.median_norm(x)
+    assert m.median_norm(50.0) == 50.0
+
+
+def test_norms_are_counted_back_from_the_present() -> None:
+    m = monitor()
+    for x in (1.0, 2.0, 3.0):
+        m.median_norm(x)
+    assert m.norms() == ((-2, 1.0), (-1, 2.0), (0, 3.0))
+
+
+# Trails.
+
+DEEP = (
+    "embed", "encoder.layers.0.attn", "encoder.layers.0.norm", "encoder.layers.0",
+    "encoder.layers.1.attn", "encoder.layers.1.norm", "encoder.layers.1",
+    "encoder.layers.2.attn.proj", "encoder.layers.2.attn", "encoder.layers.2", "encoder", "",
+)  # fmt: skip
+
+
+def trail(failing: str | None, upto: int, *layers: str) -> list[str]:
+    m = monitor()
+    rows = filled(0, *((slot(m, layer), 0.0, float(i)) for i, layer in enumerate(layers or DEEP)))
+    return [name for name, _ in m.trail(rows, upto, failing)]
+
+
+def test_a_trail_shows_what_leads_to_the_failure_at_the_depth_that_tells() -> None:
+    assert trail("encoder.layers.2.attn", 8) == [
+        "embed",
+        "encoder.layers.0",
+        "encoder.layers.1",
+        "encoder.layers.2.attn",
+    ]
+
+
+def test_a_trail_shows_siblings_of_a_deep_failure() -> None:
+    assert trail("encoder.layers.1.norm", 5)[-2:] == [
+        "encoder.layers.1.attn",
+        "encoder.layers.1.norm",
+    ]
+
+
+def test_a_trail_of_the_model_itself_shows_its_children() -> None:
+    assert trail("", len(DEEP) - 1) == ["embed", "encoder"]
+
+
+def test_a_trail_stops_at_the_failure() -> None:
+    assert trail("embed", 0) == ["embed"]
+
+
+def test_outside_every_layer_there_is_no_trail() -> None:
+    assert trail(None, 5) == []
+
+
+def test_a_name_that_only_begins_alike_is_not_inside() -> None:
+    assert trail("a.1", 2, "a.0", "a.10", "a.1") == ["a.0", "a.10", "a.1"]
+
+
+def test_a_trail_gives_magnitudes_and_none_where_not_finite() -> None:
+    m = monitor()
+    rows = filled(
+        0, (slot(m, "a"), -3.0, 2.0), (slot(m, "a", "backward"), 0.0, 9.0), (slot(m, "b"), NAN, NAN)
+    )
+    assert m.trail(rows, 2, "b") == (("a", 3.0), ("b", None))
+    assert m.trail(rows, 99, "b") == (("a", 3.0), ("b", None))
+
+
+def test_a_trail_takes_the_largest_of_a_layers_outputs() -> None:
+    m = monitor()
+    rows = filled(
+        0, (slot(m, "a"), 0.0, 7.0), (slot(m, "a", tensor="output[1]"), 0.0, 1.0),
+        (slot(m, "b"), NAN, NAN),
+    )  # fmt: skip
+    assert m.trail(rows, 2, "b") == (("a", 7.0), ("b", None))

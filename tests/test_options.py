@@ -1,0 +1,141 @@
+"""The options every adapter shares: one clear error for each thing that cannot be."""
+
+from typing import Any
+
+import pytest
+
+from anynan import Policy
+from anynan.options import Options, environment
+
+
+def test_the_defaults_are_those_of_the_documentation() -> None:
+    options = Options()
+    assert options.policy == Policy()
+    assert (options.action, options.read, options.level) == ("raise", "auto", "layer")
+    assert (options.backward, options.replay, options.parameters) == (True, True, False)
+    assert (options.history, options.patience, options.stats) == (1000, 0, ())
+    assert options.keep == 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"action": "skip"},
+        {"action": print},
+        {"history": 0},
+        {"read": 1},
+        {"read": "step"},
+        {"keep": "step"},
+        {"keep": 0},
+        {"stats": ("min", "rms")},
+        {"level": "operation"},
+        {"layers": "a.*", "skip": lambda path, layer: False},
+    ],
+)
+def test_a_fit_value_is_kept_as_it_is(options: dict[str, Any]) -> None:
+    made = Options(**options)
+    for name, value in options.items():
+        assert getattr(made, name) == value
+
+
+def test_one_statistic_need_not_be_wrapped_and_a_list_will_do() -> None:
+    assert Options(stats="rms").stats == ("rms",)  # type: ignore[arg-type]
+    assert Options(stats=["rms", "min"]).stats == ("rms", "min")  # type: ignore[arg-type]
+
+
+def test_statistics_may_come_from_a_generator() -> None:
+    assert Options(stats=(name for name in ("rms", "min"))).stats == ("rms", "min")  # type: ignore[arg-type]
+
+
+def test_only_some_statistics_cost_extra() -> None:
+    assert Options(stats=("absmax", "min", "max", "mean", "norm")).extra == ("mean", "norm")
+
+
+def test_patterns_from_a_generator_can_be_read_more_than_once() -> None:
+    options = Options(layers=(name for name in ("a", "b")), skip=iter(["c"]))
+    for _ in range(2):
+        assert list(options.layers) == ["a", "b"]  # type: ignore[arg-type]
+        assert list(options.skip) == ["c"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"action": "rise"}, "action='rise' is unknown; choose from raise, warn, record, skip"),
+        ({"action": None}, "action=None is unknown; choose from raise"),
+        ({"read": "steps"}, "read='steps' is unknown; choose auto, immediate or step"),
+        ({"read": 0}, "read=0 is too small: it must be at least 1"),
+        ({"level": "op"}, "level='op' is unknown; choose from layer, operation"),
+        ({"stats": ("std",)}, "stats: 'std' is unknown; choose from absmax, min, max, mean"),
+        ({"stats": "std"}, "stats: 'std' is unknown"),
+        ({"history": -1}, "history=-1 is too small: it must be at least 0"),
+        ({"patience": -2}, "patience=-2 is too small: it must be at least 0"),
+        ({"keep": -1}, "keep=-1 is too small: it must be at least 0"),
+    ],
+)
+def test_an_impossible_value_is_refused_in_words(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Options(**options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"policy": "strict"}, "policy= takes an anynan.Policy, not str"),
+        ({"policy": None}, "policy= takes an anynan.Policy, not NoneType"),
+        ({"policy": Policy}, "policy= takes an anynan.Policy, not the class"),
+        ({"backward": 1}, "backward= takes True or False, not 1"),
+        ({"replay": None}, "replay= takes True or False, not None"),
+        ({"parameters": "yes"}, "parameters= takes True or False, not 'yes'"),
+        ({"history": 1.5}, "history= takes a whole number, not float: 1.5"),
+        ({"history": True}, "history= takes a whole number, not bool: True"),
+        ({"read": 2.0}, "read= takes a whole number, not float: 2.0"),
+        ({"read": None}, "read= takes a whole number, not NoneType: None"),
+        ({"keep": "all"}, "keep= takes a number of bytes or 'step', not str: 'all'"),
+        ({"stats": None}, "stats= takes names of statistics, not NoneType: None"),
+        ({"stats": 3}, "stats= takes names of statistics, not int: 3"),
+    ],
+)
+def test_a_wrong_type_is_refused_in_words(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        Options(**options)
+    assert words in str(caught.value)
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Options().history = 3  # type: ignore[misc]
+
+
+# The environment.
+
+
+@pytest.mark.parametrize("word", ["", "  "])
+def test_an_empty_override_is_none(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv("ANYNAN", word)
+    assert environment() is None
+
+
+def test_no_override_is_none() -> None:
+    assert environment() is None
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("off", "off"), ("WARN", "warn"), (" Record ", "record"), ("raise", "raise")],
+)
+def test_an_override_is_read_in_any_case(
+    monkeypatch: pytest.MonkeyPatch, word: str, meant: str
+) -> None:
+    monkeypatch.setenv("ANYNAN", word)
+    assert environment() == meant
+
+
+@pytest.mark.parametrize("word", ["skip", "on", "1", "raise,warn"])
+def test_an_unknown_override_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.setenv("ANYNAN", word)
+    with pytest.raises(ValueError, match=f"ANYNAN='{word}' in the environment is unknown; use off"):
+        environment()

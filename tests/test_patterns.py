@@ -1,0 +1,132 @@
+"""Which layers a pattern chooses, and that a typo is never silent."""
+
+from typing import Any
+
+import pytest
+
+from anynan.patterns import choose
+
+LAYERS: dict[str, Any] = {
+    "": "Model",
+    "embed": "Embedding",
+    "encoder": "Encoder",
+    "encoder.layers.0": "Block",
+    "encoder.layers.0.attn": "Attention",
+    "encoder.layers.0.norm": "Norm",
+    "encoder.layers.1": "Block",
+    "encoder.layers.10": "Block",
+    "head": "Linear",
+}
+
+
+def chosen(keep: Any = None, skip: Any = None) -> list[str]:
+    return list(choose(LAYERS, keep, skip))
+
+
+def test_without_patterns_every_layer_is_kept_in_order() -> None:
+    assert choose(LAYERS) == LAYERS
+    assert chosen() == list(LAYERS)
+
+
+def test_a_string_is_the_whole_path() -> None:
+    assert chosen("encoder") == ["encoder"]
+
+
+def test_a_star_crosses_dots() -> None:
+    assert chosen("encoder*") == [path for path in LAYERS if path.startswith("encoder")]
+    assert chosen("*.norm") == ["encoder.layers.0.norm"]
+
+
+def test_the_empty_pattern_is_the_model_itself() -> None:
+    assert chosen("") == [""]
+
+
+def test_case_matters() -> None:
+    with pytest.raises(ValueError, match="matches no layer"):
+        chosen("Encoder*")
+
+
+def test_a_predicate_gets_path_and_layer() -> None:
+    assert chosen(lambda path, layer: layer == "Block" and path.endswith("0")) == [
+        "encoder.layers.0",
+        "encoder.layers.10",
+    ]
+
+
+def test_several_patterns_add_up_in_the_models_order() -> None:
+    assert chosen(["head", lambda path, _: path == "embed"]) == ["embed", "head"]
+    assert chosen(iter(["head", "embed"])) == ["embed", "head"]
+
+
+def test_skip_covers_what_is_inside_the_layer() -> None:
+    left = chosen(skip="encoder.layers.0")
+    assert "encoder.layers.0.attn" not in left
+    assert "encoder.layers.0" not in left
+    assert {"encoder", "encoder.layers.1", "encoder.layers.10"} <= set(left)
+
+
+def test_skip_does_not_cover_a_name_that_only_begins_alike() -> None:
+    assert "encoder.layers.10" in chosen(skip="encoder.layers.1")
+
+
+def test_skip_wins_over_keep() -> None:
+    assert chosen("encoder*", "*.attn") == [
+        path for path in LAYERS if path.startswith("encoder") and not path.endswith("attn")
+    ]
+
+
+def test_skipping_the_model_skips_everything() -> None:
+    assert chosen(skip="") == []
+
+
+def test_nothing_to_skip_is_no_error() -> None:
+    assert chosen(skip=[]) == list(LAYERS)
+
+
+def test_an_empty_list_of_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="layers= is empty, so nothing would be watched"):
+        chosen([])
+
+
+@pytest.mark.parametrize("option", ["layers", "skip"])
+def test_a_typo_names_the_option_and_what_was_meant(option: str) -> None:
+    pattern = "encoder.layers.0.atn"
+    with pytest.raises(ValueError) as caught:
+        chosen(pattern) if option == "layers" else chosen(skip=pattern)
+    message = str(caught.value)
+    assert f"{option}='encoder.layers.0.atn' matches no layer" in message
+    assert "did you mean 'encoder.layers.0.attn'" in message
+
+
+def test_a_pattern_like_nothing_lists_the_layers() -> None:
+    with pytest.raises(ValueError, match=r"the layers are embed, encoder, .*\.\.\.$"):
+        chosen("zzzzzz")
+
+
+def test_one_typo_among_good_patterns_is_not_silent() -> None:
+    with pytest.raises(ValueError, match="'haed'"):
+        chosen(["embed", "haed"])
+
+
+def test_a_predicate_that_chooses_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="matches no layer; the layers are"):
+        chosen(lambda path, layer: False)
+
+
+def test_a_model_without_layers_is_said_to_be_one() -> None:
+    with pytest.raises(ValueError, match="'head' matches no layer: the model has no layers"):
+        choose({"": "Model"}, "head")
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        (3, "layers= takes globs or predicates, not int: 3"),
+        ([3], "layers= takes globs or predicates, not int: 3"),
+        ([["head"]], r"layers= takes globs or predicates, not list: \['head'\]"),
+        (b"head", "layers= takes globs or predicates, not bytes: b'head'"),
+    ],
+)
+def test_what_is_no_pattern_is_refused(keep: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        chosen(keep)

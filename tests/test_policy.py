@@ -1,0 +1,233 @@
+"""What counts as bad: the defaults, the limits, the whitelist, and what is refused."""
+
+import math
+from typing import Any
+
+import pytest
+
+from anynan import Allow, Policy
+from anynan.events import PHASES
+from anynan.policy import DEFAULT, reading_kind
+
+NAN, INF = math.nan, math.inf
+HALF = 65504.0
+
+
+# The defaults never trip on a correct program.
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("lo", "hi"), [(0.0, 0.0), (-1e308, 1e308), (-5e-324, 5e-324), (-HALF, HALF)]
+)
+def test_finite_values_are_never_bad_by_default(phase: Any, lo: float, hi: float) -> None:
+    assert DEFAULT.judge(phase, lo, hi, layer="a", dtype_max=HALF) is None
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("lo", "hi", "kind"), [(NAN, NAN, "nan"), (0.0, INF, "posinf")])
+def test_nan_and_posinf_are_bad_everywhere(phase: Any, lo: float, hi: float, kind: str) -> None:
+    assert DEFAULT.judge(phase, lo, hi) == (kind, "bad")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_neginf_is_a_suspect_where_masks_are_made_and_bad_elsewhere(phase: Any) -> None:
+    severity = "suspect" if phase in ("input", "forward") else "bad"
+    assert DEFAULT.judge(phase, -INF, 0.0) == ("neginf", severity)
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "kind"),
+    [
+        (NAN, NAN, "nan"),
+        (NAN, 1.0, "nan"),
+        (1.0, NAN, "nan"),
+        (-INF, INF, "posinf"),
+        (INF, INF, "posinf"),
+        (-INF, -INF, "neginf"),
+        (-INF, 3.0, "neginf"),
+        (-1.0, 1.0, None),
+    ],
+)
+def test_the_worst_kind_of_a_reading_is_named(lo: float, hi: float, kind: str | None) -> None:
+    assert reading_kind(lo, hi) == kind
+
+
+# Levels.
+
+
+@pytest.mark.parametrize(("kind", "value"), [("nan", NAN), ("posinf", INF), ("neginf", -INF)])
+@pytest.mark.parametrize("level", ["bad", "suspect"])
+def test_a_level_decides_the_severity_in_every_phase(kind: str, value: float, level: str) -> None:
+    policy = Policy(**{kind: level})  # type: ignore[arg-type]
+    for phase in PHASES:
+        assert policy.judge(phase, value, value) == (kind, level)
+
+
+@pytest.mark.parametrize(("kind", "value"), [("nan", NAN), ("posinf", INF), ("neginf", -INF)])
+def test_an_ignored_kind_is_nothing(kind: str, value: float) -> None:
+    policy = Policy(**{kind: "ignore"})  # type: ignore[arg-type]
+    assert policy.judge("loss", value, value) is None
+
+
+# Limits.
+
+
+def test_large_is_a_suspect_above_its_limit_and_nothing_at_it() -> None:
+    policy = Policy(large=10)
+    assert policy.judge("forward", -10.0, 10.0) is None
+    assert policy.judge("forward", 0.0, 10.5) == ("large", "suspect")
+    assert policy.judge("forward", -10.5, 0.0) == ("large", "suspect")
+
+
+def test_large_is_bad_where_the_policy_says_so() -> None:
+    assert Policy(large=10, bad=("large",)).judge("forward", 0.0, 11.0) == ("large", "bad")
+
+
+def test_headroom_counts_bits_to_the_dtypes_own_overflow() -> None:
+    policy = Policy(headroom=2)
+    assert policy.judge("forward", 0.0, HALF / 4, dtype_max=HALF) is None
+    assert policy.judge("forward", 0.0, HALF / 3, dtype_max=HALF) == ("large", "suspect")
+    assert policy.judge("forward", 0.0, HALF / 3, dtype_max=3.4e38) is None
+    assert policy.judge("forward", 0.0, 1e300, dtype_max=None) is None
+
+
+def test_the_tighter_of_two_limits_holds() -> None:
+    policy = Policy(large=10, headroom=1)
+    assert policy.limit("a", 100.0) == 10
+    assert policy.limit("a", 8.0) == 4
+
+
+def test_a_limit_never_lets_inf_pass() -> None:
+    for policy in (DEFAULT, Policy(large=INF), Policy(headroom=1e-9)):
+        assert policy.limit(None, None) < INF
+        assert policy.judge("forward", 0.0, INF) == ("posinf", "bad")
+
+
+def test_nan_is_nan_however_tight_the_limit() -> None:
+    assert Policy(large=1e-9).judge("forward", NAN, NAN) == ("nan", "bad")
+
+
+# Overrides and the whitelist.
+
+
+def test_the_last_matching_override_wins() -> None:
+    policy = Policy(
+        large=1, overrides={"enc*": Policy(large=10), "encoder.head": Policy(large=100)}
+    )
+    limits = {layer: policy.limit(layer, None) for layer in ("dec", "encoder.a", "encoder.head")}
+    assert limits == {"dec": 1, "encoder.a": 10, "encoder.head": 100}
+
+
+def test_an_override_reaches_the_kinds_too() -> None:
+    policy = Policy(overrides={"head": Policy(nan="ignore")})
+    assert policy.judge("forward", NAN, NAN, layer="head") is None
+    assert policy.judge("forward", NAN, NAN, layer="body") == ("nan", "bad")
+
+
+def test_outside_every_layer_only_a_glob_that_covers_all_matches() -> None:
+    assert Policy(overrides={"*": Policy(nan="ignore")}).judge("loss", NAN, NAN) is None
+    assert Policy(overrides={"?*": Policy(nan="ignore")}).judge("loss", NAN, NAN) is not None
+
+
+def test_an_allowed_kind_gives_its_reason() -> None:
+    policy = Policy(allow=(Allow("head.*", "neginf", "an additive mask"),))
+    assert policy.allowed("neginf", "loss", "head.mask") == "an additive mask"
+    assert policy.allowed("neginf", "loss", "body") is None
+    assert policy.allowed("nan", "loss", "head.mask") is None
+
+
+def test_an_allowed_phase_is_the_only_one() -> None:
+    policy = Policy(allow=(Allow("*", "nan", "gaps", "input"),))
+    assert policy.allowed("nan", "input", "") == "gaps"
+    assert policy.allowed("nan", "forward", "") is None
+
+
+def test_the_whitelist_holds_inside_overrides_and_theirs_adds_to_it() -> None:
+    inner = Policy(large=5, allow=(Allow("head", "posinf", "inner"),))
+    policy = Policy(allow=(Allow("head", "nan", "outer"),), overrides={"head": inner})
+    assert policy.allowed("nan", "forward", "head") == "outer"
+    assert policy.allowed("posinf", "forward", "head") == "inner"
+    assert policy.allowed("posinf", "forward", "other") is None
+
+
+def test_one_entry_need_not_be_wrapped() -> None:
+    entry = Allow("a", "nan", "why")
+    assert Policy(allow=entry).allow == (entry,)  # type: ignore[arg-type]
+    assert Policy(large=1, bad="large").bad == ("large",)  # type: ignore[arg-type]
+
+
+def test_entries_may_come_from_a_generator() -> None:
+    entry = Allow("a", "nan", "why")
+    policy = Policy(allow=(e for e in [entry]), bad=iter(["large"]))  # type: ignore[arg-type]
+    assert (policy.allow, policy.bad) == ((entry,), ("large",))
+
+
+# Unfit values.
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nan": "fatal"}, "Policy(nan='fatal'): choose from bad, suspect, ignore"),
+        ({"nan": None}, "Policy(nan=None): choose from bad, suspect, ignore"),
+        ({"large": 0}, "Policy(large=0): the limit must be positive"),
+        ({"large": -1.5}, "Policy(large=-1.5): the limit must be positive"),
+        ({"headroom": NAN}, "Policy(headroom=nan): the limit must be positive"),
+        ({"spike": 1}, "Policy(spike=1): the ratio to the running median must be above 1"),
+        ({"bad": ("nan",)}, "Policy(bad=...): 'nan' is not one of large, spike, vanishing"),
+        ({"bad": "lage"}, "'lage' is not one of large, spike, vanishing"),
+        ({"streak": 0}, "Policy(streak=0): a streak is at least 1 step"),
+        ({"floor": -1.0}, "Policy(floor=-1.0): a loss scale is never below 0"),
+    ],
+)
+def test_an_impossible_value_is_refused_in_words(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Policy(**options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"large": "10"}, "Policy(large='10'): expected a number or None, not str"),
+        ({"large": True}, "Policy(large=True): expected a number or None, not bool"),
+        ({"streak": "5"}, "Policy(streak='5'): expected a whole number, not str"),
+        ({"floor": "low"}, "Policy(floor='low'): expected a number"),
+        ({"floor": None}, "Policy(floor=None): expected a number"),
+        ({"allow": ("head",)}, "takes anynan.Allow entries, not 'head'"),
+        ({"allow": 3}, "takes anynan.Allow entries, not 3"),
+        ({"bad": 3}, "Policy(bad=...) takes kinds, not 3"),
+        ({"overrides": {"a": 3}}, "maps globs to Policy objects, not 'a': 3"),
+        ({"overrides": {3: Policy()}}, "maps globs to Policy objects, not 3"),
+        ({"overrides": None}, "maps globs to Policy objects, not None"),
+    ],
+)
+def test_a_wrong_type_is_refused_in_words(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        Policy(**options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("a", "NaN", "why"), "Allow: unknown kind 'NaN'; choose from nan, posinf"),
+        (("a", "nan", "why", "front"), "Allow: unknown phase 'front'; choose from input"),
+        (("a", "nan", ""), "Allow('a', 'nan') needs a reason: it is listed in reports"),
+    ],
+)
+def test_an_unfit_whitelist_entry_is_refused_in_words(arguments: Any, words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Allow(*arguments)
+    assert words in str(caught.value)
+
+
+def test_a_whitelist_entry_names_layers_by_glob() -> None:
+    with pytest.raises(TypeError, match="Allow: layers is a glob, not int: 3"):
+        Allow(3, "nan", "why")  # type: ignore[arg-type]
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        DEFAULT.large = 3  # type: ignore[misc]

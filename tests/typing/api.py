@@ -1,0 +1,42 @@
+"""The public API as a type checker sees it; never run."""
+
+from typing import assert_type
+
+import numpy as np
+import torch
+
+import anynan
+
+array = np.ones(3)
+assert_type(anynan.summarize(array), anynan.Summary)
+assert_type(anynan.summarize(array).headroom, float | None)
+anynan.check({"x": array}, "batch", policy=anynan.Policy(large=1e4))
+
+with anynan.scope("decoder") as path:
+    assert_type(path, str)
+with anynan.expect(nan=True, reason="missing values"):
+    pass
+assert_type(anynan.replaying(), bool)
+
+model = torch.nn.Linear(2, 2)
+tracker = anynan.torch.track(model, action="warn")
+assert_type(tracker, anynan.Tracker)
+assert_type(tracker.events, tuple[anynan.Event, ...])
+assert_type(tracker.metrics(), dict[str, float])
+assert_type(tracker.report(), str)
+assert_type(tracker.remove(), None)
+anynan.torch.untrack(model)
+
+
+@anynan.torch.track(patience=2)
+def step(x: torch.Tensor) -> torch.Tensor:
+    """Run one step."""
+    return x.sum()
+
+
+assert_type(step, anynan.Tracker)
+
+try:
+    step(torch.ones(2))
+except anynan.NonFiniteError as error:
+    assert_type(error.event, anynan.Event)
