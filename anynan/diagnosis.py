@@ -58,20 +58,22 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             return None
         if case.replayed.incoming:
             return _incoming_event(case, monitor, adapter)
-        if verdict.sink is None and reading.phase != "parameter":
-            case.notes.append(
-                "the replay did not reproduce this: code that is random in its own way, keeps "
-                "state or advances an iterator can differ the second time, so the report stays "
-                "at layer level"
-            )
     outside = verdict.outside
     if outside is not None and outside.source == "input":
         return _outside_input(case, adapter, verdict, outside)
     blamed = outside is not None and outside.source in ("parameter", "buffer")
-    if blamed or reading.phase == "parameter" or case.replayed is None:
+    # What an update wrote since may be bad because of this reading, and does not explain it.
+    unexplained = verdict.sink is None and not any(step >= reading.step for step in case.updates)
+    if blamed or reading.phase == "parameter" or unexplained:
         found = _parameter_event(case, monitor, adapter, outside if blamed else None)
         if found is not None:
             return found
+    if case.replayed is not None and verdict.sink is None and reading.phase != "parameter":
+        case.notes.append(
+            "the replay did not reproduce this: code that is random in its own way, keeps "
+            "state or advances an iterator can differ the second time, so the report stays "
+            "at layer level"
+        )
     return _operation_event(case, monitor, adapter, verdict, summary)
 
 

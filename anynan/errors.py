@@ -29,7 +29,9 @@ class AnomalyError(FloatingPointError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A tracker holds hooks and locks: the copy that crosses a process keeps the event.
-        return type(self), (self.args[0], self.event)
+        notes = getattr(self, "__notes__", None)
+        state = None if notes is None else {"__notes__": notes}
+        return type(self), (self.args[0], self.event), state
 
 
 class NonFiniteError(AnomalyError):

@@ -273,7 +273,10 @@ class Judge:
         self.refuse(event, rows)
 
     def updated(self, step: int) -> None:
-        """Note an optimizer update from finite gradients."""
+        """Note an optimizer update; one from gradients that were reported as bad is no news."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        if rows is not None and rows.failed is not None:
+            return
         self._updates.append(step)
         del self._updates[:-2]
 
@@ -313,6 +316,8 @@ class Judge:
             site.phase, reading.lo, reading.hi, layer=site.layer, dtype_max=site.dtype_max
         )
         if judged is None or judged[1] != "bad":
+            return False
+        if (site.layer, site.phase, judged[0]) in self.monitor.downgraded:
             return False
         return self._excuse(rows, order, judged[0], reading) is None
 
@@ -399,10 +404,11 @@ class Judge:
     def _act(self, event: Event, rows: Rows) -> None:
         self._record(event)
         self._streak += 1
-        action: Any = getattr(self._local, "softly", None) or environment() or self.options.action
+        softly = getattr(self._local, "softly", None)
+        action: Any = softly or environment() or self.options.action
         if action == "off":
             return
-        patient = callable(action) or action in ("raise", "warn", "skip")
+        patient = callable(action) or (softly is None and action in ("raise", "warn", "skip"))
         if patient and self._streak <= self.options.patience:
             rows.skip = True
             warnings.warn(

@@ -93,7 +93,8 @@ def overview(tracker: "Tracker") -> str:
     lines += [f"  event     {render_line(event)}" for event in tracker.events[-SHOWN_EVENTS:]]
     lines += [
         f"  allowed   {entry.kind} in {entry.layers!r}: {entry.reason}"
-        for entry in tracker.options.policy.allow
+        for policy in (tracker.options.policy, *tracker.options.policy.overrides.values())
+        for entry in policy.allow
     ]
     lines += [
         f"  allowed   {kind} in {phase} {path or '(the model itself)'}: {why}"

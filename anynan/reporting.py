@@ -208,7 +208,7 @@ def _subject(event: Event) -> Iterator[Row]:
     held = "" if event.summary is None else describe(event.summary)
     if event.phase in ("parameter", "optimizer") and event.parameter is not None:
         yield "parameter", _two(event.parameter, held)
-        if event.since is not None:
+        if event.since is not None and event.phase == "parameter":
             yield "bad since", (_since(*event.since),)
     elif event.phase == "input":
         yield "batch", _two(event.tensor, held)
@@ -361,7 +361,12 @@ def _spread(event: Event) -> str:
     later = f"{group(count)} later reading{' is' if count == 1 else 's are'}"
     texts = [f"{later} bad only because of this one"] if count else []
     if surfaced:
-        texts.append(f"it surfaced at {surfaced}")
+        phase, _, where = surfaced.partition(" ")
+        if phase in ("forward", "backward"):
+            surfaced = f"in the {phase} pass at {where.strip('()')}"
+        else:
+            surfaced = f"at {surfaced}"
+        texts.append(f"it surfaced {surfaced}")
     return "; ".join(texts)
 
 

@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,19 +21,22 @@ EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
+def train(train_step: anynan.Tracker, loader: Any, steps: Iterable[int]) -> list[float]:
+    return [train_step(step, *loader.batch(step)).item() for step in steps]
+
+
 def strike(bug: str, start: int, steps: int, seed: int = 0) -> anynan.Event:
     """Train from the batch of a step, which may be late in the epoch, until the bug strikes."""
     train_step, loader = demo.setup(bug, bug, seed)
     with train_step, pytest.raises(anynan.NonFiniteError) as caught:
-        for step in range(start, start + steps):
-            train_step(step, *loader.batch(step))
+        train(train_step, loader, range(start, start + steps))
     event: anynan.Event = caught.value.event
     return event
 
@@ -121,7 +126,7 @@ def test_the_seed_decides() -> None:
     def losses(seed: int) -> list[float]:
         train_step, loader = demo.setup("mask", "mask", seed)
         with train_step:
-            return [train_step(step, *loader.batch(step)).item() for step in range(3)]
+            return train(train_step, loader, range(3))
 
     assert losses(3) == losses(3)
     assert losses(3) != losses(4)
@@ -155,7 +160,7 @@ def test_the_demo_finds_its_bug(bug: str, capsys: pytest.CaptureFixture[str]) ->
     assert demo.main(bug) == 0
     printed = capsys.readouterr().out
     assert re.search(r"Found at step \d+\. Run again with --fixed", printed), printed
-    assert "nan" not in printed.partition("first appeared")[0].lower() or bug == "batch"
+    assert "no reading went bad" not in printed
 
 
 @pytest.mark.slow
@@ -180,9 +185,10 @@ def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def settled(report: str) -> list[str]:
-    """Keep the lines of a report that hold no number of the processor's own."""
+    """Keep the lines that depend neither on the processor nor on the version of the text."""
+    headline = re.sub(r"step \d+", "step #", report.splitlines()[0])
     rows = re.findall(r"^  (?:layer|parameter|op|cause|fix) .*$", report, re.MULTILINE)
-    return [report.splitlines()[0], *rows]
+    return [headline, *(row.partition("  (call")[0] for row in rows)]
 
 
 @pytest.mark.slow
@@ -202,7 +208,7 @@ def test_an_example_prints_what_the_page_shows(script: Path) -> None:
 def test_a_fixed_example_trains(script: Path) -> None:
     fixed = run(script, "--fixed")
     assert fixed.returncode == 0, fixed.stderr
-    found = re.search(r"every number finite; loss (\S+) -> (\S+)", fixed.stdout)
+    found = re.search(r"every number finite; \w+ (\S+?)%? -> (\S+?)%?$", fixed.stdout)
     assert found, fixed.stdout
     assert float(found[2]) < float(found[1])
 

@@ -154,11 +154,11 @@ def test_no_rows_are_no_trouble() -> None:
 def test_judging_a_thousand_layers_is_cheap() -> None:
     m = monitor()
     rows = filled(0, *((slot(m, str(i)), -1.0, 1.0) for i in range(1000)))
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(10):
         rows.judged = 0
         assert m.flagged(rows) == []
-    assert time.perf_counter() - start < 0.1
+    assert time.thread_time() - start < 0.1
 
 
 # The ring.

@@ -16,7 +16,8 @@ import anynan
 from anynan import judging as judging_room
 from anynan import monitor as monitor_room
 from anynan.adapter import ReplayError
-from anynan.lineage import Replay
+from anynan.lineage import Replay, Sink
+from anynan.monitor import Reading
 from tests.fake_adapter import Layer, Model, Output, adapter_of, lent, track
 
 NAN, INF = float("nan"), float("inf")
@@ -372,6 +373,7 @@ def test_a_whitelist_entry_inside_an_override_counts() -> None:
     tracker = forward_only(model, policy=anynan.Policy(overrides={"a": inner}))
     tracker(BAD)
     assert [event.expected for event in tracker.events] == ["known gap"]
+    assert "allowed   nan in 'a': known gap" in tracker.report()
 
 
 def test_an_override_makes_another_layer_stricter() -> None:
@@ -1153,6 +1155,90 @@ def test_other_bad_weights_are_counted_and_named() -> None:
         event = failure(tracker, GOOD).event
     assert event.parameter == "embed.weight"
     assert event.notes == ("1 more parameter or buffer is bad too: head.weight",)
+
+
+def test_a_weight_is_not_blamed_for_a_step_that_its_own_bad_update_came_from() -> None:
+    _, tracker = tracked(rooted(), read=2)
+    adapter_of(tracker).refusal = "the step was over"
+    tracker([0.0, 1.0])
+    event = failure(tracker, [1.0, 1.0]).event
+    assert (event.step, event.phase) == (0, "backward")
+    assert event.notes == ("the step was over",)
+
+
+def test_an_update_from_gradients_known_to_be_bad_is_not_blamed_on_the_optimizer() -> None:
+    _, tracker = tracked(rooted(), action="record")
+    tracker([0.0, 1.0])
+    tracker([1.0, 1.0])
+    first, second = tracker.events
+    assert (first.phase, first.step) == ("backward", 0)
+    assert (second.phase, second.parameter, second.step) == ("parameter", "embed.weight", 1)
+
+
+def test_a_bad_weight_that_a_layer_gives_out_unchanged_is_named() -> None:
+    model = one("log", weight=1.0)
+    tracker = forward_only(model)
+
+    def nothing(reading: Any) -> Replay:
+        return Replay([], [Sink("forward", "layer", "output", (), "nan")])
+
+    adapter_of(tracker).replay = nothing  # type: ignore[method-assign]
+    model.layers[0].weight = np.asarray(NAN)
+    event = failure(tracker, BAD).event
+    assert (event.phase, event.parameter) == ("parameter", "layer.weight")
+
+
+# The operation level: the watcher of a replay saw a whole step.
+
+
+def seen_by_a_watcher(*operations: str, batch: Any) -> Replay:
+    tracker = forward_only(one(*operations), action="record", policy=anynan.Policy(nan="suspect"))
+    tracker(batch)
+    adapter = adapter_of(tracker)
+    site = tracker.monitor.site("layer", "forward", "output", "float64", None)
+    return adapter.replay(Reading(0, 0, 0, site, NAN, NAN))
+
+
+def test_a_contained_origin_is_shown_as_a_suspect() -> None:
+    tracker = forward_only(one("copy"))
+    seen = seen_by_a_watcher("log", "nan_to_num", batch=BAD)
+    tracker.operations(tracker.rows(), seen)
+    (event,) = tracker.events
+    assert (event.severity, event.layer, event.kind) == ("suspect", "layer", "nan")
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert event.cause is not None
+    assert event.cause.tag == "log_of_negative"
+    assert event.notes == ("contained: its bad values reached no layer output, loss or gradient",)
+    assert tracker.count("suspect") == 1
+
+
+def test_a_harmful_origin_that_no_reading_showed_is_bad() -> None:
+    tracker = forward_only(one("copy"))
+    seen = seen_by_a_watcher("log", batch=BAD)
+    event = failure(tracker.operations, tracker.rows(), seen).event
+    assert event.operation is not None
+    assert (event.layer, event.operation.name) == ("layer", "log")
+    assert adapter_of(tracker).replays == 0
+
+
+def test_what_the_watcher_saw_is_never_said_to_be_missing() -> None:
+    tracker = forward_only(one("copy"), action="record")
+    seen = seen_by_a_watcher("log", batch=BAD)
+    for _ in range(5):
+        tracker.operations(tracker.rows(), seen)
+        tracker.settle(tracker.close_step())
+    assert [event.notes for event in tracker.events] == [()] * 5
+    assert {event.operation and event.operation.name for event in tracker.events} == {"log"}
+
+
+def test_a_step_that_failed_already_is_not_reported_twice() -> None:
+    tracker = forward_only(one("log"), action="record")
+    rows = tracker.rows()
+    seen = seen_by_a_watcher("log", batch=BAD)
+    tracker.operations(rows, seen)
+    tracker.operations(rows, seen)
+    assert tracker.count("bad") == 1
 
 
 # The guard on the gradient norm.

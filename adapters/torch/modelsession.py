@@ -26,7 +26,6 @@ class ModelSession(Session):
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
         super().__init__(options)
         self.models = [("", weakref.ref(model))]
-        self._looked = False
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
@@ -46,7 +45,7 @@ class ModelSession(Session):
         rows = state.rows
         if rows is None or state.in_optimizer:
             return False
-        if state.broken or len(rows.sites) > MAX_ROWS:
+        if state.broken or state.updated or len(rows.sites) > MAX_ROWS:
             return True
         if not state.saw_backward and self.options.backward:
             return rows.failed is not None
@@ -79,14 +78,13 @@ class ModelSession(Session):
         root = state.root
         if state.depth or root is None or torch._C._current_graph_task_id() != -1:
             return
-        graph = False
-        if root.grad and self.options.backward:
-            weak: weakref.ref[Session] = weakref.ref(self)
-            for i, (_, x) in enumerate(tensors(output, "output")):
-                if x.requires_grad:
-                    graph = True
+        weak: weakref.ref[Session] = weakref.ref(self)
+        for i, (_, x) in enumerate(tensors(output, "output")):
+            if x.requires_grad:
+                state.trained = True
+                if self.options.backward:
                     x.register_hook(KeepGradHook(weak, root, i))
-        if not graph and not any(other.grad for other in state.step_roots):
+        if not state.trained:
             self.end_step(state)
 
     def finish_update(self, state: State) -> None:

@@ -200,15 +200,15 @@ def saved(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"saved[{i}]", value
 
 
-def saved_numbers(node: Any) -> dict[str, Any]:
-    """Return the plain arguments that a backward node saved (``exponent``, ``dim``)."""
-    found = {}
+def locked(node: Any) -> list[str]:
+    """Name the saved tensors of a backward node that can not be read any more."""
+    found = []
     for name in dir(node):
-        bare = name.removeprefix("_saved_")
-        if bare != name and bare in _KEEP:
-            value = getattr(node, name)
-            if isinstance(value, int | float):
-                found[bare] = value
+        if name.startswith("_saved_"):
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                found.append(name.removeprefix("_saved_"))
     return found
 
 

@@ -19,6 +19,7 @@ FLOAT8 = frozenset(
 DTYPE_NAME = {dtype: str(dtype).removeprefix("torch.") for dtype in NATIVE | COMPLEX | FLOAT8}
 DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
 DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
+_transform = torch._C._functorch.maybe_current_level
 _CHUNK = 1 << 18
 
 
@@ -29,6 +30,8 @@ def plain(x: Any) -> torch.Tensor | None:
         None for what is never bad (integers, booleans, empty, meta) and for what cannot be
         looked at here (inside a function transform, fake tensors).
     """
+    if _transform() is not None:
+        return None
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         x = _unwrap(x)
         if x is None:

@@ -1,9 +1,12 @@
 """Run a failing call again under the operation watcher, and leave no trace of it."""
 
+import copy
 import functools
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,27 +69,29 @@ def replay(session: Session, state: State, reading: Reading) -> Replay:
 def _roots(state: State, reading: Reading, is_step: bool) -> list[RootCall]:
     if is_step:
         return [state.root] if state.root is not None else []
-    known = state.roots.get(reading.order)
-    if known is not None:
-        return [known]
     if reading.phase == "backward":
-        return list(state.step_roots)
-    return [state.root] if state.root is not None else []
+        known = state.roots.get(reading.order)
+        return [known] if known is not None else state.living_roots()
+    root = state.root_of(reading.order)
+    return [root] if root is not None else []
 
 
 def _run(
     session: Session, root: RootCall, reading: Reading, is_step: bool, result: Replay
 ) -> Watcher:
+    root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
     watcher = Watcher(outside(session, root))
+    watcher.originals = {}
     watcher.stop = functools.partial(_matches, reading, watcher)
     watcher.within, watcher.called = _run.__code__, root.source()
     root.random.restore()
     with ExitStack() as stack:
+        stack.callback(watcher.restore)
         stack.enter_context(root.modes())
         for prefix, ref in session.models:
             model = ref()
             if model is not None:
-                stack.enter_context(layer_stack(session, prefix, model, watcher))
+                stack.enter_context(layer_stack(session, prefix, model, watcher, root.calls))
         stack.enter_context(backward_seam(watcher))
         try:
             with watcher:
@@ -109,6 +114,23 @@ def _run(
     if blind is not None:
         result.notes.append(f"one operation could not be looked at in the replay: {blind[1]}")
     return watcher
+
+
+def _cut(value: Any) -> Any:
+    """Cut the inputs off the graph they came from: a replay must not run it backward."""
+    if isinstance(value, torch.Tensor):
+        if not value.requires_grad or isinstance(value, torch.nn.Parameter):
+            return value
+        leaf = value.detach().requires_grad_()
+        if value.is_leaf:
+            return leaf
+        with torch.enable_grad():  # a leaf could not be written to in place
+            return leaf.clone()
+    if type(value) in (list, tuple):
+        return type(value)(_cut(item) for item in value)
+    if type(value) is dict:
+        return {key: _cut(item) for key, item in value.items()}
+    return value
 
 
 def _matches(reading: Reading, watcher: Watcher, sink: Sink) -> bool:
@@ -175,11 +197,15 @@ def _gradients(session: Session, watcher: Watcher) -> None:
 
 @contextmanager
 def layer_stack(
-    session: Session, prefix: str, model: torch.nn.Module, watcher: Watcher
+    session: Session,
+    prefix: str,
+    model: torch.nn.Module,
+    watcher: Watcher,
+    before: dict[str, int],
 ) -> Iterator[None]:
     """Tell the watcher which layer runs, and show it what leaves each layer."""
     handles = []
-    calls: dict[str, int] = {}
+    calls = dict(before)
     watched = set(session.paths(prefix, model))
     weak = weakref.ref(watcher)
 
@@ -283,11 +309,13 @@ def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
     """Put everything back that a second run would change."""
     random = RandomState.now()
     modules: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
-    gradients = [(p, p.grad) for p in _every_parameter(session)]
+    contents: list[Callable[[], None]] = []
+    gradients = [(p, p.grad, p.data) for p in _every_parameter(session)]
     for _, ref in session.models:
         model = ref()
         for module in model.modules() if model is not None else ():
-            modules.append((module, dict(module.__dict__), dict(module._buffers)))  # noqa: PERF401
+            modules.append((module, dict(module.__dict__), dict(module._buffers)))
+            contents += _contents(module)
     scalers = _scaler_states()
     idle, replaying = state.idle, state.replaying
     state.idle = state.replaying = True
@@ -296,7 +324,10 @@ def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
             for name, x in buffers.items():
                 # Swapped, not written back: the user's graph may have saved the original.
                 module._buffers[name] = None if x is None else x.detach().clone()
-        for p, _ in gradients:
+            for name, x in list(module.__dict__.items()):
+                if isinstance(x, torch.Tensor) and not x.requires_grad:
+                    module.__dict__[name] = x.clone()
+        for p, _, _ in gradients:
             p.grad = None
         with replay_context():
             yield
@@ -307,12 +338,35 @@ def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
             for name in set(module.__dict__) - set(attributes):
                 del module.__dict__[name]
             module.__dict__.update(attributes)
-        for p, grad in gradients:
+        for restore in contents:
+            restore()
+        for p, grad, data in gradients:
+            if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata:
+                p.data = data
             p.grad = grad
         for restore in scalers:
             restore()
         random.restore()
         state.idle, state.replaying = idle, replaying
+
+
+_MODULE_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def _contents(module: torch.nn.Module) -> list[Callable[[], None]]:
+    """Note what the lists, dicts and sets among a module's attributes hold."""
+    restores: list[Callable[[], None]] = []
+    for name, value in vars(module).items():
+        if name in _MODULE_OWN or not isinstance(value, list | dict | set | deque):
+            continue
+        held = copy.copy(value)
+
+        def restore(value: Any = value, held: Any = held) -> None:
+            value.clear()
+            (value.extend if isinstance(value, list | deque) else value.update)(held)
+
+        restores.append(restore)
+    return restores
 
 
 def _every_parameter(session: Session) -> list[torch.Tensor]:

@@ -1,10 +1,12 @@
 """What a replay needs of one root call: inputs, random state, modes."""
 
+import copy
 import ctypes
 import linecache
 import random
 import sys
 import weakref
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -84,7 +86,7 @@ class RandomState:
 class RootCall:
     """Remember one call of a tracked model or step."""
 
-    fn: Callable[..., Any]
+    target: Callable[..., Any] | weakref.ref[torch.nn.Module]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     random: RandomState
@@ -93,12 +95,14 @@ class RootCall:
     autocast: dict[str, torch.dtype]
     versions: list[tuple["weakref.ref[torch.Tensor]", int]]
     caller: tuple[CodeType, int] | None = None
+    calls: dict[str, int] = field(default_factory=dict)
     gradients: dict[int, torch.Tensor | None] = field(default_factory=dict)
 
     @classmethod
     def now(
-        cls, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], values: Any
-    ) -> "RootCall":
+        cls, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], values: Any,
+        calls: dict[str, int],
+    ) -> "RootCall":  # fmt: skip
         """Take what a replay of this call will need.
 
         Args:
@@ -106,17 +110,32 @@ class RootCall:
             args: Its positional arguments; they are held, not copied.
             kwargs: Its keyword arguments.
             values: The tensors among them.
+            calls: How often each layer was called in this step before.
         """
         autocast = {
             device: torch.get_autocast_dtype(device)
             for device in _AUTOCAST_DEVICES
             if torch.is_autocast_enabled(device)
         }
+        # What the call takes out of its batch must still be there for a replay.
+        args, kwargs = _copied(args), _copied(kwargs)
         versions = [(weakref.ref(x), x._version) for x in values if not x.is_inference()]
+        target = weakref.ref(fn) if isinstance(fn, torch.nn.Module) else fn
         return cls(
-            fn, args, kwargs, RandomState.now(), torch.is_grad_enabled(),
+            target, args, kwargs, RandomState.now(), torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(), autocast, versions, caller(),
+            dict(calls),
         )  # fmt: skip
+
+    @property
+    def fn(self) -> Any:
+        """Give what was called; a model is not kept alive, and None once it is gone."""
+        return self.target() if isinstance(self.target, weakref.ref) else self.target
+
+    def release(self) -> None:
+        """Let go of the inputs: the graph of a kept output would hold them."""
+        self.args, self.kwargs = (), {}
+        self.gradients = {}
 
     def source(self) -> Source | None:
         """Give the user's line that made the call."""
@@ -145,6 +164,16 @@ class RootCall:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad and not self.inference))
             yield
+
+
+def _copied(value: Any) -> Any:
+    """Copy the containers of an argument, not what they hold."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if kind in (list, tuple):
+        return kind(_copied(item) for item in value)
+    return copy.copy(value) if isinstance(value, dict | UserDict) else value
 
 
 def caller() -> tuple[CodeType, int] | None:

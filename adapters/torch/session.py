@@ -50,6 +50,7 @@ class Session:
         self._states: set[State] = set()
         self.masks: set[str] = set()
         self._gone = False
+        self._looked = False
         self._scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._optimizer_known: bool | None = None
@@ -168,6 +169,9 @@ class Session:
         """Open this thread's step."""
         rows = state.rows = self.tracker.rows()
         if torch.is_grad_enabled():
+            if state.slots.deferred and not self._looked:
+                self._looked = True
+                updates.find_scalers()
             state.scales = updates.scales()
         if self.options.parameters:
             write_parameters(self, state, rows)
@@ -201,6 +205,17 @@ class Session:
             rows = ended.pop(0)
             if not state.slots.deferred:
                 rows.judged = len(rows.lo)
+            self._conclude(state, rows)
+
+    def _conclude(self, state: State, rows: Rows) -> None:
+        """Judge what is left of an ended step."""
+        try:
+            self.tracker.judge(rows)
+            reading = rows.pending
+            if reading is not None and not updates.worked(state.scales):
+                rows.pending = None  # no scaler had a part in this step
+                self.tracker.fail(rows, reading, reading.kind or "nan")
+        finally:
             self.tracker.settle(rows)
 
     def read(self) -> None:
@@ -218,7 +233,7 @@ class Session:
                     rows = self.tracker.close_step()
                     if rows is not None:
                         try:
-                            self.tracker.settle(rows)
+                            self._conclude(state, rows)
                         finally:
                             state.reset()
         finally:
@@ -232,7 +247,7 @@ class Session:
         state.rows = None
         for rows in unread:
             if rows is not None:
-                self.tracker.settle(rows)
+                self._conclude(state, rows)
 
     def finish(self) -> None:
         """End the open steps and read what is left."""
@@ -299,14 +314,13 @@ class Session:
         """Remember a root call for a replay, and read its inputs."""
         rows = state.rows or self.open_step(state)
         named = list(self._named_inputs(fn, args, kwargs))
-        root = RootCall.now(fn, tuple(args), dict(kwargs), [x for _, x in named])
+        root = RootCall.now(fn, tuple(args), dict(kwargs), [x for _, x in named], state.calls)
         state.root = root
         if self.options.level == "operation" and state.operations is None:
             from anynan.torch.operations import Operations
 
             state.operations = Operations(self, root, layer)
-        if len(state.step_roots) < 64:
-            state.step_roots.append(root)
+        state.step_roots.append((len(rows.sites), weakref.ref(root)))
         for name, x in named:
             if x.dtype in DTYPE_NAME:
                 site = self.tracker.monitor.site(
@@ -375,10 +389,15 @@ class Session:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Read gradients and the step so far: weights never take a bad step."""
-        state = self.state()
+        state = self._updating()
         if state.replaying:
             if isinstance(self, StepMarker) or self.held(optimizer).parameters:
-                raise StopReplay
+                if torch._C._current_graph_task_id() == -1:
+                    raise StopReplay
+                # In the middle of a backward pass there is more to see: only no update is made.
+                for group in optimizer.param_groups:
+                    for p in group["params"]:
+                        p.grad = None
             return
         if state.idle:
             return
@@ -417,19 +436,31 @@ class Session:
                 for p in group["params"]:
                     p.grad = None
 
+    def _updating(self) -> State:
+        """Return the state whose step an optimizer ends; a backward pass may have its own thread."""
+        state = self.state()
+        if state.rows is None and torch._C._current_graph_task_id() != -1:
+            for other in self._states:
+                if other.rows is not None and other.saw_backward:
+                    return other
+        return state
+
     def ran_somewhere(self, state: State) -> bool:
         """Tell whether another thread or step saw the layers run."""
         return any(other.rows is not None for other in self._states if other is not state)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the update; a tracked model's step ends here."""
-        state = self.state()
+        state = self._updating()
         if state.idle or not self.held(optimizer).parameters:
             return
         state.in_optimizer = False
         rows = state.rows
         if rows is None or rows.failed is None:
-            self.tracker.updated(self.tracker.step)
+            self.tracker.updated(self.tracker.step if rows is None else rows.step)
+        if torch._C._current_graph_task_id() != -1:
+            state.updated = True  # in the middle of the backward pass: there is more to come
+            return
         self.finish_update(state)
 
     def finish_update(self, state: State) -> None:
@@ -464,8 +495,12 @@ class Session:
 
     def _find_scaler(self) -> Any:
         """Look for the scaler that steps our optimizers, where that is known yet."""
+        state = self.state()
         scalers = updates.find_scalers()
-        held = {id(ref()): set(states) for ref, states in self.state().scales}
+        if torch._C._current_graph_task_id() != -1:  # no update has come yet
+            known = {id(ref()) for ref, _ in state.scales}
+            state.scales += [item for item in updates.scales() if id(item[0]()) not in known]
+        held = {id(ref()): set(states) for ref, states in state.scales}
         worked = {
             scaler: set(scaler._per_optimizer_states) | held.get(id(scaler), set())
             for scaler in scalers

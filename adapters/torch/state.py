@@ -1,6 +1,7 @@
 """One thread's open step, and the signals that sessions share."""
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from anynan.monitor import Rows
@@ -36,6 +37,8 @@ class State:
         "slots",
         "step_roots",
         "thread",
+        "trained",
+        "updated",
     )  # fmt: skip
 
     def __init__(self, slots: Slots) -> None:
@@ -48,6 +51,7 @@ class State:
         self.depth = 0
         self.operations: Operations | None = None
         self.ended: list[Rows] = []
+        self.step_roots: list[tuple[int, weakref.ref[RootCall]]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -56,10 +60,26 @@ class State:
         self.calls: dict[str, int] = {}
         self.root: RootCall | None = None
         self.roots: dict[int, RootCall] = {}
-        self.step_roots: list[RootCall] = []
+        # A root call lives as long as its graph, and is emptied when the step ends.
+        for _, ref in self.step_roots:
+            root = ref()
+            if root is not None:
+                root.release()
+        self.step_roots.clear()
         self.saw_backward = False
+        self.trained = False
+        self.updated = False
         self.scales: list[Any] = []
         self.broken = False
+
+    def root_of(self, order: int) -> RootCall | None:
+        """Give the root call that a reading of this step was made in."""
+        before = [ref for start, ref in self.step_roots if start <= order]
+        return before[-1]() if before else self.root
+
+    def living_roots(self) -> list[RootCall]:
+        """List the root calls of this step whose graphs are still there."""
+        return [root for _, ref in self.step_roots if (root := ref()) is not None]
 
     @property
     def spent(self) -> bool:

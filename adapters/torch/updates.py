@@ -104,6 +104,17 @@ def scales() -> list[tuple[Any, Any]]:
     return [(weakref.ref(scaler), scaler._per_optimizer_states) for scaler in _scalers]
 
 
+def worked(held: list[tuple[Any, Any]]) -> bool:
+    """Tell whether a scaler unscaled or skipped an update since ``scales``, or may have."""
+    if not all_in(held):
+        return True
+    return any(
+        (scaler := ref()) is not None
+        and (scaler._per_optimizer_states or scaler._per_optimizer_states is not states)
+        for ref, states in held
+    )
+
+
 def all_in(held: list[tuple[Any, Any]]) -> bool:
     """Tell whether every scaler found so far was found when the step began."""
     return {id(scaler) for scaler in _scalers} <= {id(ref()) for ref, _ in held}

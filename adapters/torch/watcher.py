@@ -101,9 +101,14 @@ class Watcher(TorchDispatchMode):
         self.stop: Callable[[Sink], bool] | None = None
         self._made: dict[int, Made] = {}
         self._first = _sequence()
+        self._inside: int | None = None
+        self._taken: list[torch.Tensor] = []
+        self._own: list[torch.Tensor] = []
         self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
         self._uninitialised: dict[int, StorageWeakRef] = {}
         self.busy = False
+        # Set by a replay: what it overwrites of the user's own tensors, to be put back.
+        self.originals: dict[int, tuple[torch.Tensor, Any, Any]] | None = None
         # A replay may itself run inside a backward pass, in a gradient hook.
         self._base_task = _task()
 
@@ -130,6 +135,9 @@ class Watcher(TorchDispatchMode):
                 self._remember(shape.name, seq, native=False, frame=None)
             return func(*args, **kwargs)
         written = self._written(shape, args, kwargs)
+        if self.originals is not None:
+            for x in written:
+                self._preserve(x, self.originals)
         before = self._before(shape, args, kwargs, written)
         out = func(*args, **kwargs)
         try:
@@ -137,6 +145,23 @@ class Watcher(TorchDispatchMode):
         except RuntimeError as error:  # never into user code: say nothing is known of this one
             self.blind(f"{func}: {error}")
         return out
+
+    def _preserve(self, x: torch.Tensor, originals: dict[int, Any]) -> None:
+        """Copy one of the user's own tensors before it is overwritten."""
+        key = _key(x)
+        if key not in originals and self.outside.get(key, ("", ""))[0] in ("parameter", "input"):
+            version = None
+            if not x.is_inference():
+                version = torch.autograd._unsafe_preserve_version_counter(x)
+            originals[key] = x, version, x.untyped_storage().clone()
+
+    def restore(self) -> None:
+        """Put back what was overwritten, as if it had not been."""
+        for x, version, content in (self.originals or {}).values():
+            x.untyped_storage().copy_(content)
+            if version is not None:
+                version.__exit__()
+        self.originals = None
 
     def in_backward(self) -> bool:
         """Tell whether the replay's own backward pass is running."""
@@ -159,6 +184,8 @@ class Watcher(TorchDispatchMode):
         if self._makes_node(seq) and (not backward or torch.is_grad_enabled()):
             made = self._remember(shape.name, seq, native, frame)
         results = [x for x in operands.flat(out) if not any(x is w for w in written)] + written
+        if native:
+            self._follow(args, kwargs, results)
         bad = []
         for x in results:
             ends = _ends(x)
@@ -185,6 +212,21 @@ class Watcher(TorchDispatchMode):
                 )  # fmt: skip
         if made is not None and made.record is None:
             made.record = record.index
+
+    def _follow(self, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
+        """Collect what a backward node works on, apart from its gradients and its own results.
+
+        Under checkpointing a saved tensor can be unpacked only once, which the node has done.
+        """
+        node = _node()
+        number = None if node is None else node._sequence_nr()
+        if number != self._inside:
+            self._inside, self._taken, self._own = number, [], []
+        known = [*self._taken, *self._own, *self.incoming]
+        for x in operands.flat([*args, *kwargs.values()]):
+            if not any(_same(x, y) for y in known):
+                self._taken.append(x)
+        self._own.extend(results)
 
     def _makes_node(self, seq: int) -> bool:
         """Tell whether the running operation took this number: the last one given out.
@@ -284,7 +326,6 @@ class Watcher(TorchDispatchMode):
                 name = made.name if made is not None else node_name(node.name())
                 forward = made.record if made is not None else None
                 feeds = tuple(self.consumers.get(node._sequence_nr(), ()))
-                params.update(operands.saved_numbers(node))
                 items = self._node_operands(node, items, first, tuple(out.shape), detailed)
                 params = operands.node_params(node)
             elif torch.is_grad_enabled() and self.layers:
@@ -349,7 +390,11 @@ class Watcher(TorchDispatchMode):
                     name = "grad" if i == 0 else f"grad{i}"
                     quick = operands.light(grad)
                     items.append(self._operand(name, grad, grad, quick, first, shape, True))
-            for name, x in operands.saved(node):
+            saved = list(operands.saved(node))
+            locked = operands.locked(node)
+            if not saved and len(locked) == len(self._taken) == 1:
+                saved = [(locked[0], self._taken[0])]
+            for name, x in saved:
                 quick = operands.light(x)
                 items.append(self._operand(name, x, x, quick, first, shape, True))
         names = {item.name for item in items}
@@ -415,6 +460,15 @@ class Watcher(TorchDispatchMode):
 def _ends(x: Any) -> tuple[float, float] | None:
     values = plain(x)
     return None if values is None else read_ends(values)
+
+
+def _same(x: torch.Tensor, y: Any) -> bool:
+    return x is y or (
+        isinstance(y, torch.Tensor)
+        and x.shape == y.shape
+        and x.layout == y.layout == torch.strided
+        and x.data_ptr() == y.data_ptr()
+    )
 
 
 def _key(x: torch.Tensor) -> int:

@@ -64,6 +64,17 @@ def _bad_input(s: Situation) -> str | None:
 
 
 def _input_wording(s: Situation) -> tuple[str, str] | None:
+    if s.operation == "constant":
+        return (
+            (
+                "an array that held these values already was made into a tensor here: data that "
+                "the step reads itself, or arithmetic in another library"
+            ),
+            (
+                "check that array on the line before, anynan.check(x): repair or drop the samples, "
+                "or do the arithmetic where it can be watched"
+            ),
+        )
     if s.phase == "input" or _from_outside(s, "input") is not None:
         return None
     return (
@@ -198,6 +209,8 @@ def _exploding(s: Situation) -> str | None:
 
 
 def _climb(s: Situation) -> str | None:
+    if s.record is not None and s.record.wide is not None and s.dtype == "float16":
+        return None  # that the value fits float32 is the better story
     if not rising(s.growth) or not _overflowed(s):
         return None
     end = "" if s.record is None else f"; then {s.operation} overflowed {s.dtype}"
@@ -319,7 +332,7 @@ OPTIMIZER = (
             (
                 (
                     "the weight was finite before these updates and not after, though no gradient "
-                    "was bad: a step was probably too large for its dtype, or other code wrote to it"
+                    "was bad: a step was probably too large for its dtype, or other code wrote it"
                 ),
                 (
                     "lower the learning rate or clip the gradient norm; parameters=True finds the "

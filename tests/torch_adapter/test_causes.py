@@ -116,9 +116,7 @@ def fault(
     """List a body among the faults."""
 
     def add(body: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        FAULTS.append(
-            Fault(body, tag, operation, evidence, x, phase, kind, dtype, then, modes)
-        )
+        FAULTS.append(Fault(body, tag, operation, evidence, x, phase, kind, dtype, then, modes))
         return body
 
     return add
@@ -460,7 +458,7 @@ def std_of_one(x: Tensor) -> Tensor:
 def running_variance_of_one(x: Tensor) -> Tensor:
     # nn.BatchNorm1d itself refuses one value per channel.
     mean, variance = torch.zeros(2), torch.ones(2)
-    torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5)  # noqa: FBT003  # bad
+    torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5)  # bad
     return F.batch_norm(x, mean, variance)
 
 
@@ -643,7 +641,7 @@ def test_custom_function_backward_names_its_own_line() -> None:
             (x,) = ctx.saved_tensors
             return grads[0] * x / x.abs()  # bad
 
-    net = Net(lambda x: Magnitude.apply(x))  # type: ignore[no-any-return,no-untyped-call]
+    net = Net(Magnitude.apply)  # type: ignore[arg-type]
     with anynan.torch.track(net):
         event = caught(lambda: net(torch.tensor([[1.0, 0.0]])).sum().backward())
     assert (event.layer, event.phase, name_of(event)) == ("body", "backward", "divide")
@@ -778,12 +776,11 @@ def test_uninitialised_memory() -> None:
 def test_bad_parameter(*, parameters: bool) -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     x = torch.ones(1, 3)
-    with anynan.torch.track(net, parameters=parameters):
-        with torch.no_grad():
-            net(x)
-            net(x)
-            net[1].weight[1, 2] = math.nan
-            event = caught(lambda: net(x))
+    with anynan.torch.track(net, parameters=parameters), torch.no_grad():
+        net(x)
+        net(x)
+        net[1].weight[1, 2] = math.nan
+        event = caught(lambda: net(x))
     assert (event.layer, event.phase, event.parameter) == ("1", "parameter", "1.weight")
     assert event.since == ((1, 2) if parameters else (0, 2))
     assert tag_of(event) == "bad_parameter"
@@ -804,9 +801,7 @@ def test_running_statistics() -> None:
 # Optimizers.
 
 
-def training(
-    net: nn.Module, optimizer: torch.optim.Optimizer
-) -> Callable[[Tensor], Tensor]:
+def training(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
         loss: Tensor = net(x).float().sum()
@@ -817,9 +812,7 @@ def training(
     return step
 
 
-def first_bad_update(
-    step: Callable[[Tensor], Tensor], *batches: Tensor, parameters: bool
-) -> Event:
+def first_bad_update(step: Callable[[Tensor], Tensor], *batches: Tensor, parameters: bool) -> Event:
     with anynan.torch.track(step, parameters=parameters) as tracked:
         event = caught(lambda: [tracked(x) for x in batches])
     assert (event.layer, event.phase, event.parameter) == ("", "optimizer", "weight")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anynan
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 INF = math.inf
@@ -64,9 +65,7 @@ def watched(
     return tracker
 
 
-def training(
-    net: nn.Module, loss_of: Callable[[], Tensor]
-) -> Callable[[], Tensor]:
+def training(net: nn.Module, loss_of: Callable[[], Tensor]) -> Callable[[], Tensor]:
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
 
     def step() -> Tensor:
@@ -229,7 +228,8 @@ MASKS = ["buffer", "bias", "closure", "input", "log", "full", "written", "padded
 @pytest.mark.parametrize("kind", MASKS)
 def test_additive_masks(kind: str, mode: str) -> None:
     net = nn.ModuleDict({"attend": Attention(kind), "last": nn.Linear(8, 1)})
-    x, mask = torch.randn(2, 5, 8), torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1) > 0, -INF)
+    x, hidden = torch.randn(2, 5, 8), torch.ones(5, 5).triu(1).bool()
+    mask = torch.zeros(5, 5).masked_fill(hidden, -INF)
 
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -624,6 +624,18 @@ def test_an_input_changed_in_place_is_said() -> None:
     assert any("changed in place" in note for note in event.notes)
 
 
+def test_a_batch_taken_apart_by_the_step_is_whole_again_in_the_replay() -> None:
+    model = nn.Linear(4, 2)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        labels = batch.pop("labels")
+        return torch.log(-1 - (model(**batch) - labels).abs()).sum()
+
+    event = step_event(step, {"input": batch(), "labels": torch.zeros(3, 2)})
+    assert operation(event).name == "log"
+    assert not event.notes
+
+
 def test_a_layer_called_past_the_model_is_said() -> None:
     model = Body(torch.tanh)
     anynan.torch.track(model)

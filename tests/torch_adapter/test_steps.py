@@ -176,6 +176,51 @@ def test_the_bad_call_of_an_accumulation_is_named() -> None:
     assert tracker.events == (event,)
 
 
+@pytest.mark.parametrize("spoiled", [0, 1, 2])
+def test_the_bad_call_of_an_accumulation_is_run_again(spoiled: int) -> None:
+    class Log(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(x)
+
+    model = nn.Sequential(Log(), nn.Linear(4, 2))
+    optimizer = sgd(model)
+    anynan.torch.track(model, read="step")
+    for i in range(3):
+        model(torch.full((1, 4), -1.0 if i == spoiled else 1.0)).sum().backward()
+    with pytest.raises(NonFiniteError) as caught:
+        optimizer.step()
+    event = caught.value.event
+    assert event.operation is not None
+    assert (event.layer, event.call, event.operation.name) == ("0", spoiled, "log")
+
+
+def test_optimizers_that_step_in_the_backward_pass() -> None:
+    model = Net()
+    for p in model.parameters():
+        optimizer = torch.optim.SGD([p], lr=0.1)
+
+        def update(p: torch.Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            optimizer.step()
+            p.grad = None
+
+        p.register_post_accumulate_grad_hook(update)
+    tracker = anynan.torch.track(model)
+    for _ in range(3):
+        loss_of(model).backward()
+    tracker.check()
+    assert tracker.history.steps() == [0, 1]
+    backward = [r.layer for r in tracker.history if (r.step, r.phase) == (1, "backward")]
+    assert {"first", "fault", "last", ""} == set(backward)
+    model.fault.armed = "backward"
+    before = model.first.weight.detach().clone()
+    with pytest.raises(NonFiniteError) as caught:
+        loss_of(model).backward()
+    event = caught.value.event
+    assert event.operation is not None
+    assert (event.layer, event.step, event.operation.name) == ("fault", 3, "sqrt")
+    assert torch.equal(before, model.first.weight)
+
+
 def test_two_forwards_of_one_loss_are_one_step() -> None:
     model = Net()
     optimizer = sgd(model)
@@ -506,7 +551,7 @@ def test_unread_rows_at_interpreter_exit() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     )
-    assert "AnynanWarning: NaN came in with the batch at step 0" in done.stderr
+    assert "AnynanWarning: NaN came in with the batch of step 0" in done.stderr
 
 
 def test_a_batch_that_the_user_drops_is_a_step_of_its_own() -> None:

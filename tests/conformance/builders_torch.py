@@ -1,0 +1,80 @@
+"""How PyTorch builds and tracks the programs of ``recipes_operations``."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import anynan
+from tests.backends import Space
+from tests.conformance.recipes_operations import StepRecipe
+
+# What is varied, and the options of ``track`` for it.
+VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step": {"read": "step"}}
+
+
+class Ops:
+    """Hand out the array API's functions, and the few that it lacks."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        # No function of Python's stands between the recipe's line and the operation.
+        self.softmax = functools.partial(torch.softmax, dim=-1)
+        self.stop_gradient = Tensor.detach
+        self.array = functools.partial(torch.tensor, device=space.device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._space.xp, name)
+
+
+class Scale(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Layer(nn.Module):
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Any:
+        return self.call(x)
+
+
+class Program:
+    """A step over three layers, tracked."""
+
+    def __init__(self, recipe: StepRecipe, space: Space, **options: Any) -> None:
+        self.space, self.dtype = space, recipe.dtype
+        ops = Ops(space)
+        self.weight = space.array([1.0], recipe.dtype)
+        layers = {
+            "scale": Scale(self.weight),
+            "body": Layer(functools.partial(recipe.body, ops)),
+            "after": Layer(functools.partial(recipe.after, ops)),
+        }
+        net = nn.Sequential()
+        for name, layer in layers.items():
+            net.add_module(name, layer)
+
+        def step(x: Tensor) -> Tensor:
+            net.zero_grad()
+            loss: Tensor = recipe.loss(ops, net(x))
+            loss.backward()
+            return loss
+
+        self.tracker: anynan.Tracker = anynan.torch.track(step, **options)
+
+    def step(self, values: Any) -> None:
+        """Run one step."""
+        self.tracker(self.space.array(values, self.dtype))
+
+    def spoil(self) -> None:
+        """Write NaN into the weight, between two steps."""
+        with torch.no_grad():
+            self.weight.fill_(float("nan"))

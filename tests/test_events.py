@@ -1,0 +1,249 @@
+"""Events and errors are data: they survive JSON, pickling and copying unchanged."""
+
+import copy
+import json
+import math
+import pickle
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import anynan
+from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread
+from anynan.summary import Summary
+
+NAN, INF = math.nan, math.inf
+
+words = st.text(max_size=20)
+paths = st.none() | words
+counts = st.integers(0, 2**53)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.none() | st.floats()
+shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+
+summaries = st.builds(
+    Summary,
+    shape=shapes,
+    dtype=words,
+    device=words,
+    size=counts,
+    nan=counts,
+    posinf=counts,
+    neginf=counts,
+    zero=counts,
+    subnormal=counts,
+    min=numbers,
+    max=numbers,
+    absmax=numbers,
+    mean=numbers,
+    rms=numbers,
+    headroom=numbers,
+    first_bad=st.none() | shapes,
+)
+places = st.builds(Source, words, st.integers(1, 10**6), words, words, st.none() | words)
+operations = st.builds(
+    Operation,
+    name=words,
+    raw=words,
+    inputs=st.lists(summaries, max_size=2).map(tuple),
+    output=st.none() | summaries,
+    source=st.none() | places,
+    layer=paths,
+    phase=st.sampled_from(PHASES),
+)
+events = st.builds(
+    Event,
+    backend=words,
+    layer=paths,
+    phase=st.sampled_from(PHASES),
+    kind=st.sampled_from(KINDS),
+    severity=st.sampled_from(["bad", "suspect"]),
+    step=counts,
+    call=counts,
+    iteration=st.none() | counts,
+    order=counts,
+    tensor=words,
+    parameter=paths,
+    summary=st.none() | summaries,
+    operation=st.none() | operations,
+    cause=st.none() | st.builds(Cause, words, words, words, words),
+    trail=st.lists(st.tuples(words, st.none() | finite), max_size=3).map(tuple),
+    spread=st.builds(Spread, counts, paths),
+    expected=paths,
+    rank=st.none() | counts,
+    shard=st.none() | counts,
+    then=st.none() | operations,
+    since=st.none() | st.tuples(counts, counts),
+    notes=st.lists(words, max_size=2).map(tuple),
+)
+
+
+def full() -> Event:
+    """Make an event with something in every field."""
+    summary = Summary((2, 3), "float16", "cpu", 6, nan=1, min=-INF, max=INF, mean=NAN, rms=0.5,
+                      first_bad=(1, 2))  # fmt: skip
+    source = Source("model.py", 87, "attend", "w = scores.softmax(-1)", "functional.py:3 in f")
+    operation = Operation("softmax", "aten.softmax", (summary,), summary, source, "a.b", "forward")
+    return Event(
+        backend="toy", layer="a.b", phase="forward", kind="nan", severity="bad", step=412, call=1,
+        iteration=2, order=3, tensor="output", parameter="a.b.weight", summary=summary,
+        operation=operation, cause=Cause("tag", "text", "fix", "evidence"),
+        trail=(("a", 1.5), ("a.b", None)), spread=Spread(37, "the loss"), expected="why", rank=0,
+        shard=1, then=operation, since=(400, 412), notes=("note",),
+    )  # fmt: skip
+
+
+def same(a: Any, b: Any) -> bool:
+    """Compare as data, NaN equal to NaN."""
+    return repr(a) == repr(b)
+
+
+# JSON.
+
+
+@given(events)
+def test_json_gives_the_event_back(event: Event) -> None:
+    assert same(Event.from_json(event.to_json()), event)
+
+
+@given(events)
+def test_json_is_strict_and_one_line(event: Event) -> None:
+    def refuse(name: str) -> Any:
+        raise AssertionError(name)
+
+    text = event.to_json()
+    assert "\n" not in text
+    json.loads(text, parse_constant=refuse)
+
+
+@given(events)
+def test_a_dict_gives_the_event_back_and_is_not_changed_by_it(event: Event) -> None:
+    data = event.to_dict()
+    before = repr(data)
+    assert same(Event.from_dict(data), event)
+    assert repr(data) == before
+
+
+def test_every_field_is_in_the_json() -> None:
+    event = full()
+    assert set(event.to_dict()) == {field.name for field in fields(Event)}
+    assert same(Event.from_json(event.to_json()), event)
+
+
+def test_numbers_that_json_lacks_are_words_there_and_numbers_again_here() -> None:
+    data = json.loads(full().to_json())["summary"]
+    assert (data["min"], data["max"], data["mean"]) == ("-Infinity", "Infinity", "NaN")
+    summary = Event.from_json(full().to_json()).summary
+    assert summary is not None
+    assert (summary.min, summary.max) == (-INF, INF)
+    assert summary.mean is not None
+    assert math.isnan(summary.mean)
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_words_that_look_like_numbers_stay_words(word: str) -> None:
+    cause = Cause(word, word, word, word)
+    source = Source(word, 1, word, word, word)
+    operation = Operation(word, word, (), None, source, word)
+    event = Event(
+        word, word, "forward", "nan", "bad", 0, tensor=word, cause=cause, operation=operation,
+        trail=((word, None),), expected=word, notes=(word,),
+    )  # fmt: skip
+    assert Event.from_json(event.to_json()) == event
+
+
+def test_a_layer_named_like_a_statistic_stays_a_layer() -> None:
+    event = Event("toy", "min", "forward", "nan", "bad", 0, trail=(("max", None),))
+    assert Event.from_json(event.to_json()) == event
+
+
+def test_the_model_itself_and_outside_every_layer_stay_apart() -> None:
+    for layer in ("", None):
+        event = Event("toy", layer, "loss", "nan", "bad", 0)
+        assert Event.from_json(event.to_json()).layer == layer
+
+
+# Frozen.
+
+
+def test_an_event_cannot_be_changed() -> None:
+    event = full()
+    for part, name in (
+        (event, "layer"),
+        (event.operation, "name"),
+        (event.cause, "fix"),
+        (event.spread, "count"),
+        (event.summary, "nan"),
+    ):
+        with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
+            setattr(part, name, "other")
+
+
+def test_an_event_has_no_room_for_more() -> None:
+    with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
+        full().note = "x"  # type: ignore[attr-defined]
+
+
+def test_equal_events_are_one_in_a_set() -> None:
+    plain = Event("toy", "a", "forward", "nan", "bad", 0)
+    assert len({plain, copy.deepcopy(plain), Event.from_json(plain.to_json())}) == 1
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_event_can_be_pickled(protocol: int) -> None:
+    assert same(pickle.loads(pickle.dumps(full(), protocol)), full())
+
+
+# Errors.
+
+
+@pytest.mark.parametrize("kind", [AnomalyError, NonFiniteError])
+def test_an_error_is_a_floating_point_error_that_carries_its_report(kind: Any) -> None:
+    tracker = object()
+    error = kind("the report", full(), tracker)
+    assert isinstance(error, FloatingPointError)
+    assert isinstance(error, AnomalyError)
+    assert str(error) == "the report"
+    assert same(error.event, full())
+    assert error.tracker is tracker
+
+
+@pytest.mark.parametrize("kind", [AnomalyError, NonFiniteError])
+@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy"])
+def test_a_copied_error_keeps_type_report_and_event_but_no_tracker(kind: Any, how: str) -> None:
+    class Hooks:
+        def __reduce__(self) -> Any:
+            msg = "hooks cannot be pickled"
+            raise TypeError(msg)
+
+    error = kind("the report", full(), Hooks())
+    copied = pickle.loads(pickle.dumps(error)) if how == "pickle" else getattr(copy, how)(error)
+    assert type(copied) is kind
+    assert str(copied) == "the report"
+    assert same(copied.event, full())
+    assert copied.tracker is None
+
+
+def test_notes_added_on_the_way_survive_pickling() -> None:
+    error = NonFiniteError("the report", full())
+    error.add_note("epoch 3")
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["epoch 3"]
+
+
+def test_only_nan_and_inf_are_non_finite_errors() -> None:
+    assert issubclass(NonFiniteError, AnomalyError)
+    assert not issubclass(AnomalyError, NonFiniteError)
+
+
+def test_the_warning_can_be_filtered_as_a_users_warning() -> None:
+    assert issubclass(AnynanWarning, UserWarning)
+
+
+def test_the_public_names_are_these() -> None:
+    assert anynan.Event is Event
+    assert anynan.NonFiniteError is NonFiniteError
+    assert anynan.Spread is Spread

@@ -1,0 +1,218 @@
+"""The user's own line: found past libraries, the standard library and anynan itself."""
+
+import contextlib
+import functools
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anynan
+from anynan import sources
+from anynan.events import Source
+from anynan.sources import is_library, user_source
+
+SITE = os.path.join(os.sep, "env", "lib", "site-packages")
+OWN = os.path.dirname(os.path.abspath(anynan.__file__))
+
+
+def library(path: str, root: str = SITE) -> Callable[[Callable[[], Any]], Any]:
+    """Make a function ``step(inner)`` that lives in a library's file."""
+    space: dict[str, Any] = {}
+    exec(compile("def step(inner):\n    return inner()\n", os.path.join(root, path), "exec"), space)
+    made: Callable[[Callable[[], Any]], Any] = space["step"]
+    return made
+
+
+def through(*paths: str, **options: Any) -> Source | None:
+    """Ask for the user's line inside calls through these library files, the outermost first."""
+    call = functools.partial(user_source, None, skip=1, **options)
+    for path in reversed(paths):
+        call = functools.partial(library(path), call)
+    source: Source | None = call()  # the user's line
+    return source
+
+
+def test_the_callers_own_line_is_found() -> None:
+    source = user_source()  # this very line
+    assert source is not None
+    assert (source.file, source.function) == (
+        __file__,
+        "test_the_callers_own_line_is_found",
+    )
+    assert source.text == "source = user_source()  # this very line"
+    assert linecache.getline(__file__, source.line).strip() == source.text
+    assert source.via is None
+
+
+def test_frames_can_be_left_out() -> None:
+    def helper() -> Source | None:
+        return user_source(skip=2)
+
+    source = helper()
+    assert source is not None
+    assert source.function == "test_frames_can_be_left_out"
+
+
+def test_a_frame_can_be_given() -> None:
+    source = user_source(sys._getframe())
+    assert source is not None
+    assert source.function == "test_a_frame_can_be_given"
+
+
+def test_a_library_is_passed_and_kept_beside_the_line() -> None:
+    source = through("lib/functional.py")
+    assert source is not None
+    assert (source.file, source.text) == (
+        __file__,
+        "source: Source | None = call()  # the user's line",
+    )
+    assert source.via == f"lib{os.sep}functional.py:2 in step"
+
+
+def test_the_innermost_library_frame_is_kept() -> None:
+    source = through("outer/a.py", "inner/b.py")
+    assert source is not None
+    assert source.via == f"inner{os.sep}b.py:2 in step"
+
+
+def test_another_librarys_frame_says_more_than_the_frameworks() -> None:
+    source = through("transformers/loss.py", "frame/nn/functional.py", framework="frame")
+    assert source is not None
+    assert source.via == f"transformers{os.sep}loss.py:2 in step"
+
+
+def test_the_frameworks_own_frame_is_kept_where_there_is_no_other() -> None:
+    source = through("frame/nn/linear.py", "frame/nn/functional.py", framework="frame")
+    assert source is not None
+    assert source.via == f"frame{os.sep}nn{os.sep}functional.py:2 in step"
+
+
+def test_the_standard_library_is_no_users_code() -> None:
+    @contextlib.contextmanager
+    def block() -> Iterator[Source | None]:
+        yield user_source()
+
+    stdlib = sysconfig.get_paths()["stdlib"]
+    source = library("queue.py", stdlib)(user_source)
+    assert source is not None
+    assert source.function == "test_the_standard_library_is_no_users_code"
+    with block() as inside:
+        assert inside is not None
+        assert inside.function == "block"
+
+
+def test_in_a_thread_the_users_function_is_found() -> None:
+    seen: list[Source | None] = []
+
+    def work() -> None:
+        seen.append(user_source())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(5)
+    assert seen[0] is not None
+    assert seen[0].function == "work"
+
+
+def test_without_any_user_frame_the_library_line_is_better_than_nothing() -> None:
+    seen: list[Source | None] = []
+
+    def stop_here() -> None:
+        library("lib/a.py")(lambda: seen.append(user_source(skip=2, stop=stop_here.__code__)))
+
+    stop_here()
+    (source,) = seen
+    assert source is not None
+    assert source.file == os.path.join(SITE, "lib", "a.py")
+    assert source.via is None
+
+
+def test_where_the_stack_is_cut_the_known_line_stands_in() -> None:
+    known = Source("train.py", 9, "main", "train()")
+    seen: list[Source | None] = []
+
+    def stop_here() -> None:
+        code = stop_here.__code__
+        library("lib/a.py")(lambda: seen.append(user_source(skip=2, stop=code, fallback=known)))
+        seen.append(user_source(stop=code, fallback=known))
+
+    stop_here()
+    assert seen[0] == Source("train.py", 9, "main", "train()", f"lib{os.sep}a.py:2 in step")
+    assert seen[1] == known
+
+
+def test_code_without_a_file_is_the_users_but_has_no_text() -> None:
+    space: dict[str, Any] = {"user_source": user_source}
+    exec("def step():\n    return user_source()\n", space)
+    source = space["step"]()
+    assert (source.file, source.line, source.function, source.text) == ("<string>", 2, "step", "")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        os.path.join(SITE, "numpy", "core.py"),
+        os.path.join(os.sep, "usr", "lib", "python3", "dist-packages", "x.py"),
+        os.path.join(sysconfig.get_paths()["stdlib"], "contextlib.py"),
+        os.path.join(OWN, "tracker.py"),
+        os.path.join(OWN, "rules", "domain.py"),
+        "<frozen importlib._bootstrap>",
+        "<__array_function__ internals>",
+        "<eval_with_key>.12",
+    ],
+)
+def test_libraries_are_known_by_their_place(file: str) -> None:
+    assert is_library(file)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        __file__,
+        os.path.join(os.sep, "home", "me", "train.py"),
+        os.path.join(os.sep, "home", "me", "anynan", "train.py"),
+        os.path.join(os.sep, "home", "me", "site-packages-notes", "train.py"),
+        os.path.join(os.sep, "tmp", "ipykernel_7", "1234.py"),
+        "<stdin>",
+        "<string>",
+        "<ipython-input-3-abc>",
+        "<doctest anynan[0]>",
+    ],
+)
+def test_the_users_files_are_no_library(file: str) -> None:
+    assert not is_library(file)
+
+
+def test_adapters_count_as_anynans_own_through_their_links() -> None:
+    for entry in os.scandir(OWN):
+        if entry.is_symlink():
+            assert is_library(os.path.join(os.path.realpath(entry.path), "hooks.py"))
+
+
+def test_a_direct_check_names_the_users_line_inside_a_library(tmp_path: Path) -> None:
+    import numpy as np
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        library("lib/check.py")(lambda: anynan.check(np.array([np.nan])))  # checked here
+    operation = caught.value.event.operation
+    assert operation is not None
+    assert operation.source is not None
+    assert operation.source.text.endswith("# checked here")
+
+
+def test_finding_a_line_is_cheap_enough_for_every_operation() -> None:
+    import time
+
+    user_source()
+    start = time.thread_time()
+    for _ in range(1000):
+        user_source()
+    assert time.thread_time() - start < 0.2
+    assert sources.is_library.cache_info().hits > 0
