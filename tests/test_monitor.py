@@ -330,6 +330,16 @@ def test_a_trail_shows_siblings_of_a_deep_failure() -> None:
     ]
 
 
+def test_a_trail_of_the_whole_step_leaves_out_what_is_around_the_failure() -> None:
+    assert trail("encoder.layers.1.attn", 99) == [
+        "embed",
+        "encoder.layers.0",
+        "encoder.layers.1.attn",
+        "encoder.layers.1.norm",
+        "encoder.layers.2",
+    ]
+
+
 def test_a_trail_of_the_model_itself_shows_its_children() -> None:
     assert trail("", len(DEEP) - 1) == ["embed", "encoder"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anynan.monitor import Rows, Site
-from anynan.torch.probes import plain, read_ends
+from anynan.torch.probes import DTYPE_MAX, plain, read_ends
 from anynan.torch.slots import DeferredSlots
 
 if TYPE_CHECKING:
@@ -90,6 +90,19 @@ def _write_ends(
         values = plain(grad)
         if values is not None and state.slots.write(rows, exact_site(session, site), 0, values):
             session.flag(state, rows, len(rows.lo) - 1, grad)
+
+
+def gradient_site(session: "Session", name: str, p: torch.Tensor) -> Site:
+    """Return the slot that holds the norm of a weight's gradient."""
+    return session.tracker.monitor.site(
+        name.rpartition(".")[0],
+        "backward",
+        f"grad of {name.rpartition('.')[2]}",
+        str(p.dtype).removeprefix("torch."),
+        DTYPE_MAX.get(p.dtype),
+        parameter=name,
+        bound=True,
+    )
 
 
 def exact_site(session: "Session", site: Site) -> Site:

@@ -9,7 +9,7 @@ import torch
 
 from anynan.monitor import Rows
 from anynan.options import Options
-from anynan.torch import updates
+from anynan.torch import scaling, updates
 from anynan.torch.hooks import KeepGradHook, tensors
 from anynan.torch.session import Session
 from anynan.torch.state import State
@@ -60,14 +60,14 @@ class ModelSession(Session):
         """Tell whether a loss scaler skipped the update that would have ended the step."""
         if not self._looked:  # a look through every object is too slow for each step
             self._looked = True
-            updates.find_scalers()
-        if not updates.all_in(state.scales):  # it was found since: its mark is not known yet
+            scaling.find_scalers()
+        if not scaling.all_in(state.scales):  # it was found since: its mark is not known yet
             with self.aside(state):
                 state.slots.read()
                 self.tracker.judge(rows)
             return rows.pending is not None
         mine = {id(optimizer) for optimizer, held in self._held.items() if held.parameters}
-        return updates.rescaled(state.scales, mine)
+        return scaling.rescaled(state.scales, mine)
 
     def exit_root(self, module: Any, output: Any) -> None:
         """End a root call; without gradients it is a whole step."""

@@ -21,7 +21,9 @@ class Operations:
         for prefix, ref in session.models:
             model = ref()
             if model is not None:
-                self._stack.enter_context(layer_stack(session, prefix, model, self.watcher, root.calls))
+                self._stack.enter_context(
+                    layer_stack(session, prefix, model, self.watcher, root.calls)
+                )
         if entered is not None:  # the root layer's own call began before its hooks were there
             self.watcher.layers.append((entered, 0))
         self._stack.enter_context(backward_seam(self.watcher, replaying=False))

@@ -133,6 +133,17 @@ def measure(x: Any) -> Summary:
     return describe((inner if values is None else values).detach())
 
 
+def bad_rows(x: Any) -> tuple[int, ...]:
+    """List the rows of a batch that hold a NaN or an Inf."""
+    if x is None or plain(x) is None or not x.dim():
+        return ()
+    local = x.to_local() if hasattr(x, "to_local") else x.detach()
+    if local.layout is not torch.strided:
+        return ()
+    bad = ~torch.isfinite(local.float() if local.element_size() == 1 else local)
+    return tuple(bad.reshape(local.shape[0], -1).any(1).nonzero()[:, 0].tolist())
+
+
 class Reader:
     """Let ``anynan.check`` and ``anynan.summarize`` read tensors natively."""
 

@@ -25,6 +25,8 @@ from anynan.torch.state import State, StepMarker, StopReplay
 from anynan.torch.watcher import Watcher
 from anynan.torch.weights import all_tensors
 
+GONE = "the model was gone when this was read, so its last step cannot be run again"
+
 
 def replay(session: Session, state: State, reading: Reading) -> Replay:
     """Run the call behind a reading again, operation by operation.
@@ -51,6 +53,8 @@ def replay(session: Session, state: State, reading: Reading) -> Replay:
             "there is no call to run again: the report stays at layer level"
         )
         raise ReplayError(msg)
+    if any(root.fn is None for root in roots):
+        raise ReplayError(GONE)
     result = Replay()
     with _no_trace(session, state, result):
         for root in roots:
@@ -316,7 +320,8 @@ def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
         for module in model.modules() if model is not None else ():
             modules.append((module, dict(module.__dict__), dict(module._buffers)))
             contents += _contents(module)
-    scalers = _scaler_states()
+    # A model's own call runs no scaler; a whole step does.
+    scalers = _scaler_states() if isinstance(session, StepMarker) else []
     idle, replaying = state.idle, state.replaying
     state.idle = state.replaying = True
     try:
@@ -379,10 +384,10 @@ def _every_parameter(session: Session) -> list[torch.Tensor]:
 
 
 def _scaler_states() -> list[Callable[[], None]]:
-    from anynan.torch import updates
+    from anynan.torch import scaling
 
     restores: list[Callable[[], None]] = []
-    for scaler in updates.find_scalers():
+    for scaler in scaling.find_scalers():
         states = {k: dict(v) for k, v in scaler._per_optimizer_states.items()}
 
         def restore(scaler: Any = scaler, states: Any = states) -> None:

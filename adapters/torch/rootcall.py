@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import inspect
 import linecache
 import random
 import sys
@@ -184,3 +185,12 @@ def caller() -> tuple[CodeType, int] | None:
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def argument_names(call: Callable[..., Any]) -> list[str]:
+    """Name a function's positional arguments; empty where they cannot be known."""
+    code = getattr(call, "__code__", None)
+    if code is None:
+        return []
+    names = list(code.co_varnames[: code.co_argcount])
+    return names[1:] if inspect.ismethod(call) else names

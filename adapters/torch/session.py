@@ -1,6 +1,5 @@
 """One tracked target: its hooks, its step boundaries, its reads."""
 
-import inspect
 import math
 import threading
 import weakref
@@ -17,8 +16,8 @@ from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
 from anynan.patterns import choose
 from anynan.summary import Summary
-from anynan.torch import updates
-from anynan.torch.gradients import Held, write_gradients
+from anynan.torch import scaling, updates
+from anynan.torch.gradients import Held, gradient_site, write_gradients
 from anynan.torch.hooks import (
     ForwardHook,
     RootEnter,
@@ -26,8 +25,8 @@ from anynan.torch.hooks import (
     tensors,
 )
 from anynan.torch.paths import clean_path, join
-from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, plain
-from anynan.torch.rootcall import RootCall
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure, plain
+from anynan.torch.rootcall import RootCall, argument_names
 from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
 from anynan.torch.state import State, StepMarker, StopReplay
 from anynan.torch.weights import bad_parameters, check_parameters, write_parameters
@@ -51,7 +50,7 @@ class Session:
         self.masks: set[str] = set()
         self._gone = False
         self._looked = False
-        self._scaler: weakref.ref[torch.amp.GradScaler] | None = None
+        self.scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._optimizer_known: bool | None = None
 
@@ -171,8 +170,8 @@ class Session:
         if torch.is_grad_enabled():
             if state.slots.deferred and not self._looked:
                 self._looked = True
-                updates.find_scalers()
-            state.scales = updates.scales()
+                scaling.find_scalers()
+            state.scales = scaling.scales()
         if self.options.parameters:
             write_parameters(self, state, rows)
         return rows
@@ -212,7 +211,7 @@ class Session:
         try:
             self.tracker.judge(rows)
             reading = rows.pending
-            if reading is not None and not updates.worked(state.scales):
+            if reading is not None and not scaling.worked(state.scales):
                 rows.pending = None  # no scaler had a part in this step
                 self.tracker.fail(rows, reading, reading.kind or "nan")
         finally:
@@ -330,7 +329,7 @@ class Session:
         return root
 
     def _named_inputs(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        names = _argument_names(getattr(fn, "forward", fn))
+        names = argument_names(getattr(fn, "forward", fn))
         for i, item in enumerate(args):
             yield from tensors(item, names[i] if i < len(names) else f"args[{i}]")
         for key, item in kwargs.items():
@@ -370,22 +369,10 @@ class Session:
         if entry is None or entry.size != size:
             names = {id(p): name for name, p in self.parameters()}
             mine = [p for group in groups for p in group["params"] if id(p) in names]
-            sites = [self.gradient_site(names[id(p)], p) for p in mine]
+            sites = [gradient_site(self, names[id(p)], p) for p in mine]
             limit = min((site.limit for site in sites), default=math.inf)
             entry = self._held[optimizer] = Held(size, mine, sites, limit)
         return entry
-
-    def gradient_site(self, name: str, p: torch.Tensor, *, bound: bool = True) -> Site:
-        """Return the slot of a parameter's gradient."""
-        return self.tracker.monitor.site(
-            name.rpartition(".")[0],
-            "backward",
-            f"grad of {name.rpartition('.')[2]}",
-            str(p.dtype).removeprefix("torch."),
-            DTYPE_MAX.get(p.dtype),
-            parameter=name,
-            bound=bound,
-        )
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Read gradients and the step so far: weights never take a bad step."""
@@ -426,7 +413,7 @@ class Session:
                 self._settle(state)
                 self.tracker.judge(rows)
         reading = rows.pending
-        if reading is not None and not updates.scaled(optimizer):
+        if reading is not None and not scaling.scaled(optimizer):
             # No scaler steps this optimizer, so none skips the update.
             rows.pending = None
             with self.aside(state):
@@ -437,7 +424,7 @@ class Session:
                     p.grad = None
 
     def _updating(self) -> State:
-        """Return the state whose step an optimizer ends; a backward pass may have its own thread."""
+        """Return the state whose step an optimizer ends; backward may run in another thread."""
         state = self.state()
         if state.rows is None and torch._C._current_graph_task_id() != -1:
             for other in self._states:
@@ -478,41 +465,14 @@ class Session:
 
     def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
-        if value is None or plain(value) is None or not value.dim():
-            return ()
-        local = value.to_local() if hasattr(value, "to_local") else value.detach()
-        if local.layout is not torch.strided:
-            return ()
-        bad = ~torch.isfinite(local.float() if local.element_size() == 1 else local)
-        return tuple(bad.reshape(local.shape[0], -1).any(1).nonzero()[:, 0].tolist())
+        return bad_rows(value)
 
     def loss_scale(self) -> float | None:
         """Give the scale of a gradient scaler that is in use."""
-        scaler = None if self._scaler is None else self._scaler()
+        scaler = None if self.scaler is None else self.scaler()
         if scaler is None:
-            scaler = self._find_scaler()
+            scaler = scaling.scaler_of(self)
         return None if scaler is None else float(scaler.get_scale())
-
-    def _find_scaler(self) -> Any:
-        """Look for the scaler that steps our optimizers, where that is known yet."""
-        state = self.state()
-        scalers = updates.find_scalers()
-        if torch._C._current_graph_task_id() != -1:  # no update has come yet
-            known = {id(ref()) for ref, _ in state.scales}
-            state.scales += [item for item in updates.scales() if id(item[0]()) not in known]
-        held = {id(ref()): set(states) for ref, states in state.scales}
-        worked = {
-            scaler: set(scaler._per_optimizer_states) | held.get(id(scaler), set())
-            for scaler in scalers
-        }
-        if any(worked.values()):
-            found = updates.find_optimizers({id(p) for _, p in self.parameters()})
-            own = {id(optimizer) for optimizer in found}
-            for scaler, optimizers in worked.items():
-                if own & optimizers:
-                    self._scaler = weakref.ref(scaler)
-                    return scaler
-        return scalers[0] if scalers else None
 
     def rank(self) -> int | None:
         """Give the rank, when a process group is up."""
@@ -523,25 +483,15 @@ class Session:
 
     def replay(self, reading: Reading) -> Replay:
         """Run the failing call again under the operation watcher."""
-        if self._gone:
-            msg = "the model was gone when this was read, so its last step cannot be run again"
-            raise ReplayError(msg)
-        from anynan.torch.replay import replay
+        from anynan.torch.replay import GONE, replay
 
+        if self._gone:
+            raise ReplayError(GONE)
         return replay(self, self.state(), reading)
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one tracked step."""
         return fn(*args, **kwargs)
-
-
-def _argument_names(call: Callable[..., Any]) -> list[str]:
-    """Name a function's positional arguments; empty where they cannot be known."""
-    code = getattr(call, "__code__", None)
-    if code is None:
-        return []
-    names = list(code.co_varnames[: code.co_argcount])
-    return names[1:] if inspect.ismethod(call) else names
 
 
 def _layers(prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:

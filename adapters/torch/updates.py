@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 _handles: list[Any] = []
-_scalers: "weakref.WeakSet[torch.amp.GradScaler]" = weakref.WeakSet()
 
 
 def watch(session: "Session") -> None:
@@ -78,59 +77,3 @@ def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:
         if issubclass(type(item), torch.optim.Optimizer)
         and any(id(p) in parameters for group in item.param_groups for p in group["params"])
     ]
-
-
-def find_scalers() -> list[Any]:
-    """Look for living, enabled gradient scalers that have scaled a loss."""
-    _scalers.update(
-        item
-        for item in gc.get_objects()
-        if issubclass(type(item), torch.amp.GradScaler) and item.is_enabled()
-    )
-    return [scaler for scaler in _scalers if scaler._scale is not None]
-
-
-def scaled(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether a gradient scaler steps this optimizer now."""
-    return any(
-        id(optimizer) in scaler._per_optimizer_states
-        for look in (lambda: list(_scalers), find_scalers)
-        for scaler in look()
-    )
-
-
-def scales() -> list[tuple[Any, Any]]:
-    """Note the state that each scaler found so far keeps until its update."""
-    return [(weakref.ref(scaler), scaler._per_optimizer_states) for scaler in _scalers]
-
-
-def worked(held: list[tuple[Any, Any]]) -> bool:
-    """Tell whether a scaler unscaled or skipped an update since ``scales``, or may have."""
-    if not all_in(held):
-        return True
-    return any(
-        (scaler := ref()) is not None
-        and (scaler._per_optimizer_states or scaler._per_optimizer_states is not states)
-        for ref, states in held
-    )
-
-
-def all_in(held: list[tuple[Any, Any]]) -> bool:
-    """Tell whether every scaler found so far was found when the step began."""
-    return {id(scaler) for scaler in _scalers} <= {id(ref()) for ref, _ in held}
-
-
-def rescaled(held: list[tuple[Any, Any]], optimizers: set[int]) -> bool:
-    """Tell whether a scaler was updated since, after it stepped or skipped an optimizer.
-
-    Args:
-        held: What ``scales`` gave when the step began.
-        optimizers: Ids of the optimizers that count; none are known when it is empty.
-    """
-    for ref, states in held:
-        scaler = ref()
-        if scaler is not None and scaler._per_optimizer_states is not states:
-            # The update leaves what it has done its work on, by optimizer.
-            if not optimizers or optimizers & set(states):
-                return True
-    return False

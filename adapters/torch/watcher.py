@@ -152,7 +152,7 @@ class Watcher(TorchDispatchMode):
         if key not in originals and self.outside.get(key, ("", ""))[0] in ("parameter", "input"):
             version = None
             if not x.is_inference():
-                version = torch.autograd._unsafe_preserve_version_counter(x)
+                version = torch.autograd._unsafe_preserve_version_counter(x)  # type: ignore[attr-defined]
             originals[key] = x, version, x.untyped_storage().clone()
 
     def restore(self) -> None:

@@ -1,0 +1,180 @@
+"""Bad input: one clear error that says what was seen and what to do."""
+
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan import Policy
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (3, ["nn.Module", "step function", "int"]),
+        ("model", ["nn.Module", "str"]),
+        ([net()], ["nn.Module", "list"]),
+        (torch.zeros(2), ["nn.Module", "Tensor"]),
+        (nn.Linear, ["class Linear", "create it first"]),
+    ],
+)
+def test_what_cannot_be_tracked(target: Any, words: list[str]) -> None:
+    with pytest.raises(TypeError) as caught:
+        anynan.torch.track(target)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"layer": "0"}, TypeError, ["no option 'layer'", "layers", "skip"]),
+        ({"layers": "conv*"}, ValueError, ["layers='conv*'", "matches no layer", "0, 1, 2"]),
+        ({"skip": "3"}, ValueError, ["skip='3'", "matches no layer"]),
+        ({"layers": ["0", "7"]}, ValueError, ["'7'", "matches no layer"]),
+        ({"layers": lambda path, layer: False}, ValueError, ["matches no layer"]),
+        ({"layers": 3}, TypeError, ["layers=", "globs or predicates", "int"]),
+        ({"layers": [3]}, TypeError, ["layers=", "globs or predicates", "int"]),
+        ({"action": "stop"}, ValueError, ["action='stop'", "raise, warn, record, skip"]),
+        ({"action": None}, ValueError, ["action=None", "raise, warn, record, skip"]),
+        ({"stats": ("median",)}, ValueError, ["'median'", "absmax, min, max, mean, rms, norm"]),
+        ({"stats": "median"}, ValueError, ["'median'", "absmax"]),
+        ({"history": -1}, ValueError, ["history=-1", "at least 0"]),
+        ({"history": 1.5}, TypeError, ["history=", "whole number", "float"]),
+        ({"history": True}, TypeError, ["history=", "whole number", "bool"]),
+        ({"patience": -2}, ValueError, ["patience=-2", "at least 0"]),
+        ({"read": "always"}, ValueError, ["read='always'", "auto, immediate or step"]),
+        ({"read": 0}, ValueError, ["read=0", "at least 1"]),
+        ({"level": "op"}, ValueError, ["level='op'", "layer, operation"]),
+        ({"backward": "yes"}, TypeError, ["backward=", "True or False", "'yes'"]),
+        ({"replay": 1}, TypeError, ["replay=", "True or False"]),
+        ({"parameters": None}, TypeError, ["parameters=", "True or False"]),
+        ({"policy": {"large": 1}}, TypeError, ["policy=", "anynan.Policy", "dict"]),
+        ({"keep": -1}, ValueError, ["keep=-1", "at least 0"]),
+    ],
+    ids=str,
+)
+def test_a_bad_option(options: Any, error: type[Exception], words: list[str]) -> None:
+    model = net()
+    with pytest.raises(error) as caught:
+        anynan.torch.track(model, **options)
+    for word in words:
+        assert word in str(caught.value)
+    assert not any(module._forward_hooks for module in model.modules()), "nothing was hooked"
+    anynan.torch.track(model)  # and the model can be tracked
+
+
+def test_a_typo_in_a_pattern_gets_a_suggestion() -> None:
+    model = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": nn.Linear(2, 2)})
+    with pytest.raises(ValueError, match="did you mean 'encoder'"):
+        anynan.torch.track(model, layers="encodr")
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        (lambda: Policy(large=-1), ValueError, ["large=-1", "positive"]),
+        (lambda: Policy(large="1e4"), TypeError, ["large='1e4'", "number", "str"]),
+        (lambda: Policy(spike=0.5), ValueError, ["spike=0.5", "above 1"]),
+        (lambda: Policy(nan="warn"), ValueError, ["nan='warn'", "bad, suspect, ignore"]),
+        (lambda: Policy(bad=("nan",)), ValueError, ["'nan'", "large, spike, vanishing"]),
+    ],
+)
+def test_a_bad_policy(build: Any, error: type[Exception], words: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        build()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_model_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = net()
+    with pytest.raises(ValueError, match=r"0\.weight is on the meta device.*materialise"):
+        anynan.torch.track(model)
+
+
+def test_tracking_twice_names_the_first_tracker_and_untrack() -> None:
+    model = net()
+    first = anynan.torch.track(model)
+    with pytest.raises(ValueError, match="tracked already") as caught:
+        anynan.torch.track(model)
+    assert repr(first) in str(caught.value)
+    assert "untrack" in str(caught.value)
+    anynan.torch.untrack(model)
+    anynan.torch.track(model)
+
+
+def test_tracking_a_tracker() -> None:
+    tracker = anynan.torch.track(lambda: None)
+    with pytest.raises(TypeError, match="tracker already"):
+        anynan.torch.track(tracker)
+
+
+@pytest.mark.parametrize("form", ["optimized", "in place"])
+def test_a_compiled_model(form: str) -> None:
+    model: Any = net()
+    if form == "in place":
+        model.compile(backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")
+    with pytest.raises(ValueError, match="compiled.*track the model it was compiled from"):
+        anynan.torch.track(model)
+
+
+def test_untrack_what_is_not_tracked() -> None:
+    with pytest.raises(ValueError, match="not tracked"):
+        anynan.torch.untrack(net())
+    with pytest.raises(TypeError, match="not function"):
+        anynan.torch.untrack(lambda: None)  # type: ignore[arg-type]
+
+
+def test_patterns_on_a_step_whose_model_comes_with_the_first_call() -> None:
+    @anynan.torch.track(layers="nowhere")
+    def step(model: nn.Module) -> None:
+        model(torch.ones(1, 2))
+
+    with pytest.raises(ValueError, match="layers='nowhere' matches no layer"):
+        step(net())
+
+
+def test_an_unknown_word_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYNAN", "loud")
+    with pytest.raises(ValueError, match="ANYNAN='loud'.*off, warn, record, raise"):
+        anynan.torch.track(net())
+
+
+def test_without_torch_one_line_says_how_to_install_it() -> None:
+    code = """
+        import sys
+        sys.modules["torch"] = None
+        import anynan
+        try:
+            anynan.torch
+        except ImportError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == 'anynan.torch needs PyTorch: pip install "anynan[torch]"'
+
+
+def test_a_tracked_function_without_a_model_says_so_once() -> None:
+    @anynan.torch.track(action="record")
+    def step(x: int) -> int:
+        return x
+
+    with pytest.warns(anynan.AnynanWarning, match="no module was found in 'step'"):
+        step(1)
+    step(2)
+    assert len(step.notes) == 1
