@@ -128,7 +128,7 @@ class Judge:
         if reason is not None:
             self._note_once(reading, kind, value, expected=reason)
             return
-        if severity == "suspect" or key in self.monitor.downgraded:
+        if severity == "suspect" or (site.parameter is None and key in self.monitor.downgraded):
             self._note_once(reading, kind, value)
             return
         if site.phase == "backward" and kind in NON_FINITE and rows.pending is None:
@@ -169,6 +169,10 @@ class Judge:
             self.monitor.downgraded[key] = "only placed values (a mask)"
             self._note_once(reading, kind, value)
             return
+        spoils = reading.site.parameter is not None or reading.phase in ("loss", "optimizer")
+        if event.expected is not None and spoils:
+            note = f"expected where it was made ({event.expected}), but it came to harm outside"
+            event = replace(event, expected=None, notes=(*event.notes, note))
         if event.expected is not None:
             self.monitor.downgraded[key] = event.expected
             self._record(replace(event, severity="suspect"))
@@ -185,6 +189,11 @@ class Judge:
         verdict = trace(seen.records, seen.sinks)
         for record in verdict.contained:
             if record.output is None or record.output.kind is None:
+                continue
+            self._counts["expected" if record.expected else "suspect"] += 1
+            key = ("contained", record.layer, record.name, record.source)
+            self._seen[key] += 1
+            if self._seen[key] > 1:  # listed once, counted every time
                 continue
             event = Event(
                 backend=self._adapter.backend,
@@ -207,7 +216,8 @@ class Judge:
                 rank=self._adapter.rank(),
                 notes=("contained: its bad values reached no layer output, loss or gradient",),
             )  # fmt: skip
-            self._record(event)
+            with self._lock:
+                self._events.append(event)
         sink = verdict.sink
         if sink is None or rows.failed is not None:
             return
@@ -317,7 +327,8 @@ class Judge:
         )
         if judged is None or judged[1] != "bad":
             return False
-        if (site.layer, site.phase, judged[0]) in self.monitor.downgraded:
+        key = (site.layer, site.phase, judged[0])
+        if site.parameter is None and key in self.monitor.downgraded:
             return False
         return self._excuse(rows, order, judged[0], reading) is None
 
@@ -408,8 +419,7 @@ class Judge:
         action: Any = softly or environment() or self.options.action
         if action == "off":
             return
-        patient = callable(action) or (softly is None and action in ("raise", "warn", "skip"))
-        if patient and self._streak <= self.options.patience:
+        if softly is None and self._streak <= self.options.patience:
             rows.skip = True
             warnings.warn(
                 f"{render(event)}\n\n  skipped {self._streak} of {self.options.patience} bad "

@@ -78,6 +78,10 @@ class ModelSession(Session):
         root = state.root
         if state.depth or root is None or torch._C._current_graph_task_id() != -1:
             return
+        if output is None and sys.exc_info()[0] is not None:
+            # It raised, and torch walks through the hooks: the next call ends the step.
+            state.broken = True
+            return
         weak: weakref.ref[Session] = weakref.ref(self)
         for i, (_, x) in enumerate(tensors(output, "output")):
             if x.requires_grad:

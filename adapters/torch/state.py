@@ -67,6 +67,7 @@ class State:
                 root.release()
         self.step_roots.clear()
         self.saw_backward = False
+        self.broken = False
         self.trained = False
         self.updated = False
         self.scales: list[Any] = []

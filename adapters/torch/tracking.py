@@ -152,7 +152,9 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
         )
         raise ValueError(msg)
     session = ModelSession(model, options)
-    session.paths("", model)  # patterns that match nothing fail before anything is hooked
+    if not session.paths("", model):  # patterns that match nothing fail here, too
+        msg = f"skip={options.skip!r} leaves no layer of this {name} to watch"
+        raise ValueError(msg)
     tracker = Tracker(weakref.ref(model), options, name)
     session.tracker = tracker
     _tracked[model] = weakref.ref(session)

@@ -415,7 +415,8 @@ class Watcher(TorchDispatchMode):
     def _mark(self, x: torch.Tensor, index: int, *, fresh: bool) -> None:
         key = _key(x)
         entry = self._bad.get(key)
-        if entry is None or fresh:
+        # A whole write hands on what it read through its own operands.
+        if entry is None or fresh or _whole(x):
             # The weak reference keeps the key from being reused by another storage.
             self._bad[key] = (StorageWeakRef(x.untyped_storage()), [index])
         else:
@@ -426,8 +427,7 @@ class Watcher(TorchDispatchMode):
         key = _key(x)
         if key not in self._bad and key not in self._uninitialised:
             return
-        whole = x.numel() * x.element_size() >= x.untyped_storage().nbytes()
-        if whole or not any(x is w for w in written):
+        if _whole(x) or not any(x is w for w in written):
             self._bad.pop(key, None)
             self._uninitialised.pop(key, None)
 
@@ -469,6 +469,10 @@ def _same(x: torch.Tensor, y: Any) -> bool:
         and x.layout == y.layout == torch.strided
         and x.data_ptr() == y.data_ptr()
     )
+
+
+def _whole(x: torch.Tensor) -> bool:
+    return x.numel() * x.element_size() >= x.untyped_storage().nbytes()
 
 
 def _key(x: torch.Tensor) -> int:

@@ -80,9 +80,7 @@ def snapshot(model: nn.Module) -> list[torch.Tensor]:
 
 
 def same(before: list[torch.Tensor], model: nn.Module) -> bool:
-    return all(
-        torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)
-    )
+    return all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
 # Where a step ends.
@@ -462,8 +460,7 @@ def test_recomputation_is_no_second_call(reentrant: bool, read: Any) -> None:
         backward = [
             r.call
             for r in tracker.history
-            if (r.step, r.layer, r.phase, r.site.tensor)
-            == (step, "body.fault", "backward", "grad")
+            if (r.step, r.layer, r.phase, r.site.tensor) == (step, "body.fault", "backward", "grad")
         ]
         assert backward == [0], "its gradient is read, once"
 

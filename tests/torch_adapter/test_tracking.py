@@ -113,7 +113,7 @@ def test_with_block_watches_and_then_removes() -> None:
 def test_with_block_raises_what_was_unread_at_its_end() -> None:
     model = Net()
     model.fault.armed = True
-    with (  # noqa: PT012  what raises is the end of the block
+    with (
         pytest.raises(NonFiniteError, match="fault"),
         anynan.torch.track(model, read="step", backward=False),
     ):
@@ -125,7 +125,7 @@ def test_with_block_raises_what_was_unread_at_its_end() -> None:
 def test_with_block_keeps_the_users_own_exception() -> None:
     model = Net()
     model.fault.armed = True
-    with (  # noqa: PT012
+    with (
         pytest.warns(AnynanWarning, match="fault"),
         pytest.raises(KeyError),
         anynan.torch.track(model, read="step"),
@@ -261,7 +261,10 @@ def test_check_reads_what_is_still_on_the_device() -> None:
         ({}, {"", "left", "left.inner", "left.inner.first", "right.inner.last"}),
         ({"layers": "left"}, {"left"}),
         ({"layers": "left*"}, {"left", "left.inner", "left.inner.first", "left.inner.last"}),
-        ({"layers": ["*first", "*last"], "skip": "left"}, {"right.inner.first", "right.inner.last"}),
+        (
+            {"layers": ["*first", "*last"], "skip": "left"},
+            {"right.inner.first", "right.inner.last"},
+        ),
         ({"layers": lambda path, layer: isinstance(layer, Fault)}, {"left.inner.fault"}),
         ({"skip": lambda path, layer: isinstance(layer, Block)}, {""}),
     ],
@@ -675,7 +678,10 @@ def test_outputs_of_every_shape(kind: str, tensor: str) -> None:
         outer(batch())
     event = caught.value.event
     assert event.layer == "inside"
-    assert event.tensor.replace('"', "'") in (tensor, tensor.replace("['hidden_states']", ".hidden_states"))
+    assert event.tensor.replace('"', "'") in (
+        tensor,
+        tensor.replace("['hidden_states']", ".hidden_states"),
+    )
     assert event.operation is not None
     assert event.operation.name == "log"
 

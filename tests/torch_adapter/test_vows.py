@@ -347,7 +347,10 @@ def test_nothing_is_left_after_removal(target: str, end: str) -> None:
         optimizer.step()
 
     before = shape_of(traces(model))
-    hooks = len(optimizers._global_optimizer_pre_hooks), len(optimizers._global_optimizer_post_hooks)
+    hooks = (
+        len(optimizers._global_optimizer_pre_hooks),
+        len(optimizers._global_optimizer_post_hooks),
+    )
     what: Any = model if target == "model" else step
     if end == "failure at attach":
         with torch.no_grad():
@@ -626,9 +629,7 @@ class Count(TorchDispatchMode):
         self.seen: Counter[str] = Counter()
         self.large: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         self.seen[name] += 1
         flat = [x for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
