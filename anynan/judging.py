@@ -158,6 +158,8 @@ class Judge:
         key = (reading.layer, reading.phase, kind)
         self._seen[key] += 1
         wanted = self.options.replay and self._seen[key] <= MAX_REPLAYS
+        if value is None and reading.order in rows.live:
+            value = rows.live[reading.order]()
         case = Case(
             reading, kind, rows, value, later,
             replay=wanted, clean=self._clean, updates=list(self._updates), replayed=replayed,

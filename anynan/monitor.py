@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -119,6 +119,8 @@ class Rows:
         self.hi: list[float] = []
         self.stats: dict[int, tuple[float, ...]] = {}
         self.expected: dict[int, dict[str, str]] = {}
+        # Weak references to arrays that can still be looked at when their row is read later.
+        self.live: dict[int, Callable[[], Any]] = {}
         self.judged = 0
         self.failed: Any = None
         self.pending: Reading | None = None

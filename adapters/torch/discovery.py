@@ -1,5 +1,6 @@
 """Find the modules that a training-step function uses."""
 
+import dis
 import functools
 import inspect
 import types
@@ -63,7 +64,7 @@ def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
         yield name, value
         if isinstance(value, types.FunctionType):
             yield from _reachable(value, depth + 1)
-    for name in _names(code):
+    for name in _globals(code):
         if name in func.__globals__:
             value = func.__globals__[name]
             yield name, value
@@ -84,11 +85,14 @@ def _argument_names(fn: Any) -> list[str]:
     return ["" if p.name == "self" else p.name for p in named if p.kind in positional]
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _globals(code: types.CodeType) -> Iterator[str]:
+    """Name the globals that code reads; ``co_names`` lists attributes, too."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _globals(constant)
 
 
 def _collect(found: dict[str, torch.nn.Module], name: str, value: Any) -> None:

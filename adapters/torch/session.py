@@ -325,6 +325,8 @@ class Session:
                 site = self.tracker.monitor.site(
                     layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
                 )
+                if state.slots.deferred:
+                    rows.live[len(rows.sites)] = weakref.ref(x)
                 self.write(state, rows, site, 0, x)
         return root
 

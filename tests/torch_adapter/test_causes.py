@@ -704,7 +704,7 @@ def test_weight_normalisation_of_a_zero_weight() -> None:
     "read",
     [
         "auto",
-        pytest.param("step", marks=pytest.mark.xfail(reason="the batch is not looked at again")),
+        "step",
     ],
 )
 @pytest.mark.parametrize("which", ["x", "target"])

@@ -776,6 +776,31 @@ def test_an_inf_that_leaves_a_layer_as_a_mask_is_a_suspect() -> None:
     ]
 
 
+def test_a_mask_from_the_same_layer_does_not_stop_the_replay() -> None:
+    class Shift(nn.Module):
+        def forward(self, x: torch.Tensor, by: float) -> torch.Tensor:
+            return x + by
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = Shift()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            masked = self.shift(x, -math.inf)
+            weights = (x.abs() + 1).log() - masked
+            return self.shift(weights * 0, 0.0) + x
+
+    model = Model()
+    anynan.torch.track(model)
+    event = failing(lambda: model(batch()))
+    assert operation(event).name == "subtract"
+    assert line(event) == "weights = (x.abs() + 1).log() - masked"
+    assert event.then is not None
+    assert event.then.name == "multiply"
+    assert event.spread.surfaced == "forward shift"
+
+
 def test_a_placed_positive_inf_is_a_suspect_and_replayed_once() -> None:
     replays: list[bool] = []
 

@@ -673,6 +673,27 @@ def test_skip_in_a_tracked_step() -> None:
     assert not same(before, model)
 
 
+def test_a_norm_that_overflows_condemns_no_gradient() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    tracker = anynan.torch.track(model)
+    (loss_of(model) * 1e25).backward()
+    weight = model.last.weight.grad
+    assert weight is not None
+    assert weight.isfinite().all()
+    assert weight.norm().isinf(), "the squares overflow"
+    optimizer.step()
+    assert not tracker.events
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    assert model.last.bias.grad is not None
+    model.last.bias.grad[1] = -torch.inf  # and what is bad is found among them
+    with pytest.raises(NonFiniteError) as caught:
+        optimizer.step()
+    event = caught.value.event
+    assert (event.parameter, event.kind, event.phase) == ("last.bias", "neginf", "backward")
+
+
 # A bad update from finite gradients.
 
 
