@@ -1,0 +1,58 @@
+"""A probe reads any view where it lies: no copy of it is made, and both ends are right."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from anynan.torch.probes import ends, plain, read_ends
+
+VIEWS: dict[str, Callable[[], torch.Tensor]] = {
+    "contiguous": lambda: torch.randn(1024, 1024),
+    "transposed": lambda: torch.randn(1024, 1024).t(),
+    "permuted": lambda: torch.randn(64, 128, 128).permute(2, 0, 1),
+    "sliced": lambda: torch.randn(1024, 2048)[:, ::2],
+    "expanded": lambda: torch.randn(1024, 1).expand(1024, 1024),
+    "float16": lambda: torch.randn(1024, 2048).half(),
+    "bfloat16 transposed": lambda: torch.randn(1024, 2048).bfloat16().t(),
+    "complex": lambda: torch.randn(512, 1024, dtype=torch.complex64),
+    "conjugated": lambda: torch.randn(512, 1024, dtype=torch.complex64).conj(),
+    "float8": lambda: torch.randn(2048, 2048).to(torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_copy_is_made(name: str) -> None:
+    values = plain(VIEWS[name]())
+    assert values is not None
+    ends(values)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        ends(values)
+    taken = [event.self_cpu_memory_usage for event in run.events() or ()]
+    assert max(taken) <= 2**20
+
+
+def test_the_count_can_fail() -> None:
+    values = torch.randn(1024, 1024)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        values.isfinite().all()
+        values.t().contiguous()
+    assert max(event.self_cpu_memory_usage for event in run.events() or ()) > 2**20
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("complex", "conjugated")])
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf"), float("-inf")])
+def test_both_ends(name: str, bad: float | None) -> None:
+    x = VIEWS[name]()
+    if name == "float8" and bad is not None:
+        bad = float("nan")  # the only bad value this dtype has
+    if bad is not None:
+        x = x.contiguous()
+        x.reshape(-1)[7] = bad
+        x = x[::1]
+    values = plain(x)
+    assert values is not None
+    wide = x.to(torch.float64)
+    expected = (wide.min().item(), wide.max().item())
+    assert read_ends(values) == pytest.approx(expected, nan_ok=True)
