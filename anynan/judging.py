@@ -297,6 +297,11 @@ class Judge:
         self._clean = step
         self._updates.clear()
 
+    def remark(self, note: str) -> None:
+        """List something in the report without a warning."""
+        with self._lock:
+            self._said[note] = None
+
     def say(self, note: str) -> None:
         """Warn once of something that is not watched, and list it in the report."""
         with self._lock:

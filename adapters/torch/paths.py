@@ -1,4 +1,8 @@
-"""Layer paths, without the segments that wrappers add."""
+"""Layer paths without the segments of wrappers, and the paths that hooks turn off."""
+
+import torch
+
+from anynan.tracker import Tracker
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
@@ -11,3 +15,12 @@ def clean_path(name: str) -> str:
 def join(prefix: str, path: str) -> str:
     """Join two parts of a layer path, either of which may be empty."""
     return f"{prefix}.{path}" if prefix and path else prefix or path
+
+
+def remark_slow_paths(tracker: Tracker, model: torch.nn.Module) -> None:
+    """Say in the report that watching turns off a fused path of the framework."""
+    if any(isinstance(module, torch.nn.TransformerEncoderLayer) for module in model.modules()):
+        tracker.remark(
+            "TransformerEncoderLayer has a fused path in eval mode, which PyTorch leaves while "
+            "hooks are there: evaluation is slower while tracked, and may differ in the last bits"
+        )

@@ -24,7 +24,7 @@ from anynan.torch.hooks import (
     RootExit,
     tensors,
 )
-from anynan.torch.paths import clean_path, join
+from anynan.torch.paths import clean_path, join, remark_slow_paths
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure, plain
 from anynan.torch.rootcall import RootCall, argument_names
 from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
@@ -107,12 +107,12 @@ class Session:
         self.handles.append(
             model.register_forward_pre_hook(RootEnter(self, prefix), with_kwargs=True, prepend=True)
         )
-        seen: set[int] = set()
+        first: dict[torch.nn.Module, str] = {}
         for path, module in chosen.items():
-            if id(module) not in seen:
-                seen.add(id(module))
-                self.handles.append(module.register_forward_hook(ForwardHook(self, path)))
+            first.setdefault(module, path)
+        self.handles += [m.register_forward_hook(ForwardHook(self, p)) for m, p in first.items()]
         self.handles.append(model.register_forward_hook(RootExit(self), always_call=True))
+        remark_slow_paths(self.tracker, model)
 
     def paths(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Give the watched layers of a model by path, patterns applied."""

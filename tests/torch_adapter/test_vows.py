@@ -852,3 +852,12 @@ def test_what_broke_a_step_is_warned_about_beside_the_users_error() -> None:
         pytest.raises(ValueError, match="own check"),
     ):
         step(torch.randn(3, 4))
+
+
+def test_a_fused_path_that_hooks_turn_off_is_said_in_the_report() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with anynan.torch.track(layer) as tracker, torch.no_grad():
+        layer(torch.ones(1, 3, 8))
+        assert tracker.report().count("fused path") == 1
+    with anynan.torch.track(nn.Linear(2, 2)) as tracker:
+        assert "fused path" not in tracker.report()
