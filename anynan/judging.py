@@ -32,6 +32,7 @@ class Judge:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._counts: Counter[str] = Counter()
         self._said: dict[str, None] = {}
+        self._remarks: dict[str, None] = {}
         self._lock = threading.RLock()
         self._local = threading.local()
         self._seen: Counter[tuple[Any, ...]] = Counter()
@@ -298,9 +299,9 @@ class Judge:
         self._updates.clear()
 
     def remark(self, note: str) -> None:
-        """List something in the report without a warning."""
+        """List what watching changes in the report; nothing goes unwatched, so no warning."""
         with self._lock:
-            self._said[note] = None
+            self._remarks[note] = None
 
     def say(self, note: str) -> None:
         """Warn once of something that is not watched, and list it in the report."""

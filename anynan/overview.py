@@ -100,7 +100,7 @@ def overview(tracker: "Tracker") -> str:
         f"  allowed   {kind} in {phase} {path or '(the model itself)'}: {why}"
         for (path, phase, kind), why in tracker.monitor.downgraded.items()
     ]
-    lines += [f"  note      {note}" for note in tracker.notes]
+    lines += [f"  note      {note}" for note in (*tracker.notes, *tracker.remarks)]
     never = unseen(tracker)
     if steps and never:
         names = ", ".join(name or "(the model itself)" for name in never[:SHOWN_LAYERS])

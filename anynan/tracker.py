@@ -126,6 +126,11 @@ class Tracker(Judge):
         """Return what could not be watched, each said once."""
         return tuple(self._said)
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return what watching changes, such as a fused path that it turns off."""
+        return tuple(self._remarks)
+
     def dump(self, path_contains: str = "", phase: str | None = None) -> list[Reading]:
         """Return past readings whose layer path contains a string, in one phase or all.
 
