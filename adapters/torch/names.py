@@ -2,7 +2,6 @@
 
 import re
 from functools import lru_cache
-from typing import Any
 
 _WORDS = {
     "add": "add", "sub": "subtract", "rsub": "subtract", "mul": "multiply", "div": "divide",
@@ -79,8 +78,3 @@ def node_name(raw: str) -> str:
     stem = re.sub(r"Backward\d*$", "", bare)
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
     return canonical(snake)
-
-
-def short(func: Any) -> str:
-    """Return an operator's own printed name, ``aten.log.default``."""
-    return str(func)

@@ -96,14 +96,6 @@ class DeferredSlots:
         rows.calls.append(call)
         return False
 
-    def write_scalar(self, rows: Rows, site: Site, call: int, value: torch.Tensor) -> None:
-        """Append a magnitude that was already reduced on the device (a norm)."""
-        low, high = self._next(rows, value.dtype, value.device)
-        low.copy_(value)
-        high.copy_(value)
-        rows.sites.append(site)
-        rows.calls.append(call)
-
     def _next(
         self, rows: Rows, dtype: torch.dtype, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
