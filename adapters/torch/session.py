@@ -16,7 +16,7 @@ from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
 from anynan.patterns import choose
 from anynan.summary import Summary
-from anynan.torch import scaling, updates
+from anynan.torch import endings, scaling, updates
 from anynan.torch.gradients import Held, gradient_site, write_gradients
 from anynan.torch.hooks import (
     ForwardHook,
@@ -78,7 +78,7 @@ class Session:
         try:
             with self.tracker.softly():
                 for state in list(self._states):
-                    self._read_rest(state)
+                    endings.read_rest(self, state)
         except Exception:  # noqa: BLE001, S110  nothing may be raised here
             pass
 
@@ -192,30 +192,10 @@ class Session:
                 every = self.options.read
                 if isinstance(every, int) and (rows.step + 1) % every and not rows.failed:
                     return
-                self._settle(state)
+                endings.settle(self, state)
         finally:
             state.idle = was_idle
             state.reset()
-
-    def _settle(self, state: State) -> None:
-        state.slots.read()
-        ended, state.ended = state.ended, []
-        while ended:
-            rows = ended.pop(0)
-            if not state.slots.deferred:
-                rows.judged = len(rows.lo)
-            self._conclude(state, rows)
-
-    def _conclude(self, state: State, rows: Rows) -> None:
-        """Judge what is left of an ended step."""
-        try:
-            self.tracker.judge(rows)
-            reading = rows.pending
-            if reading is not None and not scaling.worked(state.scales):
-                rows.pending = None  # no scaler had a part in this step
-                self.tracker.fail(rows, reading, reading.kind or "nan")
-        finally:
-            self.tracker.settle(rows)
 
     def read(self) -> None:
         """Read and judge this thread's unread rows now."""
@@ -224,7 +204,7 @@ class Session:
             return
         state.idle = True
         try:
-            self._settle(state)
+            endings.settle(self, state)
             if state.rows is not None:
                 state.slots.read()
                 self.tracker.judge(state.rows)
@@ -232,28 +212,18 @@ class Session:
                     rows = self.tracker.close_step()
                     if rows is not None:
                         try:
-                            self._conclude(state, rows)
+                            endings.conclude(self, state, rows)
                         finally:
                             state.reset()
         finally:
             state.idle = False
-
-    def _read_rest(self, state: State) -> None:
-        """Read and judge what a thread that is not this one left."""
-        state.idle = True
-        state.slots.read()
-        unread, state.ended = [*state.ended, state.rows], []
-        state.rows = None
-        for rows in unread:
-            if rows is not None:
-                self._conclude(state, rows)
 
     def finish(self) -> None:
         """End the open steps and read what is left."""
         state: State | None = getattr(self._local, "state", None)
         for other in list(self._states):
             if other is not state:
-                self._read_rest(other)
+                endings.read_rest(self, other)
         if state is None or state.idle:
             return
         if state.rows is not None:
@@ -412,7 +382,7 @@ class Session:
         every = self.options.read
         if state.slots.deferred and (not isinstance(every, int) or not (rows.step + 1) % every):
             with self.aside(state):
-                self._settle(state)
+                endings.settle(self, state)
                 self.tracker.judge(rows)
         reading = rows.pending
         if reading is not None and not scaling.scaled(optimizer):
