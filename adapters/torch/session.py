@@ -17,7 +17,7 @@ from anynan.options import Options
 from anynan.patterns import choose
 from anynan.summary import Summary
 from anynan.torch import endings, scaling, updates
-from anynan.torch.gradients import Held, gradient_site, write_gradients
+from anynan.torch.gradients import Held, gradient_site
 from anynan.torch.hooks import (
     ForwardHook,
     RootEnter,
@@ -28,7 +28,7 @@ from anynan.torch.paths import clean_path, join, remark_slow_paths
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure, plain
 from anynan.torch.rootcall import RootCall, argument_names
 from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
-from anynan.torch.state import State, StepMarker, StopReplay
+from anynan.torch.state import State
 from anynan.torch.weights import bad_parameters, check_parameters, write_parameters
 from anynan.tracker import Tracker
 
@@ -345,82 +345,6 @@ class Session:
             limit = min((site.limit for site in sites), default=math.inf)
             entry = self._held[optimizer] = Held(size, mine, sites, limit)
         return entry
-
-    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read gradients and the step so far: weights never take a bad step."""
-        state = self._updating()
-        if state.replaying:
-            if isinstance(self, StepMarker) or self.held(optimizer).parameters:
-                if torch._C._current_graph_task_id() == -1:
-                    raise StopReplay
-                # In the middle of a backward pass there is more to see: only no update is made.
-                for group in optimizer.param_groups:
-                    for p in group["params"]:
-                        p.grad = None
-            return
-        if state.idle:
-            return
-        held = self.held(optimizer)
-        if not held.parameters:
-            return
-        state.in_optimizer = True
-        self._optimizer_known = True
-        gradients = [p.grad for p in held.parameters]
-        rows = state.rows
-        if rows is None:
-            if all(grad is None for grad in gradients):
-                return
-            if not self.ran_somewhere(state):
-                self.tracker.say(
-                    "weights got gradients, but none of the watched layers was seen running: "
-                    "layers inside a compiled graph, or called past the model, are not watched"
-                )
-            rows = self.open_step(state)
-        # A scaler that hands its own check to a fused optimizer skips the update on the device.
-        if self.options.backward and getattr(optimizer, "found_inf", None) is None:
-            write_gradients(self, state, rows, held, gradients)
-        every = self.options.read
-        if state.slots.deferred and (not isinstance(every, int) or not (rows.step + 1) % every):
-            with self.aside(state):
-                endings.settle(self, state)
-                self.tracker.judge(rows)
-        reading = rows.pending
-        if reading is not None and not scaling.scaled(optimizer):
-            # No scaler steps this optimizer, so none skips the update.
-            rows.pending = None
-            with self.aside(state):
-                self.tracker.fail(rows, reading, reading.kind or "nan")
-        if rows.skip:
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    p.grad = None
-
-    def _updating(self) -> State:
-        """Return the state whose step an optimizer ends; backward may run in another thread."""
-        state = self.state()
-        if state.rows is None and torch._C._current_graph_task_id() != -1:
-            for other in self._states:
-                if other.rows is not None and other.saw_backward:
-                    return other
-        return state
-
-    def ran_somewhere(self, state: State) -> bool:
-        """Tell whether another thread or step saw the layers run."""
-        return any(other.rows is not None for other in self._states if other is not state)
-
-    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the update; a tracked model's step ends here."""
-        state = self._updating()
-        if state.idle or not self.held(optimizer).parameters:
-            return
-        state.in_optimizer = False
-        rows = state.rows
-        if rows is None or rows.failed is None:
-            self.tracker.updated(self.tracker.step if rows is None else rows.step)
-        if torch._C._current_graph_task_id() != -1:
-            state.updated = True  # in the middle of the backward pass: there is more to come
-            return
-        self.finish_update(state)
 
     def finish_update(self, state: State) -> None:
         """Do what follows an update; nothing for a tracked step, whose call is the step."""

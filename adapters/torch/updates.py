@@ -1,4 +1,4 @@
-"""One pair of optimizer hooks for the whole process, shared by every session."""
+"""Before and after an update: one pair of optimizer hooks, shared by every session."""
 
 import atexit
 import functools
@@ -11,6 +11,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+
+from anynan.torch import endings, scaling
+from anynan.torch.gradients import write_gradients
+from anynan.torch.state import State, StepMarker, StopReplay
 
 if TYPE_CHECKING:
     from anynan.torch.session import Session
@@ -61,12 +65,12 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _tell(optimizer: torch.optim.Optimizer) -> None:
     for session in list(_sessions):
-        session.before_update(optimizer)
+        before_update(session, optimizer)
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for session in list(_sessions):
-        session.after_update(optimizer)
+        after_update(session, optimizer)
 
 
 def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:
@@ -77,3 +81,83 @@ def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:
         if issubclass(type(item), torch.optim.Optimizer)
         and any(id(p) in parameters for group in item.param_groups for p in group["params"])
     ]
+
+
+def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
+    """Read gradients and the step so far: weights never take a bad step."""
+    state = _updating(session)
+    if state.replaying:
+        if isinstance(session, StepMarker) or session.held(optimizer).parameters:
+            if torch._C._current_graph_task_id() == -1:
+                raise StopReplay
+            # In the middle of a backward pass there is more to see: only no update is made.
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = None
+        return
+    if state.idle:
+        return
+    held = session.held(optimizer)
+    if not held.parameters:
+        return
+    state.in_optimizer = True
+    session._optimizer_known = True
+    gradients = [p.grad for p in held.parameters]
+    rows = state.rows
+    if rows is None:
+        if all(grad is None for grad in gradients):
+            return
+        if not _ran_elsewhere(session, state):
+            session.tracker.say(
+                "weights got gradients, but none of the watched layers was seen running: "
+                "layers inside a compiled graph, or called past the model, are not watched"
+            )
+        rows = session.open_step(state)
+    # A scaler that hands its own check to a fused optimizer skips the update on the device.
+    if session.options.backward and getattr(optimizer, "found_inf", None) is None:
+        write_gradients(session, state, rows, held, gradients)
+    every = session.options.read
+    if state.slots.deferred and (not isinstance(every, int) or not (rows.step + 1) % every):
+        with session.aside(state):
+            endings.settle(session, state)
+            session.tracker.judge(rows)
+    reading = rows.pending
+    if reading is not None and not scaling.scaled(optimizer):
+        # No scaler steps this optimizer, so none skips the update.
+        rows.pending = None
+        with session.aside(state):
+            session.tracker.fail(rows, reading, reading.kind or "nan")
+    if rows.skip:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+
+def _updating(session: "Session") -> State:
+    """Return the state whose step an optimizer ends; backward may run in another thread."""
+    state = session.state()
+    if state.rows is None and torch._C._current_graph_task_id() != -1:
+        for other in session._states:
+            if other.rows is not None and other.saw_backward:
+                return other
+    return state
+
+
+def _ran_elsewhere(session: "Session", state: State) -> bool:
+    """Tell whether another thread or step saw the layers run."""
+    return any(other.rows is not None for other in session._states if other is not state)
+
+
+def after_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
+    """Note the update; a tracked model's step ends here."""
+    state = _updating(session)
+    if state.idle or not session.held(optimizer).parameters:
+        return
+    state.in_optimizer = False
+    rows = state.rows
+    if rows is None or rows.failed is None:
+        session.tracker.updated(session.tracker.step if rows is None else rows.step)
+    if torch._C._current_graph_task_id() != -1:
+        state.updated = True  # in the middle of the backward pass: there is more to come
+        return
+    session.finish_update(state)
