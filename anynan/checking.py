@@ -13,7 +13,7 @@ from anynan.events import NON_FINITE, Event, Kind, Operation, Severity, Source
 from anynan.measuring import measure
 from anynan.options import environment
 from anynan.policy import DEFAULT, Policy, reading_kind
-from anynan.probing import probe
+from anynan.probing import is_clean, probe
 from anynan.reporting import render
 from anynan.sources import user_source
 from anynan.summary import Summary
@@ -118,6 +118,9 @@ def _plain_leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _look(path: str, leaf: Any, policy: Policy, layer: str | None) -> _Finding | None:
+    # Without limits of their own, finite numbers are all alike.
+    if policy.unlimited and is_clean(leaf):
+        return None
     try:
         span = probe(leaf)
     except TypeError as error:

@@ -27,6 +27,8 @@ from anynan.summary import Summary
 
 PIECE = 2**14  # elements: in float64 128 KiB, and a handful of temporaries stay below 1 MiB
 
+_NATIVE = (np.float32, np.float64, np.longdouble)
+
 # Squares outside these magnitudes may overflow float64 or vanish in it.
 _SAFE = (2.0**-400, 2.0**400)
 
@@ -130,19 +132,22 @@ class Tally:
                     self._real(kept, form.tiny)
 
     def _real(self, values: np.ndarray[Any, Any], tiny: Any) -> None:
-        finite = np.isfinite(values)
-        if not finite.all():
+        lo, hi = np.minimum.reduce(values), np.maximum.reduce(values)
+        if not (np.isfinite(lo) and np.isfinite(hi)):
             self.nan += int(np.count_nonzero(np.isnan(values)))
             self.posinf += int(np.count_nonzero(values == np.inf))
             self.neginf += int(np.count_nonzero(values == -np.inf))
-            values = values[finite]
-        if values.size == 0:
-            return
-        zero = values.size - int(np.count_nonzero(values))
-        self.zero += zero
-        if tiny:
-            self.subnormal += int(np.count_nonzero(np.abs(values) < tiny)) - zero
-        lo, hi = np.minimum.reduce(values), np.maximum.reduce(values)
+            values = values[np.isfinite(values)]
+            if values.size == 0:
+                return
+            lo, hi = np.minimum.reduce(values), np.maximum.reduce(values)
+        # Most pieces hold nothing that small: one count then stands for two.
+        small = int(np.count_nonzero(np.abs(values) < tiny)) if tiny else values.size
+        if small:
+            zero = values.size - int(np.count_nonzero(values))
+            self.zero += zero
+            if tiny:
+                self.subnormal += small - zero
         self.lo, self.hi = min(self.lo, lo), max(self.hi, hi)
         self._add(values, max(-lo, hi))
 
@@ -218,9 +223,10 @@ class Tally:
         return max((e for e, _, squares in self.sums if squares), default=0)
 
 
-def _wide(form: Format) -> type[np.generic]:
-    if form.part.type is np.longdouble:
-        return np.clongdouble if form.kind == "complex" else np.longdouble
+def _wide(form: Format) -> type[np.generic] | None:
+    """Give the dtype to convert pieces to, None where NumPy is quick in their own."""
+    if form.part.type in _NATIVE:
+        return None
     return np.complex128 if form.kind == "complex" else np.float64
 
 

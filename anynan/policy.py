@@ -153,6 +153,11 @@ class Policy:
                 found = other if other.allow else replace(other, allow=self.allow)
         return found
 
+    @property
+    def unlimited(self) -> bool:
+        """Tell whether every finite value is as good as any other, in every layer."""
+        return self.large is None and self.headroom is None and not self.overrides
+
     def limit(self, layer: str | None, dtype_max: float | None) -> float:
         """Return the magnitude above which a finite value is ``large`` in this layer."""
         mine = self.at(layer)

@@ -1,5 +1,6 @@
 """What a user of ``anynan.check`` sees: the object back, a report, or a clear refusal."""
 
+import contextlib
 import pickle
 import tracemalloc
 import warnings
@@ -7,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import anynan
+from anynan import checking
 from tests.backends import Space
 
 NAN, INF = float("nan"), float("inf")
@@ -239,6 +242,41 @@ def test_no_array_sized_temporary_when_all_is_well() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 2**20
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", "g", "bfloat16"])
+@pytest.mark.parametrize("bad", [False, True])
+def test_no_array_sized_temporary_in_any_dtype(dtype: str, bad: bool) -> None:
+    x = np.ones(2**22, getattr(ml_dtypes, dtype, dtype))
+    if bad:
+        x[-1] = np.nan
+    with contextlib.suppress(anynan.NonFiniteError):
+        anynan.check(x[-2:])
+    tracemalloc.start()
+    try:
+        with contextlib.nullcontext() if not bad else pytest.raises(anynan.NonFiniteError):
+            anynan.check(x)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_a_clean_array_is_read_once(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Any] = []
+
+    def counted(x: Any) -> tuple[float, float]:
+        reads.append(x)
+        return 0.0, 0.0
+
+    monkeypatch.setattr(checking, "probe", counted)
+    anynan.check(np.ones((64, 64), dtype))
+    anynan.check(np.ones((64, 64), dtype).T)
+    assert not reads
+    anynan.check(np.ones((64, 64), dtype), policy=anynan.Policy(large=10.0))
+    anynan.check(np.ones((64, 64), dtype)[:, ::2])
+    assert len(reads) == 2
 
 
 def test_checking_imports_no_framework() -> None:

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from anynan import arrays, probing, registry
 from anynan.measuring import measure
-from anynan.probing import probe
+from anynan.probing import is_clean, probe
 from anynan.summary import Summary
 from tests.backends import Space
 
@@ -164,6 +164,32 @@ def test_every_value_of_a_small_format_is_read_right(name: str) -> None:
         codes = np.arange(0, 2**16, 251, dtype=np.uint16)
     for x in codes.view(dtype):
         assert same(probe(np.array([x])), reference(np.array([x]))), x
+
+
+@settings(max_examples=200)
+@given(
+    hnp.arrays(
+        st.sampled_from([np.dtype(kind) for kind in ("f2", "f4", "f8", "c8", "c16", ">f4", "i4")]),
+        hnp.array_shapes(min_dims=0, min_side=0, max_side=9),
+    ),
+    st.booleans(),
+)
+def test_what_one_reading_clears_is_finite(x: Array, turned: bool) -> None:
+    x = x.T if turned else x
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clean = is_clean(x)
+    assert np.isfinite(x).all() or not clean
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("at", [0, 2**17 - 1, 2**17, -1])
+def test_one_reading_misses_nothing(value: float, at: int) -> None:
+    for dtype in ("f4", "f8", "c8"):
+        x = np.zeros(2**17 + 5, dtype)
+        assert is_clean(x)
+        x[at] = value
+        assert not is_clean(x)
 
 
 def test_an_infinity_keeps_its_sign(space: Space) -> None:

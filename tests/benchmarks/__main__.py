@@ -1,6 +1,7 @@
 """Run the benchmarks: ``python -m tests.benchmarks``."""
 
-from tests.benchmarks.bench_torch import main
+from tests.benchmarks import bench_check, bench_torch
 
 if __name__ == "__main__":
-    main()
+    bench_torch.main()
+    bench_check.main()

@@ -1,0 +1,102 @@
+"""Time ``anynan.check`` and ``summarize`` on one clean array beside what else looks at it.
+
+The contestants take turns in one process; medians of their times are divided by that of
+``x.min(), x.max()``, two passes over the array and the least that people write who know that a
+NaN shows in both. Run it with nothing else on the machine: ``make bench``.
+"""
+
+import argparse
+import datetime as dt
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import anynan
+
+BYTES = 64 * 2**20
+BASE = "x.min(), x.max()"
+DTYPES = ("float32", "float64", "float16", "complex64")
+GOAL = {"float32": "<= 1.00"}
+
+
+def contestants(x: np.ndarray[Any, Any]) -> dict[str, Callable[[], object]]:
+    """Return what is timed on this array, by name; what a library refuses is left out."""
+    import pandas as pd
+    import torch
+    from sklearn.utils import assert_all_finite
+
+    torch.set_num_threads(1)  # the others have one thread too
+    tensor, frame = torch.from_numpy(x), pd.Series(x)
+    found: dict[str, Callable[[], object]] = {
+        BASE: lambda: (x.min(), x.max()),
+        "anynan.check(x)": lambda: anynan.check(x),
+        "anynan.check(torch tensor)": lambda: anynan.check(tensor),
+        "np.isfinite(x).all()": lambda: np.isfinite(x).all(),
+        "scikit-learn assert_all_finite(x)": lambda: assert_all_finite(x),
+        "torch.isfinite(x).all()": lambda: torch.isfinite(tensor).all(),
+        "pandas isna().any() (NaN only)": lambda: frame.isna().any(),
+        "anynan.summarize(x)": lambda: anynan.summarize(x),
+    }
+    if x.dtype.kind == "c":
+        del found["scikit-learn assert_all_finite(x)"]
+    return found
+
+
+def measure(dtype: str, rounds: int) -> dict[str, float]:
+    """Return each contestant's median time over that of the smallest and largest value."""
+    generator = np.random.default_rng(0)
+    count = BYTES // np.dtype(dtype).itemsize
+    x = generator.standard_normal(count, dtype=np.float32).astype(dtype)
+    runs = contestants(x)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for i in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if i:
+                times[name].append(time.perf_counter() - start)
+    base = statistics.median(times[BASE])
+    return {name: statistics.median(values) / base for name, values in times.items()}
+
+
+def table(rounds: int) -> str:
+    """Measure every dtype; return a Markdown table."""
+    results = {dtype: measure(dtype, rounds) for dtype in DTYPES}
+    lines = [
+        "| on 64 MB | " + " | ".join(DTYPES) + " |",
+        "|---|" + "---|" * len(DTYPES),
+        "| goal for anynan.check | " + " | ".join(GOAL.get(d, "") for d in DTYPES) + " |",
+    ]
+    for name in results["float32"]:
+        cells = [f"{results[d][name]:.2f}" if name in results[d] else "refused" for d in DTYPES]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print the table, and write it into the documentation."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--write", type=Path, default=Path("docs/benchmarks.md"))
+    options, _ = parser.parse_known_args()
+    text = (
+        f"Measured {dt.datetime.now(dt.UTC):%Y-%m-%d} on {os.cpu_count()} cores "
+        f"({platform.machine()}), one thread, NumPy {np.__version__}; medians of "
+        f"{options.rounds} interleaved rounds.\n\n{table(options.rounds)}\n"
+    )
+    print(text)
+    if options.write.exists():
+        page = options.write.read_text()
+        begin, end = "<!-- check begin -->\n", "<!-- check end -->"
+        before, _, rest = page.partition(begin)
+        options.write.write_text(before + begin + text + end + rest.partition(end)[2])
+
+
+if __name__ == "__main__":
+    main()
