@@ -15,9 +15,11 @@ from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, plain
 if TYPE_CHECKING:
     from anynan.torch.session import Session
 from anynan.torch.state import State
+from anynan.torch.transforms import PROXY, is_tracing, mode, say_traced
 
 _Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
 _task = torch._C._current_graph_task_id
 _expectations = context._expected.get
 
@@ -125,7 +127,8 @@ class ForwardHook(_Hook):
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Write the readings of the outputs, in order."""
-        if _is_compiling():
+        if _is_compiling() or is_tracing() or mode(PROXY) is not None:
+            say_traced(self.session)
             return
         session = self.session
         state = session.state()
@@ -135,20 +138,26 @@ class ForwardHook(_Hook):
         rows = state.rows
         if rows is None:
             if recompute:
-                return
-            rows = session.open_step(state)
-        calls = state.calls
-        call = calls.get(self.path, 0)
-        if recompute:
-            call = max(call - 1, 0)
+                # The engine runs a device's backward passes in a thread of its own.
+                state = session.owner(state)
+                rows = state.rows
+                if rows is None or state.idle:
+                    return
+            else:
+                rows = session.open_step(state)
+        calls, root = state.calls, state.root
+        if recompute or (root is not None and root.grad and not _grad_enabled()):
+            call, root = state.regions.number(calls, self.path, again=recompute, root=root)
         else:
+            call = calls.get(self.path, 0)
             calls[self.path] = call + 1
-        read = self._recomputed if recompute else self._read
-        if type(output) is _Tensor:
-            read(state, rows, output, "output", call)
+        if recompute:
+            self._recomputed(state, output, call, root)
+        elif type(output) is _Tensor:
+            self._read(state, rows, output, "output", call)
         else:
             for name, tensor in tensors(output, "output"):
-                read(state, rows, tensor, name, call)
+                self._read(state, rows, tensor, name, call)
 
     def _read(self, state: "State", rows: Rows, x: Any, name: str, call: int) -> None:
         pair = self.sites.get((name, x.dtype))
@@ -169,14 +178,15 @@ class ForwardHook(_Hook):
         if values is not x and self.backward and x.requires_grad:
             hook_gradient(x, GradHook(self.weak, state, pair[1], call, x.output_nr, expected))
 
-    def _recomputed(self, state: "State", rows: Rows, x: Any, name: str, call: int) -> None:
+    def _recomputed(self, state: "State", output: Any, call: int, root: Any) -> None:
         # The first pass of reentrant checkpointing has no graph, so the second one is hooked.
         # What non-reentrant checkpointing recomputes is never run backward: its hooks rest.
-        pair = self.sites.get((name, x.dtype))
-        if pair is None or not self.backward or not x.requires_grad:
-            return
-        hook = GradHook(self.weak, state, pair[1], call, x.output_nr, _expectations())
-        hook_gradient(x, hook)
+        for name, x in tensors(output, "output"):
+            pair = self.sites.get((name, x.dtype))
+            if pair is not None and self.backward and x.requires_grad:
+                hook = GradHook(self.weak, state, pair[1], call, x.output_nr, _expectations())
+                hook.root = root
+                hook_gradient(x, hook)
 
     def _sites(self, x: torch.Tensor, name: str) -> tuple[Site, Site]:
         dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
@@ -200,7 +210,7 @@ class RootEnter(_Hook):
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Hand over to the session."""
-        if not _is_compiling():
+        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None):
             self.session.enter_root(module, self.path, args, kwargs)
 
 
@@ -214,5 +224,5 @@ class RootExit(_Hook):
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Hand over to the session."""
-        if not _is_compiling():
+        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None):
             self.session.exit_root(module, output)

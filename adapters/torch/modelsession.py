@@ -75,20 +75,23 @@ class ModelSession(Session):
         if state.idle:
             return
         state.depth = max(state.depth - 1, 0)
-        root = state.root
-        if state.depth or root is None or torch._C._current_graph_task_id() != -1:
+        again = torch._C._current_graph_task_id() != -1
+        root = self.owner(state).regions.root() if again else state.root
+        if state.depth or root is None:
             return
         if output is None and sys.exc_info()[0] is not None:
             # It raised, and torch walks through the hooks: the next call ends the step.
             state.broken = True
             return
+        if root.grad and not torch.is_grad_enabled():
+            state.trained = True  # checkpointed as a whole: the graph comes when it runs again
         weak: weakref.ref[Session] = weakref.ref(self)
         for i, (_, x) in enumerate(tensors(output, "output")):
             if x.requires_grad:
                 state.trained = True
                 if self.options.backward:
                     x.register_hook(KeepGradHook(weak, root, i))
-        if not state.trained:
+        if not state.trained and not again:
             self.end_step(state)
 
     def finish_update(self, state: State) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as _dual
 
 from anynan.measuring import describe
 from anynan.summary import Summary
@@ -50,7 +51,8 @@ def plain(x: Any) -> torch.Tensor | None:
         return None
     if not x.is_contiguous():
         x = _in_order(x)
-    return x.detach() if x.requires_grad else x  # type: ignore[no-any-return]
+    # A dual tensor's values are what forward-mode differentiation works on.
+    return x.detach() if x.requires_grad or _dual._current_level >= 0 else x  # type: ignore[no-any-return]
 
 
 def _unwrap(x: Any) -> torch.Tensor | None:

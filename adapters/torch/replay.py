@@ -19,6 +19,7 @@ from anynan.torch.hooks import tensors
 from anynan.torch.names import node_name
 from anynan.torch.paths import clean_path, join
 from anynan.torch.probes import nonfinite
+from anynan.torch.recompute import Regions
 from anynan.torch.rootcall import RandomState, RootCall
 from anynan.torch.session import Session
 from anynan.torch.state import State, StepMarker, StopReplay
@@ -209,15 +210,16 @@ def layer_stack(
 ) -> Iterator[None]:
     """Tell the watcher which layer runs, and show it what leaves each layer."""
     handles = []
-    calls = dict(before)
+    calls, regions = dict(before), Regions()
     watched = set(session.paths(prefix, model))
     weak = weakref.ref(watcher)
 
     def enter(path: str, module: Any, args: Any) -> None:
-        call = calls.get(path, 0)
-        if watcher.in_backward():  # recomputed under activation checkpointing
-            call = max(call - 1, 0)
+        again = watcher.in_backward()  # recomputed under activation checkpointing
+        if again or not torch.is_grad_enabled():
+            call = regions.number(calls, path, again=again)[0]
         else:
+            call = calls.get(path, 0)
             calls[path] = call + 1
         watcher.layers.append((path, call))
 
@@ -225,7 +227,7 @@ def layer_stack(
         if output is not None and path in watched:
             for name, x in tensors(output, "output"):
                 watcher.check_sink("forward", path, name, x)
-                if x.requires_grad and not watcher.in_backward():
+                if x.requires_grad:
                     x.register_hook(functools.partial(_arrived, weak, path, name))
         while watcher.layers and watcher.layers.pop()[0] != path:
             pass
@@ -322,8 +324,11 @@ def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
             contents += _contents(module)
     # A model's own call runs no scaler; a whole step does.
     scalers = _scaler_states() if isinstance(session, StepMarker) else []
-    idle, replaying = state.idle, state.replaying
-    state.idle = state.replaying = True
+    # A gradient hook may have begun this, and in a thread that is not the step's.
+    before = [(s, s.idle, s.replaying, s.base) for s in {session.state(), state}]
+    for one, *_ in before:
+        one.idle = one.replaying = True
+        one.base = torch._C._current_graph_task_id()
     try:
         for module, _, buffers in modules:
             for name, x in buffers.items():
@@ -352,7 +357,8 @@ def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
         for restore in scalers:
             restore()
         random.restore()
-        state.idle, state.replaying = idle, replaying
+        for one, idle, replaying, base in before:
+            one.idle, one.replaying, one.base = idle, replaying, base
 
 
 _MODULE_OWN = frozenset(vars(torch.nn.Module()))

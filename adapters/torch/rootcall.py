@@ -19,6 +19,7 @@ import torch
 
 from anynan.events import Source
 from anynan.sources import is_library
+from anynan.torch.recompute import inside
 
 _CUDA = torch.backends.cuda.is_built()
 _AUTOCAST_DEVICES = ("cpu", "cuda") if _CUDA else ("cpu",)
@@ -123,7 +124,7 @@ class RootCall:
         versions = [(weakref.ref(x), x._version) for x in values if not x.is_inference()]
         target = weakref.ref(fn) if isinstance(fn, torch.nn.Module) else fn
         return cls(
-            target, args, kwargs, RandomState.now(), torch.is_grad_enabled(),
+            target, args, kwargs, RandomState.now(), torch.is_grad_enabled() or inside(),
             torch.is_inference_mode_enabled(), autocast, versions, caller(),
             dict(calls),
         )  # fmt: skip

@@ -29,6 +29,7 @@ from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure, plain
 from anynan.torch.rootcall import RootCall, argument_names
 from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
 from anynan.torch.state import State
+from anynan.torch.transforms import say_unseen
 from anynan.torch.weights import bad_parameters, check_parameters, write_parameters
 from anynan.tracker import Tracker
 
@@ -270,10 +271,7 @@ class Session:
     def unseen(self, path: str, x: torch.Tensor) -> None:
         """Say that a float tensor could not be looked at."""
         if x.dtype in DTYPE_NAME:
-            self.tracker.say(
-                f"the output of {path or 'the model'} is not watched: {type(x).__name__} inside a "
-                "function transform, or of a layout without values"
-            )
+            say_unseen(self, path, x)
 
     # Root calls.
 
@@ -346,6 +344,15 @@ class Session:
             entry = self._held[optimizer] = Held(size, mine, sites, limit)
         return entry
 
+    def owner(self, state: State) -> State:
+        """Return the state of the step whose backward pass runs, maybe in a thread of its own."""
+        if state.rows is None and torch._C._current_graph_task_id() != -1:
+            open_ = [other for other in self._states if other.rows is not None]
+            for other in open_:
+                if other.saw_backward or len(open_) == 1:
+                    return other
+        return state
+
     def finish_update(self, state: State) -> None:
         """Do what follows an update; nothing for a tracked step, whose call is the step."""
 
@@ -383,7 +390,7 @@ class Session:
 
         if self._gone:
             raise ReplayError(GONE)
-        return replay(self, self.state(), reading)
+        return replay(self, self.owner(self.state()), reading)
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one tracked step."""

@@ -5,6 +5,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from anynan.monitor import Rows
+from anynan.torch.recompute import Regions
 from anynan.torch.rootcall import RootCall
 from anynan.torch.slots import Slots
 
@@ -21,6 +22,7 @@ class State:
 
     __slots__ = (
         "__weakref__",
+        "base",
         "broken",
         "calls",
         "depth",
@@ -28,6 +30,7 @@ class State:
         "idle",
         "in_optimizer",
         "operations",
+        "regions",
         "replaying",
         "root",
         "roots",
@@ -47,8 +50,10 @@ class State:
         self.rows: Rows | None = None
         self.idle = False
         self.replaying = False
+        self.base = -1
         self.in_optimizer = False
         self.depth = 0
+        self.regions = Regions()
         self.operations: Operations | None = None
         self.ended: list[Rows] = []
         self.step_roots: list[tuple[int, weakref.ref[RootCall]]] = []
@@ -58,6 +63,7 @@ class State:
         """Forget the step."""
         self.rows = None
         self.calls: dict[str, int] = {}
+        self.regions.clear()
         self.root: RootCall | None = None
         self.roots: dict[int, RootCall] = {}
         # A root call lives as long as its graph, and is emptied when the step ends.

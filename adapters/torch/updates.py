@@ -85,10 +85,10 @@ def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:
 
 def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
     """Read gradients and the step so far: weights never take a bad step."""
-    state = _updating(session)
+    state = session.owner(session.state())
     if state.replaying:
         if isinstance(session, StepMarker) or session.held(optimizer).parameters:
-            if torch._C._current_graph_task_id() == -1:
+            if torch._C._current_graph_task_id() == state.base:
                 raise StopReplay
             # In the middle of a backward pass there is more to see: only no update is made.
             for group in optimizer.param_groups:
@@ -133,16 +133,6 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
                 p.grad = None
 
 
-def _updating(session: "Session") -> State:
-    """Return the state whose step an optimizer ends; backward may run in another thread."""
-    state = session.state()
-    if state.rows is None and torch._C._current_graph_task_id() != -1:
-        for other in session._states:
-            if other.rows is not None and other.saw_backward:
-                return other
-    return state
-
-
 def _ran_elsewhere(session: "Session", state: State) -> bool:
     """Tell whether another thread or step saw the layers run."""
     return any(other.rows is not None for other in session._states if other is not state)
@@ -150,7 +140,7 @@ def _ran_elsewhere(session: "Session", state: State) -> bool:
 
 def after_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
     """Note the update; a tracked model's step ends here."""
-    state = _updating(session)
+    state = session.owner(session.state())
     if state.idle or not session.held(optimizer).parameters:
         return
     state.in_optimizer = False

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,26 +20,11 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
 from anynan.torch import updates
-
-
-class Fault(nn.Module):
-    """Pass values through, or make a bad value of them when armed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.armed: str | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.armed == "forward":
-            return torch.log(-1 - x.abs())
-        if self.armed == "backward":
-            return x + torch.sqrt(0 * x)
-        return x
+from tests.torch_adapter.training import Count, Fault, assert_same, live_tensors, seed
 
 
 class Busy(nn.Module):
@@ -76,12 +60,6 @@ class Busy(nn.Module):
 
 def small() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Fault(), nn.Linear(8, 2))
-
-
-def seed() -> None:
-    torch.manual_seed(3)
-    np.random.seed(3)  # noqa: NPY002
-    random.seed(3)
 
 
 class Run:
@@ -135,24 +113,6 @@ class Run:
             "scaler": self.scaler.state_dict(),
             "grad mode": torch.is_grad_enabled(),
         }
-
-
-def assert_same(one: Any, two: Any, where: str = "") -> None:
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one.nan_to_num(7.0, 8.0, 9.0), two.nan_to_num(7.0, 8.0, 9.0)), where
-        assert torch.equal(one.isnan(), two.isnan()), where
-    elif isinstance(one, np.ndarray):
-        assert np.array_equal(one, two), where
-    elif isinstance(one, dict):
-        assert one.keys() == two.keys(), where
-        for key in one:
-            assert_same(one[key], two[key], f"{where}[{key!r}]")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(two), where
-        for i, (a, b) in enumerate(zip(one, two, strict=True)):
-            assert_same(a, b, f"{where}[{i}]")
-    else:
-        assert one == two, where
 
 
 # Identity.
@@ -382,12 +342,6 @@ def test_nothing_is_left_after_removal(target: str, end: str) -> None:
 
 
 # Nothing kept alive.
-
-
-def live_tensors() -> int:
-    gc.collect()
-    # type() and not isinstance(): that asks lazy objects for their class, and wakes them.
-    return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
 
 
 def train_model(model: nn.Module, **options: Any) -> Callable[[], None]:
@@ -621,23 +575,6 @@ def test_an_average_of_a_tracked_model_is_not_tracked() -> None:
 # Cost that can be counted.
 
 
-class Count(TorchDispatchMode):
-    """Count operations, and how many elements the largest operand of each has."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: Counter[str] = Counter()
-        self.large: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.seen[name] += 1
-        flat = [x for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
-        if max((x.numel() for x in flat), default=0) >= 64:
-            self.large[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def counted(steps: int, **options: Any) -> Count:
     """Count what tracking adds to some steps of training."""
     counts = []
@@ -664,17 +601,14 @@ def counted(steps: int, **options: Any) -> Count:
     return extra
 
 
-READS = ("_to_copy", "_local_scalar_dense", "item", "copy")
-
-
 def test_one_host_read_per_step() -> None:
     extra = counted(4, read="step")
-    assert sum(extra.seen[name] for name in READS) == 4, extra.seen
+    assert extra.reads == 4, extra.seen
 
 
 def test_reading_every_n_steps_reads_every_n_steps() -> None:
     extra = counted(8, read=3)
-    assert sum(extra.seen[name] for name in READS) in (2, 3), extra.seen
+    assert extra.reads in (2, 3), extra.seen
 
 
 @pytest.mark.parametrize("read", ["step", "immediate"])
@@ -701,20 +635,6 @@ def test_a_model_compiled_after_tracking_is_said() -> None:
         optimizer.step()
     assert "compiled" in tracker.report()
     torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("transform", ["vmap", "grad"])
-def test_function_transforms_are_said(transform: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 2))
-    tracker = anynan.torch.track(model)
-    with pytest.warns(AnynanWarning, match="is not watched"):
-        if transform == "vmap":
-            out = torch.vmap(model)(torch.randn(3, 4))
-        else:
-            out = torch.func.grad(lambda x: model(x).sum())(torch.randn(4))
-    assert out.isfinite().all()
-    assert any("function transform" in note for note in tracker.notes)
-    assert "function transform" in tracker.report()
 
 
 def test_layers_that_never_ran_are_listed() -> None:

@@ -1,0 +1,631 @@
+"""The ways people train, each with a fault somewhere."""
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
+
+from tests.torch_adapter.training import Fault
+
+
+class Program:
+    """One way to train: models, optimizers, a fault somewhere, and a step."""
+
+    # Where the fault is, which turn of it is armed, and which call that is.
+    layer = "fault"
+    turn: int | None = None
+    call = 0
+
+    def __init__(self) -> None:
+        self.fault = Fault()
+        self.model = self.build()
+        self.optimizer = self.update()
+
+    def build(self) -> Any:
+        """Make the model around the fault."""
+        return Body(self.fault)
+
+    def update(self) -> torch.optim.Optimizer:
+        """Make the optimizer."""
+        return torch.optim.AdamW(self.model.parameters(), lr=0.01)
+
+    def batch(self) -> Tensor:
+        """Draw a batch."""
+        return torch.randn(3, 4)
+
+    def loss(self) -> Tensor:
+        """Run forward."""
+        loss: Tensor = self.model(self.batch()).square().mean()
+        return loss
+
+    def step(self) -> Tensor:
+        """Train once."""
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        self.clip()
+        self.optimizer.step()
+        return loss
+
+    def clip(self) -> None:
+        """Change the gradients before the update."""
+
+    def models(self) -> list[nn.Module]:
+        """List every model."""
+        return [self.model]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """List every optimizer."""
+        return [self.optimizer]
+
+    def arm(self, how: str | None) -> None:
+        """Let the fault make a bad value from now on."""
+        self.fault.armed, self.fault.at = how, self.turn
+
+
+PROGRAMS: dict[str, type[Program]] = {}
+
+
+def program(cls: type[Program]) -> type[Program]:
+    PROGRAMS[cls.__name__] = cls
+    return cls
+
+
+class Body(nn.Module):
+    """Two layers around a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.fault = fault
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, turn: int | None = None) -> Tensor:
+        out: Tensor = self.last(self.fault(self.first(x), turn).tanh())
+        return out
+
+
+@program
+class Plain(Program):
+    """One forward, one backward, one update; the other programs change a part of it."""
+
+
+# Several calls, several backward passes.
+
+
+@program
+class Accumulation(Program):
+    turn = call = 1
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        for turn in range(3):
+            loss = self.model(self.batch(), turn).square().mean() / 3
+            loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class Heads(nn.Module):
+    """One trunk, two results."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(4, 4)
+        self.left = nn.Linear(4, 2)
+        self.right = nn.Linear(4, 2)
+        self.fault = fault
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.trunk(x).tanh()
+        return self.left(x), self.right(self.fault(x))
+
+
+@program
+class TwoLosses(Program):
+    """Two losses of one forward, each with its own backward pass; the second has the fault."""
+
+    def build(self) -> nn.Module:
+        return Heads(self.fault)
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        left, right = self.model(self.batch())
+        left.square().mean().backward(retain_graph=True)
+        loss: Tensor = right.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+@program
+class Retained(Program):
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+@program
+class Penalty(Program):
+    """The gradient of a gradient."""
+
+    def step(self) -> Tensor:
+        x = self.batch().requires_grad_()
+        out = self.model(x)
+        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        loss = out.mean() + (grad.norm(dim=1) - 1).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+@program
+class Gan(Program):
+    """A critic and a generator, each with an optimizer; the fault is in the critic."""
+
+    turn = call = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.second = torch.optim.Adam(self.generator.parameters(), lr=0.01)
+
+    def step(self) -> Tensor:
+        fake = self.generator(torch.randn(3, 2))
+        self.optimizer.zero_grad()
+        real = self.model(self.batch(), 0).mean()
+        (self.model(fake.detach(), 1).mean() - real).backward()
+        self.optimizer.step()
+        self.second.zero_grad()
+        loss: Tensor = -self.model(fake, 2).mean()
+        loss.backward()
+        self.second.step()
+        return loss
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer, self.second]
+
+    def models(self) -> list[nn.Module]:
+        return [self.model, self.generator]
+
+
+@program
+class Lbfgs(Program):
+    """A closure that the optimizer calls several times."""
+
+    def update(self) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(self.model.parameters(), max_iter=3, history_size=2)
+
+    def step(self) -> Tensor:
+        x = self.batch()
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            loss: Tensor = self.model(x).square().mean()
+            loss.backward()
+            return loss
+
+        return self.optimizer.step(closure)  # type: ignore[arg-type,return-value]
+
+
+@program
+class Sharpness(Program):
+    """Two passes a step: at the weights, and a small way uphill (SAM)."""
+
+    turn = call = 1
+
+    def step(self) -> Tensor:
+        x = self.batch()
+        self.optimizer.zero_grad()
+        self.model(x, 0).square().mean().backward()
+        with torch.no_grad():
+            away = [0.05 * p.grad for p in self.model.parameters()]
+            for p, e in zip(self.model.parameters(), away, strict=True):
+                p.add_(e)
+        self.optimizer.zero_grad()
+        loss: Tensor = self.model(x, 1).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for p, e in zip(self.model.parameters(), away, strict=True):
+                p.sub_(e)
+        self.optimizer.step()
+        return loss
+
+
+# Between backward and update.
+
+
+@program
+class ClipNorm(Program):
+    def clip(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=False)
+
+
+@program
+class ClipForeach(Program):
+    def clip(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
+
+
+@program
+class ClipStrict(Program):
+    def clip(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, error_if_nonfinite=True)
+
+
+@program
+class ClipValue(Program):
+    def clip(self) -> None:
+        nn.utils.clip_grad_value_(self.model.parameters(), 0.1)
+
+
+# Copies, frozen and shared weights.
+
+
+@program
+class Average(Program):
+    """An averaged copy, and a deep copy that teaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = torch.optim.swa_utils.AveragedModel(
+            self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
+        self.teacher = copy.deepcopy(self.model).requires_grad_(False)
+
+    def step(self) -> Tensor:
+        x = self.batch()
+        with torch.no_grad():
+            goal = self.teacher(x) + self.average(x)
+        self.optimizer.zero_grad()
+        loss: Tensor = (self.model(x) - goal).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.average.update_parameters(self.model)
+        return loss
+
+    def models(self) -> list[nn.Module]:
+        return [self.model, self.average, self.teacher]
+
+
+class Adapted(nn.Module):
+    """A frozen layer and a low-rank change of it, as peft puts in a layer's place."""
+
+    def __init__(self, base: nn.Linear, fault: Fault | None = None) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+        self.fault = fault if fault is not None else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x) + self.up(self.fault(self.down(x)))
+        return out
+
+
+@program
+class LowRank(Program):
+    layer = "first.fault"
+
+    def build(self) -> nn.Module:
+        model = Body(Fault())
+        model.first = Adapted(model.first, self.fault)  # type: ignore[assignment]
+        model.last.requires_grad_(False)
+        return model
+
+    def update(self) -> torch.optim.Optimizer:
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return torch.optim.AdamW(trained, lr=0.01)
+
+
+class Tied(nn.Module):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.fault = fault
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.fault(self.embed(x)))
+        return out
+
+
+@program
+class TiedWeights(Program):
+    def build(self) -> nn.Module:
+        return Tied(self.fault)
+
+    def batch(self) -> Tensor:
+        return torch.randint(5, (3, 6))
+
+
+# Recurrence.
+
+
+class Cell(nn.Module):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.inner = nn.GRUCell(4, 4)
+        self.fault = fault
+
+    def forward(self, x: Tensor, h: Tensor, turn: int) -> Tensor:
+        out: Tensor = self.fault(self.inner(x, h), turn)
+        return out
+
+
+class Loop(nn.Module):
+    """A cell called once for each time step."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.cell = Cell(fault)
+        self.head = nn.Linear(4, 2)
+
+    def run(self, x: Tensor, turns: int = 0) -> Tensor:
+        h = torch.zeros(x.shape[0], 4)
+        for turn in range(x.shape[1]):
+            h = self.cell(x[:, turn], h, turns + turn)
+        return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.run(x))
+        return out
+
+
+@program
+class Recurrent(Program):
+    layer = "cell.fault"
+    turn = call = 2
+
+    def build(self) -> nn.Module:
+        return Loop(self.fault)
+
+    def batch(self) -> Tensor:
+        return torch.randn(3, 5, 4)
+
+
+class Memory(nn.Module):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, num_layers=2, dropout=0.2, batch_first=True)
+        self.fault = fault
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.lstm(x)
+        last: Tensor = self.head(self.fault(out))
+        return last
+
+
+@program
+class Lstm(Program):
+    def build(self) -> nn.Module:
+        return Memory(self.fault)
+
+    def batch(self) -> Tensor:
+        return torch.randn(3, 5, 4)
+
+
+# Activation checkpointing.
+
+
+class Kept(nn.Module):
+    """A checkpointed body behind a stem."""
+
+    def __init__(self, body: nn.Module, **how: Any) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.body = body
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.body, self.stem(x), **self.how)
+        return out
+
+
+class _Checkpointed(Program):
+    layer = "body.fault"
+    how: ClassVar[dict[str, Any]]
+
+    def build(self) -> nn.Module:
+        return Kept(Body(self.fault), **self.how)
+
+
+@program
+class Reentrant(_Checkpointed):
+    how: ClassVar[dict[str, Any]] = {"use_reentrant": True}
+
+
+@program
+class NonReentrant(_Checkpointed):
+    how: ClassVar[dict[str, Any]] = {"use_reentrant": False}
+
+
+@program
+class NoEarlyStop(_Checkpointed):
+    how: ClassVar[dict[str, Any]] = {"use_reentrant": False}
+
+    def step(self) -> Tensor:
+        with set_checkpoint_early_stop(False):
+            return super().step()
+
+
+@program
+class Selective(_Checkpointed):
+    how: ClassVar[dict[str, Any]] = {
+        "use_reentrant": False,
+        "context_fn": lambda: create_selective_checkpoint_contexts([torch.ops.aten.addmm.default]),
+    }
+
+
+class _Nested(_Checkpointed):
+    layer = "body.body.fault"
+
+    def build(self) -> nn.Module:
+        return Kept(Kept(Body(self.fault), **self.how), **self.how)
+
+
+@program
+class NestedReentrant(_Nested):
+    how: ClassVar[dict[str, Any]] = {"use_reentrant": True}
+
+
+@program
+class NestedNonReentrant(_Nested):
+    how: ClassVar[dict[str, Any]] = {"use_reentrant": False}
+
+
+class LoopKept(Loop):
+    """All turns of the cell inside one checkpointed region."""
+
+    def __init__(self, fault: Fault, *, reentrant: bool) -> None:
+        super().__init__(fault)
+        self.reentrant = reentrant
+        self.stem = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, turns: int = 0) -> Tensor:
+        h = checkpoint(self.run, self.stem(x), turns, use_reentrant=self.reentrant)
+        out: Tensor = self.head(h)
+        return out
+
+
+@program
+class CellsInRegion(Recurrent):
+    def build(self) -> nn.Module:
+        return LoopKept(self.fault, reentrant=True)
+
+
+@program
+class CellsInRegionNonReentrant(Recurrent):
+    def build(self) -> nn.Module:
+        return LoopKept(self.fault, reentrant=False)
+
+
+class CellsKept(Loop):
+    """Each turn of the cell a region of its own."""
+
+    def __init__(self, fault: Fault, *, reentrant: bool) -> None:
+        super().__init__(fault)
+        self.reentrant = reentrant
+        self.stem = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        h = torch.zeros(x.shape[0], 4)
+        for turn in range(x.shape[1]):
+            h = checkpoint(self.cell, x[:, turn], h, turn, use_reentrant=self.reentrant)
+        out: Tensor = self.head(h)
+        return out
+
+
+@program
+class RegionPerCall(Recurrent):
+    def build(self) -> nn.Module:
+        return CellsKept(self.fault, reentrant=True)
+
+
+@program
+class RegionPerCallNonReentrant(Recurrent):
+    def build(self) -> nn.Module:
+        return CellsKept(self.fault, reentrant=False)
+
+
+class NestedLoop(nn.Module):
+    """Regions inside a region, around one cell."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.cell = Cell(fault)
+
+    def half(self, x: Tensor, h: Tensor, start: int) -> Tensor:
+        for turn in (start, start + 1):
+            h = checkpoint(self.cell, x[:, turn], h, turn, use_reentrant=True)
+        return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        h = x[:, 0]
+        for start in (0, 2):
+            h = checkpoint(self.half, x, h, start, use_reentrant=True)
+        return h
+
+
+@program
+class NestedCells(Recurrent):
+    def build(self) -> nn.Module:
+        return NestedLoop(self.fault)
+
+
+class Chain(nn.Module):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), fault, nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint_sequential(self.layers, 2, self.stem(x), use_reentrant=True)
+        return out
+
+
+@program
+class Segments(Program):
+    layer = "layers.2"
+
+    def build(self) -> nn.Module:
+        return Chain(self.fault)
+
+
+class _Whole(Program):
+    """The tracked model's own call is the region."""
+
+    reentrant: bool
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        x = self.batch().requires_grad_()
+        loss: Tensor = checkpoint(self.model, x, use_reentrant=self.reentrant).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+@program
+class WholeModel(_Whole):
+    reentrant = True
+
+
+@program
+class WholeModelNonReentrant(_Whole):
+    reentrant = False
+
+
+@program
+class CheckpointedAccumulation(Recurrent):
+    """Several calls of the model, each with cells in a region."""
+
+    turn = call = 7
+
+    def build(self) -> nn.Module:
+        return LoopKept(self.fault, reentrant=True)
+
+    def step(self) -> Tensor:
+        self.optimizer.zero_grad()
+        for i in range(2):
+            loss: Tensor = self.model(self.batch(), 5 * i).square().mean()
+            loss.backward()
+        self.optimizer.step()
+        return loss

@@ -1,0 +1,173 @@
+"""The ways people train: a fault is named exactly, a clean run is as if nobody watched."""
+
+import gc
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import anynan
+from anynan import AnynanWarning, NonFiniteError
+from tests.torch_adapter.programs import PROGRAMS, Gan, Lbfgs, Program
+from tests.torch_adapter.training import (
+    LINES,
+    WORDS,
+    Count,
+    assert_same,
+    everything,
+    live_tensors,
+    seed,
+)
+
+# PyTorch's own, from the inner one of two nested reentrant regions.
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+
+every_program = pytest.mark.parametrize("name", PROGRAMS)
+every_track = pytest.mark.parametrize("track", ["model", "step"])
+every_read = pytest.mark.parametrize("read", ["immediate", "step"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap() -> Iterator[None]:
+    """Leave what is imported out of the searches of the heap."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class Run:
+    """A program that is tracked as a model, as a step, or not."""
+
+    def __init__(self, name: str, track: str | None, **options: Any) -> None:
+        seed()
+        self.it: Program = PROGRAMS[name]()
+        self.step: Any = self.it.step
+        self.tracker: Any = None
+        if track == "model":
+            self.tracker = anynan.torch.track(self.it.model, **options)
+        elif track == "step":
+            self.step = self.tracker = anynan.torch.track(self.it.step, **options)
+        several = track == "step" and len(self.it.models()) > 1
+        self.layer = f"model.{self.it.layer}" if several else self.it.layer
+        # The critic's own step begins with the generator's turn of the step before.
+        self.call = 2 if track == "model" and isinstance(self.it, Gan) else self.it.call
+
+    def state(self) -> dict[str, Any]:
+        return everything(self.it.models(), self.it.optimizers())
+
+
+def strict(name: str, read: Any) -> bool:
+    """Tell whether PyTorch's own error comes before anything is read."""
+    return name == "ClipStrict" and read == "step"
+
+
+@pytest.mark.parametrize("armed", ["forward", "backward"])
+@every_read
+@every_track
+@every_program
+def test_the_fault_is_named(name: str, track: str, read: Any, armed: str) -> None:
+    run = Run(name, track, read=read)
+    run.step()
+    run.it.arm(armed)
+    before = [p.detach().clone() for p in run.it.model.parameters()]
+    if strict(name, read):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AnynanWarning)
+            with pytest.raises(RuntimeError, match="non-finite"):
+                run.step()
+            run.tracker.remove()
+        (event,) = run.tracker.events
+    else:
+        with pytest.raises(NonFiniteError) as caught:
+            run.step()
+        event = caught.value.event
+    found = event.operation
+    assert found is not None
+    assert found.source is not None
+    assert (event.layer, event.phase, event.call, event.step) == (run.layer, armed, run.call, 1)
+    assert (found.name, found.source.text) == (WORDS[armed], LINES[armed])
+    assert not any("not reproduce" in note for note in event.notes)
+    if name != "Sharpness":  # which has changed its weights by hand
+        assert_same(before, [p.detach() for p in run.it.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("track", "options"),
+    [
+        ("model", {"read": "step"}),
+        ("step", {}),
+        ("step", {"level": "operation"}),
+    ],
+    ids=str,
+)
+@every_program
+def test_a_clean_run_is_as_if_nobody_watched(name: str, track: str, options: Any) -> None:
+    states = []
+    for tracked in (False, True):
+        run = Run(name, track if tracked else None, **options)
+        losses = [run.step().detach() for _ in range(3)]
+        states.append({"losses": losses, **run.state()})
+    assert_same(*states)
+    assert run.tracker.events == run.tracker.notes == ()
+    seen = {(r.layer, r.phase, r.call) for r in run.tracker.history if r.step == 1}
+    assert (run.layer, "forward", run.call) in seen
+    assert (run.layer, "backward", run.call) in seen
+
+
+@every_track
+@every_program
+def test_one_read_before_each_update(name: str, track: str) -> None:
+    counts = []
+    for tracked in (False, True):
+        run = Run(name, track if tracked else None, read="step")
+        run.step()
+        with Count() as count:
+            for _ in range(3):
+                run.step()
+        counts.append(count.reads)
+    updates = 3 if isinstance(run.it, Lbfgs) else 1
+    # A tracked step is read for both optimizers, and for what it returns.
+    expected = updates if track == "model" else updates + len(run.it.optimizers())
+    assert counts[1] - counts[0] == 3 * expected
+
+
+@every_program
+def test_nothing_is_kept_alive(name: str) -> None:
+    run = Run(name, "step", read="step")
+    counts = []
+    for _ in range(2):
+        for _ in range(3):
+            run.step()
+        counts.append(live_tensors())
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("name", ["Plain", "CellsInRegion", "WholeModel"])
+@every_read
+def test_a_backward_pass_in_another_thread(name: str, read: Any) -> None:
+    """An engine runs a device's backward passes in a thread of its own, as here."""
+    run = Run(name, "model", read=read, action="record")
+    real = torch.Tensor.backward
+
+    def backward(self: torch.Tensor) -> None:
+        thread = threading.Thread(target=real, args=(self,))
+        thread.start()
+        thread.join()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "backward", backward)
+        for _ in range(2):
+            run.step()
+        seen = {(r.layer, r.phase, r.call) for r in run.tracker.history if r.step == 1}
+        assert (run.layer, "backward", run.call) in seen
+        assert not run.tracker.notes
+        run.it.arm("backward")
+        run.step()
+    (event,) = run.tracker.events
+    assert (event.layer, event.phase, event.call) == (run.layer, "backward", run.call)
+    assert event.operation is not None
+    assert (event.step, event.operation.name) == (2, "sqrt")

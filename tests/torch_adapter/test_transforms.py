@@ -1,0 +1,195 @@
+"""Traced graphs and function transforms: no check inside, the right result, and it is said."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import anynan
+from anynan import AnynanWarning, NonFiniteError
+from tests.torch_adapter.training import Fault, assert_same
+
+# PyTorch's own, about what it uses itself.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), Fault(), nn.Linear(8, 2))
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def operations(graph: Any) -> list[str]:
+    return [str(node.target) for node in graph.nodes if node.op != "placeholder"]
+
+
+# What makes a graph of the model, and gives it with the result of a run of it.
+
+
+def export(model: nn.Module) -> Any:
+    program = torch.export.export(model, (X,))
+    return operations(program.graph), program.module()(X)
+
+
+def strict_export(model: nn.Module) -> Any:
+    program = torch.export.export(model, (X,), strict=True)
+    return operations(program.graph), program.module()(X)
+
+
+def fx(model: nn.Module) -> Any:
+    program = make_fx(model)(X)
+    return operations(program.graph), program(X)
+
+
+def fx_with_gradients(model: nn.Module) -> Any:
+    def gradients(x: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(model(x).sum(), list(model.parameters())))
+
+    program = make_fx(gradients)(X)
+    return operations(program.graph), program(X)
+
+
+def fx_of_a_layer(model: Any) -> Any:
+    program = make_fx(model[0])(X)
+    return operations(program.graph), program(X)
+
+
+def fx_functional(model: nn.Module) -> Any:
+    program = make_fx(lambda p, x: functional_call(model, p, (x,)))(weights(model), X)
+    return operations(program.graph), program(weights(model), X)
+
+
+def script(model: nn.Module) -> Any:
+    program = torch.jit.trace(model, X)
+    return str(program.inlined_graph), program(X)
+
+
+GRAPHS: dict[Callable[[nn.Module], Any], str | None] = {
+    export: "torch.export",
+    strict_export: None,  # Dynamo reads the hooks instead of running them
+    fx: "make_fx",
+    fx_with_gradients: "make_fx",
+    fx_of_a_layer: "make_fx",
+    fx_functional: "make_fx",
+    script: "torch.jit.trace",
+}
+
+
+@pytest.mark.parametrize("make", GRAPHS)
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any], read: Any) -> None:
+    plain = make(net())
+    model = net()
+    tracker = anynan.torch.track(model, read=read)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", AnynanWarning)
+        traced = make(model)
+        make(model)
+    said = [item for item in said if item.category is AnynanWarning]
+    if make is not script:  # its graph carries a running number
+        assert_same(plain, traced)
+    else:
+        assert "aminmax" not in traced[0]
+        assert_same(plain[1], traced[1])
+    word = GRAPHS[make]
+    if word is None:
+        assert not tracker.notes
+    else:
+        (note,) = tracker.notes
+        assert f"inside {word} is not watched" in note
+        assert len(said) == 1
+        assert note in " ".join(tracker.report().split())
+    watches(model, tracker)
+
+
+def watches(model: Any, tracker: anynan.Tracker) -> None:
+    """Hold that an ordinary call is still watched."""
+    model(X).sum().backward()
+    model[2].armed = "forward"
+    with pytest.raises(NonFiniteError) as caught:
+        model(X).sum().backward()
+        tracker.check()
+    assert caught.value.event.layer == "2"
+
+
+def per_sample(model: nn.Module) -> Any:
+    def loss(p: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = functional_call(model, p, (x[None],)).square().sum()
+        return out
+
+    return torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights(model), X)
+
+
+TRANSFORMS: dict[str, Callable[[nn.Module], Any]] = {
+    "vmap": lambda model: torch.vmap(model)(X),
+    "grad": lambda model: torch.func.grad(lambda x: model(x).sum())(X),
+    "gradients of each sample": per_sample,
+    "jacrev": lambda model: torch.func.jacrev(model)(X),
+    "jacfwd": lambda model: torch.func.jacfwd(model)(X),
+    "hessian": lambda model: torch.func.hessian(lambda x: model(x).sum())(X),
+    "jvp": lambda model: torch.func.jvp(model, (X,), (X,)),
+    "vjp": lambda model: torch.func.vjp(model, X)[1](torch.ones(3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_a_function_transform_is_said_once(name: str, read: Any) -> None:
+    plain = TRANSFORMS[name](net())
+    model = net()
+    tracker = anynan.torch.track(model, read=read)
+    with pytest.warns(AnynanWarning, match="inside a function transform") as said:
+        transformed = TRANSFORMS[name](model)
+        TRANSFORMS[name](model)
+    assert len(said) == len(tracker.notes) == 1
+    assert tracker.notes[0] in " ".join(tracker.report().split())
+    assert_same(plain, transformed)
+    watches(model, tracker)
+
+
+def test_fake_tensors_are_said_once() -> None:
+    model = net()
+    tracker = anynan.torch.track(model)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        pytest.warns(AnynanWarning, match="fake tensors") as said,
+    ):
+        out = model(mode.from_tensor(X))
+    assert out.shape == (3, 2)
+    assert len(said) == 1
+    watches(model, tracker)
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_forward_mode_differentiation_is_watched(read: Any) -> None:
+    def tangent(model: nn.Module) -> Tensor:
+        with forward_ad.dual_level():
+            out = forward_ad.unpack_dual(model(forward_ad.make_dual(X, X))).tangent
+            assert out is not None
+            return out.detach()
+
+    model: Any = net()
+    plain = tangent(model)
+    tracker = anynan.torch.track(model, read=read)
+    assert_same(plain, tangent(model))
+    assert not tracker.notes
+    model[2].armed = "forward"
+    with pytest.raises(NonFiniteError) as caught:
+        tangent(model)
+        tracker.check()
+    event = caught.value.event
+    assert event.operation is not None
+    assert (event.layer, event.operation.name) == ("2", "log")
