@@ -29,7 +29,7 @@ _WHERE = {
     "summarize": "checking",
     "Tracker": "tracker",
 }
-_ADAPTERS = ("torch",)
+_ADAPTERS = ("torch", "jax")
 
 __all__ = [
     "Allow",
@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from anynan import jax as jax
     from anynan import torch as torch
     from anynan.checking import check, summarize
     from anynan.context import expect, replaying, scope

@@ -133,6 +133,8 @@ def _operation_event(
         spread=Spread(case.later, surfaced),
         expected=None if origin is None else origin.expected,
         rank=adapter.rank(),
+        iteration=None if origin is None else origin.iteration,
+        shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
         notes=tuple(dict.fromkeys(case.notes)),
     )

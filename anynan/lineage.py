@@ -55,6 +55,10 @@ class OpRecord:
             (a custom function's backward, a gradient hook), and not autograd.
         wide: The same result's largest magnitude computed in float32 or float64, when the
             adapter could do that and it is finite there.
+        call: Which call of the layer it ran in.
+        parameter: The weight that an update's operation writes.
+        iteration: Iteration of the innermost loop around it, inside a compiled program.
+        shard: The shard it was seen on, where the program says so.
     """
 
     index: int
@@ -74,6 +78,8 @@ class OpRecord:
     direct: bool = False
     call: int = 0
     parameter: str | None = None
+    iteration: int | None = None
+    shard: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Fixtures that run a test over every backend: backend -> xp -> device -> space."""
 
 import importlib
+import os
 from typing import Any
 
 import hypothesis
@@ -8,6 +9,11 @@ import pytest
 
 from anynan import registry
 from tests.backends import Backend, Space, parse, read_marker
+
+# JAX reads this once, when it is first used, whichever test that is in: sharding needs devices.
+_DEVICES = "--xla_force_host_platform_device_count=8"
+if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 
 _CHOSEN = pytest.StashKey[list[Backend]]()
 

@@ -95,6 +95,7 @@ def _name(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_page(page: Path) -> None:
     pytest.importorskip("torch")
+    pytest.importorskip("jax")
     blocks = examples(page.read_text(encoding="utf-8"))
     for example, output in zip(blocks, outputs(blocks), strict=True):
         if example.shown is not None:

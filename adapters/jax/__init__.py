@@ -1,0 +1,14 @@
+"""Watch JAX functions and training steps."""
+
+try:
+    import jax as _jax
+except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
+    msg = 'anynan.jax needs JAX: pip install "anynan[jax]"'
+    raise ImportError(msg) from error
+if not hasattr(_jax, "Array"):
+    msg = 'anynan.jax needs JAX: pip install "anynan[jax]"'
+    raise ImportError(msg)
+
+from anynan.jax.tracking import track, untrack
+
+__all__ = ["track", "untrack"]

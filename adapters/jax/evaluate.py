@@ -1,0 +1,461 @@
+"""Evaluate a jaxpr again, and take readings of chosen values on the way.
+
+The readings come out as more results: no callback, no host read, and no change to what is
+computed. Higher-order primitives are rebuilt from JAX's public functions, with their readings
+carried along; one that is not known is run as it is, and only its results can be read.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jc
+from jax.extend import source_info_util
+
+from anynan.jax import probes
+from anynan.jax.nesting import JITS, REMAT, Body, bodies
+
+Path = tuple[Any, ...]
+What = Literal["code", "ends", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask for one reading of a value.
+
+    Attributes:
+        key: What the reading is known by.
+        what: ``code`` (the word), ``ends`` (word, smallest, largest) or ``value`` (all of it).
+        at: For ``value``: the iteration of each loop around it, outermost first.
+    """
+
+    key: Any
+    what: What = "code"
+    at: tuple[int, ...] = ()
+
+
+@dataclass
+class Plan:
+    """Say what to read where.
+
+    Attributes:
+        probes: Path of a jaxpr in the program -> variable -> probes.
+        inside: Paths that hold a probe somewhere inside; others are run untouched.
+        replaying: Leave out effects whose results nobody uses.
+        opaque: Primitives that are not to be opened.
+    """
+
+    probes: dict[Path, dict[Any, list[Probe]]] = field(default_factory=dict)
+    inside: set[Path] = field(default_factory=set)
+    replaying: bool = False
+    opaque: frozenset[str] = frozenset()
+    tap: Callable[[Path, Any, Any], Any] | None = None
+    extra: tuple[str, ...] = ()
+
+    def add(self, path: Path, var: Any, probe: Probe) -> None:
+        """Ask for a reading."""
+        self.probes.setdefault(path, {}).setdefault(var, []).append(probe)
+        for length in range(len(path) + 1):
+            self.inside.add(path[:length])
+
+
+@dataclass(slots=True)
+class Emission:
+    """Hold one reading inside the program.
+
+    Attributes:
+        probe: What was asked for.
+        data: The word, the ends or the array; with a leading axis of devices inside shard_map.
+        its: Iteration of each loop around it in which the worst word was seen, outermost first.
+        shards: True if there is a leading axis of devices.
+    """
+
+    probe: Probe
+    data: Any
+    its: tuple[Any, ...] = ()
+    shards: bool = False
+
+    @property
+    def word(self) -> Any:
+        """Give the word out of the data."""
+        return self.data[..., 0] if self.probe.what == "ends" else self.data
+
+
+Rule = Callable[["Evaluator", Any, list[Any], Path], tuple[list[Any], list[Emission]]]
+
+
+def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:
+    """Run an equation's primitive again, with some parameters changed."""
+    bound = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    if isinstance(bound, dict):
+        outs = eqn.primitive.bind(*ins, **bound)
+    else:  # before JAX 0.10: the functions apart
+        functions, rest = bound
+        outs = eqn.primitive.bind(*functions, *ins, **rest)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def silent(eqn: Any) -> bool:
+    """Tell whether an equation is run only for its effect, such as a print."""
+    return bool(eqn.effects) and all(isinstance(var, jc.DropVar) for var in eqn.outvars)
+
+
+def _take(probe: Probe, x: Any, extra: tuple[str, ...]) -> Any:
+    if probe.what == "value":
+        return x
+    return probes.ends(x, extra) if probe.what == "ends" else probes.code(x)
+
+
+class Evaluator:
+    """Evaluate jaxprs under a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.axes: tuple[str, ...] = ()
+        self.depth = 0
+
+    def run(
+        self, jaxpr: Any, consts: Any, args: Any, path: Path = ()
+    ) -> tuple[list[Any], list[Emission]]:
+        """Evaluate one jaxpr.
+
+        Returns:
+            Its results, and the readings in order.
+        """
+        plan = self.plan
+        wanted = plan.probes.get(path, {})
+        env: dict[Any, Any] = {}
+        found: list[Emission] = []
+
+        def read(var: Any) -> Any:
+            return var.val if isinstance(var, jc.Literal) else env[var]
+
+        def write(var: Any, value: Any) -> None:
+            if plan.tap is not None:
+                value = plan.tap(path, var, value)
+            env[var] = value
+            for probe in wanted.get(var, ()):
+                found.append(Emission(probe, self.vary(_take(probe, value, plan.extra))))
+
+        for var, value in [
+            *zip(jaxpr.constvars, consts, strict=True),
+            *zip(jaxpr.invars, args, strict=True),
+        ]:
+            write(var, value)
+        for i, eqn in enumerate(jaxpr.eqns):
+            if plan.replaying and silent(eqn):
+                continue
+            ins = [read(var) for var in eqn.invars]
+            info = eqn.source_info
+            stack = source_info_util.current_name_stack() + info.name_stack
+            with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+                outs, more = self._equation(eqn, ins, (*path, i))
+            found += more
+            for var, value in zip(eqn.outvars, outs, strict=True):
+                if not isinstance(var, jc.DropVar):
+                    write(var, value)
+        return [read(var) for var in jaxpr.outvars], found
+
+    def _equation(self, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+        plan = self.plan
+        if path in plan.inside and eqn.primitive.name not in plan.opaque:
+            inner = bodies(eqn)
+            if inner:
+                return _RULES[inner[0].kind](self, eqn, ins, path)
+        return rebind(eqn, ins), []
+
+    def vary(self, x: Any) -> Any:
+        """Make a value differ from device to device, as JAX's types have it in shard_map."""
+        for axis in self.axes:
+            if jnp.issubdtype(x.dtype, jnp.number):
+                x = x + (lax.axis_index(axis) * 0).astype(x.dtype)
+        return x
+
+    # What the readings of a body will be, known before it is evaluated.
+
+    def expected(self, body: Body, path: Path) -> list["Shape"]:
+        """List the readings of a body, in order."""
+        wanted = self.plan.probes.get(path, {})
+        found: list[Shape] = []
+
+        def defined(var: Any) -> None:
+            width = 3 + len(self.plan.extra)
+            found.extend(
+                Shape(probe, _shape(probe, var.aval, width)) for probe in wanted.get(var, ())
+            )
+
+        for var in (*body.jaxpr.constvars, *body.jaxpr.invars):
+            defined(var)
+        for i, eqn in enumerate(body.jaxpr.eqns):
+            if self.plan.replaying and silent(eqn):
+                continue
+            inner = (*path, i)
+            if inner in self.plan.inside and eqn.primitive.name not in self.plan.opaque:
+                for item in bodies(eqn):
+                    more = self.expected(item, item.path(inner))
+                    if item.kind in ("scan", "while"):
+                        more = [shape.looped() for shape in more]
+                    elif item.kind == "shard_map":
+                        size = math.prod(eqn.params["mesh"].shape[a] for a in manual_axes(eqn))
+                        more = [shape.spread(size) for shape in more]
+                    found += more
+            for var in eqn.outvars:
+                if not isinstance(var, jc.DropVar):
+                    defined(var)
+        return found
+
+    def blank(self, shape: "Shape") -> Emission:
+        """Make a reading of nothing, to start a loop with."""
+        data = self.vary(jnp.zeros(*shape.data))
+        lead = shape.data[0][:1] if shape.shards else ()
+        its = tuple(self.vary(jnp.zeros(lead, jnp.int32)) for _ in range(shape.loops))
+        return Emission(shape.probe, data, its, shape.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Say what a reading of a body will look like."""
+
+    probe: Probe
+    data: tuple[tuple[int, ...], Any]
+    loops: int = 0
+    shards: bool = False
+
+    def looped(self) -> "Shape":
+        """Give the shape outside of a loop."""
+        return self if self.probe.what == "value" else replace(self, loops=self.loops + 1)
+
+    def spread(self, size: int) -> "Shape":
+        """Give the shape outside of shard_map."""
+        return replace(self, data=((size, *self.data[0]), self.data[1]), shards=True)
+
+
+def _shape(probe: Probe, aval: Any, width: int) -> tuple[tuple[int, ...], Any]:
+    if probe.what == "value":
+        return tuple(aval.shape), aval.dtype
+    return ((width,), probes.wide()) if probe.what == "ends" else ((), jnp.float32)
+
+
+def _flat(items: list[Emission]) -> list[list[Any]]:
+    return [[item.data, *item.its] for item in items]
+
+
+def _back(like: list[Emission], flat: Any) -> list[Emission]:
+    return [
+        Emission(item.probe, arrays[0], tuple(arrays[1:]), item.shards)
+        for item, arrays in zip(like, flat, strict=True)
+    ]
+
+
+# The rules. Each gives the results and the readings.
+
+
+def _call(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+    (body,) = bodies(eqn)
+    name = eqn.primitive.name
+    if name not in JITS and name not in REMAT:
+        return ev.run(body.jaxpr, body.consts, ins, path)
+    made: list[Emission] = []
+
+    def staged(*args: Any) -> tuple[list[Any], list[list[Any]]]:
+        nonlocal made
+        outs, made = ev.run(body.jaxpr, body.consts, args, path)
+        return outs, _flat(made)
+
+    if name in JITS:
+        options = _placed(eqn)
+        if not options:
+            return ev.run(body.jaxpr, body.consts, ins, path)
+        outs, flat = jax.jit(staged, **options)(*ins)
+        return outs, _back(made, flat)
+    # The barriers against merging the two forward passes come from the primitive's own form.
+    closed = jax.make_jaxpr(staged)(*ins)
+    inner = closed.jaxpr
+    inner = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars])
+    flat = rebind(eqn, [*closed.consts, *ins], jaxpr=inner)
+    count = len(eqn.outvars)
+    rest = flat[count:]
+    again = []
+    for item in made:
+        size = 1 + len(item.its)
+        again.append(rest[:size])
+        rest = rest[size:]
+    return flat[:count], _back(made, again)
+
+
+def _placed(eqn: Any) -> dict[str, Any]:
+    """Give the shardings that an inner jit was made with, to make it again."""
+    found: dict[str, Any] = {}
+    ins, outs = (
+        [None if "Unspecified" in type(s).__name__ else s for s in eqn.params.get(name) or ()]
+        for name in ("in_shardings", "out_shardings")
+    )
+    if any(s is not None for s in ins):
+        found["in_shardings"] = tuple(ins)
+    if any(s is not None for s in outs):
+        found["out_shardings"] = (outs, None)
+    return found
+
+
+def _fold(new: Emission, old: Emission, it: Any, depth: int) -> Emission:
+    """Join what an iteration saw with what those before it saw."""
+    if new.probe.what == "value":
+        now = it == new.probe.at[depth]
+        now = now if not jnp.ndim(now) else now.reshape(now.shape + (1,) * (new.data.ndim - 1))
+        return replace_data(new, jnp.where(now, new.data, old.data))
+    worse = new.word > old.word
+    data = new.data
+    if new.probe.what == "ends":
+        low = jnp.minimum(new.data[..., 1], old.data[..., 1])
+        high = jnp.maximum(new.data[..., 2], old.data[..., 2])
+        word = jnp.maximum(new.word, old.word)
+        data = jnp.concatenate([jnp.stack([word, low, high], axis=-1), new.data[..., 3:]], axis=-1)
+    else:
+        data = jnp.maximum(new.data, old.data)
+    its = (jnp.broadcast_to(it, new.word.shape), *new.its)
+    kept = tuple(jnp.where(worse, a, b) for a, b in zip(its, old.its, strict=True))
+    return Emission(new.probe, data, kept, new.shards)
+
+
+def replace_data(item: Emission, data: Any) -> Emission:
+    """Give a reading with other data."""
+    return Emission(item.probe, data, item.its, item.shards)
+
+
+def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+    (body,) = bodies(eqn)
+    p = eqn.params
+    consts, rest = ins[: p["num_consts"]], ins[p["num_consts"] :]
+    carry, xs = rest[: p["num_carry"]], rest[p["num_carry"] :]
+    start = [ev.blank(shape.looped()) for shape in ev.expected(body, path)]
+    depth = ev.depth
+
+    def step(state: Any, x: Any) -> Any:
+        values, seen, count = state
+        ev.depth = depth + 1
+        try:
+            outs, new = ev.run(body.jaxpr, body.consts, [*consts, *values, *x], path)
+        finally:
+            ev.depth = depth
+        it = p["length"] - 1 - count if p["reverse"] else count
+        old = _back(start, seen)
+        seen = _flat([_fold(a, b, it, depth) for a, b in zip(new, old, strict=True)])
+        return (outs[: len(values)], seen, count + 1), outs[len(values) :]
+
+    (values, seen, _), ys = lax.scan(
+        step, (list(carry), _flat(start), ev.vary(jnp.int32(0))), list(xs),
+        length=p["length"], reverse=p["reverse"], unroll=p["unroll"],
+    )  # fmt: skip
+    return [*values, *ys], _back(start, seen)
+
+
+def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+    (body,) = bodies(eqn)
+    p = eqn.params
+    of_cond, of_body = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    cond = p["cond_jaxpr"]
+    start = [ev.blank(shape.looped()) for shape in ev.expected(body, path)]
+    depth = ev.depth
+
+    def going(values: Any) -> Any:
+        return jax.core.eval_jaxpr(cond.jaxpr, cond.consts, *ins[:of_cond], *values)[0]
+
+    def step(state: Any) -> Any:
+        values, seen, count = state
+        ev.depth = depth + 1
+        try:
+            args = [*ins[of_cond:of_body], *values]
+            outs, new = ev.run(body.jaxpr, body.consts, args, path)
+        finally:
+            ev.depth = depth
+        lanes = going(values)
+        if jnp.ndim(lanes):  # under vmap: the lanes that are done stand still
+            outs = [
+                jnp.where(lanes.reshape(lanes.shape + (1,) * (jnp.ndim(a) - lanes.ndim)), a, b)
+                for a, b in zip(outs, values, strict=True)
+            ]
+        old = _back(start, seen)
+        seen = _flat([_fold(a, b, count, depth) for a, b in zip(new, old, strict=True)])
+        return outs, seen, count + 1
+
+    values, seen, _ = lax.while_loop(
+        lambda state: jnp.any(going(state[0])),
+        step,
+        (list(ins[of_body:]), _flat(start), ev.vary(jnp.int32(0))),
+    )
+    return list(values), _back(start, seen)
+
+
+def _cond(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+    branches = bodies(eqn)
+    shapes = [ev.expected(branch, branch.path(path)) for branch in branches]
+    blanks = [[ev.blank(shape) for shape in found] for found in shapes]
+
+    def taken(i: int) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            branch = branches[i]
+            outs, new = ev.run(branch.jaxpr, branch.consts, args, branch.path(path))
+            return outs, [_flat(new if i == j else blank) for j, blank in enumerate(blanks)]
+
+        return run
+
+    index, *args = ins
+    outs, flat = lax.switch(index, [taken(i) for i in range(len(branches))], *args)
+    found = [
+        item for blank, arrays in zip(blanks, flat, strict=True) for item in _back(blank, arrays)
+    ]
+    return outs, found
+
+
+def manual_axes(eqn: Any) -> tuple[str, ...]:
+    """Give the mesh axes that a shard_map makes manual, in the mesh's order."""
+    p = eqn.params
+    axes = p.get("newly_manual_axes", p.get("manual_axes"))
+    if axes is None:
+        axes = set(p["mesh"].axis_names) - set(p.get("auto", ()))
+    return tuple(a for a in p["mesh"].axis_names if a in axes)
+
+
+def _specs(given: Any) -> Any:
+    return tuple(given)
+
+
+def _shard_map(
+    ev: Evaluator, eqn: Any, ins: list[Any], path: Path
+) -> tuple[list[Any], list[Emission]]:
+    (body,) = bodies(eqn)
+    p = eqn.params
+    axes = manual_axes(eqn)
+    made: list[Emission] = []
+
+    def local(*args: Any) -> Any:
+        nonlocal made
+        outer, ev.axes = ev.axes, (*ev.axes, *axes)
+        try:
+            outs, made = ev.run(body.jaxpr, body.consts, args, path)
+            flat = [[ev.vary(array)[None] for array in arrays] for arrays in _flat(made)]
+        finally:
+            ev.axes = outer
+        return outs, flat
+
+    spread = jax.sharding.PartitionSpec(axes)
+    names = [p.get("check_vma", p.get("check_rep", True)), set(axes)]
+    outs, flat = jax.shard_map(
+        local, mesh=p["mesh"], in_specs=_specs(p["in_specs"]),
+        out_specs=(list(p["out_specs"]), spread), check_vma=names[0], axis_names=names[1],
+    )(*ins)  # fmt: skip
+    found = _back(made, flat)
+    return outs, [Emission(item.probe, item.data, item.its, True) for item in found]
+
+
+_RULES: dict[str, Rule] = {
+    "call": _call,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "shard_map": _shard_map,
+}

@@ -1,0 +1,124 @@
+"""Find the user's call behind an equation, from the stack that JAX kept of it."""
+
+import os
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Any, cast
+
+import jax
+
+from anynan.events import Source
+from anynan.sources import user_source
+
+_JAX = tuple(os.path.join(os.path.dirname(file), "") for file in (jax.__file__,))
+_STDLIB = tuple(
+    os.path.join(path, "")
+    for name in ("stdlib", "platstdlib")
+    if (path := sysconfig.get_paths().get(name))
+)
+_PACKAGES = tuple(
+    os.path.join(path, "")
+    for name in ("purelib", "platlib")
+    if (path := sysconfig.get_paths().get(name))
+)
+_HELPERS = tuple(
+    os.path.join(folder, name, "")
+    for folder in _PACKAGES
+    for name in ("jaxlib", "opt_einsum", "numpy", "scipy", "ml_dtypes")
+)
+
+Point = tuple[CodeType, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """Name one call into JAX.
+
+    Attributes:
+        key: What tells it from other calls.
+        inside: Its way through JAX to where the operation is bound, None if that is unknown.
+        functions: The functions of JAX that it went through, outermost first.
+    """
+
+    key: tuple[Any, ...]
+    inside: tuple[Point, ...]
+    functions: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def _is_jax(file: str) -> bool:
+    if file.startswith(_JAX + _HELPERS):
+        return True
+    return file.startswith(_STDLIB) and not file.startswith(_PACKAGES)
+
+
+def points(eqn: Any) -> list[Point]:
+    """Give the stack of an equation, outermost frame first; empty where none was kept."""
+    trace = eqn.source_info.traceback
+    if trace is None:
+        return []
+    codes, offsets = trace.raw_frames()
+    return list(zip(reversed(codes), reversed(offsets), strict=True))
+
+
+def call_site(chain: tuple[Any, ...], eqn: Any, path: tuple[Any, ...]) -> CallSite:
+    """Find the call into JAX that made an equation.
+
+    A body inside another equation keeps only its own part of the stack: where no line outside
+    of JAX is in it, the equation around it is the call.
+    """
+    inner: list[Point] = []
+    functions: list[str] = []
+    for depth, level in reversed(list(enumerate((*chain, eqn)))):
+        stack = points(level)
+        outside = [i for i, (code, _) in enumerate(stack) if not _is_jax(code.co_filename)]
+        at = max(outside, default=-1)
+        rest = _to_bind(stack[at + 1 :])
+        inner = rest + inner
+        functions = [code.co_name for code, _ in rest] + functions
+        name = level.params.get("name") if depth < len(chain) else None
+        if at >= 0:
+            if isinstance(name, str) and depth < len(chain):
+                functions.insert(len(rest), name)
+            return CallSite((path[:depth], *stack[: at + 1]), tuple(inner), tuple(functions))
+        if isinstance(name, str):
+            functions.insert(len(rest), name)
+    return CallSite((path[:1],), tuple(inner), tuple(functions))
+
+
+def _to_bind(stack: list[Point]) -> list[Point]:
+    """Cut a stack where the operation is bound: what follows is JAX differentiating it."""
+    for i, (code, _) in enumerate(stack):
+        if code.co_name == "bind" and code.co_filename.endswith("core.py"):
+            return stack[:i]
+    return stack
+
+
+class _Frame:
+    """Look like a frame, to the core."""
+
+    def __init__(self, point: Point, back: "_Frame | None") -> None:
+        self.f_code, offset = point
+        self.f_lineno = _line(self.f_code, offset)
+        self.f_back = back
+        self.f_globals: dict[str, Any] = {}
+
+
+@lru_cache(maxsize=4096)
+def _line(code: CodeType, offset: int) -> int:
+    for i, (line, _, _, _) in enumerate(code.co_positions()):
+        if i == offset // 2:
+            return line or code.co_firstlineno
+    return code.co_firstlineno
+
+
+def source(chain: tuple[Any, ...], eqn: Any) -> Source | None:
+    """Find the user's line behind an equation."""
+    frame: _Frame | None = None
+    for level in (*chain, eqn):
+        for point in points(level):
+            if not _is_jax(point[0].co_filename):
+                frame = _Frame(point, frame)
+    return None if frame is None else user_source(cast(Any, frame), framework="jax")

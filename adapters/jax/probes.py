@@ -1,0 +1,137 @@
+"""Reduce an array to one word that says whether it is finite, and measure it on the host."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anynan.measuring import describe
+from anynan.summary import Summary
+
+_finfo: Any = jnp.finfo
+FINE, NEGINF, POSINF, NAN = range(4)
+KINDS: tuple[Any, ...] = (None, "neginf", "posinf", "nan")
+# What stands for each word where only the kind is known.
+ENDS = ((0.0, 0.0), (-math.inf, 0.0), (0.0, math.inf), (math.nan, math.nan))
+
+
+def checkable(aval: Any) -> bool:
+    """Tell whether an array of this type and shape could hold a NaN or an Inf."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    if dtype == jax.dtypes.float0 or not math.prod(aval.shape):
+        return False
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def dtype_name(aval: Any) -> str:
+    """Give the short dtype name."""
+    return str(np.dtype(aval.dtype).name)
+
+
+def dtype_max(aval: Any) -> float:
+    """Give the largest finite value of a float or complex dtype."""
+    return float(_finfo(aval.dtype).max)
+
+
+def parts(x: Any) -> list[Any]:
+    """Split a complex array; widen what has no comparisons of its own."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return [jnp.real(x), jnp.imag(x)]
+    if x.dtype.itemsize == 1:
+        return [x.astype(jnp.float32)]
+    return [x]
+
+
+def code(x: Any) -> Any:
+    """Reduce an array to 0 (finite), 1 (-Inf), 2 (+Inf) or 3 (NaN), the worst in it.
+
+    The word itself is finite, so that it survives a maximum across devices: there the
+    maximum of the values would lose a NaN.
+    """
+    found = []
+    for part in parts(x):
+        top = jnp.asarray(_finfo(part.dtype).max, part.dtype)
+        high = jnp.where(part > top, 2.0, 3.0)
+        low = jnp.where(part >= -top, 0.0, 1.0)
+        found.append(jnp.max(jnp.where(part <= top, low, high).astype(jnp.float32)))
+    return found[0] if len(found) == 1 else jnp.maximum(*found)
+
+
+def wide() -> Any:
+    """Give the dtype that magnitudes are kept in."""
+    return jnp.result_type(float)
+
+
+def ends(x: Any, extra: tuple[str, ...] = ()) -> Any:
+    """Give the word, the smallest and largest finite value, and further statistics."""
+    lows, highs = [], []
+    for part in parts(x):
+        fine = jnp.isfinite(part)
+        top = jnp.asarray(_finfo(part.dtype).max, part.dtype)
+        lows.append(jnp.min(jnp.where(fine, part, top)).astype(wide()))
+        highs.append(jnp.max(jnp.where(fine, part, -top)).astype(wide()))
+    low, high = lows[0], highs[0]
+    for other_low, other_high in zip(lows[1:], highs[1:], strict=True):
+        low, high = jnp.minimum(low, other_low), jnp.maximum(high, other_high)
+    more = [EXTRA[name](x.astype(jnp.promote_types(x.dtype, jnp.float32))) for name in extra]
+    more = [jnp.real(item).astype(wide()) for item in more]
+    return jnp.stack([code(x).astype(wide()), low, high, *more])
+
+
+EXTRA: dict[str, Callable[[Any], Any]] = {
+    "mean": jnp.mean,
+    "norm": lambda x: jnp.sqrt(jnp.sum(jnp.abs(x) ** 2)),
+    "rms": lambda x: jnp.sqrt(jnp.mean(jnp.abs(x) ** 2)),
+}
+
+
+def read(row: Any) -> tuple[float, float]:
+    """Turn a word, or a word with two ends, into the two ends of a reading."""
+    word, low, high = round(float(row[0])), float(row[1]), float(row[2])
+    if word == NAN:
+        return math.nan, math.nan
+    if low > high:  # nothing in it is finite
+        low = high = 0.0
+    return (-math.inf, high) if word == NEGINF else (low, math.inf if word == POSINF else high)
+
+
+def on_host(x: Any) -> Any:
+    """Bring an array to the host; what is spread over processes gives its own part."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return np.asarray(x.addressable_data(0))
+    return np.asarray(x)
+
+
+def device_name(x: Any) -> str:
+    """Name the device, or how many an array is spread over."""
+    devices = sorted(x.devices(), key=lambda d: d.id) if isinstance(x, jax.Array) else []
+    if len(devices) > 1:
+        return f"{len(devices)} x {devices[0].platform}"
+    if not devices or devices[0].platform == "cpu":
+        return "cpu"
+    return f"{devices[0].platform}:{devices[0].id}"
+
+
+def measure(x: Any) -> Summary:
+    """Summarise an array on the host."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended):
+        return Summary(tuple(x.shape), str(dtype), device_name(x), math.prod(x.shape))
+    return dataclasses.replace(describe(on_host(x)), device=device_name(x))
+
+
+def bad_rows(x: Any) -> tuple[int, ...]:
+    """List the rows of a batch that hold a NaN or an Inf."""
+    if x is None or not checkable(x) or not x.shape:
+        return ()
+    values = on_host(x)
+    if not np.issubdtype(values.dtype, np.inexact):  # bfloat16 and smaller are no NumPy floats
+        values = values.astype(np.float32)
+    bad = ~np.isfinite(values)
+    return tuple(np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist())

@@ -1,0 +1,381 @@
+"""One traced form of a function: its operations, its readings, its compiled programs."""
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from threading import local
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+from anynan.jax import probes, signature
+from anynan.jax.evaluate import Emission, Evaluator, Plan, Probe
+from anynan.jax.graph import Graph
+from anynan.jax.layers import Layers, Spot
+from anynan.jax.probes import checkable
+from anynan.jax.scopes import named
+from anynan.jax.signature import Flat, Leaf, Slot
+from anynan.patterns import Patterns, choose
+
+if TYPE_CHECKING:
+    from anynan.jax.operations import Operations
+
+_state = local()
+
+
+def tracing() -> "Program | None":
+    """Give the program this thread is tracing, if any."""
+    return getattr(_state, "program", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Describe one array that comes out.
+
+    Attributes:
+        name: ``loss``, ``result['logits']``, or a weight's own name.
+        source: Number of the argument leaf it has the place of, None if it is new.
+        state: True for the new value of that leaf, False for its gradient.
+    """
+
+    name: str
+    source: int | None = None
+    state: bool = False
+
+
+class Program:
+    """Hold what is known of a function for one kind of arguments."""
+
+    def __init__(self, fn: Callable[..., Any], flat: Flat, settings: "Settings") -> None:
+        self.settings = settings
+        self.fixed_out: list[tuple[int, Any]] = []
+        self.out_tree: Any = None
+        self.out_size = 0
+        roots: set[str] = set()
+        outer = tracing()
+        _state.program = self
+        self.checked: list[tuple[str, str | None]] = []
+        try:
+            with named((fn, flat.joined(flat.arrays)), roots):
+                self.closed = jax.make_jaxpr(self._pure(fn, flat))(*flat.arrays)
+        finally:
+            _state.program = outer
+        self.graph = Graph(self.closed)
+        self.layers = Layers(self.graph, frozenset(roots))
+        tree = flat.joined(map(Slot, range(len(flat.arrays))))
+        self.results = self._match(tree, flat)
+        self.donated = self._donated()
+        self.effects = any(eqn.effects for eqn in self.closed.jaxpr.eqns)
+        self._always: Watch | None = None
+        self._operations: Operations | None = None
+        self.replays: dict[Any, Any] = {}
+        self.chosen: set[str] | None = None
+
+    def _pure(self, fn: Callable[..., Any], flat: Flat) -> Callable[..., list[Any]]:
+        def pure(*arrays: Any) -> list[Any]:
+            args, kwargs = flat.joined(arrays)
+            out = fn(*args, **kwargs)
+            leaves, self.out_tree = tree_util.tree_flatten(out)
+            self.out_size = len(leaves)
+            self.fixed_out = [(i, x) for i, x in enumerate(leaves) if not signature.is_array(x)]
+            return [x for x in leaves if signature.is_array(x)]
+
+        return pure
+
+    def joined(self, arrays: Any) -> Any:
+        """Put results back into the form the function gave them."""
+        taken = dict(self.fixed_out)
+        left = iter(arrays)
+        leaves = [taken[i] if i in taken else next(left) for i in range(self.out_size)]
+        return tree_util.tree_unflatten(self.out_tree, leaves)
+
+    # Names.
+
+    def _match(self, tree: Any, flat: Flat) -> list[Result]:
+        """Find which results are arguments come back, and name all of them."""
+        names = self.settings.names
+        args, kwargs = tree
+        shapes = [(v.shape, v.dtype) for v in self.closed.in_avals]
+        out_shapes = [(v.shape, v.dtype) for v in self.closed.out_avals]
+        out = self.joined(map(Slot, range(len(self.closed.out_avals))))
+        found: dict[int, Result] = {}
+        returned: set[Hashable] = set()
+        pairs: list[tuple[int, int]] = []
+        places = signature.subtrees(out)
+        used: set[tuple[Any, ...]] = set()
+        for key, value in [*enumerate(args), *kwargs.items()]:
+            mine = [x for x in tree_util.tree_leaves(value) if isinstance(x, Slot)]
+            structure = tree_util.tree_structure(value)
+            if isinstance(value, Slot):  # one array alone is a weight by its name only
+                bare = names[key] if isinstance(key, int) and key < len(names) else str(key)
+                if not (signature._WEIGHTS.match(bare) or signature._STATES.match(bare)):
+                    continue
+            for path, item in places:
+                if path in used or any(path[: len(u)] == u for u in used):
+                    continue
+                theirs = [x for x in tree_util.tree_leaves(item) if isinstance(x, Slot)]
+                if len(mine) != len(theirs) or not mine or not _alike(structure, item):
+                    continue
+                if any(shapes[a] != out_shapes[b] for a, b in zip(mine, theirs, strict=True)):
+                    continue
+                used.add(path)
+                returned.add(key)
+                pairs += zip(mine, theirs, strict=True)
+                break
+        self.leaves: list[Leaf] = signature.leaves_of(tree, names, returned)
+        for a, b in pairs:
+            value = self.graph.values[self.graph.results[b]]
+            grad = value.writer is not None and self.graph.nodes[value.writer].backward
+            found[b] = Result(self.leaves[a].name, a, not grad)
+        for path, leaf in tree_util.tree_flatten_with_path(out)[0]:
+            if isinstance(leaf, Slot) and leaf not in found:
+                found[leaf] = Result("result" + tree_util.keystr(path))
+        return [found.get(i, Result("result")) for i in range(len(out_shapes))]
+
+    def _donated(self) -> tuple[int, ...]:
+        """Find the arguments that the user's own jit donates."""
+        found = []
+        for eqn in self.closed.jaxpr.eqns:
+            for var, given in zip(eqn.invars, eqn.params.get("donated_invars", ()), strict=False):
+                if given and var in self.closed.jaxpr.invars:
+                    found.append(self.closed.jaxpr.invars.index(var))
+        return tuple(found)
+
+    @property
+    def restorable(self) -> dict[int, int]:
+        """Give result -> argument, for the results that are a state come back."""
+        return {
+            i: item.source
+            for i, item in enumerate(self.results)
+            if item.state and item.source is not None
+        }
+
+    # Readings.
+
+    def pick(self, keep: Patterns, skip: Patterns) -> None:
+        """Choose the watched layers.
+
+        Raises:
+            ValueError: If a pattern matches no layer.
+        """
+        names = dict.fromkeys(self.layers.names())
+        if keep is not None or skip is not None:
+            names = choose(names, keep, skip)
+        self.chosen = set(names)
+
+    def watched(self, layer: str | None) -> bool:
+        """Tell whether a layer is watched; what is outside of all is."""
+        return layer is None or self.chosen is None or layer in self.chosen
+
+    def inputs(self) -> list[Spot]:
+        """List what is read of the arguments."""
+        found = []
+        for i, leaf in enumerate(self.leaves):
+            index = self.graph.arguments[i]
+            if not checkable(self.graph.values[index].aval):
+                continue
+            if leaf.role == "input":
+                found.append(Spot(index, None, "input", leaf.name))
+            elif self.settings.parameters and leaf.role in ("parameter", "buffer"):
+                short = leaf.name.rpartition(".")[2]
+                found.append(Spot(index, self.owner(leaf), "parameter", short, 0, leaf.name))
+        return found
+
+    def spots(self, *, backward: bool) -> list[Spot]:
+        """List what is read, in the order of execution."""
+        keyed: list[tuple[int, int, Spot]] = []
+        values = self.graph.values
+        found = [spot for spot in self.layers.outputs() if self.watched(spot.layer)]
+        keyed += [(values[spot.value].writer or 0, 0, spot) for spot in found]
+        if backward:
+            arriving = [spot for spot in self.layers.arriving() if self.watched(spot.layer)]
+            keyed += [(values[spot.value].writer or 0, 1, spot) for spot in arriving]
+            keyed += [(values[spot.value].writer or 0, 2, spot) for spot in self.gradients()]
+        for i, index in enumerate(self.graph.results):
+            value = values[index]
+            # A result that only hands an argument on was read before it came in.
+            if value.argument is None and not value.known and checkable(value.aval):
+                result = self._result(i, index)
+                if backward or result.phase != "backward" or self.settings.backward:
+                    nodes, _ = self.graph.origins(index)
+                    last = max((node.index for node in nodes), default=0)
+                    keyed.append((max(last, value.writer or 0), 3, result))
+        order = sorted(range(len(keyed)), key=lambda i: (keyed[i][0], keyed[i][1], i))
+        return _numbered([keyed[i][2] for i in order])
+
+    def _result(self, i: int, index: int) -> Spot:
+        result = self.results[i]
+        value = self.graph.values[index]
+        nodes, _ = self.graph.origins(index)
+        if result.source is not None:
+            leaf = self.leaves[result.source]
+            layer = self.owner(leaf)
+            if result.state:
+                phase: Any = "optimizer" if any(n.after for n in nodes) else "parameter"
+                short = leaf.name.rpartition(".")[2]
+                return Spot(index, layer, phase, short, 0, leaf.name)
+            short = leaf.name.rpartition(".")[2]
+            return Spot(index, layer, "backward", f"grad of {short}", 0, leaf.name)
+        if any(node.backward for node in nodes) and all(node.backward for node in nodes):
+            return Spot(index, None, "backward", result.name)
+        single = value.aval.size == 1
+        label = "loss" if single and result.name == "result" else result.name
+        return Spot(index, None, "loss" if single else "forward", label)
+
+    def owner(self, leaf: Leaf) -> str:
+        """Give the layer that owns a weight: the longest known path in its name."""
+        known = set(self.layers.names())
+        name = leaf.name
+        while name:
+            name = name.rpartition(".")[0]
+            if name in known:
+                return name
+        return leaf.name.rpartition(".")[0] if leaf.role != "state" else ""
+
+    def gradients(self) -> Iterator[Spot]:
+        """Walk the gradients of the weights that an update works on."""
+        graph = self.graph
+        for i, result in enumerate(self.results):
+            if not result.state or result.source is None:
+                continue
+            leaf = self.leaves[result.source]
+            if leaf.role != "parameter":
+                continue
+            index = self.gradient_of(graph.results[i])
+            if index is not None:
+                short = leaf.name.rpartition(".")[2]
+                yield Spot(index, self.owner(leaf), "backward", f"grad of {short}", 0, leaf.name)
+
+    def gradient_of(self, index: int) -> int | None:
+        """Find the gradient behind a new weight: its own shape all the way."""
+        graph = self.graph
+        shape = graph.values[index].aval.shape
+        seen, todo = {index}, [index]
+        while todo:
+            value = graph.values[todo.pop(0)]
+            more = list(value.feeds)
+            if value.writer is not None:
+                node = graph.nodes[value.writer]
+                if node.backward:
+                    return value.index
+                more += node.ins
+            for i in more:
+                if i not in seen and graph.values[i].aval.shape == shape:
+                    seen.add(i)
+                    todo.append(i)
+        return None
+
+    # Programs.
+
+    def operations(self) -> "Operations":
+        """Give the operations, found when they are first asked for."""
+        if self._operations is None:
+            from anynan.jax.operations import Operations
+
+            self._operations = Operations(self.graph, self.layers)
+        return self._operations
+
+    def watch(self) -> "Watch":
+        """Give the program that runs every step, made once."""
+        if self._always is None:
+            self._always = Watch(self)
+        return self._always
+
+    def evaluate(self, plan: Plan, arrays: Any) -> tuple[list[Any], list[Emission]]:
+        """Evaluate the program under a plan."""
+        return Evaluator(plan).run(self.closed.jaxpr, self.closed.consts, arrays)
+
+    def want(self, plan: Plan, index: int, what: Any, at: tuple[int, ...] = ()) -> None:
+        """Ask for a reading of a value."""
+        value = self.graph.values[index]
+        plan.add(value.path, value.var, Probe(index, what, at))
+
+
+class Watch:
+    """The program that runs every step: the function itself, and a few numbers more."""
+
+    def __init__(self, program: Program) -> None:
+        settings = program.settings
+        self.program = program
+        self.spots = program.inputs() + program.spots(backward=settings.gradients)
+        self.values = list(dict.fromkeys(spot.value for spot in self.spots))
+        self.plan = Plan(extra=settings.extra)
+        for index in self.values:
+            single = program.graph.values[index].aval.size == 1
+            program.want(self.plan, index, "ends" if single or settings.ends else "code")
+        self.at = {index: i for i, index in enumerate(self.values)}
+        donated = program.donated if settings.donate else ()
+        self.restored = program.restorable if settings.restores(donated) else {}
+        self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in donated))
+        self.donated = donated
+
+    def _run(self, drop: Any, table: Any, *arrays: Any) -> tuple[list[Any], Any]:
+        outs, found = self.program.evaluate(self.plan, arrays)
+        rows: dict[int, Any] = {}
+        for item in found:
+            rows[item.probe.key] = _row(item, 3 + len(self.plan.extra))
+        if not rows:
+            return outs, jnp.zeros((0, 3), probes.wide())
+        words = jnp.stack([rows[index] for index in self.values])
+        if self.restored:
+            kinds = words[:, 0].astype(jnp.int32)
+            bad = drop & jnp.any(jnp.take_along_axis(table, kinds[:, None], axis=1))
+            for i, source in self.restored.items():
+                outs[i] = jnp.where(bad, arrays[source], outs[i])
+        return outs, words
+
+
+def _row(item: Emission, width: int) -> Any:
+    """Give the same columns for every reading."""
+    data = item.data.astype(probes.wide())
+    if item.probe.what == "code":
+        word = jnp.max(data)
+        return jnp.zeros(width, data.dtype).at[0].set(word)
+    if not item.shards:
+        return data
+    return jnp.concatenate(
+        [jnp.max(data[:, :1], 0), jnp.min(data[:, 1:2], 0), jnp.max(data[:, 2:], 0)]
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hold what a tracker's options mean for its programs."""
+
+    names: tuple[str, ...] = ()
+    backward: bool = True
+    gradients: bool = False
+    ends: bool = False
+    extra: tuple[str, ...] = ()
+    parameters: bool = False
+    donate: bool = True
+    drops: bool = False
+    raises: bool = False
+
+    def restores(self, donated: tuple[int, ...]) -> bool:
+        """Tell whether a bad step gives the old state back."""
+        # A donated state is lost when the step is over: so is a replay, if it does not come back.
+        return self.drops or (self.raises and bool(donated))
+
+
+def _numbered(spots: list[Spot]) -> list[Spot]:
+    """Number the outputs of a layer that has several."""
+    many: dict[Any, int] = {}
+    for spot in spots:
+        key = (spot.layer, spot.phase, spot.tensor, spot.call, spot.parameter)
+        many[key] = many.get(key, 0) + 1
+    seen: dict[Any, int] = {}
+    found = []
+    for spot in spots:
+        key = (spot.layer, spot.phase, spot.tensor, spot.call, spot.parameter)
+        if many[key] > 1:
+            at = seen[key] = seen.get(key, -1) + 1
+            found.append(replace(spot, tensor=f"{spot.tensor}[{at}]"))
+        else:
+            found.append(spot)
+    return found
+
+
+def _alike(structure: Any, item: Any) -> bool:
+    return bool(tree_util.tree_structure(item) == structure)

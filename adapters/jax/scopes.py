@@ -1,0 +1,175 @@
+"""Write layer paths into the name stack while a function is traced.
+
+flax linen and haiku do so themselves. For flax nnx and equinox the ``__call__`` of the classes
+that are in the model is wrapped in ``jax.named_scope`` as long as the trace lasts: nothing is
+left of it at run time.
+"""
+
+import dataclasses
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+_local = threading.local()
+_lock = threading.RLock()
+
+
+@contextmanager
+def named(tree: Any, names: set[str]) -> Iterator[None]:
+    """Name the modules of a tree while a trace lasts.
+
+    Args:
+        tree: Anything that may hold modules: arguments, a function's closure.
+        names: Filled with the class names that stand at the root of a path.
+    """
+    kinds = {kind for module in _roots(tree) for kind in _classes(module)}
+    with _lock:
+        before = {kind: vars(kind).get("__call__") for kind in kinds}
+        outer = getattr(_local, "names", None)
+        _local.names = names
+        try:
+            for kind, call in before.items():
+                if call is not None:
+                    _set(kind, _wrapped(call))
+            yield
+        finally:
+            _local.names = outer
+            for kind, call in before.items():
+                if call is not None:
+                    _set(kind, call)
+
+
+def _set(kind: type, call: Any) -> None:
+    type.__setattr__(kind, "__call__", call)
+
+
+def _wrapped(call: Any) -> Any:
+    @functools.wraps(call)
+    def scoped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        names = getattr(_local, "names", None)
+        if names is None:  # another thread, which traces nothing of ours
+            return call.__get__(self, type(self))(*args, **kwargs)
+        stack: list[tuple[Any, dict[int, str], str]] = _local.__dict__.setdefault("stack", [])
+        if stack and stack[-1][0] is self:  # a subclass that calls its base's
+            return call.__get__(self, type(self))(*args, **kwargs)
+        # Modules that are split and merged again are new objects: the innermost module around
+        # knows its parts by identity.
+        path = None
+        for owner, table, _ in reversed(stack):
+            if id(self) in table:
+                path = table[id(self)]
+                outer = next((p for o, _, p in reversed(stack) if o is owner), "")
+                path = f"{outer}/{path}" if outer else path
+                break
+        here = stack[-1][2] if stack else ""
+        if path is None:
+            step = type(self).__name__
+            if not stack:
+                names.add(step)
+            path = f"{here}/{step}" if here else step
+        rest = path[len(here) + 1 :] if here and path.startswith(here + "/") else path
+        stack.append((self, table_of(self), path))
+        try:
+            with jax.named_scope(rest):
+                return call.__get__(self, type(self))(*args, **kwargs)
+        finally:
+            stack.pop()
+
+    return scoped
+
+
+def table_of(module: Any) -> dict[int, str]:
+    """Give the path of every module inside a module, by identity."""
+    return {id(item): "/".join(path) for path, item in _walk(module) if path}
+
+
+def _walk(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    seen = {id(module)}
+    todo: list[tuple[tuple[str, ...], Any]] = [((), module)]
+    while todo:
+        path, item = todo.pop()
+        if _is_module(item):
+            yield path, item
+            inner = _fields(item)
+        elif isinstance(item, list | tuple):
+            inner = [(str(i), child) for i, child in enumerate(item)]
+        elif isinstance(item, dict):
+            inner = [(str(key), child) for key, child in item.items()]
+        else:
+            continue
+        for name, child in inner:
+            opened = isinstance(child, list | tuple | dict) or _is_module(child)
+            if opened and id(child) not in seen:
+                seen.add(id(child))
+                todo.append(((*path, name), child))
+
+
+def _fields(item: Any) -> list[tuple[str, Any]]:
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        names = [field.name for field in dataclasses.fields(item)]
+        return [(name, getattr(item, name)) for name in names if hasattr(item, name)]
+    return [(name, value) for name, value in vars(item).items() if not name.startswith("_pytree")]
+
+
+def _bases() -> tuple[type, ...]:
+    found = []
+    for name in ("flax.nnx", "equinox"):
+        module = sys.modules.get(name)
+        if module is not None:
+            found.append(module.Module)
+    return tuple(found)
+
+
+def _is_module(item: Any) -> bool:
+    return isinstance(item, _bases()) if _bases() else False
+
+
+def _roots(tree: Any) -> list[Any]:
+    if not _bases():
+        return []
+    found: list[Any] = []
+    seen: set[int] = set()
+    todo = [tree]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if _is_module(item):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            todo += item
+        elif isinstance(item, dict):
+            todo += item.values()
+        elif callable(item) and getattr(item, "__closure__", None):
+            todo += [cell.cell_contents for cell in item.__closure__ if _filled(cell)]
+            todo.append(getattr(item, "__wrapped__", None))
+        elif hasattr(item, "__wrapped__"):
+            todo.append(item.__wrapped__)
+        elif hasattr(item, "model"):  # nnx.Optimizer and the like
+            todo.append(item.model)
+    return found
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _classes(module: Any) -> set[type]:
+    """Give the classes of a model's modules, and their bases, that define a call."""
+    base = _bases()
+    return {
+        kind
+        for _, item in _walk(module)
+        for kind in type(item).__mro__
+        if issubclass(kind, base) and kind not in base and "__call__" in vars(kind)
+    }

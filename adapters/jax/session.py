@@ -1,0 +1,274 @@
+"""One tracked function: its programs, its steps, its reads."""
+
+import functools
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from anynan.adapter import BadParameter, ReplayError
+from anynan.jax import probes, signature
+from anynan.jax.program import Program, Settings, Watch, tracing
+from anynan.lineage import Replay
+from anynan.monitor import Reading, Rows
+from anynan.options import Options
+from anynan.summary import Summary
+from anynan.tracker import Tracker
+
+
+@dataclass
+class Step:
+    """Hold what a step left behind, until it is judged.
+
+    Attributes:
+        program: What ran.
+        arrays: What went in; what was donated is gone.
+        outs: What came out.
+        words: The readings, on the device.
+        rows: The rows they belong in.
+    """
+
+    program: Program
+    arrays: list[Any]
+    outs: list[Any]
+    words: Any
+    rows: Rows
+
+    def inputs(self) -> list[Any]:
+        """Give the arrays to run the step with again.
+
+        Raises:
+            ReplayError: If they were donated and did not come back.
+        """
+        watch = self.program.watch()
+        found = list(self.arrays)
+        back = {source: i for i, source in watch.restored.items()}
+        for i in watch.donated:
+            array = found[i]
+            if not (isinstance(array, jax.Array) and array.is_deleted()):
+                continue
+            if i not in back:
+                msg = (
+                    f"{self.program.leaves[i].name} was donated to the step, so the step cannot "
+                    "be run again: keep_inputs=True keeps what is donated, and the operation is "
+                    "named"
+                )
+                raise ReplayError(msg)
+            found[i] = self.outs[back[i]]
+        return found
+
+
+class Session:
+    """Watch one function for one tracker."""
+
+    backend = "jax"
+
+    def __init__(self, fn: Callable[..., Any], options: Options, *, keep_inputs: bool) -> None:
+        self.options = options
+        self.tracker: Tracker
+        self.keep_inputs = keep_inputs
+        self._programs: dict[Hashable, Program] = {}
+        self._kept: list[Any] = []
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._unread: list[Step] = []
+        self._static: set[Hashable] | None = None
+        self._layers: dict[str, None] = {}
+        policy = options.policy
+        finite = [policy, *policy.overrides.values()]
+        sizes = bool(options.stats) or any(p.large or p.headroom for p in finite)
+        self.settings = Settings(
+            names=signature.argument_names(fn),
+            backward=options.backward,
+            gradients=options.backward and (sizes or not options.replay),
+            ends=sizes,
+            extra=options.extra,
+            parameters=options.parameters,
+            donate=not keep_inputs,
+            drops=options.action == "skip" or options.patience > 0,
+            raises=options.action == "raise",
+        )
+
+    # Life.
+
+    def attach(self) -> None:
+        """Do nothing: the readings are part of the traced program."""
+
+    def detach(self) -> None:
+        """Forget the programs."""
+        self._programs.clear()
+        self._kept.clear()
+
+    def set_paused(self, paused: bool) -> None:
+        """Do nothing more: a paused tracker calls the function itself."""
+        if paused:
+            self.read()
+
+    def watched(self) -> list[str]:
+        """List the layers that were found in the traced programs."""
+        return list(self._layers)
+
+    def read(self) -> None:
+        """Read and judge the steps not read yet."""
+        unread, self._unread = self._unread, []
+        while unread:
+            self._settle(unread.pop(0))
+
+    def finish(self) -> None:
+        """Read what is left."""
+        self.read()
+
+    # One step.
+
+    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one step, read it and judge it."""
+        if tracing() is not None:  # inside another tracked function, which sees all of this
+            return fn(*args, **kwargs)
+        if self._static is None:
+            self._static = signature.static_arguments(fn, args, kwargs)
+        flat = signature.flatten(args, kwargs, self._static)
+        program = self._program(fn, flat)
+        watch = program.watch()
+        rows = self.tracker.rows()
+        drop = np.bool_(True)
+        outs, words = watch.run(drop, self._table(watch), *flat.arrays)
+        self.tracker.close_step()
+        self._unread.append(Step(program, flat.arrays, outs, words, rows))
+        every = self.options.read
+        if not isinstance(every, int) or not (rows.step + 1) % every:
+            self.read()
+        return program.joined(outs)
+
+    def _program(self, fn: Callable[..., Any], flat: signature.Flat) -> Program:
+        key = flat.key()
+        found = self._programs.get(key)
+        if found is None:
+            with self._lock:
+                found = Program(fn, flat, self.settings)
+                found.pick(self.options.layers, self.options.skip)
+                self._programs[key] = found
+                self._kept.append(flat.fixed)
+                self._layers.update(dict.fromkeys(found.chosen or ()))
+        return found
+
+    def _table(self, watch: Watch) -> Any:
+        """Say of each value which words make a step bad."""
+        if not watch.restored:
+            return np.zeros((1, 4), bool)
+        table = np.zeros((len(watch.values), 4), bool)
+        policy = self.options.policy
+        for spot in watch.spots:
+            for word in (probes.NEGINF, probes.POSINF, probes.NAN):
+                kind = probes.KINDS[word]
+                judged = policy.weigh(kind, spot.phase, spot.layer)
+                excused = policy.allowed(kind, spot.phase, spot.layer)
+                mask = (spot.layer, spot.phase, kind) in self.tracker.monitor.downgraded
+                if judged is not None and judged[1] == "bad" and not excused and not mask:
+                    table[watch.at[spot.value], word] = True
+        return table
+
+    def _settle(self, step: Step) -> None:
+        """Bring a step's readings to the host: one read; have them judged."""
+        watch, rows = step.program.watch(), step.rows
+        words = probes.on_host(step.words)
+        site = self.tracker.monitor.site
+        extra = len(self.options.extra)
+        for spot in watch.spots:
+            aval = step.program.graph.values[spot.value].aval
+            row = words[watch.at[spot.value]]
+            low, high = probes.read(row)
+            if extra:
+                rows.stats[len(rows.lo)] = tuple(float(x) for x in row[3:])
+            rows.sites.append(
+                site(
+                    spot.layer, spot.phase, spot.tensor, probes.dtype_name(aval),
+                    probes.dtype_max(aval), parameter=spot.parameter,
+                )
+            )  # fmt: skip
+            rows.calls.append(spot.call)
+            rows.lo.append(low)
+            rows.hi.append(high)
+        self._live(step, watch)
+        self._local.step = step
+        try:
+            if self.options.level == "operation":
+                self._every_operation(step)
+            self.tracker.settle(rows)
+        finally:
+            self._local.step = None
+        if rows.failed is None:
+            self.tracker.known_clean(rows.step + 1)
+
+    def _every_operation(self, step: Step) -> None:
+        """Look at every operation of a step."""
+        from anynan.jax.replay import everything
+
+        seen = everything(step)
+        if seen is not None:
+            self.tracker.operations(step.rows, seen)
+
+    def _live(self, step: Step, watch: Watch) -> None:
+        """Let the core look at what is still there of a bad step."""
+        graph = step.program.graph
+        held = dict(zip(graph.results, step.outs, strict=True))
+        if not watch.restored:
+            held.update(zip(graph.arguments, step.arrays, strict=True))
+        for order, spot in enumerate(watch.spots):
+            if spot.value in held:
+                step.rows.live[order] = functools.partial(_alive, held[spot.value])
+
+    # What the core asks for.
+
+    def replay(self, reading: Reading) -> Replay:
+        """Run the failing step again, operation by operation."""
+        from anynan.jax.replay import replay
+
+        step: Step | None = getattr(self._local, "step", None)
+        if step is None or step.rows.step != reading.step:
+            msg = "this step is over, so it cannot be run again: the report stays at layer level"
+            raise ReplayError(msg)
+        return replay(self, step)
+
+    def measure(self, value: Any) -> Summary:
+        """Summarise an array."""
+        return probes.measure(value)
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List the weights that are bad, before the step or after it."""
+        step: Step | None = getattr(self._local, "step", None)
+        if step is None:
+            return []
+        program = step.program
+        found = []
+        for leaf, array in zip(program.leaves, step.arrays, strict=True):
+            if leaf.role in ("parameter", "buffer") and _is_bad(array):
+                summary = probes.measure(array)
+                found.append(
+                    BadParameter(leaf.name, program.owner(leaf), summary, leaf.role == "buffer")
+                )
+        return found
+
+    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+        """List the rows of a batch that hold bad values."""
+        return probes.bad_rows(value)
+
+    def loss_scale(self) -> float | None:
+        """Give None: JAX has no loss scaler of its own."""
+        return None
+
+    def rank(self) -> int | None:
+        """Give the process in a run over several."""
+        return int(jax.process_index()) if jax.process_count() > 1 else None
+
+
+def _alive(x: Any) -> Any:
+    return None if isinstance(x, jax.Array) and x.is_deleted() else x
+
+
+def _is_bad(x: Any) -> bool:
+    if _alive(x) is None or not probes.checkable(signature.aval(x)):
+        return False
+    return bool(probes.code(jax.numpy.asarray(x)) > 0)

@@ -1,0 +1,256 @@
+"""What goes into a function and comes out: arrays apart from the rest, each with a name."""
+
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax import tree_util
+
+Role = Literal["input", "parameter", "buffer", "state"]
+_WEIGHTS = re.compile(
+    r"^(params?|weights?|variables?|model|net|network|theta|module|state|train_state|ts|"
+    r"trainable\w*|.*_params|.*_weights|.*_model|.*_variables)$"
+)
+_STATES = re.compile(
+    r"^(opt|optim|optimizer|optimiser|opt_?state\w*|optimi[sz]er_state|.*_opt_state|.*optimizer)$"
+)
+_COLLECTIONS = ("params", "batch_stats", "variables", "model", "value", "raw_value", "state")
+_STATISTICS = ("batch_stats",)
+
+
+class Slot(int):
+    """Stand for an array by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Describe one array that goes in.
+
+    Attributes:
+        name: What the user calls it: ``batch['image']``; a weight's own name.
+        role: What it is to the function.
+        argument: Number or name of the argument it is in.
+        rest: Its path inside the argument.
+    """
+
+    name: str
+    role: Role
+    argument: Hashable
+    rest: tuple[Any, ...]
+
+
+def is_array(x: Any) -> bool:
+    """Tell whether a leaf is data; anything else is part of the program."""
+    if isinstance(x, np.ndarray | np.generic):
+        return x.dtype.kind not in "OSUMmV" or _extended(x)
+    return isinstance(x, jax.Array | bool | int | float | complex)
+
+
+def _extended(x: Any) -> bool:
+    return x.dtype.kind == "V" and hasattr(jax.numpy, x.dtype.name)
+
+
+def aval(x: Any) -> Any:
+    """Give an array's type, as a trace depends on it."""
+    find: Any = getattr(jax, "typeof", None) or getattr(jax.core, "get_aval", None)
+    return find(x)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Hold an argument that the user's own jit takes as static."""
+
+    value: Any
+
+
+def static_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Hashable]:
+    """Find the arguments that a jitted function takes as static, by position or name."""
+    trace = getattr(fn, "trace", None)
+    plain = [i for i, x in enumerate(args) if not any(map(is_data, tree_util.tree_leaves(x)))]
+    if trace is None or not (plain or kwargs):
+        return set()
+    positional, named = trace(*args, **kwargs).args_info
+    count = len(args) - len(positional)
+    structures = [tree_util.tree_structure(x) for x in positional]
+    for chosen in itertools.combinations(plain, count):
+        rest = [tree_util.tree_structure(x) for i, x in enumerate(args) if i not in chosen]
+        if rest == structures:
+            return {*chosen, *(key for key in kwargs if key not in named)}
+    return {key for key in kwargs if key not in named}
+
+
+def is_data(x: Any) -> bool:
+    """Tell whether a leaf is an array, and no plain number."""
+    return isinstance(x, jax.Array | np.ndarray | np.generic)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Hold a call's arguments, taken apart.
+
+    Attributes:
+        arrays: What a trace makes abstract.
+        fixed: What it does not, by position.
+        tree: How to put both together again.
+        size: How many leaves there are.
+    """
+
+    arrays: list[Any]
+    fixed: tuple[tuple[int, Any], ...]
+    tree: Any
+    size: int
+
+    def key(self) -> Hashable:
+        """Say what a compiled program depends on."""
+        fixed = tuple((i, x if _hashable(x) else id(x)) for i, x in self.fixed)
+        kinds = tuple((type(x) if not hasattr(x, "dtype") else None, aval(x)) for x in self.arrays)
+        return self.tree, fixed, kinds
+
+    def joined(self, arrays: Any) -> Any:
+        """Put other arrays into the arrays' places."""
+        leaves: list[Any] = [None] * self.size
+        taken = dict(self.fixed)
+        left = iter(arrays)
+        for i in range(self.size):
+            leaves[i] = taken[i] if i in taken else next(left)
+        args, kwargs = tree_util.tree_unflatten(self.tree, leaves)
+        return tuple(map(_freed, args)), {key: _freed(x) for key, x in kwargs.items()}
+
+
+def _freed(x: Any) -> Any:
+    return x.value if isinstance(x, Fixed) else x
+
+
+def _hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
+
+
+def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], static: set[Hashable]) -> Flat:
+    """Take arguments apart; ``static`` ones are no data, by position or name."""
+    if static:
+        args = tuple(Fixed(x) if i in static else x for i, x in enumerate(args))
+        kwargs = {key: Fixed(x) if key in static else x for key, x in kwargs.items()}
+    leaves, structure = tree_util.tree_flatten((args, kwargs))
+    arrays, fixed = [], []
+    for i, leaf in enumerate(leaves):
+        if is_array(leaf):
+            arrays.append(leaf)
+        else:
+            fixed.append((i, leaf))
+    return Flat(arrays, tuple(fixed), structure, len(leaves))
+
+
+def argument_names(fn: Any) -> tuple[str, ...]:
+    """Give the names of a function's positional parameters."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind in kinds)
+
+
+def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> list[Leaf]:
+    """Name every array of ``(args, kwargs)`` and say what it is.
+
+    Args:
+        tree: The arguments.
+        names: Names of the positional parameters.
+        returned: Arguments that come out again, as a new state or as gradients.
+    """
+    args, kwargs = tree
+    found: list[Leaf] = []
+    for key, name, value in [
+        *((i, names[i] if i < len(names) else f"args[{i}]", item) for i, item in enumerate(args)),
+        *((key, key, item) for key, item in kwargs.items()),
+    ]:
+        flat, _ = tree_util.tree_flatten_with_path(value)
+        container = len(flat) != 1 or bool(flat[0][0])
+        bare = name.rpartition(".")[2]
+        kept = container and (
+            key in returned
+            or bool(_WEIGHTS.match(bare))
+            or bool(_STATES.match(bare))
+            or _module(value)
+        )
+        for path, leaf in flat:
+            if not isinstance(leaf, Slot):
+                continue
+            if not kept:
+                found.append(Leaf(name + tree_util.keystr(path), "input", key, path))
+                continue
+            steps = words(path)
+            role: Role = "parameter"
+            if _STATES.match(bare) or any(_STATES.match(step) for step in steps[:1]):
+                role = "state"
+            elif any(step in _STATISTICS for step in steps[:2]):
+                role = "buffer"
+            found.append(Leaf(weight_name(steps, name if role == "state" else ""), role, key, path))
+    return found
+
+
+def _module(value: Any) -> bool:
+    """Tell whether an argument is a model, by what its class comes from."""
+    kinds = [kind.__module__.partition(".")[0] for kind in type(value).__mro__]
+    return "equinox" in kinds or "flax" in kinds
+
+
+def words(path: Any) -> list[str]:
+    """Give the steps of a path in a tree as plain words."""
+    found: list[str] = []
+    for step in path:
+        for name in ("key", "name", "idx"):
+            if hasattr(step, name):
+                found += [part for part in str(getattr(step, name)).split("/") if part != "~"]
+                break
+        else:
+            found.append(str(step).strip(".[]'\""))
+    return found
+
+
+def weight_name(steps: list[str], prefix: str = "") -> str:
+    """Give a weight's own name: ``block_0.up.kernel``."""
+    kept = list(steps)
+    while len(kept) > 1 and kept[0] in _COLLECTIONS:
+        kept = kept[1:]
+    while len(kept) > 1 and kept[-1] in ("value", "raw_value"):
+        kept = kept[:-1]
+    name = ".".join(kept) or "weight"
+    return f"{prefix}.{name}" if prefix else name
+
+
+def subtrees(tree: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """List the places of a result that may be an argument come back: it, and its items."""
+    found: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
+    for depth in range(3):
+        more = []
+        for path, item in found:
+            if len(path) == depth and type(item) in (tuple, list):
+                more += [((*path, i), child) for i, child in enumerate(item)]
+            elif len(path) == depth and type(item) is dict:
+                more += [((*path, key), child) for key, child in item.items()]
+        found += more
+    return found
+
+
+def nnx_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Hashable, Any]:
+    """Find the arguments that are nnx modules or optimizers, which a step changes in place."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return {}
+    kinds: tuple[type, ...] = tuple(
+        getattr(nnx, name) for name in ("Module", "Optimizer", "Metric", "Rngs", "Object", "Pytree")
+        if isinstance(getattr(nnx, name, None), type)
+    )  # fmt: skip
+    found: dict[Hashable, Any] = {i: x for i, x in enumerate(args) if isinstance(x, kinds)}
+    return found | {key: x for key, x in kwargs.items() if isinstance(x, kinds)}

@@ -1,0 +1,62 @@
+"""Read JAX's name stacks: layer path, and whether it is a gradient's operation."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+_WRAP = re.compile(r"^(?P<name>[A-Za-z_]+)\((?P<inner>.*)\)$")
+_TRANSFORMS = frozenset(
+    {"jvp", "transpose", "vmap", "pmap", "jit", "pjit", "shard_map", "linearize", "custom_jvp",
+     "custom_vjp", "cond", "while", "scan", "xmap"}
+)  # fmt: skip
+_OURS = "rematted_computation"
+_NO_LAYER = frozenset({_OURS, "checkpoint", "remat", "remat2", "~"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Say where an operation stands.
+
+    Attributes:
+        names: The scopes around it, outermost first.
+        backward: True under a transposition.
+        differentiated: True inside any differentiation.
+    """
+
+    names: tuple[str, ...]
+    backward: bool
+    differentiated: bool
+
+
+@lru_cache(maxsize=16384)
+def place(stack: str) -> Place:
+    """Parse a name stack such as ``transpose(jvp(Net))/block_1/up``."""
+    names: list[str] = []
+    backward = differentiated = False
+    for part in split(stack):
+        inner = part
+        while (found := _WRAP.match(inner)) and found["name"] in _TRANSFORMS:
+            backward = backward or found["name"] == "transpose"
+            differentiated = differentiated or found["name"] in ("jvp", "transpose")
+            inner = found["inner"]
+        if inner == _OURS:  # run a second time, in the order of the forward pass
+            backward = False
+        names += [name for name in split(inner) if name not in _NO_LAYER and _is_name(name)]
+    return Place(tuple(names), backward, differentiated)
+
+
+def _is_name(part: str) -> bool:
+    """Tell a layer's name from the formula that einsum leaves."""
+    return bool(part) and "->" not in part and "," not in part
+
+
+def split(stack: str) -> list[str]:
+    """Split at the slashes outside of brackets."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(stack):
+        depth += (c == "(") - (c == ")")
+        if c == "/" and depth == 0:
+            parts.append(stack[start:i])
+            start = i + 1
+    parts.append(stack[start:])
+    return parts

@@ -1,0 +1,110 @@
+"""``track`` and ``untrack``: the public doors."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, overload
+
+from anynan.jax.session import Session
+from anynan.options import Options
+from anynan.tracker import Tracker
+
+
+@overload
+def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+@overload
+def track(target: Callable[..., Any], **options: Any) -> Tracker: ...
+def track(target: Any = None, **options: Any) -> Any:
+    """Watch a function of arrays: a model, a loss, or best a whole training step.
+
+    The function is traced to a jaxpr, once for each kind of arguments, and run again with a
+    few more results: one number for each layer's output and each result. So it runs compiled,
+    whether it was jitted or not; a jitted function keeps its static and donated arguments.
+    Only a step that goes bad is run a second time, operation by operation.
+
+    Built on ``jax.make_jaxpr`` and ``jax.extend``; the documentation's JAX page says what is
+    watched, and how.
+
+    Args:
+        target: A function of pytrees, jitted or not; None to decorate.
+        **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
+            function of the Event), ``layers`` and ``skip`` (globs or predicates),
+            ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
+            ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
+            ``read`` (``"auto"``, or every n steps), ``level`` (``"layer"`` or ``"operation"``);
+            and, here only, ``keep_inputs`` (False): keep donated arguments, so that a bad step
+            can always be run again.
+
+    Returns:
+        A Tracker, to be called in the function's place, or a decorator that makes one.
+
+    Raises:
+        TypeError: If the target is no function, or an option is of the wrong type or unknown.
+        ValueError: If an option has an impossible value.
+
+    Example:
+        >>> import jax, anynan
+        >>> step = anynan.jax.track(lambda x: jax.numpy.log(x).sum())
+        >>> float(step(jax.numpy.ones(3)))
+        0.0
+    """
+    keep = options.pop("keep_inputs", False)
+    if not isinstance(keep, bool):
+        msg = f"keep_inputs= takes True or False, not {keep!r}"
+        raise TypeError(msg)
+    chosen = _options(options)
+    if target is None:
+        return functools.partial(_track, options=chosen, keep_inputs=keep)
+    return _track(target, chosen, keep)
+
+
+def untrack(tracker: Any) -> Any:
+    """Stop watching, and give the function back as it was given to ``track``.
+
+    Args:
+        tracker: What ``track`` returned.
+
+    Returns:
+        The function.
+
+    Raises:
+        TypeError: If it is no tracker.
+
+    Example:
+        >>> import jax, anynan
+        >>> step = anynan.jax.track(jax.numpy.sin)
+        >>> anynan.jax.untrack(step) is jax.numpy.sin
+        True
+    """
+    if not isinstance(tracker, Tracker):
+        msg = f"untrack() takes what track() returned, not {type(tracker).__name__}"
+        raise TypeError(msg)
+    tracker.remove()
+    return tracker.fn
+
+
+def _options(options: dict[str, Any]) -> Options:
+    known = list(inspect.signature(Options).parameters)
+    for name in options:
+        if name not in known:
+            msg = f"track() has no option {name!r}; the options are {', '.join(known)}, keep_inputs"
+            raise TypeError(msg)
+    return Options(**options)
+
+
+def _track(target: Any, options: Options, keep_inputs: bool) -> Tracker:
+    if isinstance(target, Tracker):
+        msg = (
+            f"this is tracked already, by {target!r}; take anynan.jax.untrack(...) of it, or its "
+            ".fn, before tracking it again"
+        )
+        raise ValueError(msg)  # noqa: TRY004  the type is right, the state is not
+    if isinstance(target, type) or not callable(target):
+        what = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
+        msg = f"track() takes a function of arrays, not {what}"
+        raise TypeError(msg)
+    session = Session(target, options, keep_inputs=keep_inputs)
+    name = getattr(target, "__name__", type(target).__name__)
+    tracker = Tracker(target, options, name)
+    session.tracker = tracker
+    return tracker.start(session)

@@ -1,0 +1,56 @@
+"""How JAX builds and tracks the programs of ``recipes_operations``."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import anynan
+from tests.backends import Space
+from tests.conformance.recipes_operations import StepRecipe
+
+# What is varied, and the options of ``track`` for it.
+VARIANTS: dict[str, dict[str, Any]] = {"step": {}}
+
+
+class Ops:
+    """Hand out the array API's functions, and the few that it lacks."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        # No function of Python's stands between the recipe's line and the operation.
+        self.softmax = functools.partial(jax.nn.softmax, axis=-1)
+        self.stop_gradient = jax.lax.stop_gradient
+        self.array = functools.partial(jnp.array, dtype=None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._space.xp, name)
+
+
+class Program:
+    """A step over three layers, tracked."""
+
+    def __init__(self, recipe: StepRecipe, space: Space, **options: Any) -> None:
+        self.space, self.dtype = space, recipe.dtype
+        ops = Ops(space)
+        self.params = {"scale": {"weight": space.array([1.0], recipe.dtype)}}
+
+        def loss(params: Any, x: Any) -> Any:
+            with jax.named_scope("scale"):
+                x = x * params["scale"]["weight"]
+            with jax.named_scope("body"):
+                x = recipe.body(ops, x)
+            with jax.named_scope("after"):
+                x = recipe.after(ops, x)
+            return recipe.loss(ops, x)
+
+        self.tracker: anynan.Tracker = anynan.jax.track(jax.value_and_grad(loss), **options)
+
+    def step(self, values: Any) -> None:
+        """Run one step."""
+        self.tracker(self.params, self.space.array(values, self.dtype))
+
+    def spoil(self) -> None:
+        """Write NaN into the weight, between two steps."""
+        self.params = {"scale": {"weight": self.space.array([float("nan")], self.dtype)}}

@@ -1,0 +1,204 @@
+"""``track``: the same results, compiled once, with whatever arguments a function takes."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anynan
+from tests.jax_adapter.models import made, same
+
+
+def counted(fn):
+    """Count how often a function is traced."""
+
+    @functools.wraps(fn)
+    def counting(*args, **kwargs):
+        counting.traces += 1
+        return fn(*args, **kwargs)
+
+    counting.traces = 0
+    return counting
+
+
+def test_a_training_step_returns_what_the_jitted_one_returns():
+    step, *state = made()
+    tracked = anynan.jax.track(step)
+    jitted = jax.jit(step)
+    mine, theirs = tuple(state), tuple(state)
+    for _ in range(3):
+        mine = (*tracked(*mine)[:2], state[2])
+        theirs = (*jitted(*theirs)[:2], state[2])
+    assert same(mine, theirs)
+    assert tracked.events == ()
+
+
+def test_it_is_traced_once_for_each_kind_of_arguments():
+    step = counted(lambda x: (x * 2).sum())
+    tracked = anynan.jax.track(step)
+    for size in (3, 3, 4, 3, 4):
+        tracked(jnp.ones(size))
+    assert step.traces == 2
+    tracked(jnp.ones(3, jnp.float16))
+    assert step.traces == 3
+
+
+def test_the_layer_the_operation_and_the_line_are_named():
+    step, *state = made("log")
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(step)(*state)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.kind) == ("head", "forward", "nan")
+    assert event.operation.name == "log"
+    assert event.operation.source.text == "return jnp.log(x)"
+    assert event.operation.source.function == "__call__"
+    assert event.cause.tag == "log_of_negative"
+    assert [name for name, _ in event.trail] == ["block_0", "block_1", "head"]
+    assert all(value > 0 for _, value in event.trail[:2])
+
+
+def test_a_gradient_is_reported_at_its_forward_line():
+    step, params, state, x = made("root")
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(step)(params, state, x * 0)
+    event = caught.value.event
+    assert (event.layer, event.phase) == ("head", "backward")
+    assert event.operation.name == "sqrt"
+    assert event.operation.source.text == "return jnp.sqrt(x * x)"
+    assert event.cause.tag == "sqrt_gradient_at_zero"
+
+
+def test_static_donated_and_keyword_arguments_of_a_jitted_function():
+    @functools.partial(jax.jit, static_argnums=1, static_argnames="word", donate_argnums=0)
+    def scaled(x, times, *, word, by=1.0):
+        return x * (times if word == "many" else 1) * by
+
+    tracked = anynan.jax.track(scaled)
+    x = jnp.ones(3)
+    assert tracked(x, 3, word="many", by=2.0).tolist() == [6, 6, 6]
+    assert x.is_deleted()
+    assert tracked(jnp.ones(3), 4, word="many").tolist() == [4, 4, 4]
+    assert tracked(jnp.ones(3), 4, word="one").tolist() == [1, 1, 1]
+
+
+def test_leaves_that_are_no_arrays():
+    def step(state, x):
+        return {"x": state["fn"](x) * state["n"], "kind": state["kind"], "none": state["none"]}
+
+    out = anynan.jax.track(step)({"fn": jnp.sin, "n": 2, "kind": "word", "none": None}, np.zeros(2))
+    assert (out["kind"], out["none"]) == ("word", None)
+    assert out["x"].tolist() == [0, 0]
+
+
+def test_an_array_in_the_closure_and_a_decorator():
+    weight = jnp.arange(3.0)
+
+    @anynan.jax.track(action="record")
+    def step(x):
+        """Say what it does."""
+        return x / weight
+
+    step(jnp.ones(3))
+    assert (step.__name__, step.__doc__) == ("step", "Say what it does.")
+    (event,) = step.events
+    assert event.operation.name == "divide"
+    assert event.cause.tag == "divide_by_zero"
+
+
+def test_untrack_gives_the_function_back():
+    def step(x):
+        return jnp.log(x)
+
+    tracked = anynan.jax.track(step)
+    assert tracked.fn is step
+    assert anynan.jax.untrack(tracked) is step
+    assert tracked(jnp.zeros(1)).tolist() == [-np.inf]
+    with pytest.raises(TypeError, match="takes what track"):
+        anynan.jax.untrack(step)
+
+
+def test_a_tracked_function_inside_another_is_watched_by_the_outer_one():
+    inner = anynan.jax.track(lambda x: jnp.log(x))
+    outer = anynan.jax.track(lambda x: inner(x).sum(), action="record")
+    outer(jnp.array([-1.0]))
+    assert (len(outer.events), len(inner.events)) == (1, 0)
+
+
+def test_a_paused_tracker_calls_the_function_itself():
+    step = counted(lambda x: jnp.log(x))
+    tracked = anynan.jax.track(step)
+    tracked.pause()
+    tracked(jnp.array([-1.0]))
+    tracked.resume()
+    with pytest.raises(anynan.NonFiniteError):
+        tracked(jnp.array([-1.0]))
+    assert step.traces == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"layer": "x"}, TypeError, "no option 'layer'"),
+        ({"keep_inputs": 1}, TypeError, "takes True or False"),
+        ({"action": "stop"}, ValueError, "is unknown"),
+    ],
+)
+def test_unfit_options(options, error, words):
+    with pytest.raises(error, match=words):
+        anynan.jax.track(lambda x: x, **options)
+
+
+def test_unfit_targets():
+    with pytest.raises(TypeError, match="takes a function of arrays, not int"):
+        anynan.jax.track(3)
+    with pytest.raises(TypeError, match="not the class Dense"):
+        anynan.jax.track(type("Dense", (), {}))
+    tracked = anynan.jax.track(jnp.sin)
+    with pytest.raises(ValueError, match="tracked already"):
+        anynan.jax.track(tracked)
+
+
+def test_layers_are_chosen_by_patterns():
+    step, *state = made("log")
+    tracked = anynan.jax.track(step, layers="block*", action="record")
+    tracked(*state)
+    layers = {reading.layer for reading in tracked.history if reading.phase == "forward"}
+    assert layers == {"block_0", "block_0.up", "block_1", "block_1.up"}
+    with pytest.raises(ValueError, match="layers='haed' matches no layer; did you mean 'head'"):
+        anynan.jax.track(step, layers="haed")(*state)
+
+
+def test_statistics_and_headroom():
+    step, *state = made()
+    tracked = anynan.jax.track(step, stats=("absmax", "rms"))
+    tracked(*state)
+    readings = {reading.layer: reading for reading in tracked.history if reading.phase == "forward"}
+    reading = readings["block_0"]
+    assert 0 < reading.stats[0] <= reading.absmax
+    assert reading.headroom > 100
+    assert {r.phase for r in tracked.history} >= {
+        "input",
+        "forward",
+        "backward",
+        "loss",
+        "optimizer",
+    }
+
+
+def test_readings_are_read_every_n_steps():
+    tracked = anynan.jax.track(lambda x: jnp.log(x), read=3, replay=False)
+    tracked(jnp.array([-1.0]))
+    tracked(jnp.array([1.0]))
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(jnp.array([1.0]))
+    assert caught.value.event.step == 0
+
+
+def test_the_signature_is_kept():
+    def step(x, y=1):
+        return x
+
+    assert inspect.signature(anynan.jax.track(step)) == inspect.signature(step)
