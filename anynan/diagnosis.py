@@ -10,6 +10,15 @@ from anynan.lineage import OpRecord, Replay, Token, Verdict, trace
 from anynan.monitor import Monitor, Reading, Rows
 from anynan.summary import Summary
 
+_NOT_REPRODUCED = (
+    "the replay did not reproduce this: code that is random in its own way, keeps state or "
+    "advances an iterator can differ the second time, so the report stays at layer level"
+)
+_CLEAN_UNCOMPILED = (
+    "the step was run again uncompiled, and was clean: the fault appears only when compiled, where "
+    "arithmetic is fused, reordered and rounded elsewhere (or the code asks whether it is "
+    "compiled), so the report stays at layer level"
+)
 _LABELS = ("label", "target", "truth", "y_true")
 
 
@@ -69,11 +78,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         if found is not None:
             return found
     if case.replayed is not None and verdict.sink is None and reading.phase != "parameter":
-        case.notes.append(
-            "the replay did not reproduce this: code that is random in its own way, keeps "
-            "state or advances an iterator can differ the second time, so the report stays "
-            "at layer level"
-        )
+        case.notes.append(_CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED)
     return _operation_event(case, monitor, adapter, verdict, summary)
 
 

@@ -111,12 +111,14 @@ class Replay:
         sinks: Where bad values arrived, in execution order.
         notes: What could not be seen, said plainly.
         incoming: True if the gradient was bad already when it came into the model.
+        uncompiled: True if the step ran compiled and this run of it did not.
     """
 
     records: list[OpRecord] = field(default_factory=list)
     sinks: list[Sink] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     incoming: bool = False
+    uncompiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

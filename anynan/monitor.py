@@ -127,6 +127,16 @@ class Rows:
         self.skip = False
         self.spread = 0
 
+    def insert(self, at: int, site: Site, call: int, lo: float, hi: float) -> None:
+        """Put in a reading whose place became known after later ones were written."""
+        self.sites.insert(at, site)
+        self.calls.insert(at, call)
+        self.lo.insert(at, lo)
+        self.hi.insert(at, hi)
+        self.stats = {order + (order >= at): value for order, value in self.stats.items()}
+        self.expected = {order + (order >= at): why for order, why in self.expected.items()}
+        self.live = {order + (order >= at): ref for order, ref in self.live.items()}
+
     def reading(self, order: int) -> Reading:
         """Return one row as a reading."""
         return Reading(

@@ -10,6 +10,8 @@ import torch
 from anynan import context
 from anynan.containers import leaves
 from anynan.monitor import Rows, Site
+from anynan.torch.compiled import run_outside
+from anynan.torch.fixed import Layer
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, plain
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ from anynan.torch.transforms import PROXY, is_tracing, mode, say_traced
 _Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_is_dynamo = torch.compiler.is_dynamo_compiling
+_is_exporting = torch.compiler.is_exporting
 _task = torch._C._current_graph_task_id
 _expectations = context._expected.get
 
@@ -117,10 +121,10 @@ class KeepGradHook(_Hook):
 class ForwardHook(_Hook):
     """Read a layer's outputs, and hook their gradients."""
 
-    __slots__ = ("__weakref__", "backward", "path", "session", "sites", "weak")
+    __slots__ = ("__weakref__", "backward", "fixed", "path", "session", "sites", "weak")
 
-    def __init__(self, session: "Session", path: str) -> None:
-        self.session, self.path = session, path
+    def __init__(self, session: "Session", path: str, fixed: Layer | None) -> None:
+        self.session, self.path, self.fixed = session, path, fixed
         self.weak = weakref.ref(session)
         self.backward = session.options.backward
         self.sites: dict[Any, tuple[Site, Site]] = {}
@@ -128,7 +132,10 @@ class ForwardHook(_Hook):
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Write the readings of the outputs, in order."""
         if _is_compiling() or is_tracing() or mode(PROXY) is not None:
-            say_traced(self.session)
+            if self.fixed is not None and _is_dynamo() and not _is_exporting():
+                self.fixed.trace(output, self.backward)
+            else:
+                say_traced(self.session)
             return
         session = self.session
         state = session.state()
@@ -226,3 +233,9 @@ class RootExit(_Hook):
         """Hand over to the session."""
         if not (_is_compiling() or is_tracing() or mode(PROXY) is not None):
             self.session.exit_root(module, output)
+
+
+run_outside(
+    ForwardHook.__call__, GradHook.__call__, KeepGradHook.__call__, RootEnter.__call__,
+    RootExit.__call__,
+)  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 
 from anynan.monitor import Rows
 from anynan.options import Options
-from anynan.torch import scaling, updates
+from anynan.torch import compiled, scaling, updates
 from anynan.torch.hooks import KeepGradHook, tensors
 from anynan.torch.session import Session
 from anynan.torch.state import State
@@ -37,6 +37,7 @@ class ModelSession(Session):
         state.depth += 1
         if state.depth > 1 or torch._C._current_graph_task_id() != -1:
             return
+        compiled.take(self, state)
         if state.rows is not None and self._over(state):
             self.end_step(state)
         self.start_root(state, module, path, args, kwargs)
@@ -91,8 +92,12 @@ class ModelSession(Session):
                 state.trained = True
                 if self.options.backward:
                     x.register_hook(KeepGradHook(weak, root, i))
+        if len(state.calls) < 2 and not compiled.ran(self):
+            compiled.missed(self)
         if not state.trained and not again:
             self.end_step(state)
+        elif not state.slots.deferred:
+            compiled.take(self, state)
 
     def finish_update(self, state: State) -> None:
         """End the step at the update."""

@@ -15,6 +15,7 @@ from anynan.adapter import ReplayError
 from anynan.context import replay_context
 from anynan.lineage import External, Replay, Sink
 from anynan.monitor import Reading
+from anynan.torch import compiled
 from anynan.torch.hooks import tensors
 from anynan.torch.names import node_name
 from anynan.torch.paths import clean_path, join
@@ -48,6 +49,12 @@ def replay(session: Session, state: State, reading: Reading) -> Replay:
         raise ReplayError(msg)
     is_step = isinstance(session, StepMarker)
     roots = _roots(state, reading, is_step)
+    if not roots and compiled.ran(session):
+        msg = (
+            "the model's own call is part of the compiled code, so there is no call to run again: "
+            "track what torch.compile returned, or the step function, and the operation is named"
+        )
+        raise ReplayError(msg)
     if not roots:
         msg = (
             "the layer was called past the model (not through the tracked model's own call), so "
@@ -56,7 +63,7 @@ def replay(session: Session, state: State, reading: Reading) -> Replay:
         raise ReplayError(msg)
     if any(root.fn is None for root in roots):
         raise ReplayError(GONE)
-    result = Replay()
+    result = Replay(uncompiled=compiled.ran(session))
     with _no_trace(session, state, result):
         for root in roots:
             if root.changed():
@@ -93,6 +100,7 @@ def _run(
     with ExitStack() as stack:
         stack.callback(watcher.restore)
         stack.enter_context(root.modes())
+        stack.enter_context(compiled.eager())
         for prefix, ref in session.models:
             model = ref()
             if model is not None:

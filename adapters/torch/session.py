@@ -16,7 +16,8 @@ from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
 from anynan.patterns import choose
 from anynan.summary import Summary
-from anynan.torch import endings, scaling, updates
+from anynan.torch import compiled, endings, scaling, updates
+from anynan.torch.fixed import Board
 from anynan.torch.gradients import Held, gradient_site
 from anynan.torch.hooks import (
     ForwardHook,
@@ -54,6 +55,9 @@ class Session:
         self.scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._optimizer_known: bool | None = None
+        self.boards: list[Board] = []
+        self.renewed = False
+        self._resting: State | None = None
 
     # Attaching.
 
@@ -88,9 +92,18 @@ class Session:
         if paused:
             self.read()
             updates.unwatch(self)
-            self._uninstall()
+            if compiled.ran(self):
+                # Graphs compiled without the hooks would not take them up again.
+                self._resting = State(ImmediateSlots(()))
+                self._resting.idle = True
+            else:
+                self._uninstall()
         else:
-            self._install()
+            if self._resting is None:
+                self._install()
+            self._resting = None
+            for board in self.boards:
+                board.take()
             updates.watch(self)
 
     def _install(self) -> None:
@@ -102,6 +115,7 @@ class Session:
     def _uninstall(self) -> None:
         while self.handles:
             self.handles.pop().remove()
+        self.boards.clear()
 
     def _hook_model(self, prefix: str, model: torch.nn.Module) -> None:
         chosen = self.paths(prefix, model)
@@ -111,9 +125,14 @@ class Session:
         first: dict[torch.nn.Module, str] = {}
         for path, module in chosen.items():
             first.setdefault(module, path)
-        self.handles += [m.register_forward_hook(ForwardHook(self, p)) for m, p in first.items()]
+        fixed = compiled.boards(first, model)
+        self.boards += {id(layer.board): layer.board for layer in fixed.values()}.values()
+        for module, path in first.items():
+            hook = ForwardHook(self, path, fixed.get(path))
+            self.handles.append(module.register_forward_hook(hook))
         self.handles.append(model.register_forward_hook(RootExit(self), always_call=True))
         remark_slow_paths(self.tracker, model)
+        compiled.renew(self, model)
 
     def paths(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Give the watched layers of a model by path, patterns applied."""
@@ -147,6 +166,8 @@ class Session:
 
     def state(self) -> State:
         """Return this thread's state."""
+        if self._resting is not None:
+            return self._resting
         state: State | None = getattr(self._local, "state", None)
         if state is None:
             slots: Slots = (
@@ -158,6 +179,12 @@ class Session:
             self._states -= {other for other in self._states if other.spent}
             self._states.add(state)
         return state
+
+    def _own(self) -> State | None:
+        """Return this thread's state, None if nothing ran in it."""
+        if compiled.ran(self):  # graphs do not say in which thread they ran
+            return self.state()
+        return getattr(self._local, "state", None)
 
     def _immediate(self) -> bool:
         read = self.options.read
@@ -179,6 +206,7 @@ class Session:
 
     def end_step(self, state: State) -> None:
         """Close the step: read it now, or every n steps."""
+        compiled.take(self, state)
         rows = self.tracker.close_step()
         was_idle, state.idle = state.idle, True
         operations, state.operations = state.operations, None
@@ -200,9 +228,10 @@ class Session:
 
     def read(self) -> None:
         """Read and judge this thread's unread rows now."""
-        state: State | None = getattr(self._local, "state", None)
+        state = self._own()
         if state is None or state.idle:
             return
+        compiled.take(self, state)
         state.idle = True
         try:
             endings.settle(self, state)
@@ -221,18 +250,19 @@ class Session:
 
     def finish(self) -> None:
         """End the open steps and read what is left."""
-        state: State | None = getattr(self._local, "state", None)
+        state = self._own()
         for other in list(self._states):
             if other is not state:
                 endings.read_rest(self, other)
         if state is None or state.idle:
             return
-        if state.rows is not None:
+        if state.rows is not None or compiled.ran(self):
             self.end_step(state)
         self.read()
 
     def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
         """Have one reading judged while its layer is still on the stack."""
+        order = compiled.take_first(self, state, rows, order)
         with self.aside(state):
             try:
                 self.tracker.flag(rows, order, value)
@@ -299,6 +329,7 @@ class Session:
         return root
 
     def _named_inputs(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        fn = getattr(fn, "_orig_mod", fn)  # a compiled module's own forward names nothing
         names = argument_names(getattr(fn, "forward", fn))
         for i, item in enumerate(args):
             yield from tensors(item, names[i] if i < len(names) else f"args[{i}]")
@@ -398,4 +429,11 @@ class Session:
 
 
 def _layers(prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    return {join(prefix, clean_path(name)): module for name, module in model.named_modules()}
+    found: dict[str, torch.nn.Module] = {}
+    for name, module in model.named_modules():
+        path = join(prefix, clean_path(name))
+        # A compiled module and what it was compiled from have one path: hooks on the first run
+        # outside the graph.
+        if not name.endswith("_orig_mod") or path not in found:
+            found[path] = module
+    return found

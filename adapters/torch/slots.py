@@ -1,5 +1,6 @@
 """Where readings land: on the host at once (CPU), or in device buffers read once a step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from anynan.monitor import Rows, Site
 from anynan.torch.probes import EXTRA, NATIVE, ends
 
 _aminmax = torch.aminmax
+Placed = Callable[[list[float]], None]
 
 
 class ImmediateSlots:
@@ -77,6 +79,7 @@ class DeferredSlots:
         self._extra = extra
         self._banks: dict[tuple[torch.dtype, torch.device], list[_Bank]] = {}
         self._where: list[tuple[Rows, _Bank, int]] = []
+        self._later: list[tuple[Placed, torch.Tensor]] = []
         self._stats: list[torch.Tensor] = []
         self._stats_of: list[tuple[Rows, int]] = []
 
@@ -96,6 +99,10 @@ class DeferredSlots:
         rows.calls.append(call)
         return False
 
+    def later(self, values: torch.Tensor, place: Placed) -> None:
+        """Bring values along in the next read, and hand them on once the rows are there."""
+        self._later.append((place, values))
+
     def _next(
         self, rows: Rows, dtype: torch.dtype, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,19 +120,28 @@ class DeferredSlots:
 
     def read(self) -> None:
         """Bring what was written since the last read to the host: one read per device."""
-        if not self._where:
+        if not self._where and not self._later:
             return
-        with torch.no_grad():
-            columns = self._columns()
+        banks = [bank for banks in self._banks.values() for bank in banks if bank.used]
+        later, self._later = self._later, []
+        tensors = [bank.buffer[:, : bank.used] for bank in banks]
+        tensors += self._stats
+        tensors += [values for _, values in later]
+        columns = _bring(tensors)
+        ends_of = {id(bank): columns[i] for i, bank in enumerate(banks)}
         for rows, bank, at in self._where:
-            lo, hi = columns[id(bank)]
-            order = len(rows.lo)
-            site = rows.sites[order]
-            rows.lo.append(-hi[at] if site.bound else lo[at])
-            rows.hi.append(hi[at])
+            values = ends_of[id(bank)]
+            site = rows.sites[len(rows.lo)]
+            high = values[bank.used + at]
+            rows.lo.append(-high if site.bound else values[at])
+            rows.hi.append(high)
         width = len(self._extra)
+        stats = columns[len(banks) : len(columns) - len(later)]
         for i, (rows, order) in enumerate(self._stats_of):
-            rows.stats[order] = tuple(columns[-1][0][i * width : (i + 1) * width])
+            rows.stats[order] = tuple(x for (x,) in stats[i * width : (i + 1) * width])
+        # The last first: what it puts in leaves the places of those before as they are.
+        for place, _ in reversed(later):
+            place(columns.pop())
         self._where.clear()
         self._stats.clear()
         self._stats_of.clear()
@@ -134,28 +150,24 @@ class DeferredSlots:
             del banks[:-1]
             banks[-1].used = 0
 
-    def _columns(self) -> dict[int, tuple[list[float], list[float]]]:
-        used = [bank for banks in self._banks.values() for bank in banks if bank.used]
-        by_device: dict[torch.device, list[_Bank]] = {}
-        for bank in used:
-            by_device.setdefault(bank.buffer.device, []).append(bank)
-        columns: dict[int, tuple[list[float], list[float]]] = {}
-        for device, banks in by_device.items():
-            wide = any(bank.buffer.dtype == torch.float64 for bank in banks)
+
+def _bring(tensors: list[torch.Tensor]) -> list[list[float]]:
+    """Copy small tensors to the host, those of a device in one copy."""
+    by_device: dict[torch.device, list[int]] = {}
+    for i, x in enumerate(tensors):
+        by_device.setdefault(x.device, []).append(i)
+    found: list[list[float]] = [[]] * len(tensors)
+    with torch.no_grad():
+        for which in by_device.values():
+            wide = any(tensors[i].dtype == torch.float64 for i in which)
             dtype = torch.float64 if wide else torch.float32
-            parts = [bank.buffer[:, : bank.used].reshape(-1).to(dtype) for bank in banks]
-            stats = [s.to(dtype).reshape(1) for s in self._stats if s.device == device]
-            values = torch.cat(parts + stats).to("cpu", copy=True).tolist()
+            flat = torch.cat([tensors[i].reshape(-1).to(dtype) for i in which])
+            values = flat.to("cpu", copy=True).tolist()
             at = 0
-            for bank in banks:
-                columns[id(bank)] = (
-                    values[at : at + bank.used],
-                    values[at + bank.used : at + 2 * bank.used],
-                )
-                at += 2 * bank.used
-            if stats:
-                columns[-1] = (columns.get(-1, ([], []))[0] + values[at:], [])
-        return columns
+            for i in which:
+                found[i] = values[at : at + tensors[i].numel()]
+                at += tensors[i].numel()
+    return found
 
 
 Slots = ImmediateSlots | DeferredSlots

@@ -8,7 +8,7 @@ import torch
 
 from anynan.containers import leaves
 from anynan.options import Options
-from anynan.torch import tracking
+from anynan.torch import compiled, tracking
 from anynan.torch.discovery import find_modules, in_arguments
 from anynan.torch.hooks import tensors
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
@@ -87,6 +87,7 @@ class StepSession(Session, StepMarker):
             self.open_step(state)
             self.start_root(state, fn, None, args, kwargs)
             result = fn(*args, **kwargs)
+            compiled.take(self, state)
             self._read_result(state, result)
             if self.options.parameters and state.rows is not None:
                 write_parameters(self, state, state.rows)
@@ -152,3 +153,6 @@ class StepSession(Session, StepMarker):
 
     def exit_root(self, module: Any, output: Any) -> None:
         """Leave the step open: it ends when the function returns."""
+        state = self.state()
+        if not state.idle and not state.slots.deferred:
+            compiled.take(self, state)

@@ -130,18 +130,14 @@ def _track(target: Any, options: Options) -> Tracker:
 
 
 def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
-    first = session_of(model)
-    name = type(model).__name__
+    inner = getattr(model, "_orig_mod", None)  # what a compiled module was compiled from
+    same = [model] if inner is None else [model, inner]
+    first = next((found for x in same if (found := session_of(x)) is not None), None)
+    name = type(same[-1]).__name__
     if first is not None:
         msg = (
             f"this {name} is tracked already, by {first.tracker!r}; call its remove(), or "
             "anynan.torch.untrack(model), before tracking it again"
-        )
-        raise ValueError(msg)
-    if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None:
-        msg = (
-            f"this {name} is compiled: hooks inside a compiled graph are not supported yet and "
-            "would silently not run; track the model it was compiled from, uncompiled"
         )
         raise ValueError(msg)
     meta = [key for key, p in model.named_parameters() if p.is_meta]
@@ -157,5 +153,6 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
         raise ValueError(msg)
     tracker = Tracker(weakref.ref(model), options, name)
     session.tracker = tracker
-    _tracked[model] = weakref.ref(session)
+    for x in same:
+        _tracked[x] = weakref.ref(session)
     return tracker.start(session)

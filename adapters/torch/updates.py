@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from anynan.torch import endings, scaling
+from anynan.torch import compiled, endings, scaling
 from anynan.torch.gradients import write_gradients
 from anynan.torch.state import State, StepMarker, StopReplay
 
@@ -103,11 +103,12 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
     state.in_optimizer = True
     session._optimizer_known = True
     gradients = [p.grad for p in held.parameters]
+    compiled.take(session, state)
     rows = state.rows
     if rows is None:
         if all(grad is None for grad in gradients):
             return
-        if not _ran_elsewhere(session, state):
+        if not _ran_elsewhere(session, state) and not compiled.missed(session):
             session.tracker.say(
                 "weights got gradients, but none of the watched layers was seen running: "
                 "layers inside a compiled graph, or called past the model, are not watched"

@@ -120,17 +120,6 @@ def test_tracking_a_tracker() -> None:
         anynan.torch.track(tracker)
 
 
-@pytest.mark.parametrize("form", ["optimized", "in place"])
-def test_a_compiled_model(form: str) -> None:
-    model: Any = net()
-    if form == "in place":
-        model.compile(backend="eager")
-    else:
-        model = torch.compile(model, backend="eager")
-    with pytest.raises(ValueError, match="compiled.*track the model it was compiled from"):
-        anynan.torch.track(model)
-
-
 def test_untrack_what_is_not_tracked() -> None:
     with pytest.raises(ValueError, match="not tracked"):
         anynan.torch.untrack(net())

@@ -625,18 +625,6 @@ def test_each_array_is_passed_over_once(read: Any) -> None:
 # Never silently blind.
 
 
-def test_a_model_compiled_after_tracking_is_said() -> None:
-    model = small()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model)
-    compiled = torch.compile(model, backend="eager")
-    with pytest.warns(AnynanWarning, match="compiled"):
-        compiled(torch.randn(3, 4)).sum().backward()
-        optimizer.step()
-    assert "compiled" in tracker.report()
-    torch._dynamo.reset()
-
-
 def test_layers_that_never_ran_are_listed() -> None:
     model = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)})
 

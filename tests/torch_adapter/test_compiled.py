@@ -1,0 +1,557 @@
+"""Compiled models: readings from inside the graph, no breaks, no recompiles, the same report."""
+
+import gc
+import math
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+import anynan
+from anynan import AnynanWarning, NonFiniteError
+from anynan.torch.fixed import Board
+
+BACKEND = "aot_eager"  # traces as inductor does, forward and backward, and compiles in no time
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    counters.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="torch")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield
+    torch.compiler.reset()
+
+
+class Block(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.log(self.linear(self.norm(x)) + 10)
+
+
+class Net(nn.Module):
+    def __init__(self, size: int = 8, depth: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Linear(size, size)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(depth))
+        self.head = nn.Linear(size, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def spoil(net: Net) -> None:
+    """Let the logarithm in block 1 see negative numbers."""
+    with torch.no_grad():
+        net.blocks[1].linear.bias.sub_(20)
+
+
+Watched = tuple[Callable[[torch.Tensor], torch.Tensor], Any]
+
+
+def whole_before(net: Net, **options: Any) -> Watched:
+    tracker = anynan.torch.track(net, **options)
+    return torch.compile(net, backend=BACKEND, fullgraph=True), tracker
+
+
+def whole_after(net: Net, **options: Any) -> Watched:
+    compiled = torch.compile(net, backend=BACKEND, fullgraph=True)
+    return compiled, anynan.torch.track(compiled, **options)
+
+
+def inner_after(net: Net, **options: Any) -> Watched:
+    compiled = torch.compile(net, backend=BACKEND, fullgraph=True)
+    return compiled, anynan.torch.track(net, **options)
+
+
+def in_place(net: Net, **options: Any) -> Watched:
+    net.compile(backend=BACKEND, fullgraph=True)
+    return net, anynan.torch.track(net, **options)
+
+
+def blocks(net: Net, **options: Any) -> Watched:
+    tracker = anynan.torch.track(net, **options)
+    for block in net.blocks:
+        block.compile(backend=BACKEND, fullgraph=True)
+    return net, tracker
+
+
+def wrapped_blocks(net: Net, **options: Any) -> Watched:
+    for i, block in enumerate(net.blocks):
+        net.blocks[i] = torch.compile(block, backend=BACKEND, fullgraph=True)  # type: ignore[assignment]
+    return net, anynan.torch.track(net, **options)
+
+
+WAYS = [whole_before, whole_after, inner_after, in_place, blocks, wrapped_blocks]
+ways = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+
+
+both_ways = pytest.mark.parametrize(
+    ("way", "read"),
+    [*((way, "auto") for way in WAYS), (whole_before, "step"), (blocks, "step")],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+
+
+def train(call: Any, net: Net, steps: int, *, batch: int = 4) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    for i in range(steps):
+        optimizer.zero_grad()
+        call(torch.randn(batch + i % 2, 8)).square().mean().backward()
+        optimizer.step()
+
+
+def named(tracker: Any) -> dict[tuple[Any, ...], tuple[float, float]]:
+    """Give the last step's readings of layers by name."""
+    return {
+        (r.layer, r.phase, r.site.tensor): (r.lo, r.hi)
+        for r in tracker.history.last()
+        if r.site.parameter is None
+    }
+
+
+@both_ways
+def test_the_origin_is_named(way: Any, read: Any) -> None:
+    net = Net()
+    call, tracker = way(net, read=read)
+    train(call, net, 2)
+    spoil(net)
+    with pytest.raises(NonFiniteError) as caught:
+        train(call, net, 2)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.kind, event.step) == ("blocks.1", "forward", "nan", 2)
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert event.operation.source.file == __file__
+    assert event.cause.tag == "log_of_negative"
+    tracker.remove()
+
+
+@ways
+def test_readings_are_those_of_the_eager_model(way: Any) -> None:
+    found = []
+    for how in (lambda net: (net, anynan.torch.track(net)), way):
+        torch.compiler.reset()
+        torch.manual_seed(1)
+        net = Net()
+        call, tracker = how(net)
+        train(call, net, 3)
+        assert len(tracker.history) == 3
+        found.append(named(tracker))
+        assert not tracker.notes
+        tracker.remove()
+    assert found[0].keys() == found[1].keys()
+    for key, (lo, hi) in found[0].items():
+        assert found[1][key] == pytest.approx((lo, hi), rel=1e-5, abs=1e-7), key
+
+
+@both_ways
+def test_no_graph_breaks_and_no_recompiles(way: Any, read: Any) -> None:
+    def graphs(how: Any) -> tuple[int, int]:
+        torch.compiler.reset()
+        counters.clear()
+        net = Net()
+        call, tracker = how(net)
+        train(call, net, 3)
+        warm = counters["stats"]["unique_graphs"]
+        train(call, net, 6)
+        assert not counters["graph_break"]
+        assert counters["stats"]["unique_graphs"] == warm
+        if tracker is not None:
+            assert len(tracker.history) == 9
+            tracker.remove()
+        return warm
+
+    def untracked(net: Net) -> Any:
+        if way in (blocks, wrapped_blocks):
+            for block in net.blocks:
+                block.compile(backend=BACKEND, fullgraph=True)
+            return net, None
+        return torch.compile(net, backend=BACKEND, fullgraph=True), None
+
+    assert graphs(lambda net: way(net, read=read)) == graphs(untracked)
+
+
+def test_dynamic_shapes() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net)
+    call = torch.compile(net, backend=BACKEND, fullgraph=True, dynamic=True)
+    for batch in (3, 5, 9, 17):
+        train(call, net, 1, batch=batch)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert {layer for layer, _, _ in named(tracker)} >= {"blocks.0.linear", "head"}
+    tracker.remove()
+
+
+def test_compiled_by_a_function_around_the_model() -> None:
+    net = Net()
+    with anynan.torch.track(net) as tracker:
+        call = torch.compile(lambda x: net(x) * 2, backend=BACKEND, fullgraph=True)
+        train(call, net, 2)
+        assert ("blocks.1.linear", "backward", "grad") in named(tracker)
+        spoil(net)
+        with pytest.raises(NonFiniteError) as caught:
+            train(call, net, 1)
+    assert caught.value.event.layer == "blocks.1"
+    assert "own call is part of the compiled code" in str(caught.value)
+    assert not counters["graph_break"]
+
+
+def test_a_tracked_step_around_a_compiled_model() -> None:
+    net = Net()
+    call = torch.compile(net, backend=BACKEND, fullgraph=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    @anynan.torch.track
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = call(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(3):
+        step(torch.randn(4, 8))
+    readings = named(step)
+    assert ("blocks.1", "forward", "output") in readings
+    assert (None, "loss", "loss") in readings
+    spoil(net)
+    before = [p.clone() for p in net.parameters()]
+    with pytest.raises(NonFiniteError) as caught:
+        step(torch.randn(4, 8))
+    assert caught.value.event.operation.name == "log"
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+    step.remove()
+
+
+def test_a_fault_in_the_backward_pass() -> None:
+    class Distance(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x - x.detach()).square().sum(-1).sqrt()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.distance = Distance()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.distance(self.linear(x))
+
+    model = Model()
+    tracker = anynan.torch.track(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    call = torch.compile(model, backend=BACKEND, fullgraph=True)
+    weight = model.linear.weight.clone()
+    with pytest.raises(NonFiniteError) as caught:
+        call(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    event = caught.value.event
+    assert (event.layer, event.phase, event.operation.name) == ("distance", "backward", "sqrt")
+    assert event.cause.tag == "norm_gradient_at_zero"
+    assert torch.equal(model.linear.weight, weight)
+    tracker.remove()
+
+
+def test_a_mask_of_infinities_is_no_alarm() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            causal = torch.ones(4, 4, dtype=torch.bool).tril()
+            return x.masked_fill(~causal, -math.inf)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Linear(8, 8)
+            self.scores = Masked()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.softmax(self.scores(self.query(x) @ x.mT), -1) @ x
+
+    model = Attention()
+    with anynan.torch.track(model) as tracker:
+        call = torch.compile(model, backend=BACKEND, fullgraph=True)
+        for _ in range(2):
+            call(torch.randn(2, 4, 8)).sum().backward()
+    assert tracker.count("bad") == 0
+    assert [event.kind for event in tracker.events if event.layer == "scores"] == ["neginf"]
+
+
+def test_the_second_of_several_calls_in_a_step() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net)
+    call = torch.compile(net, backend=BACKEND, fullgraph=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    batches = [torch.randn(4, 8) for _ in range(3)]
+    for x in batches:
+        call(x).mean().backward()
+    optimizer.step()
+    batches[1][2, 3] = 1e38
+    with pytest.raises(NonFiniteError) as caught:
+        for x in batches:
+            call(x).mean().backward()
+        optimizer.step()
+    event = caught.value.event
+    assert (event.layer, event.call, event.step) == ("blocks.0.norm", 1, 1)
+    tracker.remove()
+
+
+def test_inference_is_read_at_each_call() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net)
+    call = torch.compile(net, backend=BACKEND, fullgraph=True)
+    with torch.no_grad():
+        call(torch.randn(4, 8))
+        spoil(net)
+        with pytest.raises(NonFiniteError, match="blocks.1"):
+            call(torch.randn(4, 8))
+    tracker.remove()
+
+
+def test_skip_drops_the_update() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net, action="skip")
+    call = torch.compile(net, backend=BACKEND, fullgraph=True)
+    train(call, net, 1)
+    spoil(net)
+    before = [p.clone() for p in net.parameters()]
+    with pytest.warns(AnynanWarning, match="the update of this step is dropped"):
+        train(call, net, 2)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+    assert tracker.count("bad") == 2
+    tracker.remove()
+
+
+# Graphs that were compiled without the hooks.
+
+
+def test_a_graph_compiled_before_tracking_is_dropped_and_said() -> None:
+    net = Net()
+    call = torch.compile(net, backend=BACKEND, fullgraph=True)
+    train(call, net, 1)
+    tracker = anynan.torch.track(net)  # nothing tells that `call` exists
+    with pytest.warns(AnynanWarning, match=r"compiled before track\(\).*was not watched"):
+        train(call, net, 1)
+    assert ("blocks.1", "forward", "output") not in named(tracker)
+    train(call, net, 1)
+    assert ("blocks.1", "forward", "output") in named(tracker)
+    assert "compiled before track()" in tracker.report()
+    tracker.remove()
+
+
+@pytest.mark.parametrize("way", [whole_after, in_place, wrapped_blocks])
+def test_a_compiled_model_that_ran_is_compiled_again(way: Any) -> None:
+    net = Net()
+    call, tracker = way(net)
+    train(call, net, 1)
+    tracker.remove()
+    train(call, net, 1)
+    target = call if way is whole_after else net
+    with anynan.torch.track(target) as tracker:
+        assert any("compiled again" in remark for remark in tracker.remarks)
+        train(call, net, 1)
+        assert ("blocks.1.linear", "backward", "grad") in named(tracker)
+
+
+def test_a_fault_that_is_only_there_when_compiled() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / 0 if torch.compiler.is_compiling() else x
+
+    model = nn.Sequential(nn.Linear(4, 4), Odd())
+    call = torch.compile(model, backend=BACKEND)
+    tracker = anynan.torch.track(call)
+    with pytest.raises(NonFiniteError) as caught:
+        call(torch.randn(2, 4))
+    assert caught.value.event.layer == "1"
+    assert "appears only when compiled" in " ".join(caught.value.event.notes)
+    tracker.remove()
+
+
+def test_the_compiled_and_the_plain_model_are_one_target() -> None:
+    net = Net()
+    call = torch.compile(net, backend=BACKEND)
+    anynan.torch.track(call)
+    with pytest.raises(ValueError, match="this Net is tracked already"):
+        anynan.torch.track(net)
+    anynan.torch.untrack(net)
+    anynan.torch.track(net).remove()
+
+
+# Leaving.
+
+
+def test_removal_leaves_nothing_in_the_graph() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net)
+    call = torch.compile(net, backend=BACKEND, fullgraph=True)
+    train(call, net, 2)
+    board = tracker.adapter.boards[0]
+    tracker.remove()
+    train(call, net, 2)
+    assert not math.isfinite(board.take().sum())  # empty: nothing wrote there
+    assert not counters["graph_break"]
+    call(torch.full((2, 8), math.nan))
+
+
+def test_pausing_keeps_the_graph_and_reports_nothing() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net)
+    call = torch.compile(net, backend=BACKEND, fullgraph=True)
+    with torch.no_grad():
+        call(torch.randn(4, 8))
+        graphs = counters["stats"]["unique_graphs"]
+        tracker.pause()
+        call(torch.full((4, 8), math.nan))
+        tracker.resume()
+        call(torch.randn(4, 8))
+        assert (len(tracker.history), tracker.events) == (2, ())
+        with pytest.raises(NonFiniteError):
+            call(torch.full((4, 8), math.inf))
+    assert counters["stats"]["unique_graphs"] == graphs
+    tracker.remove()
+
+
+def test_nothing_is_kept_alive() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net)
+    call = torch.compile(net, backend=BACKEND)
+    train(call, net, 2)
+    tracker.remove()
+    gone = [weakref.ref(tracker), weakref.ref(tracker.adapter) if tracker.adapter else None]
+    torch.compiler.reset()
+    weight = weakref.ref(net.head.weight)
+    del tracker, call, net
+    gc.collect()
+    assert weight() is None
+    assert gone[0]() is None
+
+
+# The slots themselves.
+
+
+def test_slots_of_ten_thousand_layers_are_small() -> None:
+    board = Board([str(i) for i in range(10_000)], torch.device("cpu"))
+    assert board._memory.nbytes < 1_000_000
+
+
+@dataclass
+class Pair:
+    one: torch.Tensor
+    other: Any
+
+
+class Boxes(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"a": x, "b": [x * 2, None, Pair(x * 3, x.detach().long())], "c": x[:0]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(math.nan, "nan"), (math.inf, "posinf"), (-math.inf, "neginf"), (1e4, None)],
+)
+def test_the_probe_law_holds_in_graphs(dtype: Any, value: float, kind: str | None) -> None:
+    model = Boxes()
+    tracker = anynan.torch.track(model, action="record", replay=False)
+    call = torch.compile(lambda x: model(x), backend=BACKEND, fullgraph=True)
+    x = torch.ones(3, 3, dtype=dtype)
+    x[1, 1] = value
+    with torch.no_grad():
+        call(x)
+    tracker.check()
+    (reading,) = [tracker.rows().reading(i) for i in range(len(tracker.rows().lo))]
+    assert (reading.kind, reading.site.dtype) == (kind, str(dtype).removeprefix("torch."))
+    if kind is None:
+        assert reading.hi == pytest.approx(3e4, rel=0.01)
+    tracker.remove()
+
+
+def test_large_doubles_are_finite() -> None:
+    model = Boxes()
+    with anynan.torch.track(model) as tracker:
+        call = torch.compile(lambda x: model(x), backend=BACKEND, fullgraph=True)
+        with torch.no_grad():
+            call(torch.full((2, 2), 1e300, dtype=torch.float64))
+    assert tracker.count("bad") == 0
+
+
+def test_statistics_beyond_the_ends_are_said_to_be_missing() -> None:
+    net = Net()
+    tracker = anynan.torch.track(net, stats=("rms", "max"))
+    call = torch.compile(net, backend=BACKEND)
+    with pytest.warns(AnynanWarning, match="stats=rms are not measured inside compiled code"):
+        train(call, net, 1)
+    tracker.remove()
+
+
+# With the real compiler.
+
+
+def test_inductor_fuses_the_probes() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.ReLU(), nn.Sigmoid(), nn.Tanh())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    kernels, arrays, outputs = [], [], []
+    x = torch.randn(64, 64)
+    for tracked in (False, True):
+        torch.compiler.reset()
+        model = Chain()
+        tracker = anynan.torch.track(model) if tracked else None
+        call = torch.compile(model, fullgraph=True)
+        with torch.no_grad():
+            output, (code,) = run_and_get_code(call, x)
+        outputs.append(output)
+        kernels.append(code.count("async_compile.cpp_pybinding("))
+        arrays.append(code.count("empty_strided_cpu((64, 64)"))
+        if tracker is not None:
+            readings = named(tracker)
+            tracker.remove()
+    assert kernels == arrays == [1, 1]
+    assert torch.equal(*outputs)
+    for layer, y in [("layers.0", x.relu()), ("layers.2", x.relu().sigmoid().tanh())]:
+        low, high = readings[(layer, "forward", "output")]
+        assert (low, high) == pytest.approx((float(y.min()), float(y.max())), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_inductor_trains_and_finds_the_origin() -> None:
+    net = Net(depth=1)
+    tracker = anynan.torch.track(net)
+    call = torch.compile(net, fullgraph=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        call(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    assert ("blocks.0.linear", "backward", "grad") in named(tracker)
+    with torch.no_grad():
+        net.blocks[0].linear.bias.sub_(20)
+    with pytest.raises(NonFiniteError) as caught:
+        call(torch.randn(4, 8))
+    assert (caught.value.event.layer, caught.value.event.operation.name) == ("blocks.0", "log")
+    assert not counters["graph_break"]
+    tracker.remove()
