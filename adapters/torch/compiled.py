@@ -15,6 +15,7 @@ from anynan.torch.fixed import Board, Layer
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.slots import DeferredSlots
 from anynan.torch.state import State
+from anynan.torch.transforms import TRANSFORMED
 
 if TYPE_CHECKING:
     from anynan.torch.session import Session
@@ -62,6 +63,9 @@ def take(session: "Session", state: State) -> None:
         AnomalyError: As the tracker's action says.
     """
     for board in session.boards:
+        if board.transformed:
+            board.transformed = False
+            session.tracker.say(TRANSFORMED)
         if board.unseen:
             board.unseen = False
             session.tracker.say(
@@ -141,7 +145,7 @@ def take_first(session: "Session", state: State, rows: Rows, order: int) -> int:
 
 def ran(session: "Session") -> bool:
     """Tell whether any layer ran inside a graph."""
-    return any(board.active for board in session.boards)
+    return any(board.active or board.transformed for board in session.boards)
 
 
 def eager() -> AbstractContextManager[Any]:

@@ -14,6 +14,7 @@ import torch
 
 # Inductor takes its inputs to be aligned to 16 bytes, and copies those that are not.
 _ROOM = 4
+_depth = torch._C._functorch.get_dynamic_layer_stack_depth
 _LARGEST = torch.finfo(torch.float32).max
 _EMPTY = (math.inf, -math.inf, math.inf, -math.inf)
 
@@ -60,6 +61,9 @@ class Layer:
 
     def trace(self, output: Any, backward: bool) -> None:
         """Take in a layer's outputs, in code that is being compiled."""
+        if _depth():  # a transform's values are those of no single call
+            self.board.transformed = True
+            return
         for x in _leaves(output):
             if not (x.is_floating_point() or x.is_complex()) or x.numel() == 0:
                 continue
@@ -82,6 +86,7 @@ class Board:
         rank: Position of a layer in that order.
         active: True once compiled code wrote here.
         unseen: True if compiled code could not.
+        transformed: True if it ran inside a function transform.
         plans: What its owner knows of each set of layers that ran.
     """
 
@@ -89,7 +94,7 @@ class Board:
         self.paths = _ending(paths)
         self.rank = {path: i for i, path in enumerate(self.paths)}
         self.device = device
-        self.active = self.unseen = False
+        self.active = self.unseen = self.transformed = False
         self.plans: dict[bytes, Any] = {}
         with torch.inference_mode(False), torch.no_grad():
             self._empty = torch.tensor(_EMPTY, device=device).reshape(1, 4, 1)

@@ -11,6 +11,10 @@ is_tracing = torch._C._is_tracing
 mode = torch._C._get_dispatch_mode
 PROXY = torch._C._TorchDispatchModeKey.PROXY
 _level = torch._C._functorch.maybe_current_level
+TRANSFORMED = (
+    "the model inside a function transform (vmap, grad, jvp and the like of torch.func) is not "
+    "watched: its values are those of no single call"
+)
 _NO_CHECK = "is not watched: a check there would become a part of the graph"
 
 
@@ -32,10 +36,7 @@ def say_traced(session: "Session") -> None:
 def say_unseen(session: "Session", path: str, x: torch.Tensor) -> None:
     """Say once what hides an output's values."""
     if _level() is not None or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        session.tracker.say(
-            "the model inside a function transform (vmap, grad, jvp and the like of torch.func) "
-            "is not watched: its values are those of no single call"
-        )
+        session.tracker.say(TRANSFORMED)
     elif hasattr(x, "fake_mode"):
         session.tracker.say("the model on fake tensors is not watched: they hold no values")
     else:

@@ -443,6 +443,26 @@ def test_nothing_is_kept_alive() -> None:
     assert gone[0]() is None
 
 
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_function_transforms_inside_a_graph_are_said(transform: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 2))
+    x = torch.randn(3, 4)
+
+    def mapped(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(model)(x)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda y: model(y).sum())(x)
+
+    fn = mapped if transform == "vmap" else slope
+    expected = fn(x)
+    tracker = anynan.torch.track(model)
+    got = torch.compile(fn, backend=BACKEND, fullgraph=True)(x)
+    assert torch.allclose(got, expected)
+    with pytest.warns(AnynanWarning, match="inside a function transform"):
+        tracker.remove()
+
+
 # The slots themselves.
 
 
