@@ -28,6 +28,8 @@ _WHERE = {
     "check": "checking",
     "summarize": "checking",
     "Tracker": "tracker",
+    "namespace": "recorder",
+    "track": "recorder",
 }
 _ADAPTERS = ("torch", "jax")
 
@@ -46,9 +48,11 @@ __all__ = [
     "Tracker",
     "check",
     "expect",
+    "namespace",
     "replaying",
     "scope",
     "summarize",
+    "track",
 ]
 
 if TYPE_CHECKING:
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
     from anynan.events import Cause, Event, Operation, Source, Spread
     from anynan.policy import Allow, Policy
+    from anynan.recorder import namespace, track
     from anynan.summary import Summary
     from anynan.tracker import Tracker
 

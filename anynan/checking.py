@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 from anynan import context
 from anynan.arrays import dtype_max, library_name, type_name
+from anynan.chunked import holds_floats, is_chunked
 from anynan.containers import is_container, is_leaf, leaves
 from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
 from anynan.events import NON_FINITE, Event, Kind, Operation, Severity, Source
 from anynan.measuring import measure
 from anynan.options import environment
 from anynan.policy import DEFAULT, Policy, reading_kind
-from anynan.probing import is_clean, probe
+from anynan.probing import ends, is_clean, probe
 from anynan.reporting import render
 from anynan.sources import user_source
 from anynan.summary import Summary
@@ -121,8 +122,11 @@ def _look(path: str, leaf: Any, policy: Policy, layer: str | None) -> _Finding |
     # Without limits of their own, finite numbers are all alike.
     if policy.unlimited and is_clean(leaf):
         return None
+    summary = None
     try:
-        span = probe(leaf)
+        if is_chunked(leaf) and holds_floats(leaf):  # one graph answers both questions
+            summary = measure(leaf)
+        span = probe(leaf) if summary is None else ends(summary)
     except TypeError as error:
         msg = f"{path}: {error}"
         raise TypeError(msg) from error
@@ -135,9 +139,9 @@ def _look(path: str, leaf: Any, policy: Policy, layer: str | None) -> _Finding |
     if reading_kind(lo, hi) is None:
         if verdict is None or policy.allowed(verdict[0], "value", layer):
             return None
-        return _Finding(path, leaf, *verdict, measure(leaf))
+        return _Finding(path, leaf, *verdict, summary or measure(leaf))
     # Two ends show one kind; what is excused must not hide what is not.
-    summary = measure(leaf)
+    summary = summary or measure(leaf)
     verdicts = []
     for kind in NON_FINITE:
         excused = context.expected(kind) or policy.allowed(kind, "value", layer)

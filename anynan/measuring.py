@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from anynan import chunked
 from anynan.arrays import (
     BLOCK,
     REFUSALS,
@@ -22,6 +23,7 @@ from anynan.arrays import (
     to_host,
     unreadable,
 )
+from anynan.chunked import is_chunked
 from anynan.registry import reader_of
 from anynan.summary import Summary
 
@@ -61,6 +63,8 @@ def measure(x: Any) -> Summary:
 
 def describe(x: Any) -> Summary:
     """Describe an array without asking an adapter; adapters use it for what they unwrapped."""
+    if is_chunked(x):
+        return chunked.describe(x)
     view = on_host(x)
     if view is None:
         return _standard(x)
@@ -69,7 +73,7 @@ def describe(x: Any) -> Summary:
         tally.array(part, mask, form)
     first = None
     if tally.bad:
-        found = [_first_bad(part, mask, form) for part, mask, form in fields(view)]
+        found = [first_bad(part, mask, form) for part, mask, form in fields(view)]
         first = min(index for index in found if index is not None)
     shown = x if hasattr(x, "dtype") else view
     return tally.summary(view.shape, dtype_name(shown), device_name(shown), first)
@@ -86,7 +90,7 @@ def _standard(x: Any) -> Summary:
             host = to_host(block)
             tally.array(host, None, form)
             if first is None and tally.bad:
-                (inner,) = _first_bad(host.reshape(-1), None, form) or (0,)
+                (inner,) = first_bad(host.reshape(-1), None, form) or (0,)
                 first = tuple(int(i) for i in np.unravel_index(start + inner, shape))
             start += host.size
     except REFUSALS as error:
@@ -177,6 +181,17 @@ class Tally:
         values = values.astype(np.float64, copy=False)
         self.sums.append((exponent, float(values.sum()), float(np.dot(values, values))))
 
+    def merge(self, other: "Tally") -> None:
+        """Add what another tally counted."""
+        for name in ("nan", "posinf", "neginf", "zero", "subnormal", "finite"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.lo, self.hi = min(self.lo, other.lo), max(self.hi, other.hi)
+        self.absmax = max(self.absmax, other.absmax)
+        self.ordered = self.ordered and other.ordered
+        tops = [top for top in (self.top, other.top) if top is not None]
+        self.top = min(tops, default=None)
+        self.sums += other.sums
+
     def summary(
         self,
         shape: tuple[int, ...],
@@ -237,9 +252,10 @@ def _ldexp(value: float, exponent: int) -> float:
         return math.copysign(sys.float_info.max, value)
 
 
-def _first_bad(
+def first_bad(
     x: np.ndarray[Any, Any], mask: np.ndarray[Any, Any] | None, form: Format
 ) -> tuple[int, ...] | None:
+    """Give the index of the first NaN or Inf in C order, None if there is none."""
     start = 0
     with np.errstate(all="ignore"):
         for piece, hidden in pieces(x, PIECE, mask=mask, order="C", dtype=_wide(form)):

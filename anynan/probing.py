@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from anynan import chunked
 from anynan.arrays import (
     REFUSALS,
     Format,
@@ -21,7 +22,9 @@ from anynan.arrays import (
     standard_format,
     unreadable,
 )
+from anynan.chunked import is_chunked
 from anynan.registry import reader_of
+from anynan.summary import Summary
 
 Span = tuple[float, float]
 
@@ -61,6 +64,8 @@ def probe(x: Any) -> Span | None:
     reader = reader_of(x)
     if reader is not None:
         return reader.probe(x)
+    if is_chunked(x):
+        return ends(chunked.describe(x)) if chunked.holds_floats(x) else None
     view = on_host(x)
     if view is None:
         return _standard(x)
@@ -75,6 +80,18 @@ def probe(x: Any) -> Span | None:
 
 
 _PRODUCT = 2**17  # elements: the cache of every core holds them, and no pool of threads wakes
+
+
+def ends(summary: Summary) -> Span | None:
+    """Give what a probe of the summarised array would have given."""
+    if summary.nan:
+        return NAN
+    if summary.min is None and summary.absmax is not None:  # complex: the magnitudes' range
+        low, high = -summary.absmax, summary.absmax
+        return (math.inf, math.inf) if summary.posinf else (low, high)
+    if summary.low is None or summary.high is None:
+        return (math.inf, math.inf) if summary.posinf else None
+    return summary.low, summary.high
 
 
 def is_clean(x: Any) -> bool:

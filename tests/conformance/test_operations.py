@@ -1,6 +1,8 @@
 """Tracked steps: the same fault gives the same event on every backend with an adapter.
 
-A backend joins by adding ``builders_<library>.py`` with its ``Program`` and ``VARIANTS``.
+A backend joins by adding ``builders_<library>.py`` with its ``Program`` and ``VARIANTS``, and
+with ``DIFFERENCES`` if there is a recipe that it cannot follow. ``builders_array`` serves every
+library that array code is written over.
 """
 
 import gc
@@ -17,11 +19,16 @@ from tests.backends import Backend, Space, parse
 from tests.conformance import recipes_operations
 from tests.conformance.recipes_operations import FAULTS, SILENT, StepRecipe
 
+# NumPy says by itself that it divided by zero.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-def builders(backend: Backend) -> Any:
-    """Return a backend's builders, None if it has no adapter."""
+
+def builders(backend: Backend) -> list[Any]:
+    """Return a backend's builders, none if nothing tracks it."""
     name = f"tests.conformance.builders_{backend.library}"
-    return importlib.import_module(name) if find_spec(name) else None
+    found = [importlib.import_module(name)] if find_spec(name) else []
+    array = importlib.import_module("tests.conformance.builders_array")
+    return [*found, array] if backend in array.BACKENDS else found
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -31,12 +38,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = [b for b in Backend if b.installed] if wanted is None else parse(wanted)
     cases = [
         pytest.param(
-            (backend, variant),
-            id=f"{backend.value}-{variant}",
+            (backend, made, variant),
+            id=f"{backend.value}-{made.__name__.rpartition('_')[2]}-{variant}",
             marks=[pytest.mark.gpu] if backend.variant == "cuda" else [],
         )
         for backend in chosen
-        if (made := builders(backend)) is not None
+        for made in builders(backend)
         for variant in made.VARIANTS
     ]
     metafunc.parametrize("variant", cases, indirect=True)
@@ -54,7 +61,7 @@ def _small_heap() -> Iterator[None]:
 @pytest.fixture
 def variant(request: pytest.FixtureRequest) -> tuple[Space, Any, dict[str, Any]]:
     """Where a program runs: the arrays, the builders, the options."""
-    backend, name = request.param
+    backend, made, name = request.param
     try:
         xp = backend.load()
     except ImportError as error:
@@ -62,13 +69,16 @@ def variant(request: pytest.FixtureRequest) -> tuple[Space, Any, dict[str, Any]]
             pytest.fail(f"--backends names {backend.value}, which cannot run: {error}")
         pytest.skip(f"{backend.value} cannot run: {error}")
     space = Space(backend, xp, "cuda" if backend.variant == "cuda" else None)
-    made = builders(backend)
     return space, made, made.VARIANTS[name]
 
 
 def run(recipe: StepRecipe, variant: Any, **more: Any) -> Any:
     """Run a recipe's steps; its tracker is closed whatever comes of it."""
     space, made, options = variant
+    if recipe.name in getattr(made, "DIFFERENCES", {}):
+        pytest.skip(made.DIFFERENCES[recipe.name])
+    if not space.has(recipe.dtype):
+        pytest.skip(f"{space.backend.value} has no {recipe.dtype}")
     program = made.Program(recipe, space, **(options | more))
     with program.tracker:
         for number, batch in enumerate(recipe.batches):

@@ -1,0 +1,295 @@
+"""One call of a tracked function: what runs its operations, and follows values out of scopes."""
+
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anynan import context
+from anynan.arrays import dtype_max, dtype_name, library_name
+from anynan.events import Phase
+from anynan.floatflags import Flags
+from anynan.lineage import Replay
+from anynan.monitor import Rows, Site
+from anynan.namespaces import Namespace
+from anynan.opnames import canonical
+from anynan.sources import is_library, user_source
+from anynan.trackable import is_array
+from anynan.tracked import Cell, TrackedArray, is_view
+
+if TYPE_CHECKING:
+    from anynan.arraysession import ArraySession
+
+CLEAN, UNKNOWN = -1, -2
+now: ContextVar["Tape | None"] = ContextVar("anynan_tape", default=None)
+
+
+class Tape:
+    """Run the operations of one call; the two kinds of tape say when results are looked at.
+
+    Attributes:
+        session: Whose call it is.
+        rows: Where readings go.
+        base: The scope that the call itself was made in.
+        closed: True once the call has returned: what is left over is only an array.
+        scoped: True once an operation ran in a scope of the function's own.
+    """
+
+    def __init__(self, session: "ArraySession", rows: Rows | None) -> None:
+        self.session, self.rows = session, rows
+        self.base = context.scope_path()
+        self.closed = self.scoped = False
+        self.leaky = False  # True once a plain array was handed out, which anyone may write into
+        self.inputs: dict[int, str] = {}
+        self.held: list[Any] = []  # keeps the ids above from being used again
+        self.escapes: list[int] = []
+        self.counts: dict[tuple[str | None, str, str], int] = {}
+        self.notes: list[str] = []
+        self.is_array = is_array
+
+    # What a kind of tape does with results.
+
+    def look(
+        self, name: str, raw: str, function: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], results: list[TrackedArray], *, clean: bool,
+        before: Any = None, writes: TrackedArray | None = None,
+    ) -> None:  # fmt: skip
+        """Look at the results of an operation; ``clean`` says that they are known to be finite."""
+        raise NotImplementedError
+
+    def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
+        """Write the row of a value that arrived somewhere."""
+        raise NotImplementedError
+
+    def replay(self) -> Replay:
+        """Give what was seen so far."""
+        raise NotImplementedError
+
+    # Arrays in and out.
+
+    def wrap(self, raw: Any, node: int = CLEAN) -> TrackedArray:
+        """Put an array from outside under watch."""
+        return self.session.wrapper(raw, self, None, node, Cell())
+
+    def add_input(self, raw: Any, label: str) -> TrackedArray:
+        """Put an argument under watch, and read it."""
+        x = self.wrap(raw)
+        self.inputs[id(raw)] = label
+        self.held.append(raw)
+        self.read(None, "input", label, x)
+        return x
+
+    def namespace_of(self, raw: Any) -> Namespace:
+        """Give the recording namespace of an array's library."""
+        from anynan.namespaces import namespace_of
+
+        return namespace_of(raw)
+
+    def escape(self, x: TrackedArray, dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:
+        """Hand the plain array to code that asks for it."""
+        self.escaped(x)
+        if copy is None:
+            return np.asarray(x._raw, dtype=dtype)
+        return np.asarray(x._raw, dtype=dtype, copy=copy)
+
+    def escaped(self, x: TrackedArray) -> None:
+        """Say that a value is out of sight from here on."""
+        if self.closed:
+            return
+        self.leaky = True
+        self.escapes += self.parents(x)
+        line = user_source(skip=2)
+        where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
+        self.session.tracker.say(
+            f"a plain array was taken out of a tracked one{where} (by asarray, a conversion or "
+            "compiled code): what is computed from it is not watched until it comes back"
+        )
+
+    def parents(self, x: TrackedArray) -> tuple[int, ...]:
+        """Give the records that wrote into this array's memory."""
+        own = (x._node,) if x._node >= 0 else ()
+        return tuple(dict.fromkeys((*own, *x._cell.writes)))
+
+    def lost(self) -> tuple[int, ...]:
+        """Blame what was handed out as a plain array for a bad one of unknown origin."""
+        return tuple(dict.fromkeys(self.escapes))
+
+    # Operations.
+
+    def operate(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], *, writes: Any = None, ufunc: tuple[Any, str] | None = None,
+    ) -> Any:  # fmt: skip
+        """Run one operation on the plain arrays, and put its results under watch."""
+        found: list[TrackedArray] = []
+        plain = tuple([strip(value, found) for value in args])
+        options = {key: strip(value, found) for key, value in kwargs.items()} if kwargs else kwargs
+        if self.closed:
+            return function(*plain, **options)
+        layer = self._enter(found)
+        target = writes if isinstance(writes, TrackedArray) else None
+        before = None if target is None else self.session.snapshot(target._raw)
+        flags = Flags() if ufunc is not None and found and _is_numpy(found[0]._raw) else None
+        if target is not None:
+            self.about_to_write(target)
+        if flags is None:
+            result = function(*plain, **options)
+        else:
+            result = flags.run(function, plain, options)
+        clean = self._clean(name, args, found, flags, ufunc, target)
+        word = canonical(name)
+        results: list[TrackedArray] = []
+        out = self._wrap_result(result, layer, found, results, target, name)
+        if target is not None:
+            if not any(item is target for item in results):
+                results.append(target)
+            # What is written to in a layer is the layer's.
+            target._made = layer
+        if results:
+            raw = f"{library_name(results[0]._raw)}.{name.strip('_')}"
+            self.look(
+                word, raw, function, args, kwargs, results, clean=clean, before=before,
+                writes=target,
+            )  # fmt: skip
+        if flags is not None and flags.seen:
+            flags.warn(_warned(name, ufunc, plain), _user_level())
+        return out
+
+    def about_to_write(self, target: TrackedArray) -> None:
+        """Get ready for an operation that overwrites its operand."""
+
+    def _enter(self, found: list[TrackedArray]) -> str | None:
+        layer = context.scope_path()
+        if layer == self.base:
+            layer = None
+        elif not self.scoped:
+            self.scoped = True
+        for x in found:
+            made = x._made
+            if made is not None and made != layer:
+                self.leave(x, layer)
+        return layer
+
+    def leave(self, x: TrackedArray, layer: str | None) -> None:
+        """Read a value that an operation in ``layer`` takes out of the scopes it was made in."""
+        path = x._made
+        while path is not None and path != self.base and not _inside(layer, path):
+            if self.session.watches(path):
+                self.read(path, "forward", "output", x)
+            path = path.rpartition(".")[0] or None
+        x._made = None if path == self.base else path
+
+    def _clean(
+        self, name: str, args: tuple[Any, ...], found: list[TrackedArray], flags: Flags | None,
+        ufunc: tuple[Any, str] | None, target: TrackedArray | None,
+    ) -> bool:  # fmt: skip
+        """Tell without a reading whether the results are finite."""
+        return False
+
+    def _wrap_result(
+        self, result: Any, layer: str | None, found: list[TrackedArray],
+        results: list[TrackedArray], target: TrackedArray | None, name: str,
+    ) -> Any:  # fmt: skip
+        if target is not None and result is target._raw:
+            results.append(target)
+            return target
+        if is_array(result):
+            for x in found:
+                if result is x._raw:  # an operation that had nothing to do gave its operand back
+                    return x
+            cell = Cell()
+            if found and is_view(name):
+                cell = found[0]._cell
+            x = self.session.wrapper(result, self, layer, CLEAN, cell)
+            results.append(x)
+            return x
+        if isinstance(result, tuple | list) and any(is_array(item) for item in result):
+            items = [self._wrap_result(item, layer, found, results, None, name) for item in result]
+            if hasattr(result, "_fields"):
+                try:
+                    return type(result)(*items)
+                except TypeError:  # a structure of a compiled library
+                    return tuple(items)
+            return type(result)(items)
+        return result
+
+    # Rows.
+
+    def site(self, layer: str | None, phase: Phase, tensor: str, raw: Any) -> Site:
+        """Find the slot of a value."""
+        monitor = self.session.tracker.monitor
+        return monitor.site(layer, phase, tensor, dtype_name(raw), dtype_max(raw))
+
+    def add_row(self, site: Site) -> int:
+        """Open a row; the caller fills in its two numbers."""
+        rows = self.rows
+        assert rows is not None
+        key = (site.layer, site.phase, site.tensor)
+        count = self.counts[key] = self.counts.get(key, -1) + 1
+        order = len(rows.sites)
+        expected = context.expectations()
+        if expected is not None:
+            rows.expected[order] = expected
+        rows.sites.append(site)
+        rows.calls.append(count)
+        return order
+
+    def placed(self, layer: str | None) -> tuple[str | None, Phase]:
+        """Give layer and phase of what was computed in this scope, now that all are known."""
+        if layer is not None:
+            return layer, "forward"
+        # A function without scopes is the layer itself.
+        return (None, "loss") if self.scoped else (self.base or "", "forward")
+
+
+def _inside(layer: str | None, path: str) -> bool:
+    return layer is not None and (layer == path or layer.startswith(path + "."))
+
+
+def strip(value: Any, found: list[TrackedArray]) -> Any:
+    """Put plain arrays in the place of tracked ones, and note those."""
+    if isinstance(value, TrackedArray):
+        found.append(value)
+        return value._raw
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([strip(item, found) for item in value])
+    if kind is slice:
+        parts = (value.start, value.stop, value.step)
+        return slice(*[strip(item, found) for item in parts])
+    if kind is dict:
+        return {key: strip(item, found) for key, item in value.items()}
+    return value
+
+
+def _is_numpy(raw: Any) -> bool:
+    return isinstance(raw, np.ndarray | np.generic)
+
+
+_QUICK = {2: "square", 0.5: "sqrt", -1: "reciprocal"}
+
+
+def _warned(name: str, ufunc: tuple[Any, str] | None, args: tuple[Any, ...]) -> str:
+    """Give the word that NumPy's own warning would use."""
+    assert ufunc is not None
+    if ufunc[1] != "__call__":
+        return ufunc[1]
+    word = str(ufunc[0].__name__)
+    if word == "power" and len(args) > 1 and isinstance(args[1], int | float):
+        word = _QUICK.get(args[1], word)
+    if name == word or all(isinstance(x, np.generic | int | float) for x in args):
+        return f"scalar {word}" if not any(isinstance(x, np.ndarray) for x in args) else word
+    return word
+
+
+def _user_level() -> int:
+    """Count the frames up to the user's own line, as ``warnings.warn`` counts them."""
+    level, frame = 0, sys._getframe(1)
+    found: FrameType | None = frame
+    while found is not None and is_library(found.f_code.co_filename):
+        level += 1
+        found = found.f_back
+    return level + 2 if found is not None else 3
