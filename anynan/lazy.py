@@ -91,7 +91,10 @@ class StandardSlots:
         for (xp, _), slots in groups.items():
             wide = xp.float64 if hasattr(xp, "float64") else xp.float32
             flags = [xp.astype(flag, wide) for slot in slots for flag in self._waiting[slot][:3]]
-            numbers = to_host(xp.stack(flags)).reshape(-1, 3)
+            try:
+                numbers = to_host(xp.stack(flags)).reshape(-1, 3)
+            except REFUSALS as error:
+                raise unreadable(self._waiting[slots[0]][0], error) from error
             self.reads += 1
             for slot, (low, high, nan) in zip(slots, numbers.tolist(), strict=True):
                 compound = self._waiting[slot][3]

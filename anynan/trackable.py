@@ -88,9 +88,7 @@ def _change(
         items = [_change(x, n, wanted, new, seen) for x, n in zip(value, names, strict=True)]
         if all(one is other for one, other in zip(items, value, strict=True)):
             return value
-        if fields is not None:
-            return kind(*items)
-        return tuple(items) if kind is tuple else value
+        return kind(*items) if fields is not None else kind(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         seen[id(value)] = value
         for field in dataclasses.fields(value):

@@ -68,7 +68,7 @@ class TrackedArray:
             return _Method(self, name)
         if self._tape.is_array(value):
             return self._tape.operate(name, lambda x: getattr(x, name), (self,), {})
-        return value
+        return _At(self) if name == "at" else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in TrackedArray.__slots__ or name == "shape":
@@ -187,6 +187,37 @@ class _Method:
 
     def __repr__(self) -> str:
         return f"<{self._name} of a tracked array>"
+
+
+class _At:
+    """Stand for ``x.at``, where arrays cannot be written to: ``x.at[key].set(value)``."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: TrackedArray) -> None:
+        self._array = array
+
+    def __getitem__(self, key: Any) -> "_Place":
+        return _Place(self._array, key)
+
+
+class _Place:
+    """Stand for one place of such an array."""
+
+    __slots__ = ("_array", "_key")
+
+    def __init__(self, array: TrackedArray, key: Any) -> None:
+        self._array, self._key = array, key
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(x: Any, *given: Any, key: Any, **options: Any) -> Any:
+            return getattr(x.at[key], name)(*given, **options)
+
+        def changed(*given: Any, **options: Any) -> Any:
+            array, word = self._array, "setitem" if name == "set" else name
+            return array._tape.operate(word, call, (array, *given), {"key": self._key, **options})
+
+        return changed
 
 
 def _out(kwargs: dict[str, Any]) -> Any:
