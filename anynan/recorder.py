@@ -47,7 +47,8 @@ def track(target: Any = None, **options: Any) -> Any:
         ... def logits(p):
         ...     return numpy.log(p) - numpy.log(1 - p)
         >>> try:
-        ...     logits(numpy.array([0.5, 1.5]))
+        ...     with numpy.errstate(invalid="ignore"):
+        ...         logits(numpy.array([0.5, 1.5]))
         ... except anynan.NonFiniteError as error:
         ...     error.event.operation.name, error.event.cause.tag
         ('log', 'log_of_negative')
