@@ -6,6 +6,7 @@ from typing import Any
 from anynan.adapter import Adapter, BadParameter, ReplayError
 from anynan.causes import Situation, explain
 from anynan.events import NON_FINITE, Cause, Event, Kind, Operation, Phase, Spread
+from anynan.guarding import NORM, Finding
 from anynan.lineage import OpRecord, Replay, Token, Verdict, trace
 from anynan.monitor import Monitor, Reading, Rows
 from anynan.summary import Summary
@@ -112,7 +113,7 @@ def _operation_event(
             record=origin,
             then=then,
             growth=monitor.history.curve(reading.site),
-            scale=adapter.loss_scale(),
+            scale=adapter.loss_scale() if case.rows.scale is None else float(case.rows.scale),
             surfaced=harmed if phase != harmed else None,
         )
     )
@@ -303,6 +304,35 @@ def _parameter_event(
         rank=adapter.rank(),
         since=since,
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def norm_event(
+    finding: Finding, rows: Rows, adapter: Adapter, *, expected: str | None, bad: bool
+) -> Event:
+    """Report what the guard saw in the gradient norms."""
+    return Event(
+        backend=adapter.backend,
+        layer=finding.layer,
+        phase="backward",
+        kind=finding.kind,
+        severity="bad" if bad else "suspect",
+        step=rows.step,
+        order=len(rows.lo),
+        tensor=NORM,
+        cause=explain(
+            Situation(
+                phase="backward",
+                kind=finding.kind,
+                layer=finding.layer,
+                tensor=NORM,
+                growth=finding.growth,
+                finding=finding,
+            )
+        ),
+        trail=finding.layers,
+        expected=expected,
+        rank=adapter.rank(),
     )
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from anynan.adapter import Adapter
 from anynan.causes import Situation, explain
-from anynan.diagnosis import Case, diagnose, operation
+from anynan.diagnosis import Case, diagnose, norm_event, operation
 from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
 from anynan.events import NON_FINITE, Event, Kind
+from anynan.guarding import FEWEST, Guard
 from anynan.lineage import Replay, trace
-from anynan.monitor import Monitor, Reading, Rows
+from anynan.monitor import Monitor, Reading, Rows, layer_norms
 from anynan.options import Options, environment
 from anynan.reporting import render, render_line
 
@@ -28,6 +29,8 @@ class Judge:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.monitor = Monitor(options.policy, options.history)
+        self._guard = Guard(options.policy)
+        self._guarded, self._unguarded = False, 0
         self.adapter: Adapter | None = None
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._counts: Counter[str] = Counter()
@@ -67,6 +70,7 @@ class Judge:
         try:
             self.judge(rows)
             self._settle_scale(rows)
+            self.guard(rows)
         finally:
             self.monitor.history.append(rows)
             if rows.failed is None:
@@ -242,48 +246,48 @@ class Judge:
             if event.expected is None:
                 warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
 
-    def guard(self, rows: Rows, norm: float) -> None:
-        """Judge the total gradient norm of a step: a jump, or next to nothing.
+    def guard(self, rows: Rows, norm: float | None = None) -> None:
+        """Judge the gradient norms read since the last time: a jump, or next to nothing.
 
         Args:
             rows: The open rows.
-            norm: L2 norm over all weights; a norm that is not finite is judged elsewhere.
+            norm: L2 norm over all weights, where the rows do not hold one for each; a norm
+                that is not finite is judged elsewhere.
 
         Raises:
             AnomalyError: If the policy makes a spike or a vanishing gradient bad.
         """
-        if not math.isfinite(norm):
+        start, rows.guarded = rows.guarded, len(rows.lo)
+        if not self._guard.on or rows.failed is not None or self.adapter is None:
             return
-        policy = self.options.policy
-        kind: Kind | None = None
-        median = self.monitor.median_norm(norm)
-        if policy.spike is not None and median is not None and norm > policy.spike * median:
-            kind = "spike"
-        elif policy.vanishing is not None and norm < policy.vanishing:
-            kind = "vanishing"
-        if kind is None or rows.failed is not None:
-            return
-        reason = policy.allowed(kind, "backward", "")
-        level = "bad" if kind in policy.bad and reason is None else "suspect"
-        growth = self.monitor.norms()
-        event = Event(
-            backend=self._adapter.backend,
-            layer="",
-            phase="backward",
-            kind=kind,
-            severity="bad" if level == "bad" else "suspect",
-            step=rows.step,
-            order=len(rows.lo),
-            tensor="gradient norm",
-            cause=explain(
-                Situation(
-                    phase="backward", kind=kind, layer="", tensor="gradient norm", growth=growth
+        if norm is not None:
+            norms, group, self._guarded = {"": norm}, "", True
+        else:
+            readings = [rows.reading(order) for order in range(start, rows.guarded)]
+            norms = layer_norms(readings)
+            group = next((r.site.parameter or "" for r in readings if r.norm is not None), "")
+            self._say_unguarded(rows, seen=bool(norms))
+        for finding in self._guard.judge(rows.step, norms, group):
+            mine = self.options.policy.at(finding.layer)
+            reason = self.options.policy.allowed(finding.kind, "backward", finding.layer)
+            bad = finding.kind in mine.bad and reason is None
+            if not bad and not finding.news:  # said when it began
+                self._counts["expected" if reason else "suspect"] += 1
+                continue
+            event = norm_event(finding, rows, self._adapter, expected=reason, bad=bad)
+            if rows.failed is None:
+                self.refuse(event, rows)
+
+    def _say_unguarded(self, rows: Rows, *, seen: bool) -> None:
+        if seen or self._guarded:
+            self._guarded = True
+        elif any(site.phase == "backward" for site in rows.sites):
+            self._unguarded += 1
+            if self._unguarded == FEWEST:
+                self.say(
+                    "Policy(spike=..., vanishing=...) has seen no gradient of a weight yet: they "
+                    "are read when an optimizer updates the weights, and none has"
                 )
-            ),
-            expected=reason,
-            rank=self._adapter.rank(),
-        )
-        self.refuse(event, rows)
 
     def updated(self, step: int) -> None:
         """Note an optimizer update; one from gradients that were reported as bad is no news."""
@@ -390,7 +394,8 @@ class Judge:
             return
         kind = reading.kind or "nan"
         self._scaled_streak += 1
-        scale = self._adapter.loss_scale()
+        now = self._adapter.loss_scale()
+        scale = now if rows.scale is None else float(rows.scale)
         policy = self.options.policy
         floor = scale is not None and scale <= policy.floor
         if self._scaled_streak >= policy.streak or floor:
@@ -409,7 +414,7 @@ class Judge:
             tensor=reading.site.tensor,
             parameter=reading.site.parameter,
             expected="the loss scale is being found: the scaler skips this update"
-            + ("" if scale is None else f" (scale now {scale:g})"),
+            + _scales(scale, now),
             rank=self._adapter.rank(),
         )
         with self._lock:
@@ -465,3 +470,10 @@ class _Softly:
 
     def __exit__(self, *details: object) -> None:
         self._local.softly = None
+
+
+def _scales(scale: float | None, now: float | None) -> str:
+    if now is None or scale is None:
+        return ""
+    texts = [f"{x:.0f}" if x.is_integer() and x < 1e15 else f"{x:g}" for x in (scale, now)]
+    return f" (scale {texts[0]}, now {texts[1]})" if scale != now else f" (scale now {texts[1]})"

@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -14,9 +14,6 @@ from anynan.events import Kind, Phase
 from anynan.policy import Policy, reading_kind
 
 HISTORY_BYTES = 64 * 2**20
-# Steps over which a gradient norm's running median is taken, and how many it needs.
-WINDOW = 100
-FEWEST = 5
 
 
 @dataclass(slots=True)
@@ -64,6 +61,7 @@ class Reading:
         lo: Smallest value, NaN if any value is NaN.
         hi: Largest value, NaN likewise.
         stats: Extra statistics asked for with ``stats=``.
+        norm: L2 norm of a weight's gradient, None for all else.
     """
 
     step: int
@@ -73,6 +71,7 @@ class Reading:
     lo: float
     hi: float
     stats: tuple[float, ...] = ()
+    norm: float | None = None
 
     @property
     def layer(self) -> str | None:
@@ -96,7 +95,10 @@ class Reading:
 
     @property
     def headroom(self) -> float | None:
-        """Give the bits left before overflow, None where that means nothing."""
+        """Give the bits left before overflow, None where that means nothing.
+
+        Where the slot holds a norm there are at least as many.
+        """
         absmax = self.absmax
         if self.site.dtype_max is None or not absmax or not math.isfinite(absmax):
             return None
@@ -107,8 +109,8 @@ class Rows:
     """Collect one step's readings in execution order, in one thread."""
 
     __slots__ = (
-        "__weakref__", "calls", "expected", "failed", "hi", "judged", "live", "lo", "pending",
-        "sites", "skip", "spread", "stats", "step",
+        "__weakref__", "calls", "expected", "failed", "guarded", "hi", "judged", "live", "lo",
+        "norms", "pending", "scale", "sites", "skip", "spread", "stats", "step",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -118,10 +120,15 @@ class Rows:
         self.lo: list[float] = []
         self.hi: list[float] = []
         self.stats: dict[int, tuple[float, ...]] = {}
+        # Norms of gradients that were read by their ends.
+        self.norms: dict[int, float] = {}
         self.expected: dict[int, dict[str, str]] = {}
         # Weak references to arrays that can still be looked at when their row is read later.
         self.live: dict[int, Callable[[], Any]] = {}
         self.judged = 0
+        self.guarded = 0
+        # The loss scale that the step ran under, as a number or the framework's array of one.
+        self.scale: Any = None
         self.failed: Any = None
         self.pending: Reading | None = None
         self.skip = False
@@ -136,6 +143,8 @@ class Rows:
         self.stats = {order + (order >= at): value for order, value in self.stats.items()}
         self.expected = {order + (order >= at): why for order, why in self.expected.items()}
         self.live = {order + (order >= at): ref for order, ref in self.live.items()}
+        self.norms = {order + (order >= at): norm for order, norm in self.norms.items()}
+        self.guarded += at < self.guarded
 
     def reading(self, order: int) -> Reading:
         """Return one row as a reading."""
@@ -147,13 +156,14 @@ class Rows:
             self.lo[order],
             self.hi[order],
             self.stats.get(order, ()),
+            self.hi[order] if self.sites[order].bound else self.norms.get(order),
         )
 
 
 class _Entry:
     """Keep one step of the ring, packed."""
 
-    __slots__ = ("calls", "hi", "lo", "sites", "stats", "step")
+    __slots__ = ("calls", "hi", "lo", "norms", "sites", "stats", "step")
     sites: list[Site]
     calls: list[int]
 
@@ -168,11 +178,13 @@ class _Entry:
         self.lo = array("d", rows.lo)
         self.hi = array("d", rows.hi)
         self.stats = rows.stats
+        self.norms = rows.norms
 
     @property
     def nbytes(self) -> int:
         """Give at most the memory this takes: shared lists are counted for every step."""
-        return 16 * (len(self.lo) + len(self.sites)) + 64 * len(self.stats)
+        extra = len(self.stats) + len(self.norms)
+        return 16 * (len(self.lo) + len(self.sites)) + 64 * extra
 
 
 class History:
@@ -200,7 +212,8 @@ class History:
         pairs = zip(entry.sites, entry.calls, entry.lo, entry.hi, strict=True)
         for order, (site, call, lo, hi) in enumerate(pairs):
             stats = entry.stats.get(order, ())
-            yield Reading(entry.step, order, call, site, lo, hi, stats)
+            norm = hi if site.bound else entry.norms.get(order)
+            yield Reading(entry.step, order, call, site, lo, hi, stats, norm)
 
     @property
     def nbytes(self) -> int:
@@ -252,6 +265,42 @@ class History:
                 points.append((entry.step, max(values)))
         return tuple(points)
 
+    def norms(self, layer: str | None = None) -> tuple[tuple[int, float], ...]:
+        """Give (step, L2 norm of the weights' gradients), oldest first.
+
+        Args:
+            layer: Only the weights of this layer itself; None for all weights together.
+
+        Example:
+            >>> import anynan
+            >>> tracker.history.norms("encoder.0")  # doctest: +SKIP
+            ((0, 0.71), (1, 0.69))
+        """
+        with self._lock:
+            entries = list(self._entries)
+        points = []
+        for entry in entries:
+            norms = layer_norms(self._unpack(entry))
+            if layer is not None:
+                norms = {layer: norms[layer]} if layer in norms else {}
+            if norms:
+                points.append((entry.step, math.hypot(*norms.values())))
+        return tuple(points)
+
+
+def layer_norms(readings: Iterable[Reading]) -> dict[str, float]:
+    """Give the gradient norm of each layer's own weights, from one step's readings."""
+    # Read again in the same step (a closure, a second update), a weight counts once.
+    weights = {
+        reading.site.parameter: (reading.site.layer or "", reading.norm)
+        for reading in readings
+        if reading.norm is not None and reading.site.parameter is not None
+    }
+    layers: dict[str, list[float]] = {}
+    for layer, norm in weights.values():
+        layers.setdefault(layer, []).append(norm)
+    return {layer: math.hypot(*norms) for layer, norms in layers.items()}
+
 
 class Monitor:
     """Keep the table of slots, judge readings against the policy, remember what passed."""
@@ -262,7 +311,6 @@ class Monitor:
         self.history = History(history)
         self.downgraded: dict[tuple[str | None, str, str], str] = {}
         self._table: dict[tuple[Any, ...], Site] = {}
-        self._norms: deque[float] = deque(maxlen=WINDOW)
         self._lock = RLock()
 
     def site(
@@ -291,21 +339,6 @@ class Monitor:
                     self.sites.append(found)
                     self._table[key] = found
         return found
-
-    def median_norm(self, norm: float) -> float | None:
-        """Give the median of the past gradient norms, then count this one among them.
-
-        Returns:
-            None until there are enough of them.
-        """
-        past = list(self._norms)
-        if math.isfinite(norm):
-            self._norms.append(norm)
-        return float(np.median(past)) if len(past) >= FEWEST else None
-
-    def norms(self) -> tuple[tuple[int, float], ...]:
-        """Give the past gradient norms, counted back from the present step (0)."""
-        return tuple((i - len(self._norms) + 1, norm) for i, norm in enumerate(self._norms))
 
     def flagged(self, rows: Rows) -> list[int]:
         """List the rows not judged yet whose values leave their slot's limits, in order."""

@@ -3,7 +3,9 @@
 import math
 from typing import TYPE_CHECKING
 
+from anynan.monitor import layer_norms
 from anynan.reporting import render_line
+from anynan.rules.evidence import magnitude
 
 if TYPE_CHECKING:
     from anynan.monitor import Reading
@@ -16,16 +18,24 @@ SHOWN_LAYERS = 5
 def metrics(tracker: "Tracker") -> dict[str, float]:
     """Return the last read step's numbers under flat names.
 
-    Per layer and phase there is ``anynan/absmax/<phase>/<layer>``; then the tightest headroom
-    in bits, the total gradient norm and the counts of events.
+    Per layer and phase there is ``anynan/absmax/<phase>/<layer>`` and
+    ``anynan/headroom/<phase>/<layer>``, for the gradients of each layer's own weights
+    ``anynan/gradient_norm/<layer>`` and ``anynan/headroom/gradient/<layer>`` (at least that
+    many bits, as it follows from the norm); then the tightest headroom in bits, the gradient
+    norm over all weights and the counts of events. A number that is not finite has no headroom.
     """
     numbers: dict[str, float] = {}
     readings = tracker.history.last()
     headroom = math.inf
-    square = 0.0
     for reading in readings:
+        bits = reading.headroom
+        if reading.norm is not None:
+            name = f"anynan/headroom/gradient/{reading.layer or 'model'}"
+        else:
+            name = f"anynan/headroom/{reading.phase}/{reading.layer or 'model'}"
+        if bits is not None:
+            numbers[name] = min(bits, numbers.get(name, bits))
         if reading.site.bound:
-            square += reading.hi * reading.hi
             continue
         name = f"anynan/absmax/{reading.phase}/{reading.site.parameter or reading.layer or 'model'}"
         numbers[name] = max(reading.absmax, numbers.get(name, 0.0), key=_nan_first)
@@ -34,14 +44,16 @@ def metrics(tracker: "Tracker") -> dict[str, float]:
         for stat in tracker.options.stats:
             if stat in stats:
                 numbers[name.replace("absmax", stat, 1)] = stats[stat]
-        if reading.headroom is not None:
-            headroom = min(headroom, reading.headroom)
+        if bits is not None:
+            headroom = min(headroom, bits)
     if readings:
         numbers["anynan/step"] = float(readings[-1].step)
     if math.isfinite(headroom):
         numbers["anynan/headroom"] = headroom
-    if square:
-        numbers["anynan/gradient_norm"] = math.sqrt(square)
+    norms = layer_norms(readings)
+    if norms:
+        numbers["anynan/gradient_norm"] = math.hypot(*norms.values())
+        numbers |= {f"anynan/gradient_norm/{k or 'model'}": v for k, v in norms.items()}
     for word in ("bad", "suspect", "expected"):
         numbers[f"anynan/{word}"] = float(tracker.count(word))
     return numbers
@@ -68,6 +80,31 @@ def _bits(reading: "Reading") -> float:
     return math.inf if reading.headroom is None else reading.headroom
 
 
+def _at_first(tracker: "Tracker", reading: "Reading") -> str:
+    """Say how much headroom the same place had in the oldest step that is still known."""
+    first = next((r for r in tracker.history if r.site.place == reading.site.place), reading)
+    if first.step == reading.step or first.headroom is None:
+        return ""
+    return f" ({first.headroom:.1f} at step {first.step})"
+
+
+def _gradients(tracker: "Tracker") -> list[str]:
+    """Give the last gradient norms in a line: all weights, the largest and the smallest layer."""
+    readings = tracker.history.last()
+    norms = layer_norms(readings)
+    if not norms:
+        return []
+    text = f"  gradient  norm {magnitude(math.hypot(*norms.values()))}, step {readings[-1].step}"
+    if len(norms) > 1:
+        ranked = sorted(norms.items(), key=lambda item: item[1])
+        (low, least), (high, most) = ranked[0], ranked[-1]
+        text += (
+            f"; largest {magnitude(most)} {high or '(the model itself)'}, "
+            f"smallest {magnitude(least)} {low or '(the model itself)'}"
+        )
+    return [text]
+
+
 def overview(tracker: "Tracker") -> str:
     """Return what the tracker saw as text."""
     history = tracker.history
@@ -87,9 +124,10 @@ def overview(tracker: "Tracker") -> str:
     )
     lines += [
         f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
-        f"{reading.phase}, step {reading.step}, {reading.site.dtype}"
+        f"{reading.phase}, step {reading.step}, {reading.site.dtype}{_at_first(tracker, reading)}"
         for layer, reading in list(tightest(tracker).items())[:SHOWN_LAYERS]
     ]
+    lines += _gradients(tracker)
     lines += [f"  event     {render_line(event)}" for event in tracker.events[-SHOWN_EVENTS:]]
     lines += [
         f"  allowed   {entry.kind} in {entry.layers!r}: {entry.reason}"

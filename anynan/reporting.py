@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from anynan.events import Event, Operation, Source
+from anynan.guarding import NORM
 from anynan.rules.evidence import group, magnitude, seen
 from anynan.summary import Summary
 
@@ -55,7 +56,8 @@ def render(event: Event, *, calls: int | None = None) -> str:
 def render_line(event: Event) -> str:
     """Return one event in one line, for a warning or a log."""
     parts = [headline(event)]
-    if event.layer is not None:
+    norm = event.tensor == NORM
+    if event.layer or (event.layer is not None and not norm):
         parts.append(f"layer {_layer(event.layer)}")
     if event.parameter is not None:
         parts.append(event.parameter)
@@ -65,7 +67,8 @@ def render_line(event: Event) -> str:
         parts.append(f"{operation.name}{line}")
     text = ", ".join(parts)
     if event.cause is not None:
-        text += f": {event.cause.text}"
+        # What a norm was and is says more than that it is unusual.
+        text += f": {(norm and event.cause.evidence) or event.cause.text}"
     if event.expected is not None:
         text += f" ({event.expected})"
     return " ".join(text.split())

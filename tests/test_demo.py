@@ -107,9 +107,12 @@ def test_the_overflow_is_warned_of_and_then_named() -> None:
     assert event.cause.tag in ("overflow_in_dtype", "learning_rate_divergence")
 
 
-def test_the_learning_rate_diverges() -> None:
-    event = strike("lr", start=0, steps=120)
-    assert event.step >= 20
+def test_the_learning_rate_diverges_and_is_warned_of_before() -> None:
+    with pytest.warns(anynan.AnynanWarning, match="a jump of the gradient norm") as warned:
+        event = strike("lr", start=0, steps=120)
+    first = re.search(r"of step (\d+)", str(warned[0].message))
+    assert first is not None
+    assert 20 <= int(first[1]) < event.step
     assert event.operation is not None
     assert event.operation.source is not None
     assert event.operation.source.file.endswith("demo.py")

@@ -268,37 +268,6 @@ def test_a_gradient_read_by_its_norm_and_then_by_its_ends_is_one_curve() -> None
     assert m.history.curve(ends) == ((0, 1.0), (1, 30.0))
 
 
-# Norms.
-
-
-def test_a_median_needs_a_few_norms_and_leaves_the_present_one_out() -> None:
-    m = monitor()
-    assert [m.median_norm(x) for x in (1.0, 2.0, 3.0, 4.0, 5.0)] == [None] * 5
-    assert m.median_norm(1000.0) == 3.0
-
-
-def test_norms_that_are_not_finite_do_not_count() -> None:
-    m = monitor()
-    for x in (1.0, NAN, INF, 1.0, 1.0, 1.0, 1.0):
-        m.median_norm(x)
-    assert m.median_norm(1.0) == 1.0
-    assert [norm for _, norm in m.norms()] == [1.0] * 6
-
-
-def test_the_median_follows_the_last_hundred_norms() -> None:
-    m = monitor()
-    for x in [1.0] * 100 + [50.0] * 100:
-        m.median_norm(x)
-    assert m.median_norm(50.0) == 50.0
-
-
-def test_norms_are_counted_back_from_the_present() -> None:
-    m = monitor()
-    for x in (1.0, 2.0, 3.0):
-        m.median_norm(x)
-    assert m.norms() == ((-2, 1.0), (-1, 2.0), (0, 3.0))
-
-
 # Trails.
 
 DEEP = (

@@ -222,8 +222,11 @@ def setup(bug: str, broken: str, seed: int) -> tuple[Tracker, Loader]:
     else:
         rate = 1e-2 if half else 3e-3
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    # With float16 about, be told when less than 3 bits are left.
-    policy = anynan.Policy(headroom=3) if half else anynan.Policy()
+    policy = anynan.Policy()
+    if half:  # be told when less than 3 bits are left
+        policy = anynan.Policy(headroom=3)
+    elif bug == "lr":  # be told when the gradient is 10 times what is usual
+        policy = anynan.Policy(spike=10)
     return track(make_step(model, optimizer, rate, broken), policy=policy), loader
 
 

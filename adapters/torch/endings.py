@@ -27,7 +27,7 @@ def conclude(session: "Session", state: State, rows: Rows) -> None:
     try:
         tracker.judge(rows)
         reading = rows.pending
-        if reading is not None and not scaling.worked(state.scales):
+        if reading is not None and rows.scale is None and not scaling.worked(state.scales):
             rows.pending = None  # no scaler had a part in this step
             tracker.fail(rows, reading, reading.kind or "nan")
     finally:

@@ -331,7 +331,7 @@ def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
             modules.append((module, dict(module.__dict__), dict(module._buffers)))
             contents += _contents(module)
     # A model's own call runs no scaler; a whole step does.
-    scalers = _scaler_states() if isinstance(session, StepMarker) else []
+    scalers = _scaler_states(session, state) if isinstance(session, StepMarker) else []
     # A gradient hook may have begun this, and in a thread that is not the step's.
     before = [(s, s.idle, s.replaying, s.base) for s in {session.state(), state}]
     for one, *_ in before:
@@ -397,16 +397,21 @@ def _every_parameter(session: Session) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def _scaler_states() -> list[Callable[[], None]]:
+def _scaler_states(session: Session, state: State) -> list[Callable[[], None]]:
+    """Note what scalers hold, and give the step's own one the scale that the step ran under."""
     from anynan.torch import scaling
 
     restores: list[Callable[[], None]] = []
     for scaler in scaling.find_scalers():
         states = {k: dict(v) for k, v in scaler._per_optimizer_states.items()}
 
-        def restore(scaler: Any = scaler, states: Any = states) -> None:
+        def restore(scaler: Any = scaler, states: Any = states, scale: Any = scaler._scale) -> None:
             scaler._per_optimizer_states.clear()
             scaler._per_optimizer_states.update(states)
+            scaler._scale = scale
 
         restores.append(restore)
+    used = None if session.scaler is None else session.scaler()
+    if used is not None and state.rows is not None and state.rows.scale is not None:
+        used._scale = state.rows.scale.clone()
     return restores

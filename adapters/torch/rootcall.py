@@ -160,8 +160,12 @@ class RootCall:
             for device in _AUTOCAST_DEVICES:
                 dtype = self.autocast.get(device)
                 if dtype is not None or torch.is_autocast_enabled(device):
+                    # Without its cache: casts of weights that the first run left there would
+                    # not be made again, and an overflow in one would not be seen.
                     stack.enter_context(
-                        torch.autocast(device, dtype=dtype, enabled=dtype is not None)
+                        torch.autocast(
+                            device, dtype=dtype, enabled=dtype is not None, cache_enabled=False
+                        )
                     )
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad and not self.inference))

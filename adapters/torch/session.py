@@ -18,7 +18,7 @@ from anynan.patterns import choose
 from anynan.summary import Summary
 from anynan.torch import compiled, endings, scaling, updates
 from anynan.torch.fixed import Board
-from anynan.torch.gradients import Held, gradient_site
+from anynan.torch.gradients import Held, gradient_site, norm_dtype
 from anynan.torch.hooks import (
     ForwardHook,
     RootEnter,
@@ -287,11 +287,6 @@ class Session:
             if watcher is not None:
                 watcher.busy = False
 
-    def guard(self, state: State, rows: Rows, norm: float) -> None:
-        """Have a step's total gradient norm judged."""
-        with self.aside(state):
-            self.tracker.guard(rows, norm)
-
     def write(self, state: State, rows: Rows, site: Site, call: int, value: torch.Tensor) -> None:
         """Write one reading and have it judged if it needs to be."""
         values = plain(value)
@@ -372,7 +367,7 @@ class Session:
             mine = [p for group in groups for p in group["params"] if id(p) in names]
             sites = [gradient_site(self, names[id(p)], p) for p in mine]
             limit = min((site.limit for site in sites), default=math.inf)
-            entry = self._held[optimizer] = Held(size, mine, sites, limit)
+            entry = self._held[optimizer] = Held(size, mine, sites, limit, norm_dtype(mine))
         return entry
 
     def owner(self, state: State) -> State:

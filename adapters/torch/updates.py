@@ -3,6 +3,7 @@
 import atexit
 import functools
 import gc
+import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from anynan.torch import compiled, endings, scaling
-from anynan.torch.gradients import write_gradients
+from anynan.torch import compiled, scaling, skipping
+from anynan.torch.gradients import read_gradients
 from anynan.torch.state import State, StepMarker, StopReplay
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def watch(session: "Session") -> None:
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before))
         _handles.append(register_optimizer_step_post_hook(_after))
+        _handles.append(skipping.Seam(_skipped))
 
 
 @atexit.register
@@ -46,6 +48,7 @@ def unwatch(session: "Session") -> None:
 
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    skipping.stepped()
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         _tell(optimizer)
@@ -71,6 +74,11 @@ def _tell(optimizer: torch.optim.Optimizer) -> None:
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for session in list(_sessions):
         after_update(session, optimizer)
+
+
+def _skipped(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    for session in list(_sessions):
+        skipped_update(session, optimizer, scaler)
 
 
 def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:
@@ -114,16 +122,15 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
                 "layers inside a compiled graph, or called past the model, are not watched"
             )
         rows = session.open_step(state)
-    # A scaler that hands its own check to a fused optimizer skips the update on the device.
-    if session.options.backward and getattr(optimizer, "found_inf", None) is None:
-        write_gradients(session, state, rows, held, gradients)
-    every = session.options.read
-    if state.slots.deferred and (not isinstance(every, int) or not (rows.step + 1) % every):
-        with session.aside(state):
-            endings.settle(session, state)
-            session.tracker.judge(rows)
+    scaler = skipping.current()
+    scale = None
+    if scaler is not None:
+        _note_scale(session, rows, scaler)
+        # One that hands its check to a fused optimizer leaves the unscaling to it, too.
+        scale = getattr(optimizer, "grad_scale", None)
+    read_gradients(session, state, rows, held, gradients, scale)
     reading = rows.pending
-    if reading is not None and not scaling.scaled(optimizer):
+    if reading is not None and scaler is None and not scaling.scaled(optimizer):
         # No scaler steps this optimizer, so none skips the update.
         rows.pending = None
         with session.aside(state):
@@ -132,6 +139,35 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for p in group["params"]:
                 p.grad = None
+
+
+def skipped_update(
+    session: "Session", optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> None:
+    """Read the gradients for which a scaler skips an update, where none was seen bad so far."""
+    state = session.owner(session.state())
+    held = session.held(optimizer)
+    rows = state.rows
+    if state.replaying or state.idle or not held.parameters or rows is None:
+        return
+    _note_scale(session, rows, scaler)
+    if rows.pending is not None or rows.failed is not None:
+        return
+    gradients = [p.grad for p in held.parameters]
+    read_gradients(session, state, rows, held, gradients, None, skipped=True)
+    known = session.options.backward and len(rows.lo) == len(rows.sites)
+    if known and all(map(math.isfinite, [*rows.lo, *rows.hi])):
+        session.tracker.remark(
+            "a loss scaler skipped updates although no gradient that is watched was bad: those of "
+            "other weights, or what was done to them since, must have been"
+        )
+
+
+def _note_scale(session: "Session", rows: Any, scaler: torch.amp.GradScaler) -> None:
+    """Keep the scale that the step ran under: the scaler changes it after the update."""
+    if scaler._scale is not None:
+        rows.scale = scaler._scale.clone()
+        session.scaler = weakref.ref(scaler)
 
 
 def _ran_elsewhere(session: "Session", state: State) -> bool:
@@ -146,7 +182,7 @@ def after_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
         return
     state.in_optimizer = False
     rows = state.rows
-    if rows is None or rows.failed is None:
+    if rows is None or (rows.failed is None and rows.pending is None):
         session.tracker.updated(session.tracker.step if rows is None else rows.step)
     if torch._C._current_graph_task_id() != -1:
         state.updated = True  # in the middle of the backward pass: there is more to come

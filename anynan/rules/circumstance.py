@@ -191,7 +191,18 @@ def _overflowed(s: Situation) -> bool:
 def _scale_at_floor(s: Situation) -> str | None:
     if s.scale is None or s.scale > 1 or not _overflowed(s):
         return None
-    return f"the loss scale is down to {magnitude(s.scale)}"
+    return f"the loss scale is down to {magnitude(s.scale)}{_reached(s)}"
+
+
+def _reached(s: Situation) -> str:
+    """Say what the overflowing result is in float32, and without the loss scale."""
+    wide = None if s.record is None else s.record.wide
+    if wide is None or s.scale is None:
+        return ""
+    text = f"; in float32 the result reaches {magnitude(wide)}"
+    if s.scale > 1:
+        text += f" ({magnitude(wide / s.scale)} without the loss scale)"
+    return f"{text}, {s.dtype} ends at {magnitude(limits(s.dtype)[0])}"
 
 
 def _scale_too_high(s: Situation) -> str | None:
@@ -199,13 +210,28 @@ def _scale_too_high(s: Situation) -> str | None:
         return None
     if s.dtype != "float16":
         return None
-    return f"loss scale {magnitude(s.scale)}, gradients in float16"
+    return f"loss scale {magnitude(s.scale)}, gradients in float16{_reached(s)}"
 
 
 def _exploding(s: Situation) -> str | None:
     if s.kind == "spike":
-        return told(s.growth) or seen(s.summary)
+        return _jump(s) or told(s.growth) or seen(s.summary)
     return _climb(s)
+
+
+def _jump(s: Situation) -> str:
+    """Say how far a gradient norm is above its median, and which layer has the most of it."""
+    found = s.finding
+    if found is None or found.median is None:
+        return ""
+    past = len(found.growth) - 1
+    ratio = f"{magnitude(found.norm / found.median)} times" if found.median else "far above"
+    text = f"{magnitude(found.norm)} is {ratio} the median of the {past} updates before"
+    if found.largest is not None:
+        layer, norm, usual = found.largest
+        before = "" if usual is None else f", where {magnitude(usual)} is usual"
+        text += f"; largest in {layer or 'the model itself'}: {magnitude(norm)}{before}"
+    return f"{text}; {told(found.growth)}"
 
 
 def _climb(s: Situation) -> str | None:
@@ -230,7 +256,13 @@ def _large(s: Situation) -> str | None:
 def _vanishing(s: Situation) -> str | None:
     if s.kind != "vanishing":
         return None
-    return told(s.growth) or seen(s.summary)
+    found = s.finding
+    if found is None:
+        return told(s.growth) or seen(s.summary)
+    text = f"the norm is {magnitude(found.norm)}"
+    if found.layer:
+        text += f", of {magnitude(found.total)} over all weights"
+    return f"{text}; {told(found.growth)}" if len(found.growth) > 1 else text
 
 
 # Before every rule of an operation: what came in bad is nobody's arithmetic.
@@ -416,5 +448,21 @@ MAGNITUDE = (
         "the values are too small to teach the layers before this one anything",
         "look for a saturated activation, add a residual connection or a normalisation, or raise "
         "the loss scale in float16",
+        wording=lambda s: (
+            (
+                (
+                    "the gradient that reaches this layer's weights is next to nothing: they "
+                    "learn nothing"
+                    if s.layer
+                    else "the gradients of all weights are next to nothing: none of them learns"
+                ),
+                (
+                    "look for saturated activations between this layer and the loss, add residual "
+                    "connections or normalisation, or raise the loss scale in float16"
+                ),
+            )
+            if s.finding is not None
+            else None
+        ),
     ),
 )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from anynan.events import Kind, Phase
+from anynan.guarding import Finding
 from anynan.lineage import Operand, OpRecord
 from anynan.summary import Summary
 
@@ -38,6 +39,8 @@ class Situation:
         state: Optimizer state of the bad parameter by name.
         scale: The loss scale, where one is in use.
         labels: True if the bad input is a label.
+        unread: Why bad gradients may have gone unseen before a weight went bad, empty if none did.
+        finding: What the guard on the gradient norms saw.
         surfaced: Phase in which the harm was seen, where that is not the origin's own. A
             ``backward`` here means that the forward pass hid the bad value.
     """
@@ -57,6 +60,8 @@ class Situation:
     state: Mapping[str, Summary] = field(default_factory=lambda: MappingProxyType({}))
     scale: float | None = None
     labels: bool = False
+    unread: str = ""
+    finding: Finding | None = None
     surfaced: Phase | None = None
 
     @property

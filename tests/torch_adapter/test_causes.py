@@ -953,8 +953,7 @@ def scaled(scale: float, weight: float) -> Callable[[Tensor], Tensor]:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     nn.init.constant_(net[1].weight, weight)
     optimizer = torch.optim.SGD(net.parameters(), 1e-6)
-    # Backing off little, so that the replay, which runs under the new scale, overflows too.
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale, backoff_factor=0.99)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -983,18 +982,24 @@ def test_overflow_with_the_scale_at_its_floor() -> None:
         event = caught(lambda: tracked(torch.full((4, 2), 1e-4)))
     assert (event.layer, event.phase, name_of(event)) == ("1", "backward", "linear")
     assert tag_of(event) == "loss_scale_floor"
-    assert evidence_of(event) == "the loss scale is down to 0.99"
+    assert evidence_of(event) == (
+        "the loss scale is down to 1; in float32 the result reaches 120 000, float16 ends at 65 504"
+    )
 
 
 @circumstance("loss_scale_too_high")
 @pytest.mark.usefixtures("_no_scaler_left")
 def test_a_streak_of_overflows() -> None:
-    step = scaled(2.0**15, 3.0)
+    step = scaled(2.0**15, 6.0)
     with anynan.torch.track(step, policy=Policy(streak=2)) as tracked:
         event = caught(lambda: [tracked(torch.full((4, 2), 1e-4)) for _ in range(5)])
     assert (event.layer, event.phase, event.step) == ("1", "backward", 1)
     assert tag_of(event) == "loss_scale_too_high"
-    assert "gradients in float16" in evidence_of(event)
+    # The scale of the failing step, not the one that the scaler went on to.
+    assert evidence_of(event) == (
+        "loss scale 16 384, gradients in float16; in float32 the result reaches 196 608 "
+        "(12 without the loss scale), float16 ends at 65 504"
+    )
 
 
 def test_gradient_that_was_bad_outside_the_model() -> None:

@@ -1,0 +1,336 @@
+"""The guard on gradients: norms of every layer in the one read, jumps and fading told in time."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anynan
+from anynan import AnynanWarning, Policy
+from anynan.torch import demo
+
+NAN, INF = math.nan, math.inf
+every_read = pytest.mark.parametrize("read", ["immediate", "step", 3])
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 1)
+    )
+
+
+def trainer(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Callable[[Tensor], dict[str, float]]:
+    """Return a training step, which gives the gradient norm of each layer as they are."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(x: Tensor) -> dict[str, float]:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        layers: dict[str, list[float]] = {}
+        for name, p in model.named_parameters():
+            if p.grad is not None:
+                size = p.grad.to_dense().double().norm().item()
+                layers.setdefault(name.rpartition(".")[0], []).append(size)
+        optimizer.step()
+        return {layer: math.hypot(*sizes) for layer, sizes in layers.items()}
+
+    return step
+
+
+# Norms are there.
+
+
+@every_read
+@pytest.mark.parametrize("policy", [Policy(), Policy(large=1e-5)], ids=["norms", "ends"])
+def test_norms_of_all_weights_and_of_each_layer(read: Any, policy: Policy) -> None:
+    model = net()
+    step = trainer(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AnynanWarning)
+        with anynan.torch.track(model, read=read, policy=policy) as tracker:
+            true = [step(torch.randn(3, 4)) for _ in range(6)]
+    last = true[-1]
+    numbers = tracker.metrics()
+    assert numbers["anynan/gradient_norm"] == pytest.approx(math.hypot(*last.values()), rel=1e-5)
+    assert set(last) == {"0", "2.0", "3"}
+    for layer, norm in last.items():
+        assert numbers[f"anynan/gradient_norm/{layer}"] == pytest.approx(norm, rel=1e-5)
+        found = tracker.history.norms(layer)
+        assert [at for at, _ in found] == list(range(6))
+        assert [x for _, x in found] == pytest.approx([t[layer] for t in true], rel=1e-5)
+    total = [math.hypot(*t.values()) for t in true]
+    assert [x for _, x in tracker.history.norms()] == pytest.approx(total, rel=1e-5)
+    assert tracker.history.norms("1") == ()
+    assert f"norm {total[-1]:.4g}, step 5" in tracker.report()
+
+
+@every_read
+def test_a_sparse_gradient_counts(read: Any) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
+    step = trainer(model)
+    with anynan.torch.track(model, read=read) as tracker:
+        true = step(torch.tensor([1, 2, 3]))
+    numbers = tracker.metrics()
+    assert numbers["anynan/gradient_norm/0"] == pytest.approx(true["0"], rel=1e-5)
+    assert numbers["anynan/gradient_norm"] == pytest.approx(math.hypot(*true.values()), rel=1e-5)
+
+
+@every_read
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [(torch.float16, 6e4), (torch.bfloat16, 1e38), (torch.float32, 1e30), (torch.float64, 1e300)],
+    ids=str,
+)
+def test_a_norm_that_overflows_condemns_no_finite_gradient(
+    read: Any, dtype: torch.dtype, size: float
+) -> None:
+    model = nn.Linear(64, 1, bias=False, dtype=dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    policy = Policy(vanishing=1e-9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AnynanWarning)
+        with anynan.torch.track(model, read=read, policy=policy) as tracker:
+            model(torch.full((1, 64), size, dtype=dtype)).sum().backward()
+            optimizer.step()
+    assert tracker.events == ()
+    if read == 3 and dtype in (torch.bfloat16, torch.float64):
+        # Beyond the slot's own range, and the gradient is gone: not known.
+        assert tracker.history.norms() == ()
+        return
+    ((_, norm),) = tracker.history.norms()
+    assert norm == pytest.approx(size * 8, rel=1e-2)
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_a_bad_gradient_is_named_with_what_it_holds(read: Any) -> None:
+    model = net()
+    step = trainer(model)
+    policy = Policy(spike=10, vanishing=1e-9)
+    handle = model[3].weight.register_hook(lambda grad: grad * -INF)
+    tracker = anynan.torch.track(model, read=read, policy=policy, replay=False)
+    with tracker, pytest.raises(anynan.NonFiniteError) as caught:
+        step(torch.ones(3, 4))
+    event = caught.value.event
+    assert event.parameter == "3.weight"
+    assert event.summary is not None
+    assert event.summary.posinf + event.summary.neginf == 8
+    handle.remove()
+
+
+# One read.
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Policy(), Policy(spike=5, vanishing=1e-12), Policy(spike=5, headroom=30, large=1e-3)],
+    ids=["off", "on", "limits"],
+)
+def test_the_norms_are_part_of_the_one_read(policy: Policy) -> None:
+    reads: list[int] = []
+
+    class Reads(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = func.overloadpacket.__name__
+            # A cast stays on the device.
+            copied = name == "_to_copy" and (kwargs or {}).get("device") is not None
+            reads[-1] += copied or name in ("_local_scalar_dense", "item")
+            return func(*args, **(kwargs or {}))
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, foreach=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AnynanWarning)
+        with anynan.torch.track(model, read="step", policy=policy) as tracker:
+            for _ in range(4):
+                reads.append(0)
+                with Reads():
+                    optimizer.zero_grad()
+                    model(torch.ones(3, 4)).square().mean().backward()
+                    optimizer.step()
+            assert reads == [1] * 4
+            assert len(tracker.history.norms()) == 4
+
+
+# A jump.
+
+
+def first_bad(bug: str, seed: int) -> tuple[list[anynan.Event], anynan.Event]:
+    """Train the demo until its bug strikes; give what was told before, and what struck."""
+    train_step, loader = demo.setup(bug, bug, seed)
+    with train_step, warnings.catch_warnings():
+        warnings.simplefilter("ignore", AnynanWarning)
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            for step in range(120):
+                train_step(step, *loader.batch(step))
+    events = list(train_step.events)
+    return [event for event in events if event.severity == "suspect"], caught.value.event
+
+
+@pytest.fixture(scope="module")
+def explosion() -> tuple[list[anynan.Event], anynan.Event]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = first_bad("lr", 0)
+    torch.set_num_threads(threads)
+    return found
+
+
+def test_an_explosion_is_told_before_the_first_nan(explosion: Any) -> None:
+    told, struck = explosion
+    assert {event.kind for event in told} == {"spike"}
+    first = told[0]
+    assert first.step < struck.step, "at least one step before"
+    assert first.step <= struck.step - 5
+    assert struck.kind in ("nan", "posinf", "neginf")
+
+
+def test_the_warning_says_how_far_since_when_and_where(explosion: Any) -> None:
+    told, _ = explosion
+    cause = told[0].cause
+    assert cause.tag == "exploding_gradient"
+    step = told[0].step
+    assert f"times the median of the {step} updates before" in cause.evidence
+    assert "; largest in " in cause.evidence
+    assert "is usual; size " in cause.evidence
+    assert cause.evidence.endswith(f" at step {step}"), "steps are those of the training"
+
+
+def test_the_fixed_demo_is_not_told_anything() -> None:
+    train_step, loader = demo.setup("lr", "", 0)
+    with train_step, warnings.catch_warnings():
+        warnings.simplefilter("error", AnynanWarning)
+        for step in range(60):
+            train_step(step, *loader.batch(step))
+    assert train_step.events == ()
+
+
+@every_read
+def test_a_jump_is_told_whatever_the_read_point(read: Any) -> None:
+    model = net()
+    step = trainer(model, torch.optim.SGD(model.parameters(), 0.0))
+    with anynan.torch.track(model, read=read, policy=Policy(spike=20)) as tracker:
+        for _ in range(8):
+            step(torch.full((3, 4), 0.1))
+        with torch.no_grad():
+            model[3].weight *= 100.0
+        with pytest.warns(AnynanWarning, match="times the median of the 8 updates before"):
+            step(torch.full((3, 4), 0.1))
+            tracker.check()
+    (event,) = tracker.events
+    assert (event.kind, event.severity, event.step, event.layer) == ("spike", "suspect", 8, "")
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_a_jump_made_bad_stops_before_the_update(read: Any) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    step = trainer(model)
+    policy = Policy(spike=20, bad=("spike",))
+    with anynan.torch.track(model, read=read, policy=policy):
+        for _ in range(6):
+            step(torch.ones(1, 2))
+        before = model.weight.detach().clone()
+        with pytest.raises(anynan.AnomalyError) as caught:
+            step(torch.full((1, 2), 1e3))
+    assert not isinstance(caught.value, anynan.NonFiniteError)
+    assert torch.equal(model.weight, before)
+
+
+def test_two_optimizers_in_a_step_have_their_own_medians() -> None:
+    critic, generator = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD(m.parameters(), 1e-4) for m in (critic, generator)]
+
+    def both(x: Tensor) -> None:
+        for model, optimizer, size in zip((critic, generator), optimizers, (0.1, 10), strict=True):
+            optimizer.zero_grad()
+            model(x * size).square().mean().backward()
+            optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AnynanWarning)
+        with anynan.torch.track(both, policy=Policy(spike=5)) as tracker:
+            for _ in range(12):
+                tracker(torch.ones(3, 2))
+    assert tracker.events == ()
+    assert len(tracker.history.norms()) == 12
+
+
+def test_with_a_scaler_norms_are_those_without_the_scale() -> None:
+    norms = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        with anynan.torch.track(model, policy=Policy(spike=3, vanishing=1e-9)) as tracker:
+            for _ in range(9):
+                optimizer.zero_grad()
+                scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        assert tracker.events == ()
+        norms.append([norm for _, norm in tracker.history.norms()])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_a_guard_that_sees_no_gradient_says_so() -> None:
+    model = nn.Linear(2, 1)
+    tracker = anynan.torch.track(model, policy=Policy(spike=10))
+    with tracker, pytest.warns(AnynanWarning, match="no gradient of a weight"):
+        for _ in range(8):
+            model(torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.01 * p.grad
+                    p.grad = None
+    assert any("spike" in note for note in tracker.notes)
+
+
+# Next to nothing.
+
+
+def sigmoids(depth: int = 9) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(16, 16), nn.Sigmoid()]
+    return nn.Sequential(*layers, nn.Linear(16, 1))
+
+
+@every_read
+def test_a_deep_sigmoid_net_is_told_that_its_first_layers_learn_nothing(read: Any) -> None:
+    model = sigmoids()
+    step = trainer(model, torch.optim.SGD(model.parameters(), 1e-6))
+    tracker = anynan.torch.track(model, read=read, policy=Policy(vanishing=1e-6))
+    x = torch.randn(8, 16)
+    with pytest.warns(AnynanWarning, match="vanishing gradient") as warned, tracker:
+        for _ in range(5):
+            step(x)
+    assert len(warned) == 1, "once, not at every step"
+    (event,) = tracker.events
+    assert (event.kind, event.layer, event.step) == ("vanishing", "0", 0)
+    assert tracker.count("suspect") == 5
+    names = [name for name, _ in event.trail]
+    sizes = [size for _, size in event.trail if size is not None]
+    assert names == [str(i) for i in range(0, 19, 2)]
+    assert sizes == sorted(sizes), "it fades from the last layer to the first"
+    assert event.cause is not None
+    assert event.cause.tag == "vanishing_gradient"
+    assert "over all weights" in event.cause.evidence
+
+
+def test_a_net_that_learns_is_not_told_that_it_does_not() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    step = trainer(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AnynanWarning)
+        with anynan.torch.track(model, policy=Policy(spike=10, vanishing=1e-6)) as tracker:
+            for _ in range(30):
+                step(torch.randn(8, 16))
+    assert tracker.events == ()

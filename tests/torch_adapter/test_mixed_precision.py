@@ -1,0 +1,450 @@
+"""Autocast and loss scaling on the CPU: what is expected, what is not, and how near overflow is."""
+
+import gc
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import anynan
+from anynan import NonFiniteError, Policy
+
+WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
+HALF_MAX = 65504.0
+MODES = [("model", "immediate"), ("model", "step"), ("step", "immediate"), ("step", "step")]
+every_mode = pytest.mark.parametrize(("what", "read"), [*MODES, ("model", 3), ("step", 3)])
+
+
+@pytest.fixture(autouse=True)
+def _small_heap() -> Iterator[None]:
+    """Leave what is imported out of the search for scalers; leave no scaler to the next test."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        heads = self.qkv(x).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-2, -1)
+        weights = (scores.float() / math.sqrt(WIDTH // HEADS)).softmax(-1)
+        y: Tensor = self.out((weights @ v).transpose(1, 2).reshape(batch, length, WIDTH))
+        return y
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(WIDTH), Attention()
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        y: Tensor = x + self.mlp(self.norm2(x))
+        return y
+
+
+class Divide(nn.Module):
+    by = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.by
+
+
+class Run:
+    """Train a small transformer under autocast, with a loss scaler."""
+
+    def __init__(
+        self, scale: float = 2.0**16, dtype: torch.dtype = torch.float16, **kw: Any
+    ) -> None:
+        torch.manual_seed(0)
+        self.dtype = dtype
+        self.clip = kw.pop("clip", False)
+        self.model = nn.Sequential(
+            nn.Embedding(LETTERS, WIDTH), Block(), Block(), nn.Linear(WIDTH, LETTERS), Divide()
+        )
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), 3e-3, fused=kw.pop("fused", False)
+        )
+        self.scaler = torch.amp.GradScaler(
+            "cpu", init_scale=scale, enabled=dtype is torch.float16, **kw
+        )
+        self.tracked: Any = self.step
+        self.skipped: list[int] = []
+
+    def step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", self.dtype):
+            loss = F.cross_entropy(self.model(x).float().flatten(0, 1), x.roll(-1, 1).flatten())
+        self.scaler.scale(loss).backward()
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach()
+
+    def track(self, what: str, read: Any = "auto", **options: Any) -> anynan.Tracker:
+        target = self.model if what == "model" else self.step
+        tracker = anynan.torch.track(target, read=read, **options)
+        if what == "step":
+            self.tracked = tracker
+        return tracker
+
+    def train(self, steps: int) -> list[float]:
+        losses = []
+        for i in range(steps):
+            before = self.scaler.get_scale()
+            # Some order to learn: letters that count up.
+            start = torch.randint(0, LETTERS, (4, 1))
+            losses.append(self.tracked((start + torch.arange(LENGTH)) % LETTERS).item())
+            if self.scaler.get_scale() < before:
+                self.skipped.append(i)
+        return losses
+
+
+def expected(tracker: anynan.Tracker) -> list[int]:
+    return [event.step for event in tracker.events if event.expected is not None]
+
+
+# The user's story.
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("what", "read"), [("model", "auto"), ("step", "step")])
+def test_a_transformer_trains_on_without_an_alarm(what: str, read: Any, dtype: torch.dtype) -> None:
+    run = Run(dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", anynan.AnynanWarning)
+        with run.track(what, read) as tracker:
+            losses = run.train(200)
+    assert losses[-1] < losses[0] / 4, "it learns"
+    assert tracker.count("bad") == tracker.count("suspect") == 0
+    assert expected(tracker) == run.skipped
+    assert len(tracker.history) == 200
+    assert not tracker.notes
+
+
+def test_an_attention_that_overflows_is_named_with_its_float32_value() -> None:
+    run = Run()
+    attention = run.model[2].attention
+    with run.track("step") as tracker:
+        run.train(3)
+        with torch.no_grad():
+            attention.qkv.weight[:WIDTH] *= 2000.0
+            attention.qkv.weight[WIDTH : 2 * WIDTH] *= 2000.0
+        with pytest.raises(NonFiniteError) as caught:
+            run.train(1)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.step) == ("2.attention", "forward", 3)
+    operation = event.operation
+    assert operation is not None
+    assert operation.name == "matmul"
+    assert operation.output is not None
+    assert operation.output.dtype == "float16"
+    assert operation.source is not None
+    assert operation.source.text == "scores = q @ k.transpose(-2, -1)"
+    assert event.cause is not None
+    assert event.cause.tag == "overflow_in_dtype"
+    assert event.cause.evidence.startswith("in float32 the result reaches ")
+    assert event.cause.evidence.endswith("float16 ends at 65 504")
+    assert tracker.count("bad") == 1
+
+
+# What the scaler skips.
+
+
+@every_mode
+@pytest.mark.parametrize("how", ["plain", "clip", "fused"])
+def test_every_skipped_update_is_logged_as_expected(what: str, read: Any, how: str) -> None:
+    run = Run(2.0**24, growth_interval=5, **({} if how == "plain" else {how: True}))
+    with run.track(what, read) as tracker:
+        run.train(20)
+    assert len(run.skipped) > 5
+    assert expected(tracker) == run.skipped
+    assert tracker.count("expected") == len(run.skipped)
+    assert tracker.count("bad") == tracker.count("suspect") == 0
+    # Before the scale is found, activations overflow; later only the sum over the batch does.
+    found = [event for event in tracker.events if event.expected]
+    assert any(event.parameter is None for event in found)
+    assert any(event.parameter is not None for event in found)
+
+
+def test_the_expected_event_gives_the_scale_of_its_step_and_the_new_one() -> None:
+    run = Run(2.0**24)
+    with run.track("model") as tracker:
+        run.train(1)
+    (event,) = tracker.events
+    assert event.expected is not None
+    assert "(scale 16777216, now 8388608)" in event.expected
+
+
+def test_somebody_elses_wrapper_of_the_scaler_stays() -> None:
+    real = torch.amp.GradScaler.step
+    run = Run()
+    tracker = run.track("model")
+    ours = torch.amp.GradScaler.step
+    assert ours is not real
+
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return ours(self, *args, **kwargs)
+
+    torch.amp.GradScaler.step = theirs  # type: ignore[method-assign]
+    try:
+        run.train(1)
+        tracker.remove()
+        assert torch.amp.GradScaler.step is theirs
+        run.train(1)
+    finally:
+        torch.amp.GradScaler.step = real  # type: ignore[method-assign]
+    tracker = run.track("model")
+    tracker.remove()
+    assert torch.amp.GradScaler.step is real
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_step_with_a_scaler_makes_one_host_read(*, enabled: bool) -> None:
+    """Count the copies to the host that tracking adds to a step that is not skipped."""
+    copies: list[int] = []
+
+    class Copies(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = func.overloadpacket.__name__
+            copies[-1] += name in ("_local_scalar_dense", "item")
+            # Autocast casts; a copy to the host keeps the dtype.
+            copies[-1] += name == "_to_copy" and (kwargs or {}).get("device") is not None
+            return func(*args, **(kwargs or {}))
+
+    for tracked in (False, True):
+        run = Run(2.0**10, dtype=torch.float16 if enabled else torch.bfloat16)
+        if tracked:
+            run.track("model", "step", policy=Policy(spike=50.0, vanishing=1e-20))
+        run.train(2)
+        copies.append(0)
+        with Copies():
+            run.train(3)
+        assert run.skipped == []
+    assert copies[1] - copies[0] == 3
+
+
+# A streak, or the floor.
+
+
+class Steep(nn.Module):
+    """Pass values on; multiply their gradient by a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2, 2), factor))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+def steep(factor: float, scale: float, **options: Any) -> Any:
+    """Train two layers whose scaled gradient overflows float16 in the second one."""
+    net = nn.Sequential(nn.Linear(2, 2), Steep(factor))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = net(torch.full((1, 2), 1e-4)).float().sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return net, scaler, step
+
+
+@pytest.mark.parametrize(("what", "read"), MODES)
+def test_a_streak_is_replayed_under_the_scale_of_its_step(what: str, read: Any) -> None:
+    # 2**15 * 6 and 2**14 * 6 overflow. Under the scale after that, 2**13, nothing does.
+    net, scaler, step = steep(3.0, 2.0**15)
+    target = net if what == "model" else step
+    with anynan.torch.track(target, read=read, policy=Policy(streak=2)) as tracker:
+        run = step if what == "model" else tracker
+        with pytest.raises(NonFiniteError) as caught:
+            for _ in range(4):
+                run()
+            tracker.check()
+    event = caught.value.event
+    assert (event.layer, event.phase, event.step) == ("1", "backward", 1)
+    assert event.operation is not None
+    assert event.operation.output is not None
+    assert event.operation.output.dtype == "float16"
+    assert event.cause is not None
+    assert event.cause.tag == "loss_scale_too_high"
+    assert event.cause.evidence == (
+        "loss scale 16 384, gradients in float16; in float32 the result reaches 98 304 "
+        "(6 without the loss scale), float16 ends at 65 504"
+    )
+    assert not any("did not reproduce" in note for note in event.notes)
+    assert expected(tracker) == [0]
+    assert scaler.get_scale() == 2.0**13, "the replay leaves the scaler as it found it"
+
+
+def test_a_streak_of_which_only_a_weight_knows_is_named() -> None:
+    """The sum over the batch overflows in the weight's gradient; no activation's does."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**15)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = net(torch.full((64, 2), 100.0)).float().sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    tracker = anynan.torch.track(step, policy=Policy(streak=2))
+    with tracker, pytest.raises(NonFiniteError) as caught:
+        for _ in range(4):
+            tracker()
+    event = caught.value.event
+    assert (event.phase, event.step) == ("backward", 1)
+    assert event.parameter is not None
+    assert event.operation is not None
+    assert event.operation.output is not None
+    assert event.operation.output.dtype == "float16"
+    assert event.cause is not None
+    assert "in float32 the result reaches" in event.cause.evidence
+
+
+def test_an_overflow_at_a_scale_of_one_is_bad_at_once() -> None:
+    _, scaler, step = steep(6e4, 1.0)
+    with anynan.torch.track(step) as tracker, pytest.raises(NonFiniteError) as caught:
+        tracker()
+    event = caught.value.event
+    assert event.layer == "1"
+    assert event.cause is not None
+    assert event.cause.tag == "loss_scale_floor"
+    assert event.cause.evidence == (
+        "the loss scale is down to 1; in float32 the result reaches 120 000, float16 ends at 65 504"
+    )
+    assert scaler.get_scale() == 0.5
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_a_replay_leaves_the_scaler_as_it_found_it(read: Any) -> None:
+    results = []
+    for tracked in (False, True):
+        _, scaler, step = steep(3.0, 2.0**15)
+        run = step
+        if tracked:
+            policy = Policy(streak=1)
+            run = anynan.torch.track(step, read=read, policy=policy, action="record")
+        held: list[Any] = []
+        for _ in range(5):
+            run()
+            held.append(scaler._scale)
+        assert len({id(x) for x in held}) == 1
+        results.append((scaler.state_dict(), held[-1].item()))
+    assert run.count("bad") == 2  # type: ignore[attr-defined]
+    assert results[0] == results[1]
+
+
+# Autocast.
+
+
+def test_a_weight_that_does_not_fit_is_named_at_its_cast() -> None:
+    """Autocast keeps its cast of a weight; a replay must make it again to see it overflow."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    nn.init.constant_(net[1].weight, 1e5)
+    autocast = torch.autocast("cpu", torch.float16)
+    with anynan.torch.track(net), autocast, pytest.raises(NonFiniteError) as caught:
+        net(torch.ones(3, 2))
+    event = caught.value.event
+    assert event.layer == "1"
+    assert event.operation is not None
+    assert event.operation.name == "astype"
+    assert event.cause is not None
+    assert event.cause.tag == "overflow_in_dtype"
+    assert "100 000" in event.cause.evidence
+
+
+# Headroom.
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_headroom_is_there_from_the_first_step(read: Any) -> None:
+    run = Run(2.0**10)
+    with run.track("model", read, stats=("absmax",)) as tracker:
+        run.train(1)
+    readings = {
+        (r.layer, r.phase): r for r in tracker.history if r.site.parameter is None and r.layer
+    }
+    score = readings[("1.attention.qkv", "forward")]
+    assert score.step == 0
+    assert score.site.dtype == "float16"
+    assert score.headroom == pytest.approx(math.log2(HALF_MAX / score.absmax))
+    numbers = tracker.metrics()
+    for layer in ("1.attention.qkv", "1.attention.out", "2.mlp.0", "3"):
+        for phase in ("forward", "backward"):
+            bits = numbers[f"anynan/headroom/{phase}/{layer}"]
+            assert bits == pytest.approx(readings[(layer, phase)].headroom)
+        assert numbers[f"anynan/headroom/gradient/{layer}"] > 100  # the weights are float32
+    assert numbers["anynan/headroom"] == min(
+        bits for name, bits in numbers.items() if name.startswith("anynan/headroom/")
+    )
+
+
+def test_the_report_says_how_headroom_shrank() -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    with anynan.torch.track(net) as tracker, torch.autocast("cpu", torch.float16), torch.no_grad():
+        nn.init.zeros_(net[0].bias)
+        nn.init.ones_(net[0].weight)
+        for size in (1.0, 64.0):
+            net(torch.full((1, 2), size / 2 * HALF_MAX / 2**10))
+            tracker.check()
+    line = next(line for line in tracker.report().splitlines() if "0 forward" in line)
+    assert "4.0 bits" in line
+    assert "(10.0 at step 0)" in line
+
+
+def test_half_precision_gradients_have_their_own_headroom() -> None:
+    net = nn.Linear(2, 1, bias=False).half()
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    with anynan.torch.track(net) as tracker:
+        net(torch.full((1, 2), 1024.0, dtype=torch.float16)).sum().backward()
+        optimizer.step()
+    bits = tracker.metrics()["anynan/headroom/gradient/model"]
+    assert bits == pytest.approx(math.log2(HALF_MAX / math.hypot(1024, 1024)))
+
+
+@pytest.mark.parametrize(("what", "read"), [("model", "step"), ("step", "step")])
+def test_nothing_is_raised_between_the_scalers_step_and_its_update(what: str, read: Any) -> None:
+    run = Run(2.0**10)
+    with run.track(what, read):
+        run.train(1)
+        run.model[4].by = 0.0
+        with pytest.raises(NonFiniteError) as caught:
+            run.train(2)
+        assert caught.value.event.step == 1
+        assert caught.value.event.layer == "4"
+    assert run.scaler.get_scale() == 2.0**9, "the skipped step was finished first"
+    run.model[4].by = 1.0
+    run.tracked = run.step
+    run.train(2)
