@@ -30,6 +30,7 @@ _WHERE = {
     "Tracker": "tracker",
     "namespace": "recorder",
     "track": "recorder",
+    "watch": "watching",
 }
 _ADAPTERS = ("torch", "jax")
 
@@ -53,6 +54,7 @@ __all__ = [
     "scope",
     "summarize",
     "track",
+    "watch",
 ]
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from anynan.recorder import namespace, track
     from anynan.summary import Summary
     from anynan.tracker import Tracker
+    from anynan.watching import watch
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from anynan.containers import leaves
 from anynan.context import replay_context
 from anynan.lazy import LazyTape, Slots, StandardSlots
 from anynan.lineage import Replay
-from anynan.live import LiveTape, is_finite
+from anynan.live import LiveTape
 from anynan.measuring import measure
 from anynan.monitor import Reading, Rows
 from anynan.options import Options
@@ -26,6 +25,7 @@ from anynan.tape import Tape, now
 from anynan.trackable import change, is_array, unwrap
 from anynan.tracked import TrackedArray
 from anynan.tracker import Tracker
+from anynan.watching import bad_rows
 
 # An operand up to this size is copied before it is overwritten, so that a report can quote it.
 SNAPSHOT = 2**16  # bytes
@@ -345,12 +345,3 @@ def argument_names(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
         else:
             names.append(f"args[{i}]")
     return names
-
-
-def bad_rows(value: Any, limit: int = 1000) -> tuple[int, ...]:
-    """List the first rows of an array that hold a NaN or an Inf."""
-    view = None if value is None else on_host(value) if not is_chunked(value) else None
-    if view is None or view.ndim == 0 or view.dtype.kind not in "fcV":
-        return ()
-    bad = (i for i, row in enumerate(view) if not is_finite(np.asarray(row)))
-    return tuple(islice(bad, limit))

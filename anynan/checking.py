@@ -10,7 +10,7 @@ from anynan.arrays import dtype_max, library_name, type_name
 from anynan.chunked import holds_floats, is_chunked
 from anynan.containers import is_container, is_leaf, leaves
 from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
-from anynan.events import NON_FINITE, Event, Kind, Operation, Severity, Source
+from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Severity, Source
 from anynan.measuring import measure
 from anynan.options import environment
 from anynan.policy import DEFAULT, Policy, reading_kind
@@ -25,7 +25,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
+class Finding:
     """Hold what one array was found to be."""
 
     path: str
@@ -69,9 +69,9 @@ def check(x: T, name: str = "array", *, policy: Policy | None = None) -> T:
     if not is_leaf(x) and not is_container(x):
         _refuse(x, "check")
     layer = context.scope_path()
-    found: list[_Finding] = []
-    for path, leaf in _plain_leaves(x, name):
-        finding = _look(path, leaf, policy, layer)
+    found: list[Finding] = []
+    for path, leaf in plain_leaves(x, name):
+        finding = look(path, leaf, policy, layer)
         if finding is not None:
             found.append(finding)
     if found and action != "record":
@@ -109,16 +109,20 @@ def summarize(x: Any) -> Summary:
     return measure(x)
 
 
-def _plain_leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+def plain_leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays in ``x`` with their paths, structured ones field by field."""
     for path, leaf in leaves(x, name):
         names = getattr(getattr(leaf, "dtype", None), "names", None)
         if isinstance(names, tuple):
-            yield from _plain_leaves({key: leaf[key] for key in names}, path)
+            yield from plain_leaves({key: leaf[key] for key in names}, path)
         else:
             yield path, leaf
 
 
-def _look(path: str, leaf: Any, policy: Policy, layer: str | None) -> _Finding | None:
+def look(
+    path: str, leaf: Any, policy: Policy, layer: str | None, phase: Phase = "value"
+) -> Finding | None:
+    """Judge one array; None if there is nothing to say of it."""
     # Without limits of their own, finite numbers are all alike.
     if policy.unlimited and is_clean(leaf):
         return None
@@ -135,28 +139,28 @@ def _look(path: str, leaf: Any, policy: Policy, layer: str | None) -> _Finding |
     lo, hi = span
     limited = policy.headroom is not None or policy.overrides
     largest = dtype_max(leaf) if limited else None
-    verdict = policy.judge("value", lo, hi, layer=layer, dtype_max=largest)
+    verdict = policy.judge(phase, lo, hi, layer=layer, dtype_max=largest)
     if reading_kind(lo, hi) is None:
-        if verdict is None or policy.allowed(verdict[0], "value", layer):
+        if verdict is None or policy.allowed(verdict[0], phase, layer):
             return None
-        return _Finding(path, leaf, *verdict, summary or measure(leaf))
+        return Finding(path, leaf, *verdict, summary or measure(leaf))
     # Two ends show one kind; what is excused must not hide what is not.
     summary = summary or measure(leaf)
     verdicts = []
     for kind in NON_FINITE:
-        excused = context.expected(kind) or policy.allowed(kind, "value", layer)
+        excused = context.expected(kind) or policy.allowed(kind, phase, layer)
         if getattr(summary, kind) and not excused:
-            verdicts.append(policy.weigh(kind, "value", layer))
+            verdicts.append(policy.weigh(kind, phase, layer))
     if summary.min is not None and summary.max is not None:
-        rest = policy.judge("value", summary.min, summary.max, layer=layer, dtype_max=largest)
-        if rest is not None and not policy.allowed(rest[0], "value", layer):
+        rest = policy.judge(phase, summary.min, summary.max, layer=layer, dtype_max=largest)
+        if rest is not None and not policy.allowed(rest[0], phase, layer):
             verdicts.append(rest)
     worst = sorted((v for v in verdicts if v is not None), key=lambda v: v[1] != "bad")
-    return _Finding(path, leaf, *worst[0], summary) if worst else None
+    return Finding(path, leaf, *worst[0], summary) if worst else None
 
 
 def _act(
-    found: list[_Finding], action: str | None, layer: str | None, source: Source | None
+    found: list[Finding], action: str | None, layer: str | None, source: Source | None
 ) -> None:
     bad = [finding for finding in found if finding.severity == "bad"]
     for finding in found:
@@ -178,7 +182,7 @@ def _warn(event: Event) -> None:
 
 
 def _event(
-    finding: _Finding, others: list[_Finding], layer: str | None, source: Source | None
+    finding: Finding, others: list[Finding], layer: str | None, source: Source | None
 ) -> Event:
     notes = []
     if others:

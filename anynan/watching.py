@@ -1,0 +1,210 @@
+"""Watch what comes out of a data loader: which batch, which field, which row."""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+
+from anynan.arrays import (
+    BLOCK,
+    REFUSALS,
+    detached,
+    library_name,
+    namespace,
+    on_host,
+    to_host,
+    type_name,
+)
+from anynan.causes import Situation, explain
+from anynan.checking import Finding, look, plain_leaves
+from anynan.chunked import is_chunked
+from anynan.containers import is_container, is_leaf
+from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+from anynan.events import NON_FINITE, Event, Spread
+from anynan.options import ACTIONS, environment
+from anynan.policy import DEFAULT, Policy, reading_kind
+from anynan.probing import probe
+from anynan.reporting import render
+
+T = TypeVar("T")
+Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
+
+MAX_EVENTS = 10_000
+MAX_ROWS = 1000
+_LABELS = ("label", "target", "truth", "y_true")
+
+
+class Watched(Generic[T]):
+    """Yield the batches of an iterable, each one looked at; made by ``anynan.watch``.
+
+    Whatever else the iterable can do (``len``, ``dataset``, ``set_epoch``) it can still do.
+
+    Attributes:
+        name: What a batch is called in reports.
+        events: What was found, oldest first.
+    """
+
+    def __init__(self, iterable: Iterable[T], name: str, policy: Policy, action: Action) -> None:
+        self._iterable, self._policy, self._action = iterable, policy, action
+        self.name = name
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+
+    def __iter__(self) -> Iterator[T]:
+        for number, batch in enumerate(self._iterable):
+            if self._passes(number, batch):
+                yield batch
+
+    def __len__(self) -> int:
+        return len(self._iterable)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_iterable":
+            raise AttributeError(name)
+        return getattr(self._iterable, name)
+
+    def __repr__(self) -> str:
+        return f"<anynan.watch {self.name}: {self._iterable!r}>"
+
+    def _passes(self, number: int, batch: Any) -> bool:
+        """Look at one batch, act, and tell whether it is to be handed on."""
+        action: Any = environment() or self._action
+        if action == "off" or not (is_leaf(batch) or is_container(batch)):
+            return True
+        found = [
+            finding
+            for path, leaf in plain_leaves(batch, self.name)
+            if (finding := look(path, leaf, self._policy, None, "input")) is not None
+        ]
+        bad = [finding for finding in found if finding.severity == "bad"]
+        self.events += [
+            _event(finding, [], number) for finding in found if finding.severity == "suspect"
+        ]
+        if not bad:
+            return True
+        event = _event(bad[0], bad[1:], number)
+        self.events.append(event)
+        if action == "raise":
+            error = NonFiniteError if event.kind in NON_FINITE else AnomalyError
+            raise error(render(event), event)
+        if action in ("warn", "skip"):
+            text = render(event) + ("\n\n  this batch is left out" if action == "skip" else "")
+            # The loop that asks for the next batch is two frames up from here.
+            warnings.warn(text, AnynanWarning, stacklevel=3)
+        elif callable(action):
+            action(event)
+        return bool(action != "skip")
+
+
+def watch(
+    iterable: Iterable[T],
+    name: str = "batch",
+    *,
+    policy: Policy | None = None,
+    action: Action = "raise",
+) -> Watched[T]:
+    """Wrap a data loader, so that every batch is looked at before it is used.
+
+    Args:
+        iterable: What yields the batches: arrays, or containers of them.
+        name: What a batch is called in reports, such as ``train``.
+        policy: What counts as bad; ``Policy()`` by default. As for a model's inputs, -Inf alone
+            is only suspect.
+        action: ``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` (the batch is left out) or a
+            function of the Event. ``ANYNAN`` in the environment overrides it.
+
+    Returns:
+        An iterable of the same batches, the same objects; its length and attributes are those of
+        the one that was given, ``.events`` holds what was found.
+
+    Raises:
+        TypeError: If ``iterable`` is none, or an option is of the wrong type.
+        ValueError: If the action is unknown.
+        NonFiniteError: While it is iterated, if a batch is bad.
+
+    Example:
+        >>> import anynan, numpy
+        >>> data = [{"x": numpy.ones((2, 3))}, {"x": numpy.full((2, 3), numpy.nan)}]
+        >>> batches = anynan.watch(data, "train", action="record")
+        >>> len(list(batches)), batches.events[0].step, batches.events[0].tensor
+        (2, 1, "train['x']")
+    """
+    if not isinstance(iterable, Iterable) and not hasattr(iterable, "__getitem__"):
+        msg = f"watch() takes something that yields batches, not {type_name(iterable)}"
+        raise TypeError(msg)
+    if not isinstance(name, str):
+        msg = f"watch(name=...) takes a string, not {type_name(name)}"
+        raise TypeError(msg)
+    if policy is not None and not isinstance(policy, Policy):
+        msg = f"watch(policy=...) takes an anynan.Policy, not {type_name(policy)}"
+        raise TypeError(msg)
+    if not callable(action) and action not in ACTIONS:
+        msg = (
+            f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}, or give a function "
+            "that takes the Event"
+        )
+        raise ValueError(msg)
+    return Watched(iterable, name, DEFAULT if policy is None else policy, action)
+
+
+def bad_rows(value: Any) -> tuple[int, ...]:
+    """List the first rows of an array of any library that hold a NaN or an Inf."""
+    shape = getattr(value, "shape", ())
+    if not shape or is_chunked(value):
+        return ()
+    try:
+        view = on_host(value)
+        if view is not None:
+            return tuple(islice(_rows(view), MAX_ROWS))
+        xp = namespace(value)
+        flags = ~xp.isfinite(detached(value))
+        flags = xp.any(xp.reshape(flags, (shape[0], -1)), axis=1)
+        return tuple(np.flatnonzero(to_host(flags))[:MAX_ROWS].tolist())
+    except REFUSALS:
+        return ()
+
+
+def _rows(view: np.ndarray[Any, Any]) -> Iterator[int]:
+    many = max(1, BLOCK // max(1, view[:1].size))
+    for start in range(0, len(view), many):
+        block = view[start : start + many]
+        if type(block) is np.ndarray and block.dtype.char in "efdgFDG":
+            bad = ~np.isfinite(block).reshape(len(block), -1).all(axis=1)
+            yield from (start + np.flatnonzero(bad)).tolist()
+            continue
+        for i in range(len(block)):
+            span = probe(block[i : i + 1])
+            if span is not None and reading_kind(*span) is not None:
+                yield start + i
+
+
+def is_label(name: str) -> bool:
+    """Guess from its name whether a field is what a model should predict."""
+    return any(word in name.lower() for word in _LABELS) or name.endswith(("['y']", ".y"))
+
+
+def _event(finding: Finding, others: list[Finding], number: int) -> Event:
+    labels = is_label(finding.path)
+    return Event(
+        backend=library_name(finding.array),
+        layer=None,
+        phase="input",
+        kind=finding.kind,
+        severity=finding.severity,
+        step=number,
+        tensor=finding.path,
+        summary=finding.summary,
+        cause=explain(
+            Situation(
+                phase="input",
+                kind=finding.kind,
+                tensor=finding.path,
+                summary=finding.summary,
+                rows=bad_rows(finding.array) if finding.kind in NON_FINITE else (),
+                labels=labels,
+            )
+        ),
+        spread=Spread(len(others)),
+    )

@@ -1,0 +1,190 @@
+"""``anynan.watch``: the loop runs as before, and a bad batch is named with its field and row."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from tests.backends import Space
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Loader:
+    """A loader as frameworks have them: sized, iterated again and again, with attributes."""
+
+    dataset = "mine"
+
+    def __init__(self, *batches: Any) -> None:
+        self.batches, self.epoch = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def good() -> Any:
+    return {"image": np.ones((4, 2, 2), np.float32), "label": np.arange(4), "id": ["a"] * 4}
+
+
+def spoiled() -> Any:
+    batch = good()
+    batch["image"][1, 0, 0] = NAN
+    batch["image"][3, 1, 1] = INF
+    return batch
+
+
+def test_the_batches_are_the_same_objects() -> None:
+    loader = Loader(good(), [np.ones(3)], 7, "text", None)
+    watched = anynan.watch(loader)
+    for _ in range(2):
+        assert all(a is b for a, b in zip(watched, loader.batches, strict=True))
+    assert len(watched) == 5
+    assert watched.dataset == "mine"
+    watched.set_epoch(3)
+    assert loader.epoch == 3
+    assert not watched.events
+    with pytest.raises(AttributeError, match="colour"):
+        _ = watched.colour
+
+
+def test_a_bad_batch_is_named_with_field_and_rows() -> None:
+    seen = []
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        for batch in anynan.watch(Loader(good(), good(), spoiled(), good()), "train"):
+            seen.append(batch)  # noqa: PERF402
+    assert len(seen) == 2
+    event = caught.value.event
+    assert (event.step, event.phase, event.kind) == (2, "input", "nan")
+    assert event.tensor == "train['image']"
+    assert event.cause is not None
+    assert (event.cause.tag, event.cause.evidence) == ("bad_input", "2 of 4 rows are bad: 1, 3")
+    assert str(caught.value).splitlines()[0] == "NaN came in with the batch of step 2"
+    assert anynan.Event.from_json(event.to_json()) == event
+
+
+def test_the_report() -> None:
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        list(anynan.watch([spoiled()], "train"))
+    assert str(caught.value).splitlines() == [
+        "NaN came in with the batch of step 0",
+        "",
+        "  batch   train['image']  float32 (4, 2, 2)  min 1  max inf   1 x NaN, 1 x inf",
+        "  first   at [1, 0, 0]",
+        "  seen    2 of 4 rows are bad: 1, 3",
+        "  cause   the batch was already bad when it came in",
+        "  fix     find these samples in the data set and repair or drop them; look for missing"
+        + " values, and",
+        "          for a normalisation that divides by a standard deviation of 0",
+    ]
+
+
+def test_labels_are_told_apart() -> None:
+    batch = good() | {"label": np.array([1.0, NAN, 0.0, 0.0])}
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        list(anynan.watch([batch]))
+    assert caught.value.event.cause is not None
+    assert caught.value.event.cause.tag == "bad_label"
+
+
+def test_actions() -> None:
+    loader = Loader(good(), spoiled(), good())
+    assert len(list(anynan.watch(loader, action="record"))) == 3
+    with pytest.warns(anynan.AnynanWarning, match="this batch is left out"):
+        assert len(list(anynan.watch(loader, action="skip"))) == 2
+    events: list[anynan.Event] = []
+    assert len(list(anynan.watch(loader, action=events.append))) == 3
+    assert [event.step for event in events] == [1]
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        for _ in anynan.watch(loader, action="warn"):
+            pass
+    assert [item.filename for item in record] == [__file__]
+
+
+def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYNAN", "off")
+    assert len(list(anynan.watch([spoiled()]))) == 1
+    monkeypatch.setenv("ANYNAN", "record")
+    watched = anynan.watch([spoiled()])
+    assert len(list(watched)) == 1
+    assert len(watched.events) == 1
+
+
+def test_minus_infinity_is_suspect_and_what_is_expected_is_let_in() -> None:
+    mask = [np.array([0.0, -INF])]
+    watched = anynan.watch(mask)
+    assert len(list(watched)) == 1
+    assert [event.severity for event in watched.events] == ["suspect"]
+    with pytest.raises(anynan.NonFiniteError):
+        list(anynan.watch(mask, policy=anynan.Policy(neginf="bad")))
+    with anynan.expect(nan=True, posinf=True, reason="gaps"):
+        assert len(list(anynan.watch([spoiled()]))) == 1
+
+
+def test_a_generator_is_used_up_no_faster_than_asked_for() -> None:
+    made: list[int] = []
+
+    def batches() -> Iterator[Any]:
+        for i in range(5):
+            made.append(i)
+            yield np.full(2, float(i))
+
+    watched = iter(anynan.watch(batches()))
+    next(watched)
+    next(watched)
+    assert made == [0, 1]
+
+
+def test_every_library(space: Space) -> None:
+    values = np.ones((5, 3), np.float32)
+    values[2, 1] = NAN
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        list(anynan.watch([(space.array(np.ones(2)), space.array(values))]))
+    event = caught.value.event
+    assert event.tensor == "batch[1]"
+    assert event.cause is not None
+    chunked = space.backend.library == "dask"
+    assert event.cause.evidence == ("1 x NaN of 15 elements" if chunked else
+                                    "1 of 5 rows is bad: 2")  # fmt: skip
+
+
+def test_a_real_loader() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    torch = pytest.importorskip("torch")
+    x = torch.ones(8, 3)
+    x[5, 0] = NAN
+    loader = data.DataLoader(data.TensorDataset(x, torch.zeros(8)), batch_size=4)
+    watched = anynan.watch(loader, "batch")
+    assert watched.batch_size == 4
+    assert len(watched) == 2
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        list(watched)
+    event = caught.value.event
+    assert (event.step, event.tensor) == (1, "batch[0]")
+    assert event.cause is not None
+    assert event.cause.evidence == "1 of 4 rows is bad: 1"
+
+
+@pytest.mark.parametrize(
+    ("args", "kind", "words"),
+    [
+        ((3,), TypeError, "yields batches, not int"),
+        (([], 3), TypeError, "takes a string, not int"),
+    ],
+)
+def test_wrong_arguments_are_named(args: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        anynan.watch(*args)
+    with pytest.raises(ValueError, match="action='drop' is unknown"):
+        anynan.watch([], action="drop")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"takes an anynan\.Policy"):
+        anynan.watch([], policy="strict")  # type: ignore[arg-type]
