@@ -97,7 +97,7 @@ def expected(kind: Kind) -> str | None:
 
 
 def replaying() -> bool:
-    """Tell whether a failing step is being run a second time to find the operation.
+    """Tell whether code runs only to find a fault: a failing step again, or a search for a batch.
 
     User code can guard prints, logs and counters with it.
 

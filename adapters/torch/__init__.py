@@ -10,9 +10,10 @@ if not hasattr(_torch, "Tensor"):
     raise ImportError(msg)
 
 from anynan import registry as _registry
+from anynan.torch.firstbad import BadBatch, first_bad_batch
 from anynan.torch.probes import Reader as _Reader
 from anynan.torch.tracking import track, untrack
 
-__all__ = ["track", "untrack"]
+__all__ = ["BadBatch", "first_bad_batch", "track", "untrack"]
 
 _registry.register(_Reader())

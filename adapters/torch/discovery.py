@@ -9,6 +9,11 @@ from typing import Any
 
 import torch
 
+from anynan.torch.snapshot import GENERATORS
+from anynan.tracker import Tracker
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, Tracker)
+
 
 def find_modules(fn: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> dict[str, Any]:
     """Return name -> module for every outermost module a function can reach by name.
@@ -36,9 +41,73 @@ def in_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torc
     yield from found.values()
 
 
+def find_state(fn: Any) -> dict[str, Any]:
+    """Return name -> object for all with a state, and every tracker, that a function can reach.
+
+    A state is what random generators have, and objects with ``state_dict`` and
+    ``load_state_dict``: optimizers, schedulers, loss scalers, modules, metrics.
+    """
+    found: dict[str, Any] = {}
+    for name, value in _reachable(fn):
+        for path, item in _spread(name, value):
+            stateful = hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
+            if stateful or isinstance(item, (*GENERATORS, Tracker)):
+                found.setdefault(path, item)
+    return found
+
+
+def find_weights(fn: Any) -> list[torch.Tensor]:
+    """List the weights that a function holds by itself, outside of any module."""
+    return [
+        item
+        for name, value in _reachable(fn)
+        for _, item in _spread(name, value)
+        if isinstance(item, torch.Tensor) and item.requires_grad and item.is_leaf
+    ]
+
+
+def find_iterators(fn: Any) -> list[str]:
+    """Name the iterators that a function can reach: running it moves them on for good."""
+    return [
+        name
+        for name, value in _reachable(fn)
+        if isinstance(value, Iterator) and not hasattr(value, "load_state_dict")
+    ]
+
+
+def _spread(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Walk a value and what it holds: items, and attributes of the program's own objects."""
+    yield name, value
+    if isinstance(value, dict):
+        inner: Any = ((str(key), item) for key, item in list(value.items()))
+    elif isinstance(value, list | tuple):
+        inner = ((str(i), item) for i, item in enumerate(value))
+    elif _own(value):
+        inner = list(getattr(value, "__dict__", {}).items())
+    else:
+        return
+    for key, item in inner:
+        path = f"{name}.{key}" if name else key
+        if isinstance(item, dict | list | tuple):
+            yield from _spread(path, item)
+        else:
+            yield path, item
+
+
+def _own(value: Any) -> bool:
+    """Tell whether this may be an object of the program that holds others."""
+    return type(value).__module__ not in ("builtins", "types") and not isinstance(
+        value, type | types.ModuleType | types.FunctionType | torch.Tensor | torch.nn.Module
+    )
+
+
 def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     if depth > 3:
         return
+    if isinstance(fn, Tracker):
+        if not fn.paused:  # it watches what it calls by itself
+            return
+        fn = fn.fn
     if isinstance(fn, functools.partial):
         for i, value in enumerate(fn.args):
             yield f"arg{i}", value
@@ -62,13 +131,14 @@ def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
         except ValueError:
             continue
         yield name, value
-        if isinstance(value, types.FunctionType):
+        if isinstance(value, _FUNCTIONS):
             yield from _reachable(value, depth + 1)
     for name in _globals(code):
         if name in func.__globals__:
             value = func.__globals__[name]
             yield name, value
-            if isinstance(value, types.FunctionType) and value.__module__ == func.__module__:
+            own = getattr(value, "__module__", None) == func.__module__
+            if isinstance(value, _FUNCTIONS) and (own or isinstance(value, Tracker)):
                 yield from _reachable(value, depth + 1)
     for value in func.__defaults__ or ():
         yield "default", value

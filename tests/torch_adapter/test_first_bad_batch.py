@@ -1,0 +1,631 @@
+"""The search for the first bad batch: what it finds, and that it leaves no trace."""
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
+
+import anynan
+from anynan import AnynanWarning, NonFiniteError
+from anynan.torch import BadBatch, first_bad_batch, updates
+from tests.torch_adapter.training import Fault, assert_same, everything, live_tensors, seed
+
+every_interval = pytest.mark.parametrize("every", [1, 4])
+SPOILED = 6
+
+
+class Marked(nn.Module):
+    """Go bad on the batch whose first value is the mark."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.fault = Fault()
+        self.fault.at = 1
+        self.fault.armed = how
+
+    def forward(self, x: Tensor, raw: Tensor) -> Tensor:
+        out: Tensor = self.fault(x, int(raw[0, 0] == 7))
+        return out
+
+
+class Net(nn.Module):
+    def __init__(self, how: str = "forward") -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.2)
+        self.marked = Marked(how)
+        self.last = nn.Linear(4, 2)
+        self.calls = 0
+        self.kept: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.kept.append(self.calls)
+        h = self.drop(self.norm(self.first(x)).tanh())
+        out: Tensor = self.last(self.marked(h, x))
+        return out
+
+
+class Training:
+    """A training run with everything that has a state."""
+
+    def __init__(self, how: str = "forward", optimizer: Any = None) -> None:
+        seed()
+        self.model = Net(how)
+        make = optimizer or functools.partial(torch.optim.AdamW, lr=0.01)
+        self.optimizer = make(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer, max_lr=0.1, total_steps=500
+        )
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        self.average = AveragedModel(self.model)
+        self.generator = torch.Generator().manual_seed(1)
+        self.numpy = np.random.default_rng(1)
+        self.python = random.Random(1)
+
+    def step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        noise = torch.rand(1, generator=self.generator).item() + self.numpy.random()
+        noise += self.python.random() + random.random() + float(np.random.rand())  # noqa: NPY002
+        loss: Tensor = self.model(x).square().mean() * noise
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        self.average.update_parameters(self.model)
+        return loss
+
+    def state(self) -> dict[str, Any]:
+        keepers = [self.optimizer, self.schedule, self.scaler]
+        return {
+            **everything([self.model, self.average], keepers),
+            "generators": (
+                self.generator.get_state(),
+                self.numpy.bit_generator.state,
+                self.python.getstate(),
+            ),
+            "attributes": (self.model.calls, list(self.model.kept)),
+            "optimizer attributes": sorted(vars(self.optimizer)),
+        }
+
+    def identities(self) -> list[int]:
+        held: list[Any] = [self.optimizer.state, *self.optimizer.param_groups]
+        for p in self.model.parameters():
+            held += [p, p.grad, p.data_ptr(), self.optimizer.state.get(p)]
+        return [item if isinstance(item, int) else id(item) for item in held]
+
+
+def batches(spoiled: int | None = SPOILED, count: int = 9) -> list[Tensor]:
+    made = list(torch.randn(count, 3, 4, generator=torch.Generator().manual_seed(0)))
+    if spoiled is not None:
+        made[spoiled][0, 0] = 7
+    return made
+
+
+# What is found.
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 100])
+@pytest.mark.parametrize(("how", "word"), [("forward", "log"), ("backward", "sqrt")])
+def test_the_batch_and_the_operation(every: int, how: str, word: str) -> None:
+    # Without a scaler: it would skip the update of a bad gradient.
+    run = Training(how)
+    run.scaler = torch.amp.GradScaler("cpu", enabled=False)
+    data = batches()
+    found = first_bad_batch(run.step, data, every=every)
+    assert isinstance(found, BadBatch)
+    assert found.index == found.event.step == SPOILED
+    assert found.batch is data[SPOILED]
+    event = found.event
+    assert event.operation is not None
+    assert (event.layer, event.phase, event.operation.name) == (
+        "model.marked.fault", how, word,
+    )  # fmt: skip
+    assert str(found).startswith(f"batch {SPOILED} is the first bad one\n\n")
+    assert f"pass of step {SPOILED}" in str(found)
+
+
+@every_interval
+@pytest.mark.parametrize("spoiled", [0, 1, 8])
+def test_a_batch_that_is_bad_itself(every: int, spoiled: int) -> None:
+    run = Training()
+    data = batches(None)
+    data[spoiled][1, 2] = torch.nan
+    found = first_bad_batch(run.step, data, every=every)
+    assert found is not None
+    assert (found.index, found.event.phase) == (spoiled, "input")
+    assert found.event.summary is not None
+    assert found.event.summary.first_bad == (1, 2)
+
+
+@every_interval
+def test_a_batch_whose_update_overflows(every: int) -> None:
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e20)
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    data = [torch.full((1, 4), 1e-12), torch.full((1, 4), 1e-11), torch.full((1, 4), 1e30)]
+    found = first_bad_batch(step, data * 2, every=every)
+    assert found is not None
+    assert (found.index, found.event.phase, found.event.parameter) == (2, "optimizer", "weight")
+
+
+@every_interval
+def test_no_bad_batch(every: int) -> None:
+    run = Training()
+    assert first_bad_batch(run.step, batches(None), every=every) is None
+    assert first_bad_batch(run.step, [], every=every) is None
+
+
+@every_interval
+def test_an_overflow_that_a_scaler_handles_is_no_bad_batch(every: int) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(x).sum() * 1e28).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    assert first_bad_batch(step, batches(None), every=every) is None
+    assert scaler.state_dict()["scale"] == 2.0**40
+
+
+@every_interval
+def test_the_steps_own_check_is_a_find(every: int) -> None:
+    run = Training()
+
+    def step(x: Tensor) -> None:
+        if not run.step(x).isfinite():
+            msg = "the loss is not finite"
+            raise RuntimeError(msg)
+
+    found = first_bad_batch(step, batches(), every=every)
+    assert found is not None
+    assert (found.index, found.event.layer) == (SPOILED, "run.model.marked.fault")
+
+
+@every_interval
+def test_a_step_that_swallows_errors(every: int) -> None:
+    run = Training()
+
+    def step(x: Tensor) -> Tensor | None:
+        try:
+            return run.step(x)
+        except FloatingPointError:
+            return None
+
+    found = first_bad_batch(step, batches(), every=every)
+    assert found is not None
+    assert found.index == SPOILED
+
+
+@every_interval
+def test_an_error_of_the_step_itself(every: int) -> None:
+    run = Training()
+
+    def step(x: Tensor) -> None:
+        if x[0, 0] == 7:
+            msg = "a shape does not fit"
+            raise ValueError(msg)
+        run.step(x)
+
+    before = run.state()
+    with pytest.raises(ValueError, match="does not fit") as caught:
+        first_bad_batch(step, batches(), every=every)
+    assert caught.value.__notes__ == [f"in batch {SPOILED} of first_bad_batch"]
+    assert_same(before, run.state())
+
+
+def test_what_happens_once_is_said_to_be_a_guess() -> None:
+    model = nn.Linear(4, 2)
+    turns = iter(range(100))
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).sum()
+        return loss.log() if next(turns) == 4 else loss
+
+    with torch.no_grad(), pytest.warns(AnynanWarning, match="the iterator turns"):
+        model.weight.fill_(-1.0)
+        model.bias.fill_(-100.0)
+        found = first_bad_batch(step, batches(None), every=3)
+    assert found is not None
+    assert 3 <= found.index <= 5
+    assert found.event.phase == "loss"
+    assert any("did not happen again" in note for note in found.event.notes)
+
+
+def test_a_batch_that_the_step_writes_into_is_said() -> None:
+    run = Training()
+
+    def step(x: Tensor) -> Tensor:
+        x.mul_(1.0)
+        return run.step(x)
+
+    found = first_bad_batch(step, batches(), every=4)
+    assert found is not None
+    assert found.index == SPOILED
+    assert any("writes into its batch" in note for note in found.event.notes)
+
+
+def test_bisection_runs_few_steps_again() -> None:
+    run = Training()
+    ran: list[int] = []
+
+    def step(x: Tensor) -> Tensor:
+        ran.append(int(x[0, 1]))
+        return run.step(x)
+
+    data = batches(40, 64)
+    for i, x in enumerate(data):
+        x[0, 1] = i
+    found = first_bad_batch(step, data, every=64)
+    assert found is not None
+    assert found.index == 40
+    assert ran[:64] == list(range(64))
+    # Each half again at most, and the one found with its replay.
+    assert len(ran) <= 64 + 64 + 2
+
+
+# No trace.
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("spoiled", [None, SPOILED])
+@pytest.mark.parametrize("trained", [0, 3], ids=["new", "trained"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        None,
+        functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        functools.partial(torch.optim.Adam, lr=torch.tensor(0.1), amsgrad=True, foreach=False),
+    ],
+    ids=["AdamW", "SGD", "Adam"],
+)
+def test_everything_is_left_as_found(
+    every: int, spoiled: int | None, trained: int, optimizer: Any
+) -> None:
+    run = Training(optimizer=optimizer)
+    for x in batches(None)[:trained]:
+        run.step(x)
+    run.model.first.eval()
+    before, held, versions = (
+        run.state(),
+        run.identities(),
+        [p._version for p in run.model.parameters()],
+    )
+    found = first_bad_batch(run.step, batches(spoiled), every=every)
+    assert (found is None) == (spoiled is None)
+    assert_same(before, run.state())
+    assert held == run.identities()
+    assert versions == [p._version for p in run.model.parameters()]
+    assert not updates._handles
+    # And training goes on as if there had been no search.
+    losses = [run.step(x).detach() for x in batches(None)]
+    plain = Training(optimizer=optimizer)
+    for x in batches(None)[:trained]:
+        plain.step(x)
+    plain.model.first.eval()
+    assert_same(losses, [plain.step(x).detach() for x in batches(None)])
+    assert_same(plain.state(), run.state())
+
+
+def test_a_pending_graph_survives() -> None:
+    run = Training()
+    loss = run.model(batches(None)[0]).sum()
+    first_bad_batch(run.step, batches())
+    loss.backward()
+    assert run.model.first.weight.grad is not None
+
+
+def test_lbfgs() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def step(x: Tensor) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+    for x in batches(None)[:2]:
+        step(x)
+    before = everything([model], [optimizer])
+    assert first_bad_batch(step, batches(None), every=2) is None
+    assert_same(before, everything([model], [optimizer]))
+
+
+def test_weights_outside_of_a_module() -> None:
+    w = torch.ones(4, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        loss = torch.log((x @ w).sum().abs() - (x[0, 0] == 7) * 1000)
+        (grad,) = torch.autograd.grad(loss, w)
+        with torch.no_grad():
+            w.sub_(grad)
+        return loss
+
+    for every in (1, 4):
+        with pytest.warns(AnynanWarning, match="no module was found"):
+            found = first_bad_batch(step, batches(), every=every)
+        assert found is not None
+        assert (found.index, found.event.phase) == (SPOILED, "loss")
+        assert torch.equal(w, torch.ones(4))
+
+
+class Meter:
+    """Something of the user's, with a state."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.total, self.broken = 0.0, broken
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.broken:
+            msg = "no key 'mean'"
+            raise KeyError(msg)
+        self.total = state["total"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_other_objects_with_a_state(*, broken: bool) -> None:
+    run, meter = Training(), Meter(broken=broken)
+
+    def step(x: Tensor) -> None:
+        meter.total += run.step(x).item()
+
+    if broken:
+        with pytest.warns(AnynanWarning, match=r"could not put back Meter \(KeyError"):
+            first_bad_batch(step, batches())
+        assert meter.total
+    else:
+        first_bad_batch(step, batches())
+        assert meter.total == 0
+
+
+def test_nothing_is_kept_alive() -> None:
+    run = Training()
+    first_bad_batch(run.step, batches(None), every=3)
+    before = live_tensors()
+    for every in (1, 3):
+        first_bad_batch(run.step, batches(None), every=every)
+    assert live_tensors() == before
+
+
+# Steps and batches of every kind.
+
+
+def test_no_more_batches_are_taken_than_needed() -> None:
+    taken = []
+
+    def stream() -> Iterator[Tensor]:
+        for i, x in enumerate(batches()):
+            taken.append(i)
+            yield x
+
+    found = first_bad_batch(Training().step, stream())
+    assert found is not None
+    assert taken == list(range(SPOILED + 1))
+
+
+def test_batches_that_raise() -> None:
+    def stream() -> Iterator[Tensor]:
+        yield from batches(None)[:2]
+        msg = "a file is missing"
+        raise OSError(msg)
+
+    run = Training()
+    before = run.state()
+    for every in (1, 5):
+        with pytest.raises(OSError, match="missing"):
+            first_bad_batch(run.step, stream(), every=every)
+        assert_same(before, run.state())
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("bar", [False, True], ids=["loader", "bar"])
+def test_a_data_loader(every: int, *, bar: bool) -> None:
+    data = torch.stack(batches(None)).reshape(-1, 4)
+    data[20] = torch.nan
+    generator = torch.Generator().manual_seed(5)
+    loader: Any = DataLoader(
+        TensorDataset(data, torch.arange(len(data))), 4, shuffle=True, generator=generator
+    )
+    (expected,) = [i for i, (_, rows) in enumerate(loader) if 20 in rows]
+    generator.manual_seed(5)
+    before, random_state = generator.get_state(), torch.get_rng_state()
+    if bar:
+        tqdm = pytest.importorskip("tqdm")
+        loader = tqdm.tqdm(loader, disable=True)
+    run = Training()
+
+    def step(pair: list[Tensor]) -> None:
+        run.step(pair[0])
+
+    random_state = torch.get_rng_state()
+    found = first_bad_batch(step, loader, every=every)
+    assert found is not None
+    assert found.index == expected
+    assert 20 in found.batch[1]
+    assert torch.equal(before, generator.get_state())
+    assert torch.equal(random_state, torch.get_rng_state())
+
+
+def test_batches_of_dicts() -> None:
+    run = Training()
+    data = [{"x": x, "name": "a", "more": None} for x in batches()]
+    found = first_bad_batch(lambda batch: run.step(batch["x"]), data, every=4)
+    assert found is not None
+    assert found.batch is data[SPOILED]
+
+
+def as_method(run: Training) -> Any:
+    return run.step
+
+
+def as_lambda(run: Training) -> Any:
+    return lambda x: run.step(x)
+
+
+def as_partial(run: Training) -> Any:
+    def step(model: nn.Module, optimizer: Any, x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    return functools.partial(step, run.model, run.optimizer)
+
+
+def as_tracker(run: Training) -> Any:
+    return anynan.torch.track(run.step, action="record")
+
+
+def as_lambda_of_a_tracker(run: Training) -> Any:
+    tracker = anynan.torch.track(run.step, action="record")
+    return lambda x: tracker(x)
+
+
+def as_step_of_a_tracked_model(run: Training) -> Any:
+    anynan.torch.track(run.model)
+    return run.step
+
+
+@every_interval
+@pytest.mark.parametrize(
+    "form",
+    [
+        as_method, as_lambda, as_partial, as_tracker, as_lambda_of_a_tracker,
+        as_step_of_a_tracked_model,
+    ],
+)  # fmt: skip
+def test_steps_of_every_form(form: Callable[[Training], Any], every: int) -> None:
+    run = Training()
+    step = form(run)
+    trackers = [session.tracker for session in updates._sessions]
+    before = run.state()
+    found = first_bad_batch(step, batches(), every=every)
+    assert found is not None
+    assert found.index == SPOILED
+    assert found.event.layer is not None
+    assert found.event.layer.endswith("marked.fault")
+    assert_same(before, run.state())
+    for tracker in trackers:
+        assert not tracker.events
+        assert not tracker.paused
+        assert not len(tracker.history)
+    for x in batches(None)[:2]:
+        step(x)
+    for tracker in trackers:
+        tracker.check()
+        assert tracker.history.steps()[0] == 0
+
+
+def test_a_model_out_of_sight_is_given_as_state() -> None:
+    class Slotted:
+        __slots__ = ("run",)
+
+        def __init__(self, run: Training) -> None:
+            self.run = run
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.run.step(x)
+
+    run = Training()
+    with pytest.raises(ValueError, match=r"state=\[model, optimizer\]"):
+        first_bad_batch(Slotted(run), batches())
+    before = run.state()
+    for every in (1, 4):
+        found = first_bad_batch(
+            Slotted(run), batches(), every=every, state=[run.model, run.average]
+        )
+        assert found is not None
+        assert (found.index, found.event.layer) == (SPOILED, "state.0.marked.fault")
+        assert_same(before["weights"], run.state()["weights"])
+
+
+@every_interval
+def test_options_are_those_of_track(every: int) -> None:
+    run = Training()
+    run.scaler = torch.amp.GradScaler("cpu", enabled=False)
+    found = first_bad_batch(run.step, batches(), every=every, skip="model.marked*", replay=False)
+    assert found is not None
+    assert (found.index, found.event.layer, found.event.operation) == (SPOILED, "model.last", None)
+
+
+def test_replaying_is_true_meanwhile() -> None:
+    run, said = Training(), []
+
+    def step(x: Tensor) -> None:
+        said.append(anynan.replaying())
+        run.step(x)
+
+    first_bad_batch(step, batches(None))
+    assert said == [True] * 9
+    assert not anynan.replaying()
+
+
+def test_a_weight_that_is_bad_already() -> None:
+    run = Training()
+    with torch.no_grad():
+        run.model.first.weight[0, 0] = torch.nan
+    for every in (1, 4):
+        with pytest.raises(NonFiniteError, match="first.weight"):
+            first_bad_batch(run.step, batches(), every=every)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"step": nn.Linear(2, 2)}, TypeError, "a function that trains on one batch, not Linear"),
+        ({"step": nn.Linear}, TypeError, "not Linear"),
+        ({"step": 3}, TypeError, "not int"),
+        ({"batches": 3}, TypeError, "iterable of batches, not int"),
+        ({"batches": {"x": 1}}, TypeError, "not dict"),
+        ({"batches": "abc"}, TypeError, "not str"),
+        ({"every": 0}, ValueError, "every=0"),
+        ({"every": True}, ValueError, "every=True"),
+        ({"every": 1.5}, ValueError, r"every=1\.5"),
+        ({"action": "warn"}, TypeError, "sets action= by itself"),
+        ({"read": "step"}, TypeError, "sets read= by itself"),
+        ({"histroy": 3}, TypeError, "no option 'histroy'"),
+        ({"state": [3]}, TypeError, "state_dict and load_state_dict, not 3"),
+    ],
+)
+def test_errors(wrong: dict[str, Any], error: type[Exception], words: str) -> None:
+    given: dict[str, Any] = {"step": Training().step, "batches": batches(), **wrong}
+    with pytest.raises(error, match=words):
+        first_bad_batch(given.pop("step"), given.pop("batches"), **given)
+
+
+def test_a_tracker_of_a_model_is_no_step() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="this tracker watches a model"):
+        first_bad_batch(anynan.torch.track(model), batches())
+
+
+def test_when_watching_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYNAN", "off")
+    with pytest.raises(ValueError, match="ANYNAN=off"):
+        first_bad_batch(Training().step, batches())
