@@ -88,8 +88,10 @@ def first_bad_batch(
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> def step(batch):
         ...     optimizer.zero_grad()
-        ...     model(batch).log().sum().backward()
+        ...     loss = model(batch).log().sum()
+        ...     loss.backward()
         ...     optimizer.step()
+        ...     return loss
         >>> _ = torch.nn.init.ones_(model.weight), torch.nn.init.zeros_(model.bias)
         >>> bad = anynan.torch.first_bad_batch(step, [torch.ones(3, 2), -torch.ones(3, 2)])
         >>> bad.index, bad.event.operation.name

@@ -84,6 +84,7 @@ class Session:
             with self.tracker.softly():
                 for state in list(self._states):
                     endings.read_rest(self, state)
+            updates.unwatch(self)
         except Exception:  # noqa: BLE001, S110  nothing may be raised here
             pass
 
