@@ -336,6 +336,33 @@ def norm_event(
     )
 
 
+def contained(record: OpRecord, rows: Rows, adapter: Adapter) -> Event:
+    """Tell of an operation whose bad values came to no harm."""
+    summary = record.output
+    kind = None if summary is None else summary.kind
+    return Event(
+        backend=adapter.backend,
+        layer=record.layer,
+        phase=record.phase,
+        kind=kind or "nan",
+        severity="suspect",
+        step=rows.step,
+        call=record.call,
+        order=len(rows.lo),
+        summary=summary,
+        operation=operation(record),
+        cause=explain(
+            Situation(
+                phase=record.phase, kind=kind or "nan", layer=record.layer, tensor="output",
+                summary=summary, record=record,
+            )
+        ),
+        expected=record.expected,
+        rank=adapter.rank(),
+        notes=("contained: its bad values reached no layer output, loss or gradient",),
+    )  # fmt: skip
+
+
 def _is_label(name: str) -> bool:
     """Guess from its name whether an input is what the model should predict."""
     base = name.partition("[")[0].lower()

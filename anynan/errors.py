@@ -38,5 +38,9 @@ class NonFiniteError(AnomalyError):
     """Raise when a value is NaN, +Inf or -Inf where the policy forbids it."""
 
 
+class LostRankError(RuntimeError):
+    """Raise when a process of a distributed run is gone, where the others wait to agree."""
+
+
 class AnynanWarning(UserWarning):
     """Warn of an anomaly under ``action="warn"``, or of something that is not watched."""

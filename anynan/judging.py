@@ -1,45 +1,35 @@
 """Judge readings and act: everything an adapter calls on a tracker."""
 
 import math
-import threading
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from anynan.adapter import Adapter
-from anynan.causes import Situation, explain
-from anynan.diagnosis import Case, diagnose, norm_event, operation
-from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+from anynan.acting import Actor
+from anynan.diagnosis import Case, contained, diagnose, norm_event
+from anynan.errors import AnynanWarning
 from anynan.events import NON_FINITE, Event, Kind
 from anynan.guarding import FEWEST, Guard
 from anynan.lineage import Replay, trace
-from anynan.monitor import Monitor, Reading, Rows, layer_norms
-from anynan.options import Options, environment
-from anynan.reporting import render, render_line
+from anynan.monitor import Held, Monitor, Reading, Rows, layer_norms
+from anynan.options import Options
+from anynan.reporting import render_line
 
-MAX_EVENTS = 10_000
 MAX_REPLAYS = 3
 
 
-class Judge:
+class Judge(Actor):
     """Hold one tracker's steps, findings and actions; ``Tracker`` is its public face."""
 
     def __init__(self, options: Options) -> None:
-        self.options = options
+        super().__init__(options)
         self.monitor = Monitor(options.policy, options.history)
         self._guard = Guard(options.policy)
         self._guarded, self._unguarded = False, 0
-        self.adapter: Adapter | None = None
-        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
-        self._counts: Counter[str] = Counter()
         self._said: dict[str, None] = {}
         self._remarks: dict[str, None] = {}
-        self._lock = threading.RLock()
-        self._local = threading.local()
         self._seen: Counter[tuple[Any, ...]] = Counter()
-        self._streak = 0
         self._scaled_streak = 0
         self._clean: int | None = None
         self._updates: list[int] = []
@@ -125,7 +115,7 @@ class Judge:
         if judged is None:
             return
         kind, severity = judged
-        if rows.failed is not None:
+        if rows.failed is not None or rows.held is not None:
             rows.spread += self._is_bad(rows, order)
             return
         key = (site.layer, site.phase, kind)
@@ -155,14 +145,45 @@ class Judge:
         later: int = 0,
         replayed: Replay | None = None,
     ) -> None:
-        """Diagnose a bad reading and act on the event.
+        """Diagnose a bad reading and act on the event; hold it where all ranks act together.
 
         Raises:
             AnomalyError: As the tracker's action says.
         """
+        if rows.holding:
+            rows.held = rows.held or Held(reading, kind, value, replayed)
+            return
+        event = self.diagnose(rows, reading, kind, value, later=later, replayed=replayed)
+        if event is not None:
+            self.accept(rows, event)
+
+    def release(self, rows: Rows) -> Event | None:
+        """Diagnose what is held; if that is None it was no failure, and the rest is judged."""
+        held, rows.held = rows.held, None
+        if held is None or held.reading is None:
+            return None if held is None else held.event
+        event = self.diagnose(
+            rows, held.reading, held.kind, held.value, later=rows.spread, replayed=held.replayed
+        )
+        if event is None:
+            rows.judged, rows.spread = held.reading.order + 1, 0
+            self.judge(rows)
+        return event
+
+    def diagnose(
+        self,
+        rows: Rows,
+        reading: Reading,
+        kind: Kind,
+        value: Any = None,
+        *,
+        later: int = 0,
+        replayed: Replay | None = None,
+    ) -> Event | None:
+        """Find what a bad reading came from; None if it is a mask or was expected."""
         key = (reading.layer, reading.phase, kind)
         self._seen[key] += 1
-        wanted = self.options.replay and self._seen[key] <= MAX_REPLAYS
+        wanted = self.wants_replay(reading, kind, now=True)
         if value is None and reading.order in rows.live:
             value = rows.live[reading.order]()
         case = Case(
@@ -175,7 +196,7 @@ class Judge:
         if event is None:
             self.monitor.downgraded[key] = "only placed values (a mask)"
             self._note_once(reading, kind, value)
-            return
+            return None
         spoils = reading.site.parameter is not None or reading.phase in ("loss", "optimizer")
         if event.expected is not None and spoils:
             note = f"expected where it was made ({event.expected}), but it came to harm outside"
@@ -183,9 +204,13 @@ class Judge:
         if event.expected is not None:
             self.monitor.downgraded[key] = event.expected
             self._record(replace(event, severity="suspect"))
-            return
-        rows.failed = event
-        self._act(event, rows)
+            return None
+        return event
+
+    def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
+        """Tell whether a bad reading is worth a replay, or ``now`` that it has been counted."""
+        seen = self._seen[(reading.layer, reading.phase, kind)]
+        return self.options.replay and seen < MAX_REPLAYS + now
 
     def operations(self, rows: Rows, seen: Replay) -> None:
         """Judge what an operation-level watcher saw of a whole step.
@@ -202,31 +227,11 @@ class Judge:
             self._seen[key] += 1
             if self._seen[key] > 1:  # listed once, counted every time
                 continue
-            event = Event(
-                backend=self._adapter.backend,
-                layer=record.layer,
-                phase=record.phase,
-                kind=record.output.kind,
-                severity="suspect",
-                step=rows.step,
-                call=record.call,
-                order=len(rows.lo),
-                summary=record.output,
-                operation=operation(record),
-                cause=explain(
-                    Situation(
-                        phase=record.phase, kind=record.output.kind, layer=record.layer,
-                        tensor="output", summary=record.output, record=record,
-                    )
-                ),
-                expected=record.expected,
-                rank=self._adapter.rank(),
-                notes=("contained: its bad values reached no layer output, loss or gradient",),
-            )  # fmt: skip
+            event = contained(record, rows, self._adapter)
             with self._lock:
                 self._events.append(event)
         sink = verdict.sink
-        if sink is None or rows.failed is not None:
+        if sink is None or rows.failed is not None or rows.held is not None:
             return
         site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
         value = {"nan": math.nan, "posinf": math.inf}.get(sink.kind, -math.inf)
@@ -239,8 +244,10 @@ class Judge:
     def refuse(self, event: Event, rows: Rows) -> None:
         """Act on an event that an adapter's own read made (a spike, a bad weight at attach)."""
         if event.severity == "bad":
-            rows.failed = event
-            self._act(event, rows)
+            if rows.holding:
+                rows.held = rows.held or Held(event=event)
+            else:
+                self.accept(rows, event)
         else:
             self._record(event)
             if event.expected is None:
@@ -258,7 +265,8 @@ class Judge:
             AnomalyError: If the policy makes a spike or a vanishing gradient bad.
         """
         start, rows.guarded = rows.guarded, len(rows.lo)
-        if not self._guard.on or rows.failed is not None or self.adapter is None:
+        judged = rows.failed is not None or rows.held is not None
+        if not self._guard.on or judged or self.adapter is None:
             return
         if norm is not None:
             norms, group, self._guarded = {"": norm}, "", True
@@ -316,13 +324,6 @@ class Judge:
         warnings.warn(f"anynan: {note}", AnynanWarning, stacklevel=3)
 
     # Inside.
-
-    @property
-    def _adapter(self) -> Adapter:
-        if self.adapter is None:
-            msg = "this tracker was removed: track the model again to watch it"
-            raise RuntimeError(msg)
-        return self.adapter
 
     def _excuse(self, rows: Rows, order: int, kind: Kind, reading: Reading) -> str | None:
         expected = rows.expected.get(order)
@@ -419,57 +420,6 @@ class Judge:
         )
         with self._lock:
             self._events.append(event)
-
-    def _record(self, event: Event) -> None:
-        with self._lock:
-            self._events.append(event)
-            self._counts["expected" if event.expected else event.severity] += 1
-
-    def _act(self, event: Event, rows: Rows) -> None:
-        self._record(event)
-        self._streak += 1
-        softly = getattr(self._local, "softly", None)
-        action: Any = softly or environment() or self.options.action
-        if action == "off":
-            return
-        if softly is None and self._streak <= self.options.patience:
-            rows.skip = True
-            warnings.warn(
-                f"{render(event)}\n\n  skipped {self._streak} of {self.options.patience} bad "
-                "steps in a row that patience= allows",
-                AnynanWarning,
-                stacklevel=2,
-            )
-        elif action == "raise":
-            kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError
-            raise kind(render(event), event, self)
-        elif action == "warn":
-            warnings.warn(render(event), AnynanWarning, stacklevel=2)
-        elif action == "skip":
-            rows.skip = True
-            if self._streak == 1:
-                text = f"{render(event)}\n\n  the update of this step is dropped"
-                warnings.warn(text, AnynanWarning, stacklevel=2)
-        elif isinstance(action, Callable):  # type: ignore[arg-type]
-            action(event)
-
-    def softly(self, *, on: bool = True) -> "_Softly":
-        """Warn instead of raising inside, for rows that are read when nobody can catch."""
-        return _Softly(self._local, on)
-
-
-class _Softly:
-    """Warn instead of raising, for rows that are read when nobody can catch."""
-
-    def __init__(self, local: threading.local, on: bool) -> None:
-        self._local, self._on = local, on
-
-    def __enter__(self) -> None:
-        if self._on:
-            self._local.softly = "warn"
-
-    def __exit__(self, *details: object) -> None:
-        self._local.softly = None
 
 
 def _scales(scale: float | None, now: float | None) -> str:

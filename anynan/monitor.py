@@ -105,12 +105,23 @@ class Reading:
         return math.log2(self.site.dtype_max / absmax)
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Keep a bad reading, or an event made of one, until every rank knows of it."""
+
+    reading: Reading | None = None
+    kind: Kind = "nan"
+    value: Any = None
+    replayed: Any = None
+    event: Any = None
+
+
 class Rows:
     """Collect one step's readings in execution order, in one thread."""
 
     __slots__ = (
-        "__weakref__", "calls", "expected", "failed", "guarded", "hi", "judged", "live", "lo",
-        "norms", "pending", "scale", "sites", "skip", "spread", "stats", "step",
+        "__weakref__", "calls", "expected", "failed", "guarded", "held", "hi", "holding", "judged",
+        "live", "lo", "norms", "pending", "scale", "sites", "skip", "spread", "stats", "step",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -130,6 +141,9 @@ class Rows:
         # The loss scale that the step ran under, as a number or the framework's array of one.
         self.scale: Any = None
         self.failed: Any = None
+        # Set by an adapter whose ranks act together: what is bad waits until all of them know.
+        self.holding = False
+        self.held: Held | None = None
         self.pending: Reading | None = None
         self.skip = False
         self.spread = 0

@@ -40,6 +40,7 @@ class Options:
     read: Literal["auto", "immediate", "step"] | int = "auto"
     level: Literal["layer", "operation"] = "layer"
     keep: int | Literal["step"] = KEEP_BYTES
+    across_ranks: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):
@@ -56,7 +57,7 @@ class Options:
             chosen = getattr(self, name)
             if isinstance(chosen, Iterable) and not isinstance(chosen, str):
                 object.__setattr__(self, name, tuple(chosen))  # a generator is walked twice
-        for name in ("backward", "replay", "parameters"):
+        for name in ("backward", "replay", "parameters", "across_ranks"):
             if not isinstance(getattr(self, name), bool):
                 msg = f"{name}= takes True or False, not {getattr(self, name)!r}"
                 raise TypeError(msg)

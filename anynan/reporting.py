@@ -19,6 +19,7 @@ WIDTH = 100
 _INDENT = 2
 _LABELS = 8  # the narrowest label column, its gap included
 _OPERATION = 24  # where the line of an operation stands beside its name
+_SHORT = ("layer", "parameter", "gradient", "batch", "op", "used by", "cause")
 _HEAD, _TAIL = 2, 5  # what is kept of a long trail
 
 _KINDS = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
@@ -36,16 +37,22 @@ _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 Row = tuple[str, tuple[str, ...]]
 
 
-def render(event: Event, *, calls: int | None = None) -> str:
+def render(event: Event, *, calls: int | None = None, here: int | None = None) -> str:
     """Return the report of one event as plain text, at most 100 columns wide.
 
     Args:
         event: What happened.
         calls: How often the layer was called in this step, to print ``call 2 of 3``.
+        here: Rank that prints this. The event of another rank is told in short, since that
+            rank prints the whole.
     """
-    found = _rows(event, calls)
+    title, found = headline(event), _rows(event, calls)
+    if event.rank is not None and here is not None and here != event.rank:
+        title += f" on rank {event.rank}"
+        found = [(label, texts) for label, texts in found if label in _SHORT]
+        found.append(("rank", (_elsewhere(event.rank, here),)))
     column = max([_LABELS, *(len(label) + 2 for label, _ in found)])
-    lines = [headline(event), ""]
+    lines = [title, ""]
     for label, texts in found:
         for i, text in enumerate(texts):
             start = " " * _INDENT + (label if i == 0 else "").ljust(column)
@@ -204,6 +211,10 @@ def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
         yield "rank", (", ".join(part for part in (rank, shard) if part),)
     for note in event.notes:
         yield "note", (note,)
+
+
+def _elsewhere(rank: int, here: int) -> str:
+    return f"{rank}, which has the full report; this is rank {here}"
 
 
 def _subject(event: Event) -> Iterator[Row]:

@@ -15,6 +15,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert (options.backward, options.replay, options.parameters) == (True, True, False)
     assert (options.history, options.patience, options.stats) == (1000, 0, ())
     assert options.keep == 64 * 2**20
+    assert options.across_ranks is True
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ def test_an_impossible_value_is_refused_in_words(options: dict[str, Any], words:
         ({"backward": 1}, "backward= takes True or False, not 1"),
         ({"replay": None}, "replay= takes True or False, not None"),
         ({"parameters": "yes"}, "parameters= takes True or False, not 'yes'"),
+        ({"across_ranks": "gloo"}, "across_ranks= takes True or False, not 'gloo'"),
         ({"history": 1.5}, "history= takes a whole number, not float: 1.5"),
         ({"history": True}, "history= takes a whole number, not bool: True"),
         ({"read": 2.0}, "read= takes a whole number, not float: 2.0"),

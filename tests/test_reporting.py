@@ -367,3 +367,22 @@ def test_an_empty_cause_leaves_no_empty_rows() -> None:
     text = render(Event("numpy", "a", "forward", "nan", "bad", 5, cause=Cause("t", "why", "what")))
     assert "seen" not in text
     assert "cause   why" in text
+
+
+def test_another_ranks_event_is_told_in_short() -> None:
+    there = replace(EVENTS["forward_nan"], rank=3)
+    text = """\
+NaN first appeared in the forward pass of step 412 on rank 3
+
+  layer   encoder.layers.3.attn
+  op      softmax                 model.py:87 in attend
+                                  w = scores.softmax(-1)
+  cause   fully masked row: softmax over a row of -inf is 0/0
+  rank    3, which has the full report; this is rank 0"""
+    assert render(there, here=0) == text
+
+
+def test_the_rank_it_began_on_tells_all() -> None:
+    there = replace(EVENTS["forward_nan"], rank=3)
+    whole = render(EVENTS["forward_nan"]) + "\n  rank    3"
+    assert render(there, here=3) == render(there) == whole

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan import acting
 from anynan import judging as judging_room
 from anynan import monitor as monitor_room
 from anynan.adapter import ReplayError
@@ -607,7 +608,7 @@ def test_a_failed_step_is_in_the_history() -> None:
 
 
 def test_events_are_bounded_and_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging_room, "MAX_EVENTS", 3)
+    monkeypatch.setattr(acting, "MAX_EVENTS", 3)
     _, tracker = tracked(action="record")
     for _ in range(5):
         tracker(BAD)

@@ -32,6 +32,23 @@ def conclude(session: "Session", state: State, rows: Rows) -> None:
             tracker.fail(rows, reading, reading.kind or "nan")
     finally:
         tracker.settle(rows)
+    session.ranks.concluded(session, state, rows)
+
+
+def read_open(session: "Session", state: State) -> None:
+    """Read and judge what a thread has so far."""
+    settle(session, state)
+    if state.rows is None:
+        return
+    state.slots.read()
+    session.tracker.judge(state.rows)
+    if state.depth == 0 and state.rows.pending is not None:
+        rows = session.tracker.close_step()
+        if rows is not None:
+            try:
+                conclude(session, state, rows)
+            finally:
+                state.reset()
 
 
 def read_rest(session: "Session", state: State) -> None:

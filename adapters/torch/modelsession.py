@@ -30,7 +30,7 @@ class ModelSession(Session):
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
         state = self.state()
-        if state.idle:
+        if state.idle or self.ranks.rehearses(state):
             return
         if state.depth and not _running(module):
             state.depth = 0  # an interrupt left the call before: its exit hook never ran
@@ -66,14 +66,14 @@ class ModelSession(Session):
             with self.aside(state):
                 state.slots.read()
                 self.tracker.judge(rows)
-            return rows.pending is not None
+            return rows.pending is not None or rows.held is not None
         mine = {id(optimizer) for optimizer, held in self._held.items() if held.parameters}
         return scaling.rescaled(state.scales, mine)
 
     def exit_root(self, module: Any, output: Any) -> None:
         """End a root call; without gradients it is a whole step."""
         state = self.state()
-        if state.idle:
+        if self.ranks.rehearsed(state) or state.idle:
             return
         state.depth = max(state.depth - 1, 0)
         again = torch._C._current_graph_task_id() != -1

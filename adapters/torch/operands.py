@@ -10,7 +10,7 @@ import torch
 from anynan.lineage import Operand, OpRecord
 from anynan.summary import Summary
 from anynan.torch.names import node_name
-from anynan.torch.probes import measure, nonfinite, plain, read_ends
+from anynan.torch.probes import local, measure, nonfinite, plain, read_ends
 
 _KEEP = (
     "dim",
@@ -189,7 +189,7 @@ def saved(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
         except RuntimeError:  # released already
             continue
         if isinstance(value, torch.Tensor) and plain(value) is not None:
-            yield name.removeprefix("_saved_"), value
+            yield name.removeprefix("_saved_"), local(value)
     if hasattr(node, "saved_tensors"):
         try:
             values = node.saved_tensors
@@ -197,7 +197,7 @@ def saved(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
             return
         for i, value in enumerate(values):
             if isinstance(value, torch.Tensor) and plain(value) is not None:
-                yield f"saved[{i}]", value
+                yield f"saved[{i}]", local(value)
 
 
 def locked(node: Any) -> list[str]:

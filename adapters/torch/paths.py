@@ -12,6 +12,13 @@ def clean_path(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
+def inner(model: torch.nn.Module) -> torch.nn.Module:
+    """Give the module that a distributed data-parallel wrapper calls; it has the names."""
+    while type(model).__name__ == "DistributedDataParallel" and hasattr(model, "module"):
+        model = model.get_submodule("module")
+    return model
+
+
 def join(prefix: str, path: str) -> str:
     """Join two parts of a layer path, either of which may be empty."""
     return f"{prefix}.{path}" if prefix and path else prefix or path

@@ -55,6 +55,13 @@ def plain(x: Any) -> torch.Tensor | None:
     return x.detach() if x.requires_grad or _dual._current_level >= 0 else x  # type: ignore[no-any-return]
 
 
+def local(x: torch.Tensor) -> torch.Tensor:
+    """Return the shard of a DTensor that this rank holds; any other tensor as it is."""
+    if type(x) is torch.Tensor or not hasattr(x, "to_local"):
+        return x
+    return x.detach().to_local()  # type: ignore[attr-defined, no-any-return]
+
+
 def _unwrap(x: Any) -> torch.Tensor | None:
     if not isinstance(x, torch.Tensor):
         return None

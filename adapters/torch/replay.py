@@ -16,10 +16,11 @@ from anynan.context import replay_context
 from anynan.lineage import External, Replay, Sink
 from anynan.monitor import Reading
 from anynan.torch import compiled
+from anynan.torch.collectives import Sent
 from anynan.torch.hooks import tensors
 from anynan.torch.names import node_name
 from anynan.torch.paths import clean_path, join
-from anynan.torch.probes import nonfinite
+from anynan.torch.probes import local, nonfinite
 from anynan.torch.recompute import Regions
 from anynan.torch.rootcall import RandomState, RootCall
 from anynan.torch.session import Session
@@ -43,8 +44,8 @@ def replay(session: Session, state: State, reading: Reading) -> Replay:
     """
     if state.rows is not None and state.rows.step != reading.step:
         msg = (
-            f"step {reading.step} was over when it was read (read=n waits for n steps), so it "
-            "cannot be run again: the report stays at layer level"
+            f"step {reading.step} was over when it was read, so it cannot be run again: the "
+            "report stays at layer level"
         )
         raise ReplayError(msg)
     is_step = isinstance(session, StepMarker)
@@ -63,8 +64,25 @@ def replay(session: Session, state: State, reading: Reading) -> Replay:
         raise ReplayError(msg)
     if any(root.fn is None for root in roots):
         raise ReplayError(GONE)
+    return again(session, state, reading, roots)
+
+
+def again(session: Session, state: State, reading: Reading, roots: list[RootCall]) -> Replay:
+    """Run calls again, and leave no trace; where all ranks do so, none stops early.
+
+    Args:
+        session: What is tracked.
+        state: The thread's open step.
+        reading: The bad reading, or one of its phase where another rank has it.
+        roots: The calls.
+
+    Raises:
+        ReplayError: If they cannot be run on this rank alone.
+    """
     result = Replay(uncompiled=compiled.ran(session))
-    with _no_trace(session, state, result):
+    together = session.ranks.together
+    is_step = isinstance(session, StepMarker)
+    with session.ranks.replaying(session), _no_trace(session, state, result):
         for root in roots:
             if root.changed():
                 result.notes.append(
@@ -72,8 +90,9 @@ def replay(session: Session, state: State, reading: Reading) -> Replay:
                     "other values"
                 )
             watcher = _run(session, root, reading, is_step, result)
-            result.records, result.sinks = watcher.records, watcher.sinks
-            if watcher.sinks:
+            if not result.sinks:
+                result.records, result.sinks = watcher.records, watcher.sinks
+            if watcher.sinks and not together:
                 break
     return result
 
@@ -94,7 +113,8 @@ def _run(
     root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
     watcher = Watcher(outside(session, root))
     watcher.originals = {}
-    watcher.stop = functools.partial(_matches, reading, watcher)
+    if not session.ranks.together:
+        watcher.stop = functools.partial(_matches, reading, watcher)
     watcher.within, watcher.called = _run.__code__, root.source()
     root.random.restore()
     with ExitStack() as stack:
@@ -107,14 +127,18 @@ def _run(
                 stack.enter_context(layer_stack(session, prefix, model, watcher, root.calls))
         stack.enter_context(backward_seam(watcher))
         try:
+            if session.ranks.together:
+                stack.enter_context(Sent(watcher))
             with watcher:
                 out = root.fn(*root.args, **root.kwargs)
                 if is_step:
                     _results(watcher, out)
                 elif reading.phase == "backward":
-                    _backward(root, out, reading, result, watcher)
+                    _backward(root, out, result, together=session.ranks.together)
         except StopReplay:
             pass
+        except ReplayError as error:
+            result.notes.append(str(error))
         except Exception as error:  # noqa: BLE001  the replay may fail as the step did
             result.notes.append(
                 f"the replay stopped at {type(error).__name__}: {str(error).splitlines()[0][:120]}"
@@ -162,14 +186,14 @@ def outside(session: Session, root: RootCall) -> dict[int, tuple[External, str]]
     for name, x in all_tensors(session):
         if x.layout is torch.strided and not x.is_meta:
             kind: External = "parameter" if id(x) in weights else "buffer"
-            found[int(x.untyped_storage()._cdata)] = (kind, name)
+            found[int(local(x).untyped_storage()._cdata)] = (kind, name)
     for name, x in session._named_inputs(root.fn, root.args, root.kwargs):
         if x.layout is torch.strided and not x.is_meta:
-            found.setdefault(int(x.untyped_storage()._cdata), ("input", name))
+            found.setdefault(int(local(x).untyped_storage()._cdata), ("input", name))
     return found
 
 
-def _backward(root: RootCall, out: Any, reading: Reading, result: Replay, watcher: Watcher) -> None:
+def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> None:
     """Run the backward pass from the kept gradients of the outputs."""
     outputs, gradients = [], []
     for i, (_, x) in enumerate(tensors(out, "output")):
@@ -186,7 +210,8 @@ def _backward(root: RootCall, out: Any, reading: Reading, result: Replay, watche
             continue
         if nonfinite(grad):
             result.incoming = True
-            return
+            if not together:
+                return
         outputs.append(x)
         gradients.append(grad)
     if outputs:
@@ -315,7 +340,7 @@ def backward_seam(watcher: Watcher, *, replaying: bool = True) -> Iterator[None]
 
 
 def _incoming(watcher: Watcher, gradients: Any) -> None:
-    watcher.incoming = tuple(gradients)
+    watcher.incoming = tuple(local(x) if isinstance(x, torch.Tensor) else x for x in gradients)
 
 
 @contextmanager

@@ -25,8 +25,9 @@ from anynan.torch.hooks import (
     RootExit,
     tensors,
 )
-from anynan.torch.paths import clean_path, join, remark_slow_paths
+from anynan.torch.paths import clean_path, inner, join, remark_slow_paths
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure, plain
+from anynan.torch.ranks import Ranks
 from anynan.torch.rootcall import RootCall, argument_names
 from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
 from anynan.torch.state import State
@@ -58,6 +59,7 @@ class Session:
         self.boards: list[Board] = []
         self.renewed = False
         self._resting: State | None = None
+        self.ranks = Ranks(options.across_ranks)
 
     # Attaching.
 
@@ -69,6 +71,7 @@ class Session:
 
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
+        self.ranks.leave()
         updates.unwatch(self)
         self._uninstall()
         for state in list(self._states):
@@ -81,7 +84,7 @@ class Session:
         # The model is gone, and the hooks with it: what was left unread is said at least.
         self._gone = True
         try:
-            with self.tracker.softly():
+            with self.tracker.softly(), self.ranks.alone(self):
                 for state in list(self._states):
                     endings.read_rest(self, state)
             updates.unwatch(self)
@@ -120,8 +123,9 @@ class Session:
 
     def _hook_model(self, prefix: str, model: torch.nn.Module) -> None:
         chosen = self.paths(prefix, model)
+        root = inner(model)
         self.handles.append(
-            model.register_forward_pre_hook(RootEnter(self, prefix), with_kwargs=True, prepend=True)
+            root.register_forward_pre_hook(RootEnter(self, prefix), with_kwargs=True, prepend=True)
         )
         first: dict[torch.nn.Module, str] = {}
         for path, module in chosen.items():
@@ -131,7 +135,7 @@ class Session:
         for module, path in first.items():
             hook = ForwardHook(self, path, fixed.get(path))
             self.handles.append(module.register_forward_hook(hook))
-        self.handles.append(model.register_forward_hook(RootExit(self), always_call=True))
+        self.handles.append(root.register_forward_hook(RootExit(self), always_call=True))
         remark_slow_paths(self.tracker, model)
         compiled.renew(self, model)
 
@@ -201,6 +205,7 @@ class Session:
                 self._looked = True
                 scaling.find_scalers()
             state.scales = scaling.scales()
+        self.ranks.begin(self, state, rows)
         if self.options.parameters:
             write_parameters(self, state, rows)
         return rows
@@ -223,6 +228,7 @@ class Session:
                 if isinstance(every, int) and (rows.step + 1) % every and not rows.failed:
                     return
                 endings.settle(self, state)
+                self.ranks.end(self, state, rows)
         finally:
             state.idle = was_idle
             state.reset()
@@ -235,30 +241,22 @@ class Session:
         compiled.take(self, state)
         state.idle = True
         try:
-            endings.settle(self, state)
-            if state.rows is not None:
-                state.slots.read()
-                self.tracker.judge(state.rows)
-                if state.depth == 0 and state.rows.pending is not None:
-                    rows = self.tracker.close_step()
-                    if rows is not None:
-                        try:
-                            endings.conclude(self, state, rows)
-                        finally:
-                            state.reset()
+            with self.ranks.alone(self, state):
+                endings.read_open(self, state)
         finally:
             state.idle = False
 
     def finish(self) -> None:
         """End the open steps and read what is left."""
         state = self._own()
-        for other in list(self._states):
-            if other is not state:
-                endings.read_rest(self, other)
-        if state is None or state.idle:
-            return
-        if state.rows is not None or compiled.ran(self):
-            self.end_step(state)
+        with self.ranks.alone(self):
+            for other in list(self._states):
+                if other is not state:
+                    endings.read_rest(self, other)
+            if state is None or state.idle:
+                return
+            if state.rows is not None or compiled.ran(self):
+                self.end_step(state)
         self.read()
 
     def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
@@ -417,6 +415,7 @@ class Session:
 
         if self._gone:
             raise ReplayError(GONE)
+        self.ranks.replayed()
         return replay(self, self.owner(self.state()), reading)
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -93,7 +93,7 @@ class StepSession(Session, StepMarker):
                 write_parameters(self, state, state.rows)
         except BaseException:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.softly():
+            with self.tracker.softly(), self.ranks.alone(self):
                 self._close(state)
             raise
         else:
@@ -150,9 +150,14 @@ class StepSession(Session, StepMarker):
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Count a model's call; the step itself is the root."""
+        state = self.state()
+        if not state.idle:
+            self.ranks.rehearses(state)
 
     def exit_root(self, module: Any, output: Any) -> None:
         """Leave the step open: it ends when the function returns."""
         state = self.state()
+        if self.ranks.rehearsed(state):
+            return
         if not state.idle and not state.slots.deferred:
             compiled.take(self, state)

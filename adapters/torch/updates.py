@@ -67,7 +67,8 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 
 
 def _tell(optimizer: torch.optim.Optimizer) -> None:
-    for session in list(_sessions):
+    # In the order they were made, which is the same on every rank: each agrees with its own.
+    for session in sorted(_sessions, key=lambda session: session.ranks.number):
         before_update(session, optimizer)
 
 
@@ -135,6 +136,9 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
         rows.pending = None
         with session.aside(state):
             session.tracker.fail(rows, reading, reading.kind or "nan")
+    every = session.options.read
+    if not isinstance(every, int) or not (rows.step + 1) % every:
+        session.ranks.before_update(session, state, rows)
     if rows.skip:
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -151,7 +155,7 @@ def skipped_update(
     if state.replaying or state.idle or not held.parameters or rows is None:
         return
     _note_scale(session, rows, scaler)
-    if rows.pending is not None or rows.failed is not None:
+    if rows.pending is not None or rows.failed is not None or rows.held is not None:
         return
     gradients = [p.grad for p in held.parameters]
     read_gradients(session, state, rows, held, gradients, None, skipped=True)

@@ -1,0 +1,722 @@
+"""Train on real processes, and print what each rank saw: run by torchrun, see test_distributed."""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import anynan
+
+STEPS = 4
+BAD_STEP = 2
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {}
+
+
+def scenario(run: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    SCENARIOS[run.__name__] = run
+    return run
+
+
+class Fault(nn.Module):
+    """Pass values through, or make a bad value of them when armed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.armed == "forward":
+            return torch.log(-1 - x.abs())
+        if self.armed == "backward":
+            return x + torch.sqrt(0 * x)
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, width)
+        self.fault = Fault()
+        self.last = nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.fault(self.first(x)).tanh())
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def batch(step: int) -> torch.Tensor:
+    made = torch.Generator().manual_seed(100 * step + rank())
+    return torch.randn(3, 4, generator=made)
+
+
+def train(
+    model: nn.Module,
+    fault: Fault,
+    *,
+    armed: str = "",
+    where: tuple[int, ...] = (1,),
+    data: Callable[[int], torch.Tensor] = batch,
+    tracked: nn.Module | None = None,
+    as_step: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train for some steps with a fault on some ranks; say where and how that ended."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    target: Any = step if as_step else tracked or model
+    seen: dict[str, Any] = {"error": None, "warnings": []}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tracker = anynan.torch.track(target, **options)
+        run = tracker if as_step else step
+        at = 0
+        try:
+            for at in range(STEPS):
+                fault.armed = armed if at == BAD_STEP and rank() in where else ""
+                run(data(at))
+        except anynan.AnomalyError as error:
+            seen.update(error=type(error).__name__, message=str(error), event=told(error.event))
+        except (RuntimeError, OSError) as error:
+            seen.update(error=type(error).__name__, message=str(error)[:300])
+        tracker.remove()
+    return seen | {
+        "stopped": at,
+        "events": [told(event) for event in tracker.events if event.severity == "bad"],
+        "warnings": [str(w.message) for w in caught if w.category is anynan.AnynanWarning],
+        "notes": list(tracker.notes),
+        "finite": all(bool(torch.isfinite(whole(p)).all()) for p in model.parameters()),
+        "weights": sum(float(whole(p).detach().double().sum()) for p in model.parameters()),
+        "layers": sorted({r.layer for r in tracker.history if r.layer is not None}),
+    }
+
+
+def whole(p: Any) -> torch.Tensor:
+    return p.to_local() if hasattr(p, "to_local") else p
+
+
+def told(event: anynan.Event) -> dict[str, Any]:
+    operation = event.operation
+    return {
+        "rank": event.rank,
+        "layer": event.layer,
+        "phase": event.phase,
+        "kind": event.kind,
+        "step": event.step,
+        "op": None if operation is None else operation.name,
+        "line": None if operation is None or operation.source is None else operation.source.text,
+        "cause": None if event.cause is None else event.cause.tag,
+        "parameter": event.parameter,
+        "notes": list(event.notes),
+    }
+
+
+def ddp(**kwargs: Any) -> tuple[nn.Module, Fault]:
+    torch.manual_seed(0)
+    net = Net()
+    return DistributedDataParallel(net, **kwargs), net.fault
+
+
+@scenario
+def clean() -> dict[str, Any]:
+    return train(*ddp()) | {"untracked": untracked(ddp()[0])}
+
+
+def untracked(model: nn.Module, data: Callable[[int], torch.Tensor] = batch) -> float:
+    """Train as ``train`` does, without a tracker: what the weights come to."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for at in range(STEPS):
+        optimizer.zero_grad()
+        model(data(at)).square().mean().backward()
+        optimizer.step()
+    return sum(float(whole(p).detach().double().sum()) for p in model.parameters())
+
+
+@scenario
+def forward() -> dict[str, Any]:
+    return train(*ddp(), armed="forward")
+
+
+@scenario
+def backward() -> dict[str, Any]:
+    return train(*ddp(), armed="backward")
+
+
+@scenario
+def whole_step() -> dict[str, Any]:
+    return train(*ddp(), armed="forward", as_step=True)
+
+
+@scenario
+def bad_batch() -> dict[str, Any]:
+    def data(step: int) -> torch.Tensor:
+        x = batch(step)
+        if step == BAD_STEP and rank() == 1:
+            x[2, 0] = float("nan")
+        return x
+
+    return train(*ddp(), data=data)
+
+
+def fsdp() -> tuple[nn.Module, Fault]:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    net = Net()
+    fully_shard(net.first)
+    fully_shard(net.last)
+    fully_shard(net)
+    return net, net.fault
+
+
+@scenario
+def fsdp_clean() -> dict[str, Any]:
+    return train(*fsdp()) | {"untracked": untracked(fsdp()[0])}
+
+
+@scenario
+def fsdp_forward() -> dict[str, Any]:
+    return train(*fsdp(), armed="forward")
+
+
+@scenario
+def fsdp_backward() -> dict[str, Any]:
+    return train(*fsdp(), armed="backward", action="skip")
+
+
+@scenario
+def fsdp_step() -> dict[str, Any]:
+    return train(*fsdp(), armed="forward", as_step=True, action="skip")
+
+
+def tensor_parallel() -> tuple[nn.Module, Fault]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(0)
+    net = Net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(net, mesh, {"first": ColwiseParallel(), "last": RowwiseParallel()})
+    return net, net.fault
+
+
+def same(step: int) -> torch.Tensor:
+    made = torch.Generator().manual_seed(step)
+    return torch.randn(3, 4, generator=made)
+
+
+@scenario
+def tp_clean() -> dict[str, Any]:
+    return train(*tensor_parallel(), data=same) | {
+        "untracked": untracked(tensor_parallel()[0], same)
+    }
+
+
+@scenario
+def tp_forward() -> dict[str, Any]:
+    return train(*tensor_parallel(), data=same, armed="forward")
+
+
+@scenario
+def tp_backward() -> dict[str, Any]:
+    return train(*tensor_parallel(), data=same, armed="backward", action="skip")
+
+
+def dtensors() -> tuple[nn.Module, Fault]:
+    """Keep the activations DTensors, too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(0)
+    net = Net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(
+        net,
+        mesh,
+        {
+            "first": ColwiseParallel(use_local_output=False),
+            "last": RowwiseParallel(use_local_output=False),
+        },
+    )
+    parallelize_module(
+        net,
+        mesh,
+        PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate()),
+    )
+    return net, net.fault
+
+
+@scenario
+def dtensor_clean() -> dict[str, Any]:
+    return train(*dtensors(), data=same) | {"untracked": untracked(dtensors()[0], same)}
+
+
+@scenario
+def dtensor_forward() -> dict[str, Any]:
+    return train(*dtensors(), data=same, armed="forward")
+
+
+@scenario
+def weight_gradient() -> dict[str, Any]:
+    """Spoil only the gradient of a weight: no layer's reading on rank 1 comes before its sum."""
+
+    class Spoil(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return grad, grad.sum(0) / (0.0 if fault.armed else 1.0)
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Spoil.apply(x, self.weight)
+
+    fault = Fault()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), Scale(), nn.Linear(4, 4)))
+    return train(model, fault, armed="x")
+
+
+@scenario
+def inner_tracked_first() -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = Net()
+    tracker = anynan.torch.track(net)
+    paths = sorted(tracker.adapter.watched())
+    tracker.remove()
+    model = DistributedDataParallel(net)
+    return train(model, net.fault, armed="forward", tracked=net) | {"paths": paths}
+
+
+@scenario
+def fsdp_tracked_first() -> dict[str, Any]:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    net = Net()
+    with anynan.torch.track(net) as tracker:
+        for module in (net.first, net.last, net):
+            fully_shard(module)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        event = None
+        for at in range(STEPS):
+            net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 else ""
+            optimizer.zero_grad()
+            net(batch(at)).square().mean().backward()
+            try:
+                optimizer.step()
+            except anynan.NonFiniteError as error:
+                event = told(error.event)
+                break
+    return {"event": event, "stopped": at, "watched": sorted((tracker.history and ["x"]) or [])}
+
+
+@scenario
+def synchronised_norm() -> dict[str, Any]:
+    """A layer that sums over the ranks in its forward pass takes the NaN to all of them."""
+    torch.manual_seed(0)
+
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            from torch.distributed.nn.functional import all_reduce
+
+            return x - all_reduce(x.mean(0)) / dist.get_world_size()
+
+    fault = Fault()
+    net = nn.Sequential(nn.Linear(4, 8), fault, Mean(), nn.Linear(8, 4))
+    return train(DistributedDataParallel(net), fault, armed="forward")
+
+
+@scenario
+def evaluation() -> dict[str, Any]:
+    """Evaluate on one rank only, and find something there: no other rank is waited for."""
+    model, fault = ddp()
+    inner = model.module
+    seen: dict[str, Any] = {"error": None}
+    with anynan.torch.track(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for at in range(3):
+            optimizer.zero_grad()
+            model(batch(at)).square().mean().backward()
+            optimizer.step()
+            if rank() == 0 and at == 1:
+                fault.armed = "forward"
+                try:
+                    with torch.no_grad():
+                        inner(batch(at))
+                except anynan.NonFiniteError as error:
+                    seen.update(error=type(error).__name__, event=told(error.event))
+                fault.armed = ""
+                model.train()
+    return seen | {"stopped": at}
+
+
+class Zeros(nn.Module):
+    """Make NaN of a batch of zeros, also when it is run again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0 * torch.log(x.abs().sum())
+
+
+def zeros() -> nn.Module:
+    torch.manual_seed(0)
+    return DistributedDataParallel(nn.Sequential(Zeros(), nn.Linear(4, 4)))
+
+
+@scenario
+def accumulation() -> dict[str, Any]:
+    """The bad call is the first of two, under no_sync."""
+    model = zeros()
+    seen: dict[str, Any] = {"event": None}
+    with anynan.torch.track(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            for at in range(3):
+                optimizer.zero_grad()
+                with model.no_sync():
+                    x = batch(at) * (0.0 if at == 1 and rank() == 1 else 1.0)
+                    model(x).square().mean().backward()
+                model(batch(at)).square().mean().backward()
+                optimizer.step()
+        except anynan.NonFiniteError as error:
+            seen.update(event=told(error.event))
+    return seen | {"stopped": at}
+
+
+@scenario
+def result_only() -> dict[str, Any]:
+    """What a step returns is read after its update: all ranks hear of it at the next one."""
+    model, _ = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: dict[str, Any] = {"event": None}
+
+    def step(x: torch.Tensor, at: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach() * (float("nan") if at == 1 and rank() == 1 else 1.0)
+
+    with anynan.torch.track(step) as tracker:
+        try:
+            for at in range(STEPS):
+                tracker(batch(at), at)
+        except anynan.NonFiniteError as error:
+            seen.update(event=told(error.event))
+    return seen | {"stopped": at}
+
+
+@scenario
+def counted() -> dict[str, Any]:
+    """Count the all-reduces of one step, with tracking and without."""
+    from torch.profiler import profile
+
+    model, _ = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch(0)).square().mean().backward()
+        optimizer.step()
+
+    def count() -> int:
+        for _ in range(3):
+            step()
+        with profile() as seen:
+            for _ in range(3):
+                step()
+        return sum(e.count for e in seen.key_averages() if e.key.startswith("gloo:"))
+
+    plain = count()
+    with anynan.torch.track(model):
+        tracked = count()
+    with anynan.torch.track(model, across_ranks=False):
+        off = count()
+    return {"plain": plain, "tracked": tracked, "off": off}
+
+
+def send_on(x: torch.Tensor | None, shape: tuple[int, ...], source: int, target: int) -> Any:
+    if rank() == source and x is not None:
+        dist.send(x.detach().contiguous(), target)
+    elif rank() == target:
+        received = torch.empty(shape)
+        dist.recv(received, source)
+        return received
+    return None
+
+
+def pipeline(armed: str, where: int, *, as_step: bool = False) -> dict[str, Any]:
+    """Two stages by hand: the first one's layers on rank 0, the second one's on rank 1."""
+    torch.manual_seed(0)
+    fault = Fault()
+    stage = nn.Sequential(nn.Linear(4, 4), fault, nn.Tanh())
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+
+    def step(at: int) -> None:
+        optimizer.zero_grad()
+        if rank() == 0:
+            out = stage(batch(at))
+            send_on(out, (3, 4), 0, 1)
+            out.backward(send_on(None, (3, 4), 1, 0))
+        else:
+            x = send_on(None, (3, 4), 0, 1).requires_grad_()
+            stage(x).square().mean().backward()
+            send_on(x.grad, (3, 4), 1, 0)
+        optimizer.step()
+
+    seen: dict[str, Any] = {"event": None}
+    with anynan.torch.track(step if as_step else stage) as tracker:
+        try:
+            for at in range(STEPS):
+                fault.armed = armed if at == BAD_STEP and rank() == where else ""
+                (tracker if as_step else step)(at)
+        except anynan.NonFiniteError as error:
+            seen.update(event=told(error.event), message=str(error))
+    return seen | {"stopped": at}
+
+
+@scenario
+def pipeline_forward() -> dict[str, Any]:
+    return pipeline("forward", 0)
+
+
+@scenario
+def pipeline_backward() -> dict[str, Any]:
+    return pipeline("backward", 1)
+
+
+@scenario
+def pipeline_step() -> dict[str, Any]:
+    return pipeline("forward", 0, as_step=True)
+
+
+@scenario
+def schedule() -> dict[str, Any]:
+    """PyTorch's own pipelining: micro-batches, one stage on each rank."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    torch.manual_seed(0)
+    fault = Fault()
+    module = nn.Sequential(nn.Linear(4, 4), fault, nn.Tanh())
+    made = PipelineStage(module, rank(), dist.get_world_size(), torch.device("cpu"))
+    run = ScheduleGPipe(made, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    seen: dict[str, Any] = {"event": None}
+    with anynan.torch.track(module):
+        try:
+            for at in range(STEPS):
+                fault.armed = "forward" if at == BAD_STEP and rank() == 0 else ""
+                optimizer.zero_grad()
+                if rank() == 0:
+                    run.step(torch.ones(4, 4))
+                else:
+                    run.step(target=torch.zeros(4, 4))
+                optimizer.step()
+        except anynan.NonFiniteError as error:
+            seen.update(event=told(error.event), message=str(error))
+    return seen | {"stopped": at}
+
+
+@scenario
+def apart() -> dict[str, Any]:
+    """Without the knob a rank raises at once, in the layer, and tells nobody."""
+    torch.manual_seed(0)
+    net = Net()
+    return train(net, net.fault, armed="forward", across_ranks=False)
+
+
+@scenario
+def two_trackers() -> dict[str, Any]:
+    """Two models, each with its optimizer: each agrees with its own on the other ranks."""
+    torch.manual_seed(0)
+    models = [DistributedDataParallel(Net()) for _ in range(2)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    trackers = [anynan.torch.track(m, action="skip") for m in models]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for at in range(STEPS):
+            for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                bad = at == 1 + i and rank() == i
+                model.module.fault.armed = "forward" if bad else ""
+                optimizer.zero_grad()
+                model(batch(at)).square().mean().backward()
+                optimizer.step()
+    for tracker in trackers:
+        tracker.remove()
+    return {"events": [[told(event) for event in tracker.events] for tracker in trackers]}
+
+
+@scenario
+def scaler() -> dict[str, Any]:
+    """A scaler skips the update, so that no optimizer's step is there to agree at."""
+    model = zeros()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scale = torch.amp.GradScaler("cpu", init_scale=4.0)
+    seen: dict[str, Any] = {"event": None}
+    with anynan.torch.track(model):
+        try:
+            for at in range(STEPS):
+                x = batch(at) * (0.0 if at == 1 and rank() == 1 else 1.0)
+                optimizer.zero_grad()
+                scale.scale(model(x).square().mean()).backward()
+                scale.step(optimizer)
+                scale.update()
+        except anynan.NonFiniteError as error:
+            seen.update(event=told(error.event))
+    return seen | {"stopped": at}
+
+
+@scenario
+def spike() -> dict[str, Any]:
+    """A bad event without a bad value: the norm jumps on every rank, one story is told."""
+    policy = anynan.Policy(spike=50.0, bad=("spike",))
+
+    model, _ = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    seen: dict[str, Any] = {"event": None}
+    with anynan.torch.track(model, policy=policy):
+        try:
+            for at in range(10):
+                optimizer.zero_grad()
+                loss = model(batch(at % 2)).square().mean()
+                (loss * (1e4 if at == 7 and rank() == 1 else 1.0)).backward()
+                optimizer.step()
+        except anynan.AnomalyError as error:
+            seen.update(event=told(error.event))
+    return seen | {"stopped": at}
+
+
+@scenario
+def killed() -> dict[str, Any]:
+    """One rank dies before it comes to agree; rank 1, if it lives, has a report to give."""
+    from anynan.torch import links
+
+    links.ROLL_CALL = timedelta(seconds=1)
+    victim = int(os.environ["VICTIM"])
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    seen: dict[str, Any] = {"error": None}
+    anynan.torch.track(net)
+    try:
+        for at in range(STEPS):
+            net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 else ""
+            optimizer.zero_grad()
+            net(batch(at)).square().mean().backward()
+            if at == BAD_STEP and rank() == victim:
+                os._exit(7)
+            optimizer.step()
+    except (RuntimeError, anynan.AnomalyError) as error:
+        seen.update(error=type(error).__name__, message=str(error))
+    return seen | {"stopped": at}
+
+
+def lonely(tracks: bool, leaves: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tracker = anynan.torch.track(model) if tracks else None
+        for at in range(STEPS):
+            if at == leaves and tracker is not None:
+                tracker.remove()
+                tracker = None
+            optimizer.zero_grad()
+            model(batch(at)).square().mean().backward()
+            optimizer.step()
+        if tracker is not None:
+            tracker.remove()
+    said = [str(w.message) for w in caught if w.category is anynan.AnynanWarning]
+    return {"stopped": at, "warnings": said}
+
+
+@scenario
+def one_tracks() -> dict[str, Any]:
+    """The first scenario of its run: what tracked before would count."""
+    from anynan.torch import links
+
+    grace, links.GRACE = links.GRACE, timedelta(seconds=1)
+    seen = lonely(rank() == 0, STEPS)
+    links.GRACE = grace
+    return seen
+
+
+@scenario
+def one_leaves() -> dict[str, Any]:
+    return lonely(True, 2 if rank() == 1 else STEPS)
+
+
+@scenario
+def one_does_not_come() -> dict[str, Any]:
+    """Rank 1 skips an update that the others make: they wait for a bounded time."""
+    from anynan.torch import links
+
+    patience, links.PATIENCE = links.PATIENCE, timedelta(seconds=2)
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with anynan.torch.track(net):
+            for at in range(STEPS):
+                optimizer.zero_grad()
+                net(batch(at)).square().mean().backward()
+                if rank() == 0 or at == 0:
+                    optimizer.step()
+            dist.barrier()
+    links.PATIENCE = patience
+    said = [str(w.message) for w in caught if w.category is anynan.AnynanWarning]
+    return {"stopped": at, "warnings": said}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    names, folder = sys.argv[1:]
+    for name in names.split(","):
+        result = {"rank": rank(), "scenario": name, **SCENARIOS[name]()}
+        with (Path(folder) / f"{name}.{rank()}.json").open("w") as file:
+            json.dump(result, file)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,379 @@
+"""Real processes, started by torchrun: all ranks stop at one step, and name where it began.
+
+One launch runs many scenarios of ``ranks_script.py``; the tests read what each rank saw.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+import anynan
+
+fcntl = pytest.importorskip("fcntl")
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.skipif(
+        not (distributed.is_available() and distributed.is_gloo_available()),
+        reason="this PyTorch has no gloo",
+    ),
+]
+
+SCRIPT = Path(__file__).with_name("ranks_script.py")
+ROOT = Path(__file__).parents[2]
+LIMIT = 150
+TWO = (
+    "one_tracks clean forward backward whole_step bad_batch weight_gradient inner_tracked_first "
+    "synchronised_norm evaluation accumulation result_only counted apart two_trackers scaler spike "
+    "fsdp_clean fsdp_forward fsdp_backward fsdp_step fsdp_tracked_first tp_clean tp_forward "
+    "tp_backward dtensor_clean dtensor_forward pipeline_forward pipeline_backward pipeline_step "
+    "schedule one_leaves one_does_not_come"
+)
+FOUR = "clean forward backward fsdp_forward tp_forward counted"
+
+Seen = Callable[[str], list[dict[str, Any]]]
+
+
+def environment(**more: str) -> dict[str, str]:
+    # Names of hosts are not looked up where the loopback will do.
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **loopback, **threads, **more}
+
+
+def run(commands: list[tuple[list[str], dict[str, str]]]) -> list[tuple[int, str]]:
+    """Run commands side by side, and end them all at the limit, with what they started."""
+    started = [
+        subprocess.Popen(
+            command, env=env, cwd=ROOT, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for command, env in commands
+    ]  # fmt: skip
+    end = time.monotonic() + LIMIT
+    try:
+        outputs = [p.communicate(timeout=max(end - time.monotonic(), 1))[0] for p in started]
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+    return [(p.returncode, output) for p, output in zip(started, outputs, strict=True)]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def launched(factory: pytest.TempPathFactory, ranks: int, names: str) -> Seen:
+    """Launch once, whatever the number of test processes, and give what the ranks saw."""
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / f"ranks{ranks}"
+    with locked(shared / f"ranks{ranks}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command = [*torchrun, f"--nproc-per-node={ranks}", str(SCRIPT)]
+            (ended,) = run([([*command, names.replace(" ", ","), str(folder)], environment())])
+            (folder / "output").write_text(f"{ended[0]}\n{ended[1]}")
+
+    def seen(name: str) -> list[dict[str, Any]]:
+        files = [folder / f"{name}.{rank}.json" for rank in range(ranks)]
+        output = (folder / "output").read_text()
+        assert all(file.exists() for file in files), f"{name} did not end\n{output[-4000:]}"
+        return [json.loads(file.read_text()) for file in files]
+
+    return seen
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return launched(tmp_path_factory, 2, TWO)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return launched(tmp_path_factory, 4, FOUR)
+
+
+def alone(folder: Path, name: str, ranks: int, victim: int) -> list[dict[str, Any] | None]:
+    """Start the processes without torchrun, which would end the others when one dies."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    commands = []
+    for rank in range(ranks):
+        env = environment(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=port, VICTIM=str(victim),
+        )  # fmt: skip
+        commands.append(([sys.executable, str(SCRIPT), name, str(folder)], env))
+    ended = run(commands)
+    files = [folder / f"{name}.{rank}.json" for rank in range(ranks)]
+    missing = [rank for rank, file in enumerate(files) if not file.exists()]
+    assert missing == [victim], [output[-2000:] for _, output in ended]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def stopped_at_once(results: list[dict[str, Any]], rank: int, step: int = 2) -> dict[str, Any]:
+    """Hold that every rank stopped at this step with one story, and return it."""
+    events = [result["event"] for result in results]
+    assert [result["stopped"] for result in results] == [step] * len(results)
+    assert all(event == events[0] for event in events)
+    assert (events[0]["rank"], events[0]["step"]) == (rank, step)
+    return events[0]
+
+
+def where(event: dict[str, Any]) -> tuple[Any, ...]:
+    return event["layer"], event["phase"], event["op"], event["cause"]
+
+
+LOG = ("fault", "forward", "log", "log_of_negative")
+SQRT = ("fault", "backward", "sqrt", "sqrt_gradient_at_zero")
+
+
+class TestDataParallel:
+    def test_a_clean_run_is_left_as_it_is(self, two: Seen) -> None:
+        for result in two("clean"):
+            assert result["error"] is None and not result["events"] and not result["warnings"]
+            assert result["weights"] == result["untracked"]
+            assert result["layers"] == ["", "fault", "first", "last"]
+
+    def test_nan_in_the_forward_pass_of_one_rank_stops_all(self, two: Seen) -> None:
+        results = two("forward")
+        event = stopped_at_once(results, rank=1)
+        assert where(event) == LOG
+        assert event["line"] == "return torch.log(-1 - x.abs())"
+        assert all(result["finite"] for result in results)
+        assert results[0]["weights"] == results[1]["weights"]
+
+    def test_the_rank_it_began_on_reports_in_full_and_the_others_name_it(self, two: Seen) -> None:
+        other, own = (result["message"] for result in two("forward"))
+        assert own.startswith("NaN first appeared in the forward pass of step 2\n")
+        assert "\n  rank    1\n" in own and "\n  fix     keep the argument positive" in own
+        assert "input   float32 (3, 8)" in own
+        lines = other.splitlines()
+        assert lines[0] == "NaN first appeared in the forward pass of step 2 on rank 1"
+        assert lines[2] == "  layer   fault" and lines[3].startswith("  op      log  ")
+        assert lines[-1] == "  rank    1, which has the full report; this is rank 0"
+
+    def test_nan_in_the_backward_pass_of_one_rank_stops_all(self, two: Seen) -> None:
+        results = two("backward")
+        assert where(stopped_at_once(results, rank=1)) == SQRT
+        assert all(result["finite"] for result in results)
+
+    def test_a_tracked_step_stops_all(self, two: Seen) -> None:
+        assert where(stopped_at_once(two("whole_step"), rank=1)) == LOG
+
+    def test_a_bad_batch_of_one_rank_is_its_own(self, two: Seen) -> None:
+        event = stopped_at_once(results := two("bad_batch"), rank=1)
+        assert (event["phase"], event["cause"]) == ("input", "bad_input")
+        assert "1 of 3 rows is bad: 2" in results[1]["message"]
+        assert "  batch   x  float32 (3, 4)" in results[1]["message"]
+
+    def test_a_weights_gradient_is_traced_to_the_rank_that_made_it(self, two: Seen) -> None:
+        # Every rank reads the sum at the same position.
+        event = stopped_at_once(two("weight_gradient"), rank=1)
+        assert (event["parameter"], event["op"]) == ("1.weight", "divide")
+
+    def test_tracked_before_it_is_wrapped(self, two: Seen) -> None:
+        results = two("inner_tracked_first")
+        assert where(stopped_at_once(results, rank=1)) == LOG
+        assert results[0]["paths"] == ["", "fault", "first", "last"]
+
+    def test_a_layer_that_sums_over_the_ranks_does_not_hide_the_first_one(self, two: Seen) -> None:
+        event = stopped_at_once(two("synchronised_norm"), rank=1)
+        assert where(event) == ("1", *LOG[1:])
+
+    def test_a_call_without_synchronisation_is_judged_at_the_update(self, two: Seen) -> None:
+        event = stopped_at_once(two("accumulation"), rank=1, step=1)
+        assert where(event) == ("0", "forward", "log", "log_of_zero")
+
+    def test_a_skipped_update_is_agreed_on_at_the_next_call(self, two: Seen) -> None:
+        first, second = two("scaler")
+        assert first["event"] == second["event"]
+        assert where(first["event"]) == ("0", "forward", "log", "log_of_zero")
+        assert (first["stopped"], first["event"]["step"]) == (second["stopped"], 1) == (2, 1)
+
+    def test_two_trackers_agree_each_with_its_own(self, two: Seen) -> None:
+        first, second = two("two_trackers")
+        assert first["events"] == second["events"]
+        told = [[(event["step"], event["rank"]) for event in events] for events in first["events"]]
+        assert told == [[(1, 0)], [(2, 1)]]
+
+    def test_a_spike_is_one_story(self, two: Seen) -> None:
+        event = stopped_at_once(two("spike"), rank=0, step=7)
+        assert (event["kind"], event["cause"]) == ("spike", "exploding_gradient")
+
+    def test_what_a_step_returns_is_heard_of_at_the_next_update(self, two: Seen) -> None:
+        first, second = two("result_only")
+        assert first["event"] == second["event"]
+        assert (first["event"]["phase"], first["event"]["rank"]) == ("loss", 1)
+        assert (first["event"]["step"], first["stopped"], second["stopped"]) == (1, 2, 2)
+        assert "step 1 was over when it was read" in first["event"]["notes"][0]
+
+
+class TestTheWait:
+    @pytest.mark.parametrize("ranks", [2, 4])
+    def test_one_all_reduce_a_step_and_none_when_off(
+        self, ranks: int, request: pytest.FixtureRequest
+    ) -> None:
+        seen = request.getfixturevalue({2: "two", 4: "four"}[ranks])
+        steps = 3
+        for result in seen("counted"):
+            assert result["tracked"] == result["plain"] + steps
+            assert result["off"] == result["plain"]
+
+    def test_without_it_a_rank_raises_in_its_layer_alone(self, two: Seen) -> None:
+        first, second = two("apart")
+        assert (first["error"], first["stopped"], first["events"]) == (None, 3, [])
+        assert (second["error"], second["stopped"]) == ("NonFiniteError", 2)
+        assert where(second["event"]) == LOG
+        assert "spread" not in second["message"]  # raised before anything followed
+
+    def test_an_evaluation_on_one_rank_waits_for_nobody(self, two: Seen) -> None:
+        first, second = two("evaluation")
+        assert first["error"] == "NonFiniteError" and where(first["event"]) == LOG
+        assert second["error"] is None
+        assert (first["stopped"], second["stopped"]) == (2, 2)
+
+    def test_a_rank_that_does_not_track_is_said(self, two: Seen) -> None:
+        first, second = two("one_tracks")
+        (said,) = first["warnings"]
+        assert "rank 1 does not track; each is judged alone" in said
+        assert (first["stopped"], second["stopped"], second["warnings"]) == (3, 3, [])
+
+    def test_a_rank_that_stops_tracking_is_said(self, two: Seen) -> None:
+        first, second = two("one_leaves")
+        (said,) = first["warnings"]
+        assert "rank 1 stopped tracking" in said
+        assert (first["stopped"], second["stopped"], second["warnings"]) == (3, 3, [])
+
+    def test_a_rank_that_does_not_come_is_waited_for_so_long(self, two: Seen) -> None:
+        first, second = two("one_does_not_come")
+        (said,) = first["warnings"]
+        assert "rank 1 did not come to agree on a step within 2 s" in said
+        assert (first["stopped"], second["stopped"], second["warnings"]) == (3, 3, [])
+
+    def test_a_rank_that_dies_leaves_none_of_the_others_hanging(self, tmp_path: Path) -> None:
+        first, second, _ = alone(tmp_path, "killed", 3, victim=2)
+        assert first is not None and second is not None
+        assert (first["error"], first["stopped"]) == ("LostRankError", 2)
+        assert first["message"] == (
+            "rank 2 is gone: the connection closed while rank 0 waited to agree on a step with "
+            "the other ranks; look at the output of the process that ended first"
+        )
+        # What was found is told all the same.
+        assert (second["error"], second["stopped"]) == ("NonFiniteError", 2)
+        assert "layer   fault\n  op      log" in second["message"]
+        note = " ".join(second["message"].split())
+        assert "the other ranks could not be told: rank 2 is gone" in note
+
+    def test_nor_does_the_one_that_holds_the_store(self, tmp_path: Path) -> None:
+        _, _, other = alone(tmp_path, "killed", 3, victim=0)
+        assert other is not None and (other["error"], other["stopped"]) == ("LostRankError", 2)
+        assert "a rank is gone, and with it the store that the ranks share" in other["message"]
+
+
+class TestSharded:
+    @pytest.mark.parametrize("name", ["fsdp_clean", "tp_clean", "dtensor_clean"])
+    def test_a_clean_run_is_left_as_it_is(self, two: Seen, name: str) -> None:
+        for result in two(name):
+            assert result["error"] is None and not result["events"] and not result["warnings"]
+            assert result["weights"] == result["untracked"]
+            assert result["layers"] == ["", "fault", "first", "last"]
+
+    @pytest.mark.parametrize("name", ["fsdp_forward", "tp_forward", "dtensor_forward"])
+    def test_nan_in_the_forward_pass_of_one_rank_stops_all(self, two: Seen, name: str) -> None:
+        results = two(name)
+        assert where(stopped_at_once(results, rank=1)) == LOG
+        assert all(result["finite"] for result in results)
+
+    @pytest.mark.parametrize(
+        ("name", "place"), [("fsdp_backward", SQRT), ("tp_backward", SQRT), ("fsdp_step", LOG)]
+    )
+    def test_training_goes_on_after_a_replay_on_all_ranks(
+        self, two: Seen, name: str, place: tuple[str, ...]
+    ) -> None:
+        for result in two(name):
+            assert (result["error"], result["stopped"], result["finite"]) == (None, 3, True)
+            (event,) = result["events"]
+            assert (event["rank"], event["step"]) == (1, 2) and where(event) == place
+            (said,) = result["warnings"]
+            assert said.endswith("the update of this step is dropped")
+
+    def test_tracked_before_it_is_sharded(self, two: Seen) -> None:
+        assert where(stopped_at_once(two("fsdp_tracked_first"), rank=1)) == LOG
+
+
+class TestPipelines:
+    @pytest.mark.parametrize("name", ["pipeline_forward", "pipeline_step", "schedule"])
+    def test_the_stage_it_began_in_is_named_not_the_one_it_was_sent_to(
+        self, two: Seen, name: str
+    ) -> None:
+        event = stopped_at_once(two(name), rank=0)
+        assert where(event) == ("1", *LOG[1:])
+
+    def test_going_backward_too(self, two: Seen) -> None:
+        event = stopped_at_once(two("pipeline_backward"), rank=1)
+        assert where(event) == ("1", *SQRT[1:])
+
+
+class TestFourRanks:
+    def test_a_clean_run_is_left_as_it_is(self, four: Seen) -> None:
+        results = four("clean")
+        assert all(result["error"] is None and not result["warnings"] for result in results)
+        assert all(result["weights"] == result["untracked"] for result in results)
+
+    @pytest.mark.parametrize(
+        ("name", "place"),
+        [("forward", LOG), ("backward", SQRT), ("fsdp_forward", LOG), ("tp_forward", LOG)],
+    )
+    def test_all_stop_at_one_step_and_name_the_rank(
+        self, four: Seen, name: str, place: tuple[str, ...]
+    ) -> None:
+        results = four(name)
+        assert where(stopped_at_once(results, rank=1)) == place
+        for rank, result in enumerate(results):
+            full = "this is rank" not in result["message"]
+            assert full == (rank == 1)
+
+
+class TestThreads:
+    """``nn.DataParallel`` is no distributed run; its wrapper must not show in a name."""
+
+    @pytest.mark.parametrize("wrapped_first", [True, False])
+    def test_names_have_no_wrapper(self, wrapped_first: bool) -> None:
+        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        wrapper = nn.DataParallel(net)
+        with anynan.torch.track(wrapper if wrapped_first else net) as tracker:
+            wrapper(torch.ones(2, 4)).sum().backward()
+        layers = {reading.layer for reading in tracker.history}
+        assert layers == {"", "0", "1"}
+        assert tracker.adapter is None and not net._forward_hooks
+
+    def test_the_layer_is_named_by_its_own_path(self) -> None:
+        class Log(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.log(x)
+
+        model = nn.DataParallel(nn.Sequential(nn.Identity(), Log()))
+        with pytest.raises(anynan.NonFiniteError) as caught, anynan.torch.track(model):
+            model(-torch.ones(2, 4))
+        assert caught.value.event.layer == "1"
+        assert caught.value.event.rank is None
