@@ -10,6 +10,7 @@ import torch
 from anynan.monitor import Rows
 from anynan.options import Options
 from anynan.torch import compiled, scaling, updates
+from anynan.torch.growth import follow, registered
 from anynan.torch.hooks import KeepGradHook, tensors
 from anynan.torch.session import Session
 from anynan.torch.state import State
@@ -37,6 +38,8 @@ class ModelSession(Session):
         state.depth += 1
         if state.depth > 1 or torch._C._current_graph_task_id() != -1:
             return
+        if self.grown != registered.count:
+            follow(self)
         compiled.take(self, state)
         if state.rows is not None and self._over(state):
             self.end_step(state)

@@ -19,11 +19,10 @@ from anynan.torch import compiled
 from anynan.torch.collectives import Sent
 from anynan.torch.hooks import tensors
 from anynan.torch.names import node_name
-from anynan.torch.paths import clean_path, join
 from anynan.torch.probes import local, nonfinite
 from anynan.torch.recompute import Regions
 from anynan.torch.rootcall import RandomState, RootCall
-from anynan.torch.session import Session
+from anynan.torch.session import Session, named_layers
 from anynan.torch.state import State, StepMarker, StopReplay
 from anynan.torch.watcher import Watcher
 from anynan.torch.weights import all_tensors
@@ -271,8 +270,7 @@ def layer_stack(
             found.check_sink("backward", path, name, grad)
 
     try:
-        for name, module in model.named_modules():
-            path = join(prefix, clean_path(name))
+        for path, module in named_layers(prefix, model).items():
             handles.append(
                 module.register_forward_pre_hook(functools.partial(enter, path), prepend=True)
             )

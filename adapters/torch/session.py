@@ -19,6 +19,7 @@ from anynan.summary import Summary
 from anynan.torch import compiled, endings, scaling, updates
 from anynan.torch.fixed import Board
 from anynan.torch.gradients import Held, gradient_site, norm_dtype
+from anynan.torch.growth import registered
 from anynan.torch.hooks import (
     ForwardHook,
     RootEnter,
@@ -60,6 +61,8 @@ class Session:
         self.renewed = False
         self._resting: State | None = None
         self.ranks = Ranks(options.across_ranks)
+        self.hooked: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self.grown = registered.count
 
     # Attaching.
 
@@ -117,6 +120,7 @@ class Session:
                 self._hook_model(prefix, model)
 
     def _uninstall(self) -> None:
+        self.hooked.clear()
         while self.handles:
             self.handles.pop().remove()
         self.boards.clear()
@@ -130,6 +134,9 @@ class Session:
         first: dict[torch.nn.Module, str] = {}
         for path, module in chosen.items():
             first.setdefault(module, path)
+        for module, path in first.items():
+            self.hooked.setdefault(module, path)
+        self.grown = registered.count
         fixed = compiled.boards(first, model)
         self.boards += {id(layer.board): layer.board for layer in fixed.values()}.values()
         for module, path in first.items():
@@ -141,7 +148,7 @@ class Session:
 
     def paths(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Give the watched layers of a model by path, patterns applied."""
-        named = _layers(prefix, model)
+        named = named_layers(prefix, model)
         if self.options.layers is None and self.options.skip is None:
             return named
         # A pattern need not match in every model of a step.
@@ -149,7 +156,7 @@ class Session:
         for other, ref in self.models:
             found = ref()
             if found is not None and found is not model:
-                every.update(_layers(other, found))
+                every.update(named_layers(other, found))
         chosen = choose(every, self.options.layers, self.options.skip)
         return {path: module for path, module in named.items() if path in chosen}
 
@@ -423,7 +430,8 @@ class Session:
         return fn(*args, **kwargs)
 
 
-def _layers(prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+def named_layers(prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Map paths to modules; of a wrapper and what it wraps, which share one, the inner."""
     found: dict[str, torch.nn.Module] = {}
     for name, module in model.named_modules():
         path = join(prefix, clean_path(name))

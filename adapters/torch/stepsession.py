@@ -10,6 +10,7 @@ from anynan.containers import leaves
 from anynan.options import Options
 from anynan.torch import compiled, tracking
 from anynan.torch.discovery import find_modules, in_arguments
+from anynan.torch.growth import follow, registered
 from anynan.torch.hooks import tensors
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.session import Session
@@ -81,6 +82,8 @@ class StepSession(Session, StepMarker):
         state = self.state()
         if state.idle or state.depth:
             return fn(*args, **kwargs)
+        if self.grown != registered.count:
+            follow(self)
         others = self._suspend()
         state.depth = 1
         try:

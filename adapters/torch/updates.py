@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -15,6 +16,7 @@ from torch.optim.optimizer import (
 
 from anynan.torch import compiled, scaling, skipping
 from anynan.torch.gradients import read_gradients
+from anynan.torch.growth import registered
 from anynan.torch.state import State, StepMarker, StopReplay
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ def watch(session: "Session") -> None:
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before))
         _handles.append(register_optimizer_step_post_hook(_after))
+        _handles.append(register_module_module_registration_hook(registered))
         _handles.append(skipping.Seam(_skipped))
 
 

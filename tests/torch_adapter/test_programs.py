@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules.module import _global_module_registration_hooks
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
-from tests.torch_adapter.programs import PROGRAMS, Gan, Lbfgs, Program
+from tests.torch_adapter.programs import PROGRAMS, Adapted, Gan, Lbfgs, Program
 from tests.torch_adapter.training import (
     LINES,
     WORDS,
     Count,
+    Fault,
     assert_same,
     everything,
     live_tensors,
@@ -171,3 +174,153 @@ def test_a_backward_pass_in_another_thread(name: str, read: Any) -> None:
     assert (event.layer, event.phase, event.call) == (run.layer, "backward", run.call)
     assert event.operation is not None
     assert (event.step, event.operation.name) == (2, "sqrt")
+
+
+@every_track
+@every_read
+def test_layers_put_in_after_tracking_are_watched(track: str, read: Any) -> None:
+    """As low-rank adapters are, around layers that are watched already."""
+    run = Run("Plain", track, read=read)
+    run.step()
+    model: Any = run.it.model
+    fault = Fault()
+    model.first = Adapted(model.first, fault)
+    run.it.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    for _ in range(2):
+        run.step()
+    seen = {(r.layer, r.phase, r.call) for r in run.tracker.history if r.step == 1}
+    for layer in ("first", "first.base", "first.down", "first.fault", "first.up", "last"):
+        assert (layer, "forward", 0) in seen
+        assert (layer, "forward", 1) not in seen
+    assert "first.down.weight" in {r.site.parameter for r in run.tracker.history if r.step == 1}
+    assert not run.tracker.notes
+    fault.armed = "backward"
+    with pytest.raises(NonFiniteError) as caught:
+        run.step()
+    event = caught.value.event
+    assert event.operation is not None
+    assert (event.layer, event.phase, event.operation.name) == ("first.fault", "backward", "sqrt")
+    run.tracker.remove()
+    assert not any(module._forward_hooks for module in model.modules())
+    assert not _global_module_registration_hooks
+
+
+def test_a_bad_weight_that_is_put_in_is_seen() -> None:
+    run = Run("Plain", "model")
+    run.step()
+    model: Any = run.it.model
+    layer = nn.Linear(4, 4)
+    with torch.no_grad():
+        layer.bias[1] = torch.inf
+    model.first = layer
+    with pytest.raises(NonFiniteError) as caught:
+        run.step()
+    assert (caught.value.event.phase, caught.value.event.parameter) == ("parameter", "first.bias")
+
+
+# Between the backward pass and the update.
+
+
+class Poisoned(torch.autograd.Function):
+    """A linear layer whose gradient of the weight, and of nothing else, is bad."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return grads[0] @ weight.T, torch.log(-(x.T @ grads[0]).abs())
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = Poisoned.apply(x, self.weight)
+        return out
+
+
+@pytest.mark.parametrize("name", ["Plain", "ClipNorm", "ClipForeach", "Accumulation"])
+@every_track
+@every_read
+def test_a_gradient_that_only_a_weight_gets(name: str, track: str, read: Any) -> None:
+    """Clipping spreads it to every weight; the layer that made it is named all the same."""
+    run = Run(name, track, read=read)
+    run.step()
+    model: Any = run.it.model
+
+    # In the middle, so that neither end of the weights is right by chance.
+    class Ignore(nn.Sequential):
+        def forward(self, x: torch.Tensor, turn: Any) -> torch.Tensor:  # type: ignore[override]
+            out: torch.Tensor = super().forward(x)
+            return out
+
+    model.fault = Ignore(Odd()) if name != "Accumulation" else Turned()
+    run.it.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(NonFiniteError) as caught:
+        run.step()
+    event = caught.value.event
+    assert event.operation is not None
+    assert event.operation.source is not None
+    assert event.phase == "backward"
+    assert event.layer == ("fault.0" if name != "Accumulation" else "fault.odd")
+    assert event.operation.name == "log"
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = Odd()
+
+    def forward(self, x: torch.Tensor, turn: int) -> torch.Tensor:
+        out: torch.Tensor = self.odd(x) if turn == 1 else x
+        return out
+
+
+# Wrappers.
+
+
+class Wrapper(nn.Module):
+    """Stand around a model, as data parallelism and averages of weights do."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.module(x)
+        return out
+
+
+class Root(nn.Module):
+    """Do arithmetic of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(-1 - self.inner(x).abs())
+
+
+@every_track
+@every_read
+def test_a_wrapped_model_is_called_once(track: str, read: Any) -> None:
+    model = Wrapper(Wrapper(Root()))
+
+    def step() -> None:
+        model(torch.randn(3, 4)).sum().backward()
+
+    tracker = anynan.torch.track(model if track == "model" else step, read=read)
+    with pytest.raises(NonFiniteError) as caught:
+        step() if track == "model" else tracker()
+        tracker.check()
+    event = caught.value.event
+    assert event.operation is not None
+    assert (event.layer, event.call, event.operation.name) == ("", 0, "log")
+    assert "(call" not in str(caught.value)
