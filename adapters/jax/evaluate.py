@@ -267,7 +267,7 @@ def _call(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
         return outs, _flat(made)
 
     if name in JITS:
-        options = _placed(eqn)
+        options = placed(eqn)
         if not options:
             return ev.run(body.jaxpr, body.consts, ins, path)
         outs, flat = jax.jit(staged, **options)(*ins)
@@ -287,7 +287,7 @@ def _call(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
     return flat[:count], _back(made, again)
 
 
-def _placed(eqn: Any) -> dict[str, Any]:
+def placed(eqn: Any) -> dict[str, Any]:
     """Give the shardings that an inner jit was made with, to make it again."""
     found: dict[str, Any] = {}
     ins, outs = (

@@ -6,6 +6,7 @@ from typing import Any
 
 from jax.extend import core as jc
 
+from anynan.jax import lines
 from anynan.jax.evaluate import Path
 from anynan.jax.nesting import Body, bodies
 from anynan.jax.stacks import Place, place
@@ -260,6 +261,17 @@ class Graph:
                     used = True
                     only = only and reader is not None and reader.backward
             node.backward = used and only
+        # A slope follows the operation whose it is; the last operation of a forward pass whose
+        # result nobody takes is none.
+        for node in self.nodes:
+            if not node.backward or node.place.backward:
+                continue
+            before = self.nodes[node.index - 1] if node.index else None
+            if before is None or before.place.backward or before.path[:-1] != node.path[:-1]:
+                node.backward = False
+            else:
+                mine = lines.call_site(node.chain, node.eqn).near
+                node.backward = mine == lines.call_site(before.chain, before.eqn).near
 
     def readers(self, index: int) -> Iterator[Node | None]:
         """Walk the operations that read a value, across loops; None for the program's result."""
@@ -284,6 +296,11 @@ class Graph:
             if node.backward or reads:
                 touched.update(out for out in node.outs if out is not None)
                 node.after = reads and not node.backward and not node.place.differentiated
+        for node in reversed(self.nodes):  # what an update alone needs: decayed averages
+            if node.backward or node.after or node.place.differentiated or node.place.names:
+                continue
+            readers = [r for i in node.outs if i is not None for r in self.readers(i)]
+            node.after = bool(readers) and all(r is not None and r.after for r in readers)
 
     def _from(self, index: int, touched: set[int]) -> bool:
         return any(source in touched for source in self.sources(index))

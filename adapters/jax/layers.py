@@ -42,14 +42,30 @@ class Layers:
         first = {names[0] for names in named if names and names[0] in roots}
         # One model alone needs no name in front of its layers.
         alone = first if len(first) == 1 else set()
-        self.paths: list[str | None] = [_path(names, alone) for names in named]
+        self._around: dict[str, tuple[str, ...]] = {}
+        self.paths: list[str | None] = [self._path(names, alone) for names in named]
         self.calls = self._count()
+
+    def _path(self, names: tuple[str, ...], alone: set[str]) -> str | None:
+        """Join scopes to a path, and remember which layers are around it, inner ones first."""
+        if not names:
+            return None
+        names = names[1:] if names[0] in alone else names
+        path = ".".join(names)
+        if path not in self._around:
+            outer = [".".join(names[:count]) for count in range(len(names), -1, -1)]
+            self._around[path] = tuple(dict.fromkeys(outer))
+        return path
+
+    def around(self, path: str | None) -> tuple[str, ...]:
+        """Give a layer and those around it, inner ones first."""
+        return () if path is None else self._around[path]
 
     def names(self) -> list[str]:
         """List every layer path, outer layers before inner ones."""
         found: dict[str, None] = {}
         for path in self.paths:
-            for outer in reversed(list(around(path))):
+            for outer in reversed(self.around(path)):
                 found.setdefault(outer)
         return list(found)
 
@@ -71,7 +87,7 @@ class Layers:
         before: set[str] = set()
         found: list[dict[str, int]] = []
         for node, path in zip(self.graph.nodes, self.paths, strict=True):
-            now = set(around(path))
+            now = set(self.around(path))
             if not node.backward:
                 for layer in now - before:
                     calls[layer] = calls.get(layer, -1) + 1
@@ -92,7 +108,7 @@ class Layers:
             outs = [i for i in node.outs if i is not None and self._float(i)]
             for index in outs:
                 goes = self._goes(index)
-                for layer in around(path):
+                for layer in self.around(path):
                     if any(not inside(other, layer) for other in goes):
                         yield Spot(index, layer, "forward", "output", self.call(node, layer))
 
@@ -116,7 +132,7 @@ class Layers:
                     continue
                 nodes, _ = self.graph.origins(index)
                 makers = [self.of(maker) for maker in nodes if maker.place.backward]
-                for layer in around(path) if makers else ():
+                for layer in self.around(path) if makers else ():
                     if (index, layer) not in seen and all(not inside(m, layer) for m in makers):
                         seen.add((index, layer))
                         yield Spot(index, layer, "backward", "grad", self.call(node, layer))
@@ -125,25 +141,9 @@ class Layers:
         return checkable(self.graph.values[index].aval)
 
 
-def around(path: str | None) -> Iterator[str]:
-    """Walk a layer and those around it, inner ones first."""
-    if path is None:
-        return
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
-    yield ""
-
-
 def inside(path: str | None, layer: str) -> bool:
     """Tell whether a path is a layer or inside it."""
     return path is not None and (path == layer or not layer or path.startswith(layer + "."))
-
-
-def _path(names: tuple[str, ...], alone: set[str]) -> str | None:
-    if not names:
-        return None
-    return ".".join(names[1:] if names[0] in alone else names)
 
 
 def _clean(names: tuple[str, ...], methods: frozenset[str]) -> tuple[str, ...]:

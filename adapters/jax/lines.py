@@ -37,14 +37,21 @@ class CallSite:
     """Name one call into JAX.
 
     Attributes:
-        key: What tells it from other calls.
-        inside: Its way through JAX to where the operation is bound, None if that is unknown.
+        near: The stack down to the call, within the body it is in.
+        around: The calls that the bodies around it come from, outermost first.
+        inside: Its way through JAX to where the operation is bound.
         functions: The functions of JAX that it went through, outermost first.
     """
 
-    key: tuple[Any, ...]
+    near: tuple[Point, ...]
+    around: tuple[tuple[Point, ...], ...]
     inside: tuple[Point, ...]
     functions: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Give what tells the call from others."""
+        return self.near, self.around
 
 
 @lru_cache(maxsize=4096)
@@ -63,7 +70,7 @@ def points(eqn: Any) -> list[Point]:
     return list(zip(reversed(codes), reversed(offsets), strict=True))
 
 
-def call_site(chain: tuple[Any, ...], eqn: Any, path: tuple[Any, ...]) -> CallSite:
+def call_site(chain: tuple[Any, ...], eqn: Any) -> CallSite:
     """Find the call into JAX that made an equation.
 
     A body inside another equation keeps only its own part of the stack: where no line outside
@@ -72,20 +79,22 @@ def call_site(chain: tuple[Any, ...], eqn: Any, path: tuple[Any, ...]) -> CallSi
     inner: list[Point] = []
     functions: list[str] = []
     for depth, level in reversed(list(enumerate((*chain, eqn)))):
-        stack = points(level)
-        outside = [i for i, (code, _) in enumerate(stack) if not _is_jax(code.co_filename)]
-        at = max(outside, default=-1)
-        rest = _to_bind(stack[at + 1 :])
+        outer, rest = _cut(points(level))
         inner = rest + inner
-        functions = [code.co_name for code, _ in rest] + functions
-        name = level.params.get("name") if depth < len(chain) else None
-        if at >= 0:
-            if isinstance(name, str) and depth < len(chain):
-                functions.insert(len(rest), name)
-            return CallSite((path[:depth], *stack[: at + 1]), tuple(inner), tuple(functions))
-        if isinstance(name, str):
-            functions.insert(len(rest), name)
-    return CallSite((path[:1],), tuple(inner), tuple(functions))
+        name = level.params.get("name")
+        named = [name] if isinstance(name, str) and depth < len(chain) else []
+        functions = [code.co_name for code, _ in rest] + named + functions
+        if outer:
+            around = tuple(tuple(_cut(points(item))[0]) for item in chain[:depth])
+            return CallSite(tuple(outer), around, tuple(inner), tuple(functions))
+    return CallSite((), (), tuple(inner), tuple(functions))
+
+
+def _cut(stack: list[Point]) -> tuple[list[Point], list[Point]]:
+    """Cut a stack where it goes into JAX for good."""
+    outside = [i for i, (code, _) in enumerate(stack) if not _is_jax(code.co_filename)]
+    at = max(outside, default=-1)
+    return stack[: at + 1], _to_bind(stack[at + 1 :])
 
 
 def _to_bind(stack: list[Point]) -> list[Point]:

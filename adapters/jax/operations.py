@@ -60,7 +60,7 @@ class Operations:
         self.graph, self.layers = graph, layers
         self.ops: list[Op] = []
         self.of: dict[int, Op] = {}
-        self._sites = [lines.call_site(n.chain, n.eqn, n.path) for n in graph.nodes]
+        self._sites = [lines.call_site(n.chain, n.eqn) for n in graph.nodes]
         self._forward: dict[Any, list[Op]] = {}
         self._whole: dict[Any, list[Op]] = {}
         self._join()
@@ -94,14 +94,14 @@ class Operations:
             if whole is not None:
                 if open_op is None or (open_op.site.key, open_op.name) != (site.key, whole):
                     open_op = self._open(node, whole)
-                    self._whole.setdefault((site.key, whole), []).append(open_op)
+                    self._known(self._whole, site, whole, open_op)
                 self._add(open_op, node)
                 continue
             open_op = None
             if node.name in PASSING:
                 continue
             op = self._open(node, names.primitive(node.name))
-            self._forward.setdefault((site.key, site.inside), []).append(op)
+            self._known(self._forward, site, site.inside, op)
             self._add(op, node)
 
     def _differentiate(self) -> None:
@@ -122,10 +122,17 @@ class Operations:
                 op.phase = "backward"
             self._add(op, node)
 
+    def _known(self, table: dict[Any, list[Op]], site: lines.CallSite, what: Any, op: Op) -> None:
+        for near in (site.key, site.near):
+            table.setdefault((near, what), []).append(op)
+
     def _forward_of(self, node: Node) -> Op | None:
         site = self._sites[node.index]
         whole = names.function(site.functions)
-        found = self._whole.get((site.key, whole)) or self._forward.get((site.key, site.inside), [])
+        found: list[Op] = []
+        for near in (site.key, site.near):  # a body run again has other calls around it
+            found = found or self._whole.get((near, whole)) or []
+            found = found or self._forward.get((near, site.inside)) or []
         found = [op for op in found if op.nodes[0].index < node.index]
         if len(found) < 2:
             return found[0] if found else None

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from jax import tree_util
 
 from anynan.jax import probes, signature
-from anynan.jax.evaluate import Emission, Evaluator, Plan, Probe
+from anynan.jax.evaluate import Emission, Evaluator, Plan, Probe, placed
 from anynan.jax.graph import Graph
 from anynan.jax.layers import Layers, Spot
+from anynan.jax.nesting import JITS
+from anynan.jax.objects import Objects
 from anynan.jax.probes import checkable
 from anynan.jax.scopes import named
 from anynan.jax.signature import Flat, Leaf, Slot
@@ -47,26 +49,35 @@ class Result:
 class Program:
     """Hold what is known of a function for one kind of arguments."""
 
-    def __init__(self, fn: Callable[..., Any], flat: Flat, settings: "Settings") -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        flat: Flat,
+        settings: "Settings",
+        objects: Objects | None = None,
+        inner: Callable[..., Any] | None = None,
+    ) -> None:
         self.settings = settings
-        self.fixed_out: list[tuple[int, Any]] = []
-        self.out_tree: Any = None
-        self.out_size = 0
+        self.out = Flat([], (), None, 0)
         roots: set[str] = set()
         outer = tracing()
         _state.program = self
         self.checked: list[tuple[str, str | None]] = []
         try:
-            with named((fn, flat.joined(flat.arrays)), roots):
+            held = None if objects is None else list(objects.held.values())
+            with named((fn, flat.arguments(flat.arrays), held), roots):
                 self.closed = jax.make_jaxpr(self._pure(fn, flat))(*flat.arrays)
+                self.donated = self._donated()
+                if roots and inner is not None and self._bare():
+                    # A jitted function is traced once: before it was tracked, maybe, when its
+                    # layers were not named.
+                    self.closed = jax.make_jaxpr(self._pure(inner, flat))(*flat.arrays)
         finally:
             _state.program = outer
         self.graph = Graph(self.closed)
         self.layers = Layers(self.graph, frozenset(roots))
-        tree = flat.joined(map(Slot, range(len(flat.arrays))))
+        tree = flat.arguments(map(Slot, range(len(flat.arrays))))
         self.results = self._match(tree, flat)
-        self.donated = self._donated()
-        self.effects = any(eqn.effects for eqn in self.closed.jaxpr.eqns)
         self._always: Watch | None = None
         self._operations: Operations | None = None
         self.replays: dict[Any, Any] = {}
@@ -74,21 +85,16 @@ class Program:
 
     def _pure(self, fn: Callable[..., Any], flat: Flat) -> Callable[..., list[Any]]:
         def pure(*arrays: Any) -> list[Any]:
-            args, kwargs = flat.joined(arrays)
-            out = fn(*args, **kwargs)
-            leaves, self.out_tree = tree_util.tree_flatten(out)
-            self.out_size = len(leaves)
-            self.fixed_out = [(i, x) for i, x in enumerate(leaves) if not signature.is_array(x)]
-            return [x for x in leaves if signature.is_array(x)]
+            args, kwargs = flat.arguments(arrays)
+            self.out = signature.parted(fn(*args, **kwargs), plain=self.settings.plain)
+            made, self.out = self.out.arrays, replace(self.out, arrays=[])
+            return made
 
         return pure
 
     def joined(self, arrays: Any) -> Any:
         """Put results back into the form the function gave them."""
-        taken = dict(self.fixed_out)
-        left = iter(arrays)
-        leaves = [taken[i] if i in taken else next(left) for i in range(self.out_size)]
-        return tree_util.tree_unflatten(self.out_tree, leaves)
+        return self.out.joined(arrays)
 
     # Names.
 
@@ -132,6 +138,11 @@ class Program:
             if isinstance(leaf, Slot) and leaf not in found:
                 found[leaf] = Result("result" + tree_util.keystr(path))
         return [found.get(i, Result("result")) for i in range(len(out_shapes))]
+
+    def _bare(self) -> bool:
+        """Tell whether the function is one jit, with no shardings of its own."""
+        eqns = self.closed.jaxpr.eqns
+        return len(eqns) == 1 and eqns[0].primitive.name in JITS and not placed(eqns[0])
 
     def _donated(self) -> tuple[int, ...]:
         """Find the arguments that the user's own jit donates."""
@@ -352,6 +363,7 @@ class Settings:
     donate: bool = True
     drops: bool = False
     raises: bool = False
+    plain: bool = False
 
     def restores(self, donated: tuple[int, ...]) -> bool:
         """Tell whether a bad step gives the old state back."""

@@ -118,6 +118,7 @@ def _slice(program: Program, bad: list[Spot], words: dict[int, int]) -> set[int]
         chosen |= _behind(program, spot.value, words)
         if len(chosen) > MOST:
             break
+    chosen |= {spot.value for spot in bad}
     return chosen | {
         i for op in operations.ops if any(o in chosen for o in op.outs) for i in op.outs
     }

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,10 @@ def named(tree: Any, names: set[str]) -> Iterator[None]:
         tree: Anything that may hold modules: arguments, a function's closure.
         names: Filled with the class names that stand at the root of a path.
     """
-    kinds = {kind for module in _roots(tree) for kind in _classes(module)}
+    roots = _roots(tree)
+    # A jitted function that was traced before brings its names along from then.
+    names.update(type(module).__name__ for module in roots)
+    kinds = {kind for module in roots for kind in _classes(module)}
     with _lock:
         before = {kind: vars(kind).get("__call__") for kind in kinds}
         outer = getattr(_local, "names", None)
@@ -85,7 +88,7 @@ def _wrapped(call: Any) -> Any:
 
 def table_of(module: Any) -> dict[int, str]:
     """Give the path of every module inside a module, by identity."""
-    return {id(item): "/".join(path) for path, item in _walk(module) if path}
+    return {id(item): ".".join(path) for path, item in _walk(module) if path}
 
 
 def _walk(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -93,17 +96,17 @@ def _walk(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     todo: list[tuple[tuple[str, ...], Any]] = [((), module)]
     while todo:
         path, item = todo.pop()
-        if _is_module(item):
+        if _is_module(item) and not isinstance(item, Sequence | Mapping):
             yield path, item
             inner = _fields(item)
-        elif isinstance(item, list | tuple):
-            inner = [(str(i), child) for i, child in enumerate(item)]
-        elif isinstance(item, dict):
+        elif isinstance(item, Mapping):
             inner = [(str(key), child) for key, child in item.items()]
+        elif isinstance(item, Sequence) and not isinstance(item, str):
+            inner = [(str(i), child) for i, child in enumerate(item)]
         else:
             continue
         for name, child in inner:
-            opened = isinstance(child, list | tuple | dict) or _is_module(child)
+            opened = isinstance(child, Sequence | Mapping) or _is_module(child)
             if opened and id(child) not in seen:
                 seen.add(id(child))
                 todo.append(((*path, name), child))

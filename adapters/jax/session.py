@@ -1,6 +1,7 @@
 """One tracked function: its programs, its steps, its reads."""
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 
 from anynan.adapter import BadParameter, ReplayError
 from anynan.jax import probes, signature
+from anynan.jax.objects import Objects, objects_of
 from anynan.jax.program import Program, Settings, Watch, tracing
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows
@@ -90,6 +92,7 @@ class Session:
             donate=not keep_inputs,
             drops=options.action == "skip" or options.patience > 0,
             raises=options.action == "raise",
+            plain=type(fn).__module__.startswith("equinox"),
         )
 
     # Life.
@@ -129,8 +132,13 @@ class Session:
             return fn(*args, **kwargs)
         if self._static is None:
             self._static = signature.static_arguments(fn, args, kwargs)
-        flat = signature.flatten(args, kwargs, self._static)
-        program = self._program(fn, flat)
+        objects = objects_of(args, kwargs)
+        made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
+        if objects is not None:
+            args, kwargs = objects.swapped(args, kwargs)
+            made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
+        flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
+        program = self._program(made, inner, flat, objects)
         watch = program.watch()
         rows = self.tracker.rows()
         drop = np.bool_(True)
@@ -140,14 +148,25 @@ class Session:
         every = self.options.read
         if not isinstance(every, int) or not (rows.step + 1) % every:
             self.read()
-        return program.joined(outs)
+        out = program.joined(outs)
+        if objects is None:
+            return out
+        out, states = out
+        objects.update(states)
+        return out
 
-    def _program(self, fn: Callable[..., Any], flat: signature.Flat) -> Program:
-        key = flat.key()
+    def _program(
+        self,
+        fn: Callable[..., Any],
+        inner: Callable[..., Any] | None,
+        flat: signature.Flat,
+        objects: Objects | None,
+    ) -> Program:
+        key = flat.key(), None if objects is None else objects.definition
         found = self._programs.get(key)
         if found is None:
             with self._lock:
-                found = Program(fn, flat, self.settings)
+                found = Program(fn, flat, self.settings, objects, inner)
                 found.pick(self.options.layers, self.options.skip)
                 self._programs[key] = found
                 self._kept.append(flat.fixed)

@@ -119,7 +119,11 @@ class Flat:
         left = iter(arrays)
         for i in range(self.size):
             leaves[i] = taken[i] if i in taken else next(left)
-        args, kwargs = tree_util.tree_unflatten(self.tree, leaves)
+        return tree_util.tree_unflatten(self.tree, leaves)
+
+    def arguments(self, arrays: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Put other arrays into the arrays' places of a call."""
+        args, kwargs = self.joined(arrays)
         return tuple(map(_freed, args)), {key: _freed(x) for key, x in kwargs.items()}
 
 
@@ -135,19 +139,48 @@ def _hashable(x: Any) -> bool:
     return True
 
 
-def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], static: set[Hashable]) -> Flat:
-    """Take arguments apart; ``static`` ones are no data, by position or name."""
+def flatten(
+    args: tuple[Any, ...], kwargs: dict[str, Any], static: set[Hashable], *, plain: bool = False
+) -> Flat:
+    """Take arguments apart.
+
+    Args:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        static: Those that are no data, by position or name.
+        plain: Plain numbers are no data either, as equinox has it.
+    """
     if static:
         args = tuple(Fixed(x) if i in static else x for i, x in enumerate(args))
         kwargs = {key: Fixed(x) if key in static else x for key, x in kwargs.items()}
-    leaves, structure = tree_util.tree_flatten((args, kwargs))
+    return parted((args, kwargs), plain=plain)
+
+
+def parted(tree: Any, *, plain: bool = False) -> Flat:
+    """Take a tree apart into data and the rest."""
+    leaves, structure = tree_util.tree_flatten(tree)
     arrays, fixed = [], []
+    modules = set() if plain else _in_modules(tree)
     for i, leaf in enumerate(leaves):
-        if is_array(leaf):
+        if is_data(leaf) or (is_array(leaf) and not plain and i not in modules):
             arrays.append(leaf)
         else:
             fixed.append((i, leaf))
     return Flat(arrays, tuple(fixed), structure, len(leaves))
+
+
+def _in_modules(tree: Any) -> set[int]:
+    """Find the leaves inside equinox modules: numbers there are part of the program."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:
+        return set()
+    found: set[int] = set()
+    at = 0
+    for item in tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, equinox.Module)):
+        size = len(tree_util.tree_leaves(item)) if isinstance(item, equinox.Module) else 1
+        found.update(range(at, at + size) if isinstance(item, equinox.Module) else ())
+        at += size
+    return found
 
 
 def argument_names(fn: Any) -> tuple[str, ...]:
@@ -241,16 +274,3 @@ def subtrees(tree: Any) -> list[tuple[tuple[Any, ...], Any]]:
                 more += [((*path, key), child) for key, child in item.items()]
         found += more
     return found
-
-
-def nnx_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Hashable, Any]:
-    """Find the arguments that are nnx modules or optimizers, which a step changes in place."""
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is None:
-        return {}
-    kinds: tuple[type, ...] = tuple(
-        getattr(nnx, name) for name in ("Module", "Optimizer", "Metric", "Rngs", "Object", "Pytree")
-        if isinstance(getattr(nnx, name, None), type)
-    )  # fmt: skip
-    found: dict[Hashable, Any] = {i: x for i, x in enumerate(args) if isinstance(x, kinds)}
-    return found | {key: x for key, x in kwargs.items() if isinstance(x, kinds)}

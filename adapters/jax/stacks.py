@@ -42,6 +42,8 @@ def place(stack: str) -> Place:
         if inner == _OURS:  # run a second time, in the order of the forward pass
             backward = False
         names += [name for name in split(inner) if name not in _NO_LAYER and _is_name(name)]
+    # Inside a layer that has a path the class name that equinox writes says nothing more.
+    names = [name for i, name in enumerate(names) if not i or not name.startswith("eqx.nn.")]
     return Place(tuple(names), backward, differentiated)
 
 

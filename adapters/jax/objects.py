@@ -1,0 +1,86 @@
+"""Flax nnx modules and optimizers as arguments: taken apart, and changed in place afterwards.
+
+A step that changes its arguments is no function. Their state goes in and comes out as arrays,
+as ``nnx.jit`` does it, and is written back into the objects when the step is over.
+"""
+
+import sys
+from collections.abc import Callable, Hashable
+from typing import Any
+
+
+class Objects:
+    """Hold the nnx objects among a call's arguments."""
+
+    def __init__(self, found: dict[Hashable, Any]) -> None:
+        self.held = {_word(key): x for key, x in found.items()}
+        made: Any = _nnx().split(self.held)
+        self.definition, state = made
+        self.states = {key: state[_word(key)] for key in found if _word(key) in state}
+
+    def pure(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a function of states out of a function of objects."""
+        nnx, definition, keys = _nnx(), self.definition, tuple(self.held)
+
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            named = {_word(i): i for i in range(len(args))} | {key: key for key in kwargs}
+            given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+            states = {key: given[named[key]] for key in keys if key in named}
+            held = nnx.merge(definition, _state(states))
+            args = tuple(held.get(_word(i), x) for i, x in enumerate(args))
+            kwargs = {key: held.get(key, x) for key, x in kwargs.items()}
+            out = fn(*args, **kwargs)
+            after, state = nnx.split(held)
+            if after != definition:
+                msg = (
+                    "the step changed the structure of an nnx object, not only its arrays: a "
+                    "compiled step cannot do that; build the model before it"
+                )
+                raise ValueError(msg)
+            return out, {key: state[key] for key in keys if key in state}
+
+        return stepped
+
+    def swapped(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Put states in the objects' places."""
+        return (
+            tuple(self._state_of(i, x) for i, x in enumerate(args)),
+            {key: self._state_of(key, x) for key, x in kwargs.items()},
+        )
+
+    def _state_of(self, key: Hashable, x: Any) -> Any:
+        if _word(key) not in self.held:
+            return x
+        return self.states.get(key, _state({}))
+
+    def update(self, states: dict[str, Any]) -> None:
+        """Write the new state into the objects."""
+        for key, state in states.items():
+            _nnx().update(self.held[key], state)
+
+
+def objects_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Objects | None:
+    """Take nnx objects out of a call's arguments, None if there are none."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return None
+    names = ("Module", "Optimizer", "Metric", "Rngs", "Object", "Pytree")
+    given = (getattr(nnx, name, None) for name in names)
+    kinds = tuple(kind for kind in given if isinstance(kind, type))
+    found: dict[Hashable, Any] = {i: x for i, x in enumerate(args) if isinstance(x, kinds)}
+    found.update((key, x) for key, x in kwargs.items() if isinstance(x, kinds))
+    return Objects(found) if found else None
+
+
+def _word(key: Hashable) -> str:
+    return f"argument{key}" if isinstance(key, int) else str(key)
+
+
+def _nnx() -> Any:
+    return sys.modules["flax.nnx"]
+
+
+def _state(states: dict[Any, Any]) -> Any:
+    return _nnx().State(states)

@@ -1,0 +1,220 @@
+"""Inside the program: calls, loops, branches, custom rules, and what cannot be opened."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import anynan
+from tests.jax_adapter.models import same
+
+X = jnp.array([0.5, 1.0, 2.0, -1.0])
+
+
+@dataclass(frozen=True)
+class Case:
+    """Say what a program does, and what must be reported when it is given bad numbers."""
+
+    fn: Callable[..., Any]
+    operation: str
+    phase: str = "loss"
+    iteration: int | None = None
+    good: Any = (0.5, 1.0, 2.0, 3.0)
+    bad: Any = (0.5, 1.0, 2.0, -1.0)
+
+
+@jax.jit
+def inner(x):
+    return jnp.log(x) * 2
+
+
+@jax.jit
+def outer(x):
+    return inner(x).sum()
+
+
+def branches(x):
+    return lax.cond(x.sum() > 0, lambda x: jnp.log(x), lambda x: x, x).sum()
+
+
+def switch(x):
+    return lax.switch(1, [jnp.sin, jnp.log, jnp.cos], x).sum()
+
+
+def scan(x):
+    def step(carry, item):
+        root = jnp.sqrt(item)
+        return carry + root, root
+
+    return lax.scan(step, 0.0, x)[0]
+
+
+def reverse(x):
+    def step(carry, item):
+        return carry + jnp.sqrt(item), None
+
+    return lax.scan(step, 0.0, x, reverse=True)[0]
+
+
+def carried(x):
+    def step(carry, _):
+        return jnp.log(carry), None
+
+    return lax.scan(step, x, length=3)[0].sum()
+
+
+def nested(x):
+    def row(carry, item):
+        def cell(inner, value):
+            return inner + jnp.sqrt(value), None
+
+        return lax.scan(cell, carry, item)[0], None
+
+    return lax.scan(row, 0.0, x.reshape(2, 2))[0]
+
+
+def counted(x):
+    return lax.fori_loop(0, 4, lambda i, total: total + jnp.log(x[i]), 0.0)
+
+
+def until(x):
+    def body(state):
+        i, total = state
+        return i + 1, total + jnp.log(x[i])
+
+    return lax.while_loop(lambda state: state[0] < 4, body, (0, 0.0))[1]
+
+
+def batched_while(x):
+    def one(v):
+        def body(state):
+            i, value = state
+            return i + 1, jnp.log(value)
+
+        return lax.while_loop(lambda state: state[0] < 1, body, (0, v))[1]
+
+    return jax.vmap(one)(x).sum()
+
+
+@jax.custom_jvp
+def own_jvp(x):
+    return jnp.log(x)
+
+
+@own_jvp.defjvp
+def _own_jvp(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return own_jvp(x), dx / x
+
+
+@jax.custom_vjp
+def own_vjp(x):
+    return jnp.log(x)
+
+
+own_vjp.defvjp(lambda x: (jnp.log(x), x), lambda x, g: (g / x,))
+
+
+@jax.custom_vjp
+def bad_backward(x):
+    return x * 2
+
+
+bad_backward.defvjp(lambda x: (x * 2, x), lambda x, g: (jnp.log(x) * g,))
+
+
+CASES = {
+    "jit_in_jit": Case(outer, "log"),
+    "cond": Case(branches, "log", bad=(5.0, -1.0, 1.0, 1.0)),
+    "switch": Case(switch, "log"),
+    "scan": Case(scan, "sqrt", iteration=3),
+    "scan_reverse": Case(reverse, "sqrt", iteration=3),
+    "scan_carry": Case(carried, "log", iteration=0, good=(2e6,) * 4),
+    "scan_in_scan": Case(nested, "sqrt", iteration=1),
+    "fori_loop": Case(counted, "log", iteration=3),
+    "while": Case(until, "log", iteration=3),
+    "while_under_vmap": Case(batched_while, "log", iteration=0),
+    "checkpoint": Case(lambda x: jax.checkpoint(lambda x: jnp.log(x).sum())(x), "log"),
+    "custom_jvp": Case(lambda x: own_jvp(x).sum(), "log"),
+    "custom_vjp": Case(lambda x: own_vjp(x).sum(), "log"),
+    "vmap": Case(lambda x: jax.vmap(jnp.log)(x).sum(), "log"),
+    "grad_of_scan": Case(jax.grad(scan), "sqrt", "backward", 2, bad=(1.0, 1.0, 0.0, 1.0)),
+    "grad_of_jit": Case(
+        jax.grad(lambda x: jax.jit(jnp.sqrt)(x).sum()), "sqrt", "backward", bad=(0.0,) * 4
+    ),
+    "grad_of_checkpoint": Case(
+        jax.grad(lambda x: jax.checkpoint(lambda x: jnp.sqrt(x).sum())(x)),
+        "sqrt",
+        "backward",
+        bad=(0.0,) * 4,
+    ),
+    "grad_of_custom_vjp": Case(jax.grad(lambda x: bad_backward(x).sum()), "log", "backward"),
+    "grad_of_while": Case(
+        jax.grad(lambda x: jnp.sqrt(counted_roots(x))), "sqrt", "backward", bad=(0.0,) * 4
+    ),
+    "cholesky": Case(
+        lambda x: jnp.linalg.cholesky(jnp.diag(x)).sum(), "cholesky", bad=(1.0, 1.0, 1.0, -1.0)
+    ),
+    "linear_solve": Case(lambda x: jnp.linalg.solve(jnp.diag(x), x).sum(), "solve", bad=(0.0,) * 4),
+    "pure_callback": Case(
+        lambda x: jax.pure_callback(host_log, jax.ShapeDtypeStruct((4,), jnp.float32), x).sum(),
+        "pure_callback",
+    ),
+}
+
+
+def counted_roots(x):
+    return lax.fori_loop(0, 4, lambda i, total: total + x[i] * x[i], 0.0)
+
+
+def host_log(x):
+    with np.errstate(all="ignore"):
+        return np.log(np.asarray(x))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_operation_is_found(name):
+    case = CASES[name]
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(case.fn)(jnp.array(case.bad))
+    event = caught.value.event
+    assert event.operation is not None, str(caught.value)
+    assert (event.operation.name, event.phase) == (case.operation, case.phase)
+    assert event.iteration == case.iteration
+    assert event.operation.source.file == __file__
+    assert not event.notes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_jit_and_nothing_is_said(name):
+    case = CASES[name]
+    tracked = anynan.jax.track(case.fn)
+    assert same(tracked(jnp.array(case.good)), jax.jit(case.fn)(jnp.array(case.good)))
+    assert tracked.events == ()
+    assert tracked.notes == ()
+
+
+@functools.partial(jax.named_call, name="loop")
+def in_layers(x):
+    def step(carry, item):
+        with jax.named_scope("cell"):
+            carry = carry + jnp.sqrt(item)
+        return carry, carry
+
+    return lax.scan(step, 0.0, x)[1]
+
+
+def test_a_layer_inside_a_loop_is_read_with_its_iteration():
+    tracked = anynan.jax.track(lambda x: in_layers(x).sum())
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(X)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.iteration) == ("loop.cell", "forward", 3)
+    assert "iteration 3" in str(caught.value)
+    assert "sqrt(-1.0)" in event.cause.evidence
