@@ -1,14 +1,18 @@
 """Where the program is: the scope of direct checks, what is expected, whether it replays."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import Any
 
 from anynan.events import Kind
 
 _scope: ContextVar[str | None] = ContextVar("anynan_scope", default=None)
 _expected: ContextVar[dict[str, str] | None] = ContextVar("anynan_expected", default=None)
 _replaying: ContextVar[bool] = ContextVar("anynan_replaying", default=False)
+# How a program that is being traced, to run later, is told of a scope or an expectation.
+Marker = Callable[[str | dict[str, str]], AbstractContextManager[Any]]
+marker: ContextVar[Marker | None] = ContextVar("anynan_marker", default=None)
 
 
 @contextmanager
@@ -41,7 +45,8 @@ def scope(path: str) -> Iterator[str]:
     whole = f"{outer}.{path}" if outer else path
     token = _scope.set(whole)
     try:
-        yield whole
+        with _marked(path):
+            yield whole
     finally:
         _scope.reset(token)
 
@@ -71,13 +76,18 @@ def expect(
     if not kinds:
         msg = "expect() names nothing: say what is legitimate, for example expect(nan=True)"
         raise ValueError(msg)
-    token = _expected.set(
-        {**(_expected.get() or {}), **dict.fromkeys(kinds, reason or "expected here")}
-    )
+    allowed = {**(_expected.get() or {}), **dict.fromkeys(kinds, reason or "expected here")}
+    token = _expected.set(allowed)
     try:
-        yield
+        with _marked(allowed):
+            yield
     finally:
         _expected.reset(token)
+
+
+def _marked(what: str | dict[str, str]) -> AbstractContextManager[Any]:
+    mark = marker.get()
+    return nullcontext() if mark is None else mark(what)
 
 
 def scope_path() -> str | None:

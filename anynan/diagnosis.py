@@ -102,6 +102,10 @@ def _operation_event(
         if (layer, phase) != (reading.layer, reading.phase):
             tensor = "output" if phase != "backward" else "grad"
             surfaced = place(reading.phase, reading.layer, reading.site.parameter)
+    spoilt = None
+    if phase == "optimizer" and parameter is not None:
+        found = (item for item in adapter.bad_parameters() if item.name == parameter)
+        spoilt = next(found, None)
     cause = explain(
         Situation(
             phase=phase,
@@ -109,6 +113,8 @@ def _operation_event(
             layer=layer,
             tensor=tensor,
             parameter=parameter,
+            gradient=None if spoilt is None else spoilt.gradient,
+            state={} if spoilt is None else spoilt.state,
             summary=summary,
             record=origin,
             then=then,

@@ -377,7 +377,8 @@ def _spread(event: Event) -> str:
     if surfaced:
         phase, _, where = surfaced.partition(" ")
         if phase in ("forward", "backward"):
-            surfaced = f"in the {phase} pass at {where.strip('()')}"
+            at = f" at {where.strip('()')}" if where else ""
+            surfaced = f"in the {phase} pass{at}"
         else:
             surfaced = f"at {surfaced}"
         texts.append(f"it surfaced {surfaced}")

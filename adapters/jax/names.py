@@ -1,5 +1,7 @@
 """JAX's names of operations in the field's own words."""
 
+from typing import Any
+
 # Primitives.
 PRIMITIVES = {
     "sub": "subtract", "mul": "multiply", "div": "divide", "add_any": "add", "neg": "negative",
@@ -69,6 +71,12 @@ def function(names: tuple[str, ...]) -> str | None:
         if bare in FUNCTIONS:
             return FUNCTIONS[bare]
     return None
+
+
+def update(stack: tuple[Any, ...]) -> str | None:
+    """Name the optimizer that a call inside an update belongs to, None if it is no known one."""
+    made = " ".join(code.co_qualname for code, _ in stack if "optax" in code.co_filename)
+    return "adam" if "scale_by_adam" in made else None
 
 
 def operand(op: str, i: int, count: int) -> str:

@@ -1,6 +1,6 @@
 """One traced form of a function: its operations, its readings, its compiled programs."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from threading import local
 from typing import TYPE_CHECKING, Any
@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util
 
+from anynan.context import marker
 from anynan.jax import probes, signature
 from anynan.jax.evaluate import Emission, Evaluator, Plan, Probe, placed
-from anynan.jax.graph import Graph
+from anynan.jax.graph import Graph, Node
 from anynan.jax.layers import Layers, Spot
 from anynan.jax.nesting import JITS
 from anynan.jax.objects import Objects
 from anynan.jax.probes import checkable
 from anynan.jax.scopes import named
+from anynan.jax.stacks import MARK
 from anynan.jax.signature import Flat, Leaf, Slot
 from anynan.patterns import Patterns, choose
 
@@ -62,7 +64,8 @@ class Program:
         roots: set[str] = set()
         outer = tracing()
         _state.program = self
-        self.checked: list[tuple[str, str | None]] = []
+        self.expected: list[dict[str, str]] = []
+        token = marker.set(self._mark)
         try:
             held = None if objects is None else list(objects.held.values())
             with named((fn, flat.arguments(flat.arrays), held), roots):
@@ -73,6 +76,7 @@ class Program:
                     # layers were not named.
                     self.closed = jax.make_jaxpr(self._pure(inner, flat))(*flat.arrays)
         finally:
+            marker.reset(token)
             _state.program = outer
         self.graph = Graph(self.closed)
         self.layers = Layers(self.graph, frozenset(roots))
@@ -82,6 +86,21 @@ class Program:
         self._operations: Operations | None = None
         self.replays: dict[Any, Any] = {}
         self.chosen: set[str] | None = None
+
+    def _mark(self, what: str | dict[str, str]) -> Any:
+        """Write a scope, or the number of an expectation, into the name stack."""
+        if isinstance(what, str):
+            return jax.named_scope(what)
+        self.expected.append(what)
+        return jax.named_scope(f"{MARK}{len(self.expected) - 1}")
+
+    def allowed(self, node: Node) -> dict[str, str]:
+        """Give what is expected of an operation, with the reasons."""
+        found: dict[str, str] = {}
+        for number in node.place.marks:
+            if number < len(self.expected):  # else from a trace before this one
+                found.update(self.expected[number])
+        return found
 
     def _pure(self, fn: Callable[..., Any], flat: Flat) -> Callable[..., list[Any]]:
         def pure(*arrays: Any) -> list[Any]:
@@ -276,6 +295,32 @@ class Program:
                     seen.add(i)
                     todo.append(i)
         return None
+
+    def spoilt(self, found: Mapping[int, Any]) -> list[int]:
+        """List what tells of the first weight that an update spoilt."""
+        graph = self.graph
+        for i, result in enumerate(self.results):
+            index = graph.results[i]
+            flag = found.get(index)
+            if not result.state or result.source is None or flag is None or not flag.word:
+                continue
+            leaf = self.leaves[result.source]
+            if leaf.role == "parameter":
+                gradient = self.gradient_of(index)
+                more = [graph.results[j] for j, _ in self.moments(leaf)]
+                return [index, *([] if gradient is None else [gradient]), *more]
+        return []
+
+    def moments(self, leaf: Leaf) -> list[tuple[int, str]]:
+        """List the results that are the optimizer's state for a weight, by short names."""
+        found = []
+        for i, result in enumerate(self.results):
+            if result.state and result.source is not None:
+                other = self.leaves[result.source]
+                if other.role == "state" and other.name.endswith("." + leaf.name):
+                    name = other.name.removesuffix("." + leaf.name).rpartition(".")[2]
+                    found.append((i, name))
+        return found
 
     # Programs.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from anynan.adapter import BadParameter
 from anynan.jax import names, probes
 from anynan.jax.evaluate import Plan
 from anynan.jax.graph import Node, Value
@@ -76,6 +77,7 @@ class Recorder:
                 if size > BYTES:
                     break
                 wanted.add(key)
+        wanted.update((index, ()) for index in self.program.spoilt(self.found))
         for index, at in wanted:
             self.program.want(plan, index, "value", at)
         keys: list[tuple[int, tuple[int, ...]]] = []
@@ -133,12 +135,14 @@ class Recorder:
         phase = op.phase
         record = OpRecord(
             index, op.name, op.raw, op.layer, phase, output, tuple(operands), op.source,
-            self._params(op), _at(array, first), forward, self._feeds(op), None,
+            self._params(op), _at(array, first), forward, self._feeds(op),
+            self.program.allowed((op.forward or op).nodes[0]).get(output.kind or ""),
             call=op.call, direct=op.direct,
             iteration=flag.its[-1] if flag.its else None, shard=flag.shard,
         )  # fmt: skip
         if phase == "optimizer":
             self._blame(record, op)
+            record.name = names.update(op.site.near) or record.name
         self._masked_rows(record, op)
         if output.bad and not any(o.summary is not None and o.summary.bad for o in operands):
             record.wide = self._wide(op)
@@ -331,6 +335,31 @@ class Recorder:
                     if out is not None and out not in seen:
                         seen.add(out)
                         todo.append(out)
+
+    def spoilt(self) -> list[BadParameter]:
+        """Describe the first weight that an update spoilt, with its gradient and state."""
+        program, found = self.program, []
+        for i, result in enumerate(program.results):
+            array = self.held.get((program.graph.results[i], ()))
+            if array is None or not result.state or result.source is None:
+                continue
+            leaf = program.leaves[result.source]
+            if leaf.role != "parameter":
+                continue
+            grad = program.gradient_of(program.graph.results[i])
+            gradient = None if grad is None else self.held.get((grad, ()))
+            state = {
+                name: probes.measure(self.held[program.graph.results[j], ()])
+                for j, name in program.moments(leaf)
+                if (program.graph.results[j], ()) in self.held
+            }
+            found.append(
+                BadParameter(
+                    leaf.name, program.owner(leaf), probes.measure(array),
+                    gradient=None if gradient is None else probes.measure(gradient), state=state,
+                )
+            )  # fmt: skip
+        return found
 
     def _wide(self, op: Op) -> float | None:
         if len(op.nodes) != 1:

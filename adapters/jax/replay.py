@@ -62,7 +62,8 @@ def replay(session: Session, step: Step) -> Replay:
                 wanted[spot.value] = "ends"
         found = flags(program, arrays, wanted)
         _trail(step, found)
-        result = record(program, arrays, found, spots)
+        result, recorder = record(program, arrays, found, spots)
+    step.spoilt = recorder.spoilt()
     _end(result)
     return result
 
@@ -88,12 +89,12 @@ def everything(step: Step) -> Replay | None:
         found = flags(program, arrays, wanted)
         if not any(flag.word for flag in found.values()):
             return None
-        return record(program, arrays, found, spots)
+        return record(program, arrays, found, spots)[0]
 
 
 def record(
     program: Program, arrays: list[Any], found: dict[int, Flag], spots: list[Spot]
-) -> Replay:
+) -> tuple[Replay, Recorder]:
     """Turn the values that were found bad into records and sinks."""
     operations = program.operations()
     bad = [op for op in operations.ops if any(i in found and found[i].word for i in op.outs)]
@@ -104,7 +105,7 @@ def record(
         result.notes.append(
             "a callback of the step whose result is used was called again in the replay"
         )
-    return result
+    return result, recorder
 
 
 def _slice(program: Program, bad: list[Spot], words: dict[int, int]) -> set[int]:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ class Step:
         outs: What came out.
         words: The readings, on the device.
         rows: The rows they belong in.
+        spoilt: Weights that a replay found to be spoilt by the update.
     """
 
     program: Program
@@ -38,6 +39,7 @@ class Step:
     outs: list[Any]
     words: Any
     rows: Rows
+    spoilt: list[BadParameter] = field(default_factory=list)
 
     def inputs(self) -> list[Any]:
         """Give the arrays to run the step with again.
@@ -168,10 +170,20 @@ class Session:
             with self._lock:
                 found = Program(fn, flat, self.settings, objects, inner)
                 found.pick(self.options.layers, self.options.skip)
+                self._refuse(found)
                 self._programs[key] = found
                 self._kept.append(flat.fixed)
                 self._layers.update(dict.fromkeys(found.chosen or ()))
         return found
+
+    def _refuse(self, program: Program) -> None:
+        if self.options.action == "skip" and not program.restorable:
+            msg = (
+                "action='skip' gives a bad step's old state back, but this function returns no "
+                "argument's new value: track a training step that takes and returns its weights "
+                "and optimizer state, or choose another action"
+            )
+            raise ValueError(msg)
 
     def _table(self, watch: Watch) -> Any:
         """Say of each value which words make a step bad."""
@@ -207,6 +219,11 @@ class Session:
                     probes.dtype_max(aval), parameter=spot.parameter,
                 )
             )  # fmt: skip
+            writer = step.program.graph.values[spot.value].writer
+            if writer is not None and step.program.expected:
+                allowed = step.program.allowed(step.program.graph.nodes[writer])
+                if allowed:
+                    rows.expected[len(rows.calls)] = allowed
             rows.calls.append(spot.call)
             rows.lo.append(low)
             rows.hi.append(high)
@@ -268,7 +285,7 @@ class Session:
                 found.append(
                     BadParameter(leaf.name, program.owner(leaf), summary, leaf.role == "buffer")
                 )
-        return found
+        return found or step.spoilt
 
     def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""

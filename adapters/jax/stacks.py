@@ -9,6 +9,8 @@ _TRANSFORMS = frozenset(
     {"jvp", "transpose", "vmap", "pmap", "jit", "pjit", "shard_map", "linearize", "custom_jvp",
      "custom_vjp", "cond", "while", "scan", "xmap"}
 )  # fmt: skip
+# What a scope is called that stands for an expectation.
+MARK = "anynan_expected_"
 _OURS = "rematted_computation"
 _NO_LAYER = frozenset({_OURS, "checkpoint", "remat", "remat2", "~"})
 
@@ -21,11 +23,13 @@ class Place:
         names: The scopes around it, outermost first.
         backward: True under a transposition.
         differentiated: True inside any differentiation.
+        marks: Numbers of the expectations it is made under.
     """
 
     names: tuple[str, ...]
     backward: bool
     differentiated: bool
+    marks: tuple[int, ...] = ()
 
 
 @lru_cache(maxsize=16384)
@@ -44,7 +48,9 @@ def place(stack: str) -> Place:
         names += [name for name in split(inner) if name not in _NO_LAYER and _is_name(name)]
     # Inside a layer that has a path the class name that equinox writes says nothing more.
     names = [name for i, name in enumerate(names) if not i or not name.startswith("eqx.nn.")]
-    return Place(tuple(names), backward, differentiated)
+    marks = tuple(int(name.removeprefix(MARK)) for name in names if name.startswith(MARK))
+    names = [name for name in names if not name.startswith(MARK)]
+    return Place(tuple(names), backward, differentiated, marks)
 
 
 def _is_name(part: str) -> bool:
