@@ -47,14 +47,16 @@ class Plan:
         inside: Paths that hold a probe somewhere inside; others are run untouched.
         replaying: Leave out effects whose results nobody uses.
         opaque: Primitives that are not to be opened.
+        extra: Further statistics beside the ends.
+        detached: Keep the readings out of the caller's differentiation.
     """
 
     probes: dict[Path, dict[Any, list[Probe]]] = field(default_factory=dict)
     inside: set[Path] = field(default_factory=set)
     replaying: bool = False
     opaque: frozenset[str] = frozenset()
-    tap: Callable[[Path, Any, Any], Any] | None = None
     extra: tuple[str, ...] = ()
+    detached: bool = False
 
     def add(self, path: Path, var: Any, probe: Probe) -> None:
         """Ask for a reading."""
@@ -135,11 +137,10 @@ class Evaluator:
             return var.val if isinstance(var, jc.Literal) else env[var]
 
         def write(var: Any, value: Any) -> None:
-            if plan.tap is not None:
-                value = plan.tap(path, var, value)
             env[var] = value
             for probe in wanted.get(var, ()):
-                found.append(Emission(probe, self.vary(_take(probe, value, plan.extra))))
+                seen = lax.stop_gradient(value) if plan.detached else value
+                found.append(Emission(probe, self.vary(_take(probe, seen, plan.extra))))
 
         for var, value in [
             *zip(jaxpr.constvars, consts, strict=True),

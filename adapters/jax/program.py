@@ -18,8 +18,8 @@ from anynan.jax.nesting import JITS
 from anynan.jax.objects import Objects
 from anynan.jax.probes import checkable
 from anynan.jax.scopes import named
-from anynan.jax.stacks import MARK
 from anynan.jax.signature import Flat, Leaf, Slot
+from anynan.jax.stacks import MARK
 from anynan.patterns import Patterns, choose
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Program:
             marker.reset(token)
             _state.program = outer
         self.graph = Graph(self.closed)
-        self.layers = Layers(self.graph, frozenset(roots))
+        self.roots = frozenset(roots)
+        self.layers = Layers(self.graph, self.roots)
         tree = flat.arguments(map(Slot, range(len(flat.arrays))))
         self.results = self._match(tree, flat)
         self._always: Watch | None = None
@@ -338,9 +339,12 @@ class Program:
             self._always = Watch(self)
         return self._always
 
-    def evaluate(self, plan: Plan, arrays: Any) -> tuple[list[Any], list[Emission]]:
+    def evaluate(
+        self, plan: Plan, arrays: Any, consts: Any = None
+    ) -> tuple[list[Any], list[Emission]]:
         """Evaluate the program under a plan."""
-        return Evaluator(plan).run(self.closed.jaxpr, self.closed.consts, arrays)
+        consts = self.closed.consts if consts is None else consts
+        return Evaluator(plan).run(self.closed.jaxpr, consts, arrays)
 
     def want(self, plan: Plan, index: int, what: Any, at: tuple[int, ...] = ()) -> None:
         """Ask for a reading of a value."""

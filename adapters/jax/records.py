@@ -107,10 +107,20 @@ class Recorder:
         if value.known:
             return value.constant
         array = self.held.get(self._key(index, op))
-        shard = self.found[self.worst[op.index]].shard
+        shard = self._shard(op)
         if array is not None and array.ndim > len(value.aval.shape):
             return array[shard or 0]
         return array
+
+    def _shard(self, op: Op) -> int | None:
+        """Choose the shard to look at: a collective's operand is bad elsewhere than its result."""
+        for index in op.ins:
+            for writer in self.operations.writers(index):
+                if writer.index in self.index and writer is not op:
+                    shard = self.found[self.worst[writer.index]].shard
+                    if shard is not None:
+                        return shard
+        return self.found[self.worst[op.index]].shard
 
     # Records.
 
@@ -138,7 +148,7 @@ class Recorder:
             self._params(op), _at(array, first), forward, self._feeds(op),
             self.program.allowed((op.forward or op).nodes[0]).get(output.kind or ""),
             call=op.call, direct=op.direct,
-            iteration=flag.its[-1] if flag.its else None, shard=flag.shard,
+            iteration=flag.its[-1] if flag.its else None, shard=self._shard(op),
         )  # fmt: skip
         if phase == "optimizer":
             self._blame(record, op)

@@ -11,9 +11,11 @@ import jax
 import numpy as np
 
 from anynan.adapter import BadParameter, ReplayError
-from anynan.jax import probes, signature
+from anynan.jax import probes, signature, taps
+from anynan.jax.layers import Spot
 from anynan.jax.objects import Objects, objects_of
 from anynan.jax.program import Program, Settings, Watch, tracing
+from anynan.jax.taps import traced
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows
 from anynan.options import Options
@@ -141,6 +143,8 @@ class Session:
             made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
         flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
         program = self._program(made, inner, flat, objects)
+        if traced(flat.arrays) or traced(program.closed.consts):
+            return taps.run(self, program, flat.arrays)
         watch = program.watch()
         rows = self.tracker.rows()
         drop = np.bool_(True)
@@ -171,7 +175,8 @@ class Session:
                 found = Program(fn, flat, self.settings, objects, inner)
                 found.pick(self.options.layers, self.options.skip)
                 self._refuse(found)
-                self._programs[key] = found
+                if not traced(found.closed.consts):  # theirs would outlive the trace they are of
+                    self._programs[key] = found
                 self._kept.append(flat.fixed)
                 self._layers.update(dict.fromkeys(found.chosen or ()))
         return found
@@ -190,43 +195,45 @@ class Session:
         if not watch.restored:
             return np.zeros((1, 4), bool)
         table = np.zeros((len(watch.values), 4), bool)
-        policy = self.options.policy
         for spot in watch.spots:
-            for word in (probes.NEGINF, probes.POSINF, probes.NAN):
-                kind = probes.KINDS[word]
-                judged = policy.weigh(kind, spot.phase, spot.layer)
-                excused = policy.allowed(kind, spot.phase, spot.layer)
-                mask = (spot.layer, spot.phase, kind) in self.tracker.monitor.downgraded
-                if judged is not None and judged[1] == "bad" and not excused and not mask:
-                    table[watch.at[spot.value], word] = True
+            table[watch.at[spot.value]] |= self.bad_words(spot)
         return table
+
+    def bad_words(self, spot: Spot) -> Any:
+        """Say which words of a reading are bad."""
+        found = np.zeros(4, bool)
+        policy = self.options.policy
+        for word in (probes.NEGINF, probes.POSINF, probes.NAN):
+            kind = probes.KINDS[word]
+            judged = policy.weigh(kind, spot.phase, spot.layer)
+            excused = policy.allowed(kind, spot.phase, spot.layer)
+            mask = (spot.layer, spot.phase, kind) in self.tracker.monitor.downgraded
+            found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
+        return found
+
+    # Inside the caller's own program.
+
+    def told(self, spots: list[Spot], avals: list[Any], words: Any) -> None:
+        """Judge readings that the caller's program sent because one of them is bad."""
+        with self._lock:
+            rows = self.tracker.rows()
+            self._write(rows, spots, avals, [(word, 0.0, 0.0) for word in words])
+            self.tracker.close_step()
+            self.tracker.settle(rows)
 
     def _settle(self, step: Step) -> None:
         """Bring a step's readings to the host: one read; have them judged."""
         watch, rows = step.program.watch(), step.rows
         words = probes.on_host(step.words)
-        site = self.tracker.monitor.site
-        extra = len(self.options.extra)
-        for spot in watch.spots:
-            aval = step.program.graph.values[spot.value].aval
-            row = words[watch.at[spot.value]]
-            low, high = probes.read(row)
-            if extra:
-                rows.stats[len(rows.lo)] = tuple(float(x) for x in row[3:])
-            rows.sites.append(
-                site(
-                    spot.layer, spot.phase, spot.tensor, probes.dtype_name(aval),
-                    probes.dtype_max(aval), parameter=spot.parameter,
-                )
-            )  # fmt: skip
-            writer = step.program.graph.values[spot.value].writer
-            if writer is not None and step.program.expected:
-                allowed = step.program.allowed(step.program.graph.nodes[writer])
+        graph = step.program.graph
+        avals = [graph.values[spot.value].aval for spot in watch.spots]
+        if step.program.expected:
+            for order, spot in enumerate(watch.spots):
+                writer = graph.values[spot.value].writer
+                allowed = {} if writer is None else step.program.allowed(graph.nodes[writer])
                 if allowed:
-                    rows.expected[len(rows.calls)] = allowed
-            rows.calls.append(spot.call)
-            rows.lo.append(low)
-            rows.hi.append(high)
+                    rows.expected[order] = allowed
+        self._write(rows, watch.spots, avals, [words[watch.at[spot.value]] for spot in watch.spots])
         self._live(step, watch)
         self._local.step = step
         try:
@@ -237,6 +244,23 @@ class Session:
             self._local.step = None
         if rows.failed is None:
             self.tracker.known_clean(rows.step + 1)
+
+    def _write(self, rows: Rows, spots: list[Spot], avals: list[Any], words: list[Any]) -> None:
+        """Write readings into a step's rows."""
+        site = self.tracker.monitor.site
+        for spot, aval, row in zip(spots, avals, words, strict=True):
+            low, high = probes.read(row)
+            if self.options.extra and len(row) > 3:
+                rows.stats[len(rows.lo)] = tuple(float(x) for x in row[3:])
+            rows.sites.append(
+                site(
+                    spot.layer, spot.phase, spot.tensor, probes.dtype_name(aval),
+                    probes.dtype_max(aval), parameter=spot.parameter,
+                )
+            )  # fmt: skip
+            rows.calls.append(spot.call)
+            rows.lo.append(low)
+            rows.hi.append(high)
 
     def _every_operation(self, step: Step) -> None:
         """Look at every operation of a step."""
@@ -264,7 +288,10 @@ class Session:
 
         step: Step | None = getattr(self._local, "step", None)
         if step is None or step.rows.step != reading.step:
-            msg = "this step is over, so it cannot be run again: the report stays at layer level"
+            msg = (
+                "the function ran inside the caller's own jit, grad or vmap, where there is no "
+                "step to run again: track the outermost function, and the operation is named"
+            )
             raise ReplayError(msg)
         return replay(self, step)
 
