@@ -74,6 +74,10 @@ def test_a_bad_batch_is_named_with_field_and_rows() -> None:
 def test_the_report() -> None:
     with pytest.raises(anynan.NonFiniteError) as caught:
         list(anynan.watch([spoiled()], "train"))
+    fix = (
+        "  fix     find these samples in the data set and repair or drop them; look for missing "
+        "values, and"
+    )
     assert str(caught.value).splitlines() == [
         "NaN came in with the batch of step 0",
         "",
@@ -81,8 +85,7 @@ def test_the_report() -> None:
         "  first   at [1, 0, 0]",
         "  seen    2 of 4 rows are bad: 1, 3",
         "  cause   the batch was already bad when it came in",
-        "  fix     find these samples in the data set and repair or drop them; look for missing"
-        + " values, and",
+        fix,
         "          for a normalisation that divides by a standard deviation of 0",
     ]
 

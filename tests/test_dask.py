@@ -1,0 +1,170 @@
+"""Arrays larger than one machine: one graph, any scheduler, and a worker that dies is no matter."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan.measuring import measure
+from anynan.probing import probe
+
+da: Any = pytest.importorskip("dask.array")
+callbacks: Any = pytest.importorskip("dask.callbacks")
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture
+def graphs() -> Iterator[list[int]]:
+    """Count what is given to the scheduler."""
+    started: list[int] = []
+    with callbacks.Callback(start=lambda dsk: started.append(len(dsk))):
+        yield started
+
+
+def values(shape: tuple[int, ...] = (30, 14)) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(size=shape)
+
+
+@pytest.mark.parametrize("chunks", [(7, 5), (30, 14), (1, 14), ((3, 27), (14,))])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", ">f4"])
+@pytest.mark.parametrize("bad", [None, NAN, -INF])
+def test_the_summary_is_numpys(
+    graphs: list[int], chunks: Any, dtype: str, bad: float | None
+) -> None:
+    x = values().astype(dtype)
+    x[0, 3], x[4] = 0.0, x[4] * 1e-40
+    if bad is not None:
+        x[29, 2] = x[17, 9] = bad
+    ours, plain = anynan.summarize(da.from_array(x, chunks=chunks)), anynan.summarize(x)
+    assert len(graphs) == 1
+    for name in ("mean", "rms"):
+        one, other = getattr(ours, name), getattr(plain, name)
+        assert (one is None) == (other is None)
+        assert one is None or abs(one - other) <= 1e-12 * max(1, abs(other))
+    facts = {k: v for k, v in ours.to_dict().items() if k not in ("mean", "rms")}
+    assert facts == {k: v for k, v in plain.to_dict().items() if k not in ("mean", "rms")}
+    if bad is None:
+        assert plain.first_bad is None
+    assert str(probe(da.from_array(x, chunks=chunks))) == str(probe(x)) or dtype[0] == "c"
+
+
+def test_a_check_is_one_graph(graphs: list[int]) -> None:
+    x = values()
+    clean = da.from_array(x, chunks=(10, 7))
+    assert anynan.check(clean) is clean
+    assert len(graphs) == 1
+    x[25, 3] = NAN
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.check({"a": clean, "b": da.from_array(x, chunks=(10, 7))}, "batch")
+    assert len(graphs) == 3
+    event = caught.value.event
+    assert (event.backend, event.tensor, event.kind) == ("dask", "batch['b']", "nan")
+    assert event.summary is not None
+    assert event.summary.first_bad == (25, 3)
+
+
+def test_what_cannot_be_bad_is_not_computed(graphs: list[int]) -> None:
+    anynan.check(da.ones((4, 4), dtype=int, chunks=2))
+    anynan.check(da.ones((4, 4), dtype=bool, chunks=2))
+    assert not graphs
+
+
+def test_edges() -> None:
+    assert measure(da.zeros((0, 3))).size == 0
+    assert measure(da.asarray(np.float64(3.0))).max == 3.0
+    with pytest.raises(anynan.NonFiniteError):
+        anynan.check(da.asarray(np.float64(NAN)))
+    x = np.array([1.0, NAN, -5.0, INF, 2.0])
+    unknown = da.from_array(x, chunks=2)
+    unknown = unknown[unknown != -5.0]
+    assert anynan.summarize(unknown) == anynan.summarize(x[x != -5.0])
+    huge = np.full(100, 1.5e308)
+    assert measure(da.from_array(huge, chunks=10)).rms == pytest.approx(1.5e308)
+    masked = da.from_array(np.ma.masked_invalid([1.0, NAN]), chunks=1)
+    assert measure(masked).bad == 0
+
+
+def test_only_counts_travel() -> None:
+    """No chunk leaves its worker: what tasks hand on is small."""
+    sizes: list[int] = []
+    with callbacks.Callback(
+        posttask=lambda key, result, *_: sizes.append(len(pickle.dumps(result)))
+    ):
+        anynan.summarize(da.random.random((1000, 1000), chunks=(100, 1000)))
+    assert len(sizes) >= 10
+    assert max(sizes) < 10_000  # a chunk has 800 000 bytes
+
+
+@pytest.mark.multiprocess
+def test_a_worker_that_is_killed_half_way_loses_nothing(tmp_path: Path) -> None:
+    distributed: Any = pytest.importorskip("distributed")
+    dask: Any = pytest.importorskip("dask")
+    x = values((40, 50))
+    x[33, 7], x[35, 0] = NAN, INF
+    folder = str(tmp_path)
+
+    def load(block_id: Any = None) -> Any:
+        """Stand for a slow read of one chunk, and leave a trace of who did it."""
+        import os
+        import time
+
+        number = block_id[0]
+        rows = np.random.default_rng(0).normal(size=(40, 50))[2 * number : 2 * number + 2]
+        for row, column, value in ((33, 7, float("nan")), (35, 0, float("inf"))):
+            if row // 2 == number:
+                rows[row % 2, column] = value
+        time.sleep(0.05)
+        with open(os.path.join(folder, f"{number}.{os.getpid()}"), "w"):
+            return rows
+
+    killed: list[int] = []
+
+    def kill() -> None:
+        """Wait until the first half is there, then end the worker that began."""
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            done = os.listdir(folder)
+            workers = {int(name.partition(".")[2]) for name in done}
+            if len(done) >= 10 and len(workers) == 2:
+                killed.append(min(workers))
+                os.kill(killed[0], signal.SIGKILL)
+                return
+            time.sleep(0.005)
+
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 10}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+            silence_logs=50,
+        ) as cluster,
+        distributed.Client(cluster),
+    ):  # fmt: skip
+        lazy = da.map_blocks(load, chunks=((2,) * 20, (50,)), dtype=float, meta=np.empty((0, 0)))
+        killer = threading.Thread(target=kill)
+        killer.start()
+        summary = anynan.summarize(lazy)
+        killer.join()
+        assert killed, "no worker was killed: the test shows nothing"
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            anynan.check(lazy, "lazy")
+    expected = anynan.summarize(x)
+    assert summary.to_dict() | {"mean": 0, "rms": 0} == expected.to_dict() | {"mean": 0, "rms": 0}
+    assert summary.mean == pytest.approx(expected.mean)
+    assert summary.first_bad == (33, 7)
+    assert caught.value.event.summary is not None
+    assert caught.value.event.summary.first_bad == (33, 7)
+    # Chunks of the dead worker were read again by the other, or by its successor.
+    readers: dict[str, set[str]] = {}
+    for name in os.listdir(folder):
+        number, _, worker = name.partition(".")
+        readers.setdefault(number, set()).add(worker)
+    assert len(readers) == 20
