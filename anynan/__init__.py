@@ -32,7 +32,7 @@ _WHERE = {
     "track": "recorder",
     "watch": "watching",
 }
-_ADAPTERS = ("torch", "jax")
+_ADAPTERS = ("torch", "jax", "cupy")
 
 __all__ = [
     "Allow",
@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from anynan import cupy as cupy
     from anynan import jax as jax
     from anynan import torch as torch
     from anynan.checking import check, summarize

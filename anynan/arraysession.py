@@ -132,6 +132,8 @@ class ArraySession:
         if any(node.array is not None for node in tape.nodes):
             return ""  # what is not computed yet was kept, and is measured as it is
         if fn is None:
+            if self.options.read == "auto":
+                return ""  # no function was called: there is nothing to run again
             return "the arguments of this call were not kept (read= waits for several calls)"
         if tape.overwritten:
             return "the call wrote into its own arguments, so it was not run again"
@@ -184,9 +186,9 @@ class ArraySession:
         except BaseException:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
             with self.tracker.softly():
-                self._end(tape, rows, fn, args, kwargs)
+                self.end(tape, rows, fn, args, kwargs)
             raise
-        self._end(tape, rows, fn, args, kwargs)
+        self.end(tape, rows, fn, args, kwargs)
         return result
 
     def _is_lazy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -262,9 +264,10 @@ class ArraySession:
             name = "loss" if phase == "loss" and label == "result" else label
             tape.read(layer, phase, name, x)
 
-    def _end(
+    def end(
         self, tape: Tape, rows: Rows, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        """End a call: judge what it left, now or with later ones."""
         self.tracker.close_step()
         self._tell_patterns()
         if not isinstance(tape, LazyTape):

@@ -246,6 +246,16 @@ class LazyTape(Tape):
             raw = x._raw
             self.rows.live[order] = lambda: raw
 
+    def arrive(self, index: int) -> None:
+        """Take what an operation made as a result of the call."""
+        node = self.nodes[index]
+        layer, phase = self.placed(node.layer)
+        assert node.slot is not None
+        self._arrivals.append((phase, layer, "output", (index,), node.slot))
+        monitor = self.session.tracker.monitor
+        site = monitor.site(layer, phase, "output", node.blank.dtype, None)
+        self._rows.append((self.add_row(site), node.slot))
+
     def finish(self) -> None:
         """Bring the flags to the host and fill the rows in."""
         rows = self.rows

@@ -14,7 +14,7 @@ PACKAGE = Path(anynan.__file__).parent
 FRAMEWORKS = ("cupy", "dask", "jax", "keras", "tensorflow", "torch", "transformers")
 CORE_MAY = {"anynan", "array_api_compat", "numpy", "rich"}
 # Adapter -> the packages of its framework, and the name its users know it by.
-ADAPTERS = {"jax": ({"jax"}, "JAX"), "torch": ({"torch"}, "PyTorch")}
+ADAPTERS = {"cupy": ({"cupy"}, "CuPy"), "jax": ({"jax"}, "JAX"), "torch": ({"torch"}, "PyTorch")}
 
 
 def _python(code: str, *, path: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,12 @@
-"""Run the benchmarks: ``python -m tests.benchmarks``."""
+"""Run the benchmarks: ``python -m tests.benchmarks``, on the device with ``--device cuda``."""
 
-from tests.benchmarks import bench_check, bench_torch
+import sys
+
+from tests.benchmarks import bench_check, bench_cupy, bench_torch
 
 if __name__ == "__main__":
     bench_torch.main()
-    bench_check.main()
+    if "cuda" in sys.argv:
+        bench_cupy.main()
+    else:
+        bench_check.main()
