@@ -22,6 +22,7 @@ class BadParameter:
         layer: Path of the layer that owns it.
         summary: What it holds.
         buffer: True for a buffer (running statistics), False for a weight.
+        held: False for a weight that none of the optimizers at work holds.
         gradient: What its gradient holds, if it has one.
         state: The optimizer's state for it.
     """
@@ -32,6 +33,7 @@ class BadParameter:
     buffer: bool = False
     gradient: Summary | None = None
     state: Mapping[str, Summary] = field(default_factory=dict)
+    held: bool = True
 
 
 class Adapter(Protocol):

@@ -36,6 +36,7 @@ class Case:
     clean: int | None = None
     updates: list[int] = field(default_factory=list)
     replayed: Replay | None = None
+    unread: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -75,7 +76,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
     # What an update wrote since may be bad because of this reading, and does not explain it.
     unexplained = verdict.sink is None and not any(step >= reading.step for step in case.updates)
     if blamed or reading.phase == "parameter" or unexplained:
-        found = _parameter_event(case, monitor, adapter, outside if blamed else None)
+        found = _parameter_event(case, monitor, adapter, verdict, outside if blamed else None)
         if found is not None:
             return found
     if case.replayed is not None and verdict.sink is None and reading.phase != "parameter":
@@ -256,18 +257,25 @@ def _outside_input(case: Case, adapter: Adapter, verdict: Verdict, outside: Toke
 
 
 def _parameter_event(
-    case: Case, monitor: Monitor, adapter: Adapter, outside: Token | None
+    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, outside: Token | None
 ) -> Event | None:
     bad = adapter.bad_parameters()
     if not bad:
         return None
-    label = outside.label if outside is not None else case.reading.site.parameter
-    chosen: BadParameter = next((item for item in bad if item.name == label), bad[0])
     reading = case.reading
-    written = bool(case.updates) and not chosen.buffer
+    label = outside.label if outside is not None else reading.site.parameter
+    write: OpRecord | None = None
+    sink = verdict.sink
+    if outside is None and sink is not None and sink.phase == "parameter":
+        label = sink.label
+        if reading.step not in case.updates:  # the code itself wrote it, and no optimizer
+            write = verdict.origin
+    chosen: BadParameter = next((item for item in bad if item.name == label), bad[0])
+    updated = bool(case.updates) and not chosen.buffer and chosen.held
+    written = updated or write is not None
     phase: Phase = "optimizer" if written else "parameter"
-    step = case.updates[-1] if written and len(case.updates) == 1 else reading.step
-    since = None if case.clean is None else (case.clean, reading.step)
+    step = case.updates[-1] if updated and len(case.updates) == 1 else reading.step
+    since = None if case.clean is None or write is not None else (case.clean, reading.step)
     kind = chosen.summary.kind or case.kind
     cause = explain(
         Situation(
@@ -280,6 +288,8 @@ def _parameter_event(
             since=since,
             gradient=chosen.gradient,
             state=chosen.state,
+            record=write,
+            unread=case.unread,
             growth=monitor.history.curve(reading.site),
         )
     )
@@ -299,6 +309,7 @@ def _parameter_event(
         tensor=chosen.name.rpartition(".")[2],
         parameter=chosen.name,
         summary=chosen.summary,
+        operation=None if write is None else operation(write),
         cause=cause,
         trail=monitor.trail(case.rows, reading.order, chosen.layer),
         spread=Spread(

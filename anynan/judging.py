@@ -17,6 +17,8 @@ from anynan.options import Options
 from anynan.reporting import render_line
 
 MAX_REPLAYS = 3
+_SKIPPED = "the loss scale is being found: the scaler skips this update"
+_STOPPED = "the scaled gradient overflowed and reached no weight: the scaler makes this update"
 
 
 class Judge(Actor):
@@ -33,6 +35,7 @@ class Judge(Actor):
         self._scaled_streak = 0
         self._clean: int | None = None
         self._updates: list[int] = []
+        self._spoiled: int | None = None
 
     # What adapters call.
 
@@ -189,6 +192,7 @@ class Judge(Actor):
         case = Case(
             reading, kind, rows, value, later,
             replay=wanted, clean=self._clean, updates=list(self._updates), replayed=replayed,
+            unread=self._unread(),
         )  # fmt: skip
         if self.options.replay and not wanted and replayed is None:
             case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
@@ -205,6 +209,8 @@ class Judge(Actor):
             self.monitor.downgraded[key] = event.expected
             self._record(replace(event, severity="suspect"))
             return None
+        if reading.phase == "backward" and isinstance(self.options.read, int):
+            self._spoiled = rows.step
         return event
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
@@ -308,6 +314,7 @@ class Judge(Actor):
     def known_clean(self, step: int) -> None:
         """Note that every weight and buffer was finite at the start of this step."""
         self._clean = step
+        self._spoiled = None
         self._updates.clear()
 
     def remark(self, note: str) -> None:
@@ -324,6 +331,17 @@ class Judge(Actor):
         warnings.warn(f"anynan: {note}", AnynanWarning, stacklevel=3)
 
     # Inside.
+
+    def _unread(self) -> str:
+        """Say why an update may have used a bad gradient, empty if none can have."""
+        if not self.options.backward:
+            return "backward=False reads no gradient"
+        if self._spoiled is not None:
+            return (
+                f"the gradients of step {self._spoiled} were bad, which read={self.options.read} "
+                "saw only after the update"
+            )
+        return ""
 
     def _excuse(self, rows: Rows, order: int, kind: Kind, reading: Reading) -> str | None:
         expected = rows.expected.get(order)
@@ -414,8 +432,7 @@ class Judge(Actor):
             order=reading.order,
             tensor=reading.site.tensor,
             parameter=reading.site.parameter,
-            expected="the loss scale is being found: the scaler skips this update"
-            + _scales(scale, now),
+            expected=(_STOPPED if rows.applied else _SKIPPED) + _scales(scale, now),
             rank=self._adapter.rank(),
         )
         with self._lock:

@@ -120,8 +120,9 @@ class Rows:
     """Collect one step's readings in execution order, in one thread."""
 
     __slots__ = (
-        "__weakref__", "calls", "expected", "failed", "guarded", "held", "hi", "holding", "judged",
-        "live", "lo", "norms", "pending", "scale", "sites", "skip", "spread", "stats", "step",
+        "__weakref__", "applied", "calls", "expected", "failed", "guarded", "held", "hi", "holding",
+        "judged", "live", "lo", "norms", "pending", "scale", "sites", "skip", "spread", "stats",
+        "step",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -140,6 +141,8 @@ class Rows:
         self.guarded = 0
         # The loss scale that the step ran under, as a number or the framework's array of one.
         self.scale: Any = None
+        # True if a scaler made the update all the same: no weight's gradient was bad.
+        self.applied = False
         self.failed: Any = None
         # Set by an adapter whose ranks act together: what is bad waits until all of them know.
         self.holding = False

@@ -132,6 +132,7 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
         _note_scale(session, rows, scaler)
         # One that hands its check to a fused optimizer leaves the unscaling to it, too.
         scale = getattr(optimizer, "grad_scale", None)
+        rows.applied = getattr(optimizer, "found_inf", None) is None
     read_gradients(session, state, rows, held, gradients, scale)
     reading = rows.pending
     if reading is not None and scaler is None and not scaling.scaled(optimizer):
@@ -189,7 +190,7 @@ def after_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
         return
     state.in_optimizer = False
     rows = state.rows
-    if rows is None or (rows.failed is None and rows.pending is None):
+    if rows is None or (rows.failed is None and (rows.pending is None or rows.applied)):
         session.tracker.updated(session.tracker.step if rows is None else rows.step)
     if torch._C._current_graph_task_id() != -1:
         state.updated = True  # in the middle of the backward pass: there is more to come

@@ -94,10 +94,11 @@ def bad_parameters(session: "Session") -> list[BadParameter]:
             for key, value in optimizer.state.get(x, {}).items():
                 if isinstance(value, torch.Tensor) and value.numel():
                     state[str(key)] = measure(value)
+        held = any(x is p for entry in session._held.values() for p in entry.parameters)
         found.append(
             BadParameter(
                 name, layer, measure(x), name not in weights,
-                None if gradient is None else measure(gradient), state,
+                None if gradient is None else measure(gradient), state, held,
             )
         )  # fmt: skip
     return found

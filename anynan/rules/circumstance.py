@@ -176,6 +176,32 @@ def _optimizer_step(s: Situation) -> str | None:
     return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + growth
 
 
+def _step_wording(s: Situation) -> tuple[str, str] | None:
+    if s.gradient is not None:
+        return None
+    if s.unread:
+        return (
+            (
+                "the weight was finite before these updates and not after, and "
+                f"{s.unread}: probably an update used a bad gradient"
+            ),
+            (
+                "read every step and every gradient (the defaults), and the gradient is named "
+                "before the update"
+            ),
+        )
+    return (
+        (
+            "the weight was finite before these updates and not after, though no gradient was "
+            "bad: a step was probably too large for its dtype, or other code wrote it"
+        ),
+        (
+            "lower the learning rate or clip the gradient norm; parameters=True finds the exact "
+            "step and its gradient"
+        ),
+    )
+
+
 # The last steps.
 
 
@@ -360,20 +386,7 @@ OPTIMIZER = (
         "too large for the weight's dtype",
         "lower the learning rate, clip the gradient norm, or keep the weights in float32",
         sure=False,
-        wording=lambda s: (
-            (
-                (
-                    "the weight was finite before these updates and not after, though no gradient "
-                    "was bad: a step was probably too large for its dtype, or other code wrote it"
-                ),
-                (
-                    "lower the learning rate or clip the gradient norm; parameters=True finds the "
-                    "exact step and its gradient"
-                ),
-            )
-            if s.gradient is None
-            else None
-        ),
+        wording=_step_wording,
     ),
 )
 

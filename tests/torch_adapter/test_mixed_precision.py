@@ -196,6 +196,25 @@ def test_the_expected_event_gives_the_scale_of_its_step_and_the_new_one() -> Non
     assert "(scale 16777216, now 8388608)" in event.expected
 
 
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_an_overflow_that_reaches_no_weight_is_not_called_a_skipped_update(read: Any) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Steep(6e4))
+    nn.init.constant_(net[0].bias, -100.0)  # no slope: what overflows after it stops there
+    optimizer = torch.optim.SGD(net.parameters(), 1e-9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with anynan.torch.track(net, read=read) as tracker:
+        with torch.autocast("cpu", torch.float16):
+            loss = net(torch.ones(1, 2)).float().sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 2.0**10, "nothing was skipped"
+    (event,) = tracker.events
+    assert (event.layer, event.kind) == ("1", "posinf")
+    assert event.expected is not None
+    assert "reached no weight: the scaler makes this update (scale now 1024)" in event.expected
+
+
 def test_somebody_elses_wrapper_of_the_scaler_stays() -> None:
     real = torch.amp.GradScaler.step
     run = Run()

@@ -1,0 +1,114 @@
+"""Weights that go bad: by an optimizer, by hand, or before anybody looked."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anynan
+from anynan import NonFiniteError
+
+
+def test_a_weight_spoiled_by_hand_is_named_with_the_line_that_did_it() -> None:
+    net = nn.Linear(2, 1)
+
+    def step(x: Tensor, rate: float) -> Tensor:
+        loss = net(x).square().mean()
+        loss.backward()
+        for p in net.parameters():
+            assert p.grad is not None
+            p.data -= rate * p.grad
+            p.grad = None
+        return loss.detach()
+
+    tracker = anynan.torch.track(step, level="operation")
+    with tracker, pytest.raises(NonFiniteError) as caught:
+        tracker(torch.ones(1, 2), 1e-3)
+        tracker(torch.full((1, 2), 1e3), 3e38)
+    event = caught.value.event
+    assert event.step == 1
+    assert event.parameter == "weight"
+    assert event.operation is not None
+    assert event.operation.name == "multiply"
+    assert event.operation.source is not None
+    assert event.operation.source.text == "p.data -= rate * p.grad"
+    assert event.cause is not None
+    assert event.cause.tag == "overflow_in_dtype"
+    assert "written into a weight at step 1" in str(caught.value)
+    assert "optimizer at" not in str(caught.value)
+
+
+class Root(nn.Module):
+    """Have an infinite slope at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.at_zero = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.weight * x
+        return (y * 0.0).sqrt().sum() if self.at_zero else y.square().sum()
+
+
+def spoil(**options: Any) -> anynan.Event:
+    """Update a weight with a bad gradient that the options leave unread until then."""
+    net = Root()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tracker = anynan.torch.track(net, action="record", **options)
+        for i in range(9):
+            net.at_zero = i == 1
+            optimizer.zero_grad()
+            net(torch.ones(2)).backward()
+            optimizer.step()
+        tracker.remove()
+    return next(event for event in tracker.events if event.phase in ("optimizer", "parameter"))
+
+
+def test_an_unread_gradient_is_not_called_good() -> None:
+    event = spoil(backward=False)
+    assert event.parameter == "weight"
+    assert event.cause is not None
+    assert "backward=False reads no gradient" in event.cause.text
+    assert "no gradient was bad" not in event.cause.text
+
+
+def test_a_gradient_that_was_read_too_late_is_blamed_for_the_weight() -> None:
+    event = spoil(read=4)
+    assert event.parameter == "weight"
+    assert event.cause is not None
+    assert "the gradients of step 1 were bad, which read=4 saw only after" in event.cause.text
+    assert "no gradient was bad" not in event.cause.text
+
+
+def test_what_no_optimizer_holds_was_not_written_by_one() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.head(self.base(x))
+            return y
+
+    net = Frozen()
+    optimizer = torch.optim.SGD(net.head.parameters(), 0.1)
+    with anynan.torch.track(net):
+        for i in range(3):
+            if i == 2:
+                net.base.weight.data[0, 0] = math.nan  # a checkpoint is loaded, say
+            optimizer.zero_grad()
+            if i == 2:
+                with pytest.raises(NonFiniteError) as caught:
+                    net(torch.ones(1, 2))
+                break
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    event = caught.value.event
+    assert (event.phase, event.parameter) == ("parameter", "base.weight")
+    assert event.since is not None
