@@ -63,8 +63,9 @@ class Policy:
         neginf: Level of -Inf; None means suspect in forward values and bad elsewhere.
         large: Absolute limit on finite values, None for no limit.
         headroom: Bits to overflow below which a value is ``large``, None for no limit.
-        spike: Ratio of a gradient norm to its running median that is a ``spike``.
-        vanishing: Gradient norm below which it is ``vanishing``.
+        spike: Ratio of the gradient norm over all weights to its running median that is a
+            ``spike``; in an override, of the layer's own norm.
+        vanishing: Gradient norm of a layer's own weights below which it is ``vanishing``.
         bad: Kinds among ``large``, ``spike`` and ``vanishing`` that act instead of warn.
         allow: The whitelist; every entry carries its reason.
         overrides: Glob on the layer path -> policy for those layers; the last match wins.

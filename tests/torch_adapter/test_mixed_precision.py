@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import NonFiniteError, Policy
+from anynan.torch import updates
 
 WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
 HALF_MAX = 65504.0
@@ -216,6 +217,8 @@ def test_an_overflow_that_reaches_no_weight_is_not_called_a_skipped_update(read:
 
 
 def test_somebody_elses_wrapper_of_the_scaler_stays() -> None:
+    for session in list(updates._sessions):  # left by another test
+        session.tracker.remove()
     real = torch.amp.GradScaler.step
     run = Run()
     tracker = run.track("model")
