@@ -15,12 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from anynan.adapter import ReplayError
 from anynan.torch.links import backends, world
 from anynan.torch.operands import flat
+from anynan.torch.probes import local, nonfinite
 
 if TYPE_CHECKING:
     from anynan.torch.session import Session
     from anynan.torch.watcher import Watcher
 
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
+# What only moves values between ranks, or packs them for that.
+MOVING = _COLLECTIVES | {"fsdp"}
 SENT = "what another rank sent"
 # A replay that all ranks run may not hang longer than this where one of them fails.
 REPLAY_LIMIT = timedelta(minutes=2)
@@ -128,25 +131,40 @@ class Sent(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        watcher = self._watcher
-        if "c10d" not in func.namespace:
-            return func(*args, **(kwargs or {}))
-        given = [x for x in flat([*args]) if not hasattr(x, "to_local")]
-        parents = sorted({parent for x in given for parent in watcher.parents(x)})
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func.namespace not in MOVING:
+            return func(*args, **kwargs)
         name = func.overloadpacket.__name__
+        own = func.namespace == "fsdp"
+        # In place is the first argument written, and the rest read, where there is more.
+        given = [*flat([*args[:1]] if own else [*args[1:]])] or [*flat([*args])]
+        if name.startswith("recv"):
+            given = []
+        parents = sorted({parent for x in given for parent in self._watcher.parents(x)})
+        labels = [self._watcher.outside.get(_key(x)) for x in given if nonfinite(x)]
+        label = next((label for label in labels if label is not None), None)
+        out = func(*args, **kwargs)
         if name == "wait_tensor" or name.startswith(("send", "barrier")):
             return out
-        # What is written in place is the first argument; else it is the result.
-        for x in flat(args[0] if func.namespace == "c10d" else out):
-            key = int(x.untyped_storage()._cdata)
-            watcher._uninitialised.pop(key, None)
-            if parents:
-                watcher._bad[key] = (StorageWeakRef(x.untyped_storage()), list(parents))
-            else:
-                watcher._bad.pop(key, None)
-                watcher.outside[key] = ("input", SENT)
+        if not own and label is None:
+            label = ("input", SENT)
+        written = args[0] if func.namespace == "c10d" else [kwargs.get("out"), out]
+        for x in flat(written):
+            self._arrive(x, parents, label)
         return out
+
+    def _arrive(self, x: torch.Tensor, parents: list[int], label: Any) -> None:
+        watcher, key = self._watcher, _key(x)
+        watcher._uninitialised.pop(key, None)
+        watcher._bad.pop(key, None)
+        if parents:
+            watcher._bad[key] = (StorageWeakRef(x.untyped_storage()), list(parents))
+        elif label is not None:
+            watcher.outside[key] = label
+
+
+def _key(x: torch.Tensor) -> int:
+    return int(local(x).untyped_storage()._cdata)
 
 
 def sharded(session: "Session") -> bool:

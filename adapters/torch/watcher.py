@@ -22,7 +22,7 @@ from anynan.events import Source
 from anynan.lineage import External, Operand, OpRecord, Sink
 from anynan.sources import is_library, own_folders, user_source
 from anynan.summary import Summary
-from anynan.torch import operands
+from anynan.torch import collectives, operands
 from anynan.torch.names import canonical, node_name
 from anynan.torch.probes import local, measure, plain, read_ends
 
@@ -120,7 +120,7 @@ class Watcher(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # what follows on the shards of this rank comes by, too
-        if self.busy or "c10d" in func.namespace:  # see collectives.Sent
+        if self.busy or func.namespace in collectives.MOVING:  # see Sent there
             return func(*args, **kwargs)
         self.busy = True
         try:

@@ -469,6 +469,86 @@ def counted() -> dict[str, Any]:
     return {"plain": plain, "tracked": tracked, "off": off}
 
 
+@scenario
+def settings() -> dict[str, Any]:
+    """The same fault under other settings: buffers that are sent around, other reads."""
+    seen = {}
+    for name, wrapped, options in [
+        ("buffers", {}, {}),
+        ("unused", {"find_unused_parameters": True}, {}),
+        ("static", {"static_graph": True}, {}),
+        ("view", {"gradient_as_bucket_view": True}, {}),
+        ("step", {}, {"read": "step"}),
+        ("every", {}, {"read": 2}),
+        ("operation", {}, {"level": "operation"}),
+        ("parameters", {}, {"parameters": True}),
+        ("no replay", {}, {"replay": False}),
+        ("no backward", {}, {"backward": False}),
+    ]:
+        torch.manual_seed(0)
+        fault = Fault()
+        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), fault, nn.Linear(8, 4))
+        model = DistributedDataParallel(net, **wrapped)
+        result = train(model, fault, armed="forward", action="skip", **options)
+        seen[name] = result
+    return {"seen": seen}
+
+
+@scenario
+def mesh() -> dict[str, Any]:
+    """Tensor parallelism inside sharded data parallelism, over four ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(0)
+    net = Net()
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    plan = {"first": ColwiseParallel(), "last": RowwiseParallel()}
+    parallelize_module(net, both["tp"], plan)
+    for module in (net.first, net.last, net):
+        fully_shard(module, mesh=both["dp"])
+
+    def data(step: int) -> torch.Tensor:
+        made = torch.Generator().manual_seed(100 * step + rank() // 2)
+        return torch.randn(3, 4, generator=made)
+
+    return train(net, net.fault, armed="forward", where=(3,), data=data)
+
+
+@scenario
+def checkpointed() -> dict[str, Any]:
+    """Activation checkpointing inside FSDP2: the weights are gathered once more to recompute."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), checkpoint_wrapper(Net(8)), nn.Linear(4, 4))
+    net[1]._checkpoint_wrapped_module.first = nn.Linear(8, 8)
+    fault = net[1]._checkpoint_wrapped_module.fault
+    for module in (net[0], net[1], net):
+        fully_shard(module)
+    return train(net, fault, armed="backward", action="skip")
+
+
+@scenario
+def bad_shard() -> dict[str, Any]:
+    """A weight is bad in the shard of one rank before the step."""
+    model, fault = fsdp()
+
+    def data(step: int) -> torch.Tensor:
+        if step == BAD_STEP and rank() == 1:
+            with torch.no_grad():
+                model.first.weight.to_local()[0, 0] = float("inf")
+        return batch(step)
+
+    return train(model, fault, data=data)
+
+
 def send_on(x: torch.Tensor | None, shape: tuple[int, ...], source: int, target: int) -> Any:
     if rank() == source and x is not None:
         dist.send(x.detach().contiguous(), target)

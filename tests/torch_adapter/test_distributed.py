@@ -38,9 +38,13 @@ TWO = (
     "synchronised_norm evaluation accumulation result_only counted apart two_trackers scaler spike "
     "fsdp_clean fsdp_forward fsdp_backward fsdp_step fsdp_tracked_first tp_clean tp_forward "
     "tp_backward dtensor_clean dtensor_forward pipeline_forward pipeline_backward pipeline_step "
-    "schedule one_leaves one_does_not_come"
+    "schedule settings checkpointed bad_shard one_leaves one_does_not_come"
 )
-FOUR = "clean forward backward fsdp_forward tp_forward counted"
+FOUR = "clean forward backward fsdp_forward tp_forward mesh counted"
+SETTINGS = {
+    "buffers", "unused", "static", "view", "step", "every", "operation", "parameters",
+    "no replay", "no backward",
+}  # fmt: skip
 
 Seen = Callable[[str], list[dict[str, Any]]]
 
@@ -220,6 +224,19 @@ class TestDataParallel:
         event = stopped_at_once(two("spike"), rank=0, step=7)
         assert (event["kind"], event["cause"]) == ("spike", "exploding_gradient")
 
+    def test_whatever_the_settings(self, two: Seen) -> None:
+        first, second = (result["seen"] for result in two("settings"))
+        assert set(first) == SETTINGS
+        for name, result in first.items():
+            (event,) = result["events"]
+            assert [event] == second[name]["events"], name
+            assert (event["layer"], event["phase"], event["rank"]) == ("2", "forward", 1), name
+            assert (event["op"] is None) == (name in ("every", "no replay")), name
+            assert (result["error"], result["stopped"]) == (None, 3), name
+            # read=n lets updates from a bad step happen, as its documentation says.
+            assert result["finite"] == (name != "every"), name
+            assert result["weights"] == second[name]["weights"] or name == "every", name
+
     def test_what_a_step_returns_is_heard_of_at_the_next_update(self, two: Seen) -> None:
         first, second = two("result_only")
         assert first["event"] == second["event"]
@@ -317,6 +334,17 @@ class TestSharded:
             (said,) = result["warnings"]
             assert said.endswith("the update of this step is dropped")
 
+    def test_weights_that_are_gathered_again_to_recompute(self, two: Seen) -> None:
+        for result in two("checkpointed"):
+            assert (result["error"], result["stopped"], result["finite"]) == (None, 3, True)
+            (event,) = result["events"]
+            assert (event["rank"], where(event)) == (1, ("1.fault", *SQRT[1:]))
+
+    def test_a_bad_shard_of_a_weight_is_named_with_its_rank(self, two: Seen) -> None:
+        event = stopped_at_once(two("bad_shard"), rank=1)
+        assert event["parameter"] == "first.weight" and event["kind"] == "posinf"
+        assert event["phase"] in ("parameter", "optimizer")
+
     def test_tracked_before_it_is_sharded(self, two: Seen) -> None:
         assert where(stopped_at_once(two("fsdp_tracked_first"), rank=1)) == LOG
 
@@ -339,6 +367,9 @@ class TestFourRanks:
         results = four("clean")
         assert all(result["error"] is None and not result["warnings"] for result in results)
         assert all(result["weights"] == result["untracked"] for result in results)
+
+    def test_tensor_parallelism_inside_sharded_data_parallelism(self, four: Seen) -> None:
+        assert where(stopped_at_once(four("mesh"), rank=3)) == LOG
 
     @pytest.mark.parametrize(
         ("name", "place"),
