@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "AnomalyError": "errors",
     "AnynanWarning": "errors",
+    "LostRankError": "errors",
     "NonFiniteError": "errors",
     "Cause": "events",
     "Event": "events",
@@ -40,6 +41,7 @@ __all__ = [
     "AnynanWarning",
     "Cause",
     "Event",
+    "LostRankError",
     "NonFiniteError",
     "Operation",
     "Policy",
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from anynan import torch as torch
     from anynan.checking import check, summarize
     from anynan.context import expect, replaying, scope
-    from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+    from anynan.errors import AnomalyError, AnynanWarning, LostRankError, NonFiniteError
     from anynan.events import Cause, Event, Operation, Source, Spread
     from anynan.policy import Allow, Policy
     from anynan.recorder import namespace, track

@@ -39,7 +39,10 @@ class NonFiniteError(AnomalyError):
 
 
 class LostRankError(RuntimeError):
-    """Raise when a process of a distributed run is gone, where the others wait to agree."""
+    """Raise when a process of a distributed run is gone, where the others wait for it to agree.
+
+    It is no anomaly: nothing bad was seen on the rank that raises it.
+    """
 
 
 class AnynanWarning(UserWarning):

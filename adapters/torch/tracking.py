@@ -48,7 +48,8 @@ def track(target: Any = None, **options: Any) -> Any:
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
             ``read`` (``"auto"``, ``"immediate"``, ``"step"`` or every n steps), ``level``
             (``"layer"`` or ``"operation"``), ``keep`` (bytes of output gradient kept for a
-            replay of the backward pass, 64 MiB).
+            replay of the backward pass, 64 MiB), ``across_ranks`` (True: all processes of a
+            distributed run stop at the same step, for one all-reduce of a flag an update).
 
     Returns:
         A Tracker, or a decorator that makes one.

@@ -385,6 +385,20 @@ def evaluation() -> dict[str, Any]:
     return seen | {"stopped": at}
 
 
+@scenario
+def fsdp_evaluation() -> dict[str, Any]:
+    """Without gradients each rank acts alone, and a replay of sharded weights would wait."""
+    model, fault = fsdp()
+    fault.armed = "forward"
+    seen: dict[str, Any] = {"event": None}
+    with anynan.torch.track(model), torch.no_grad():
+        try:
+            model(batch(0))
+        except anynan.NonFiniteError as error:
+            seen.update(event=told(error.event))
+    return seen
+
+
 class Zeros(nn.Module):
     """Make NaN of a batch of zeros, also when it is run again."""
 
@@ -698,6 +712,37 @@ def spike() -> dict[str, Any]:
         except anynan.AnomalyError as error:
             seen.update(event=told(error.event))
     return seen | {"stopped": at}
+
+
+@scenario
+def refused() -> dict[str, Any]:
+    """The program itself raises on the bad value, before any update."""
+
+    class Picky(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.isfinite(x).all():
+                msg = "no NaN here"
+                raise ValueError(msg)
+            return x
+
+    torch.manual_seed(0)
+    fault = Fault()
+    net = nn.Sequential(nn.Linear(4, 4), fault, Picky())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tracker = anynan.torch.track(net)
+        for at in range(STEPS):
+            fault.armed = "forward" if at == BAD_STEP else ""
+            optimizer.zero_grad()
+            try:
+                net(batch(at)).square().mean().backward()
+            except ValueError:
+                break
+            optimizer.step()
+        tracker.remove()
+    said = [str(w.message) for w in caught if w.category is anynan.AnynanWarning]
+    return {"stopped": at, "warnings": said, "events": [told(e) for e in tracker.events]}
 
 
 @scenario

@@ -38,7 +38,8 @@ TWO = (
     "synchronised_norm evaluation accumulation result_only counted apart two_trackers scaler spike "
     "fsdp_clean fsdp_forward fsdp_backward fsdp_step fsdp_tracked_first tp_clean tp_forward "
     "tp_backward dtensor_clean dtensor_forward pipeline_forward pipeline_backward pipeline_step "
-    "schedule settings checkpointed bad_shard one_leaves one_does_not_come"
+    "schedule settings checkpointed bad_shard refused fsdp_evaluation "
+    "one_leaves one_does_not_come"
 )
 FOUR = "clean forward backward fsdp_forward tp_forward mesh counted"
 SETTINGS = {
@@ -269,6 +270,14 @@ class TestTheWait:
         assert second["error"] is None
         assert (first["stopped"], second["stopped"]) == (2, 2)
 
+    def test_what_is_held_is_said_where_the_program_raises_first(self, two: Seen) -> None:
+        for rank, result in enumerate(two("refused")):
+            assert result["stopped"] == 2
+            (said,) = result["warnings"]
+            (event,) = result["events"]
+            assert said.startswith("NaN first appeared in the forward pass of step 2\n")
+            assert (event["rank"], where(event)) == (rank, ("1", *LOG[1:]))
+
     def test_a_rank_that_does_not_track_is_said(self, two: Seen) -> None:
         first, second = two("one_tracks")
         (said,) = first["warnings"]
@@ -344,6 +353,14 @@ class TestSharded:
         event = stopped_at_once(two("bad_shard"), rank=1)
         assert event["parameter"] == "first.weight" and event["kind"] == "posinf"
         assert event["phase"] in ("parameter", "optimizer")
+
+    def test_a_rank_that_is_alone_does_not_gather_weights_for_a_replay(self, two: Seen) -> None:
+        for rank, result in enumerate(two("fsdp_evaluation")):
+            event = result["event"]
+            assert (event["rank"], event["layer"], event["op"]) == (rank, "fault", None)
+            (note,) = event["notes"]
+            assert note.startswith("the model's weights are sharded over the ranks, and only this")
+            assert note.endswith("so it cannot be run again: the report stays at layer level")
 
     def test_tracked_before_it_is_sharded(self, two: Seen) -> None:
         assert where(stopped_at_once(two("fsdp_tracked_first"), rank=1)) == LOG
