@@ -1,6 +1,5 @@
 """Find the first batch that a training step goes bad on, and leave no trace of the search."""
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,13 +14,17 @@ from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event
 from anynan.options import Options, environment
 from anynan.reporting import render
-from anynan.torch import discovery, tracking
-from anynan.torch.probes import measure, plain, read_ends
+from anynan.torch import discovery, looking, tracking
 from anynan.torch.rootcall import RandomState
 from anynan.torch.snapshot import Snapshot
 from anynan.torch.stateful import objects_of, pause_trackers
 from anynan.torch.stepsession import StepSession
 from anynan.tracker import Tracker
+
+BEHIND = (
+    "found by looking at the state after the step: the tracker saw nothing bad, so it was made "
+    "where it does not watch"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,13 +165,16 @@ class _Search:
         self, fn: Callable[[Any], Any], options: Options, objects: list[Any], given: list[Any]
     ) -> None:
         self.fn, self.options, self.objects = fn, options, objects
+        self.scaled = any(
+            isinstance(item, torch.amp.GradScaler) and item.is_enabled() for item in objects
+        )
         self.given = [item for item in given if isinstance(item, torch.nn.Module)]
 
     def one_by_one(self, batches: Iterable[Any]) -> BadBatch | None:
         """Watch every step."""
         with self._tracker() as tracker:
             for index, batch in enumerate(batches):
-                event = _run(tracker, batch, index)
+                event = _run(tracker, batch, index) or self.look_behind(index)
                 if event is not None:
                     return BadBatch(index, event, batch)
         return None
@@ -208,58 +214,25 @@ class _Search:
 
     def look(self, losses: list[Any], index: int) -> Event | None:
         """Look at the state and the losses; describe the first that is bad."""
-        judge = self.options.policy.judge
-        scaled = any(
-            isinstance(item, torch.amp.GradScaler) and item.is_enabled() for item in self.objects
-        )
-        for phase, name, x in _state(self.objects, losses):
-            values = plain(x)
-            if values is None or (scaled and phase == "backward"):
-                continue
-            low, high = read_ends(values)
-            if -math.inf < low and high < math.inf:
-                continue
-            if phase == "optimizer" and low == low:  # an infinite moment may be meant
-                continue
-            # A buffer of -Inf is a mask.
-            judged = judge("forward" if phase == "buffer" else phase, low, high, layer="")
-            if judged is not None and judged[1] == "bad":
-                layer = name.rpartition(".")[0] if phase in ("parameter", "buffer") else None
-                return Event(
-                    backend="torch", layer=layer, kind=judged[0], severity="bad", step=index,
-                    phase="parameter" if phase == "buffer" else phase, tensor=name,
-                    parameter=name if layer is not None else None, summary=measure(x),
-                )  # fmt: skip
-        return None
+        found = looking.parts(self.objects, losses)
+        return looking.first_bad(found, self.options.policy, index, scaled=self.scaled)
+
+    def look_behind(self, index: int) -> Event | None:
+        """Look at what the tracker does not read: the optimizers' own states."""
+        names = {
+            id(p): name
+            for model in self.objects
+            if isinstance(model, torch.nn.Module)
+            for name, p in model.named_parameters()
+        }
+        found = looking.moments(self.objects, names)
+        event = looking.first_bad(found, self.options.policy, index, scaled=self.scaled)
+        return None if event is None else replace(event, notes=(*event.notes, BEHIND))
 
     def watched(self, batch: Any, index: int) -> Event | None:
         """Run one step under a tracker of its own."""
         with self._tracker() as tracker:
             return _run(tracker, batch, index)
-
-
-def _state(objects: list[Any], losses: list[Any]) -> Iterator[tuple[Any, str, torch.Tensor]]:
-    """Walk the tensors that tell whether a step went bad, with their phases and names."""
-    models = [item for item in objects if isinstance(item, torch.nn.Module)]
-    for loss in losses:
-        for name, x in leaves(loss, "loss"):
-            if isinstance(x, float):
-                yield "loss", name, torch.tensor(x, dtype=torch.float64)
-            elif isinstance(x, torch.Tensor) and x.numel() == 1:
-                yield "loss", name, x
-    for model in models:
-        for name, p in model.named_parameters():
-            yield "parameter", name, p
-            if p.grad is not None:
-                yield "backward", f"gradient of {name}", p.grad
-        for name, x in model.named_buffers():
-            yield "buffer", name, x
-    for item in objects:
-        if isinstance(item, torch.optim.Optimizer):
-            for held in item.state.values():
-                for name, x in leaves(held, "state"):
-                    if isinstance(x, torch.Tensor):
-                        yield "optimizer", f"{name} of the optimizer", x
 
 
 def _run(tracker: Tracker, batch: Any, index: int) -> Event | None:
@@ -358,10 +331,7 @@ class _Window:
         """Describe what the tracker did not see: what is bad now, or was at the end."""
         event = self.search.look([], index)
         if event is not None:
-            note = (
-                "found by looking at the state after the step: the tracker saw nothing bad, so it "
-                "was made where it cannot watch"
-            )
+            note = BEHIND
         elif failed is not None:
             failed.add_note(f"in batch {index} of first_bad_batch")
             raise failed

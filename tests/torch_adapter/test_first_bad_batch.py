@@ -163,6 +163,28 @@ def test_a_batch_whose_update_overflows(every: int) -> None:
 
 
 @every_interval
+def test_a_batch_that_spoils_the_optimizers_state_only(every: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        if x[0, 0] == 7:
+            optimizer.state[model[0].bias]["exp_avg"].div_(0).sub_(torch.inf)
+        return loss
+
+    found = first_bad_batch(step, batches(), every=every)
+    assert found is not None
+    event = found.event
+    assert (found.index, event.phase, event.parameter) == (SPOILED, "optimizer", "0.bias")
+    assert any("looking at the state" in note for note in event.notes)
+    assert "exp_avg" in str(found)
+
+
+@every_interval
 def test_no_bad_batch(every: int) -> None:
     run = Training()
     assert first_bad_batch(run.step, batches(None), every=every) is None
