@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from anynan import context
 from anynan.arrays import dtype_max, library_name, type_name
 from anynan.chunked import holds_floats, is_chunked
@@ -115,8 +117,12 @@ def plain_leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
         names = getattr(getattr(leaf, "dtype", None), "names", None)
         if isinstance(names, tuple):
             yield from plain_leaves({key: leaf[key] for key in names}, path)
-        else:
-            yield path, leaf
+            continue
+        yield path, leaf
+        if isinstance(leaf, np.ndarray) and leaf.dtype == object:
+            for place, item in np.ndenumerate(leaf):
+                if is_container(item) or (is_leaf(item) and np.ndim(item)):
+                    yield from plain_leaves(item, f"{path}{list(place)}")
 
 
 def look(

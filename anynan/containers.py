@@ -6,7 +6,9 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Literal
 
-Role = Literal["array", "mapping", "named", "dataclass", "sequence", "nothing", "unknown"]
+Role = Literal[
+    "array", "mapping", "columns", "named", "dataclass", "sequence", "nothing", "unknown"
+]
 
 _MISSING = object()
 _NOTHING = (str, bytes, bytearray, memoryview, range, type, int, type(None))
@@ -64,7 +66,7 @@ def is_leaf(x: Any) -> bool:
 
 def is_container(x: Any) -> bool:
     """Tell whether ``x`` is something that ``leaves`` opens."""
-    return _role(x) in ("mapping", "named", "dataclass", "sequence")
+    return _role(x) in ("mapping", "columns", "named", "dataclass", "sequence")
 
 
 def _role(x: Any) -> Role:
@@ -75,6 +77,9 @@ def _role(x: Any) -> Role:
 @lru_cache(maxsize=1024)
 def _role_of(kind: type) -> Role:
     """Sort a type into what the walk does with it."""
+    # A sparse array may be a mapping of its elements.
+    if hasattr(kind, "tocoo") and hasattr(kind, "nnz"):
+        return "array"
     # Mappings go first: model outputs exist that are dicts and dataclasses at once.
     if issubclass(kind, Mapping):
         return "mapping"
@@ -89,6 +94,8 @@ def _role_of(kind: type) -> Role:
     # The columns of a table differ in dtype: as one array they would be objects.
     if hasattr(kind, "__dataframe__") and hasattr(kind, "items"):
         return "mapping"
+    if hasattr(kind, "get_columns") and hasattr(kind, "columns"):
+        return "columns"
     if hasattr(kind, "__array_namespace__") or hasattr(kind, "__array__"):
         return "array"
     if hasattr(kind, "__dataclass_fields__"):
@@ -106,6 +113,8 @@ def _open(x: Any, path: str) -> Iterator[tuple[str, Any]] | None:
         return None
     if kind == "mapping":
         return ((f"{path}[{key!r}]", item) for key, item in x.items())
+    if kind == "columns":
+        return ((f"{path}[{column.name!r}]", column) for column in x.get_columns())
     if kind == "sequence":
         return ((f"{path}[{index}]", item) for index, item in enumerate(x))
     if kind == "named":

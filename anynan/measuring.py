@@ -2,11 +2,12 @@
 
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from anynan import chunked
+from anynan import chunked, values
 from anynan.arrays import (
     BLOCK,
     REFUSALS,
@@ -65,6 +66,12 @@ def describe(x: Any) -> Summary:
     """Describe an array without asking an adapter; adapters use it for what they unwrapped."""
     if is_chunked(x):
         return chunked.describe(x)
+    held = values.plain(x)
+    if held is not x:
+        summary = describe(held)
+        shape = summary.shape if held.size == 0 and not hasattr(x, "shape") else tuple(x.shape)
+        first = values.place(x, summary.first_bad)
+        return replace(summary, shape=shape, dtype=dtype_name(x), first_bad=first)
     view = on_host(x)
     if view is None:
         return _standard(x)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anynan import chunked
+from anynan import chunked, values
 from anynan.arrays import (
     REFUSALS,
     Format,
@@ -66,6 +66,8 @@ def probe(x: Any) -> Span | None:
         return reader.probe(x)
     if is_chunked(x):
         return ends(chunked.describe(x)) if chunked.holds_floats(x) else None
+    if type(x) is not np.ndarray or x.dtype.hasobject:
+        x = values.plain(x)
     view = on_host(x)
     if view is None:
         return _standard(x)
@@ -212,13 +214,13 @@ def _count(size: int, mask: object) -> int:
     return PIECE // size if mask is None else max(1, PIECE // size // 4)
 
 
-def _of_values(values: np.ndarray[Any, Any], mask: np.ndarray[Any, Any] | None) -> Span | None:
-    wide = np.float32 if values.dtype.itemsize == 1 else None
-    size = 4 if wide else values.dtype.itemsize
+def _of_values(floats: np.ndarray[Any, Any], mask: np.ndarray[Any, Any] | None) -> Span | None:
+    wide = np.float32 if floats.dtype.itemsize == 1 else None
+    size = 4 if wide else floats.dtype.itemsize
     found = None
     # What these reductions flag is not the user's doing.
     with np.errstate(all="ignore"):
-        for piece, hidden in pieces(values, _count(size, mask), mask=mask, dtype=wide):
+        for piece, hidden in pieces(floats, _count(size, mask), mask=mask, dtype=wide):
             kept = piece if hidden is None else piece[~hidden]
             if kept.size == 0:
                 continue

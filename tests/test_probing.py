@@ -228,7 +228,7 @@ def test_there_is_nothing_to_look_at_in_an_empty_array(space: Space) -> None:
         np.arange(3),
         np.array([True]),
         np.array(["nan"]),
-        np.array([NAN], object),
+        np.array(["nan", None, 3], object),
         np.array(["NaT"], "datetime64[s]"),
         np.array(["NaT"], "timedelta64[s]"),
         np.array(b"raw"),
