@@ -593,6 +593,43 @@ def test_options_are_those_of_track(every: int) -> None:
     assert (found.index, found.event.layer, found.event.operation) == (SPOILED, "model.last", None)
 
 
+@every_interval
+def test_a_compiled_model(every: int) -> None:
+    class Logs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(torch.log(self.first(x).exp() - 1e6 * (x[0, 0] == 7)))
+            return out
+
+    seed()
+    model = Logs()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = compiled(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for x in batches(None)[:2]:
+        step(x)
+    before = everything([model], [optimizer])
+    found = first_bad_batch(step, batches(), every=every)
+    assert found is not None
+    assert found.event.operation is not None
+    assert (found.index, found.event.operation.name) == (SPOILED, "log")
+    assert_same(before, everything([model], [optimizer]))
+    assert not any(module._forward_hooks for module in model.modules())
+    step(batches(None)[0])
+    torch._dynamo.reset()
+
+
 def test_replaying_is_true_meanwhile() -> None:
     run, said = Training(), []
 

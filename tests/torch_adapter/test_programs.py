@@ -282,6 +282,28 @@ class Turned(nn.Module):
         return out
 
 
+@every_read
+def test_two_tracked_models_of_one_program(read: Any) -> None:
+    """A generator and a critic, each with its own tracker and its own steps."""
+    run = Run("Gan", "model", read=read)
+    generator: Any = run.it.models()[1]
+    fault = Fault()
+    generator.append(fault)
+    second = anynan.torch.track(generator, read=read)
+    for _ in range(3):
+        run.step()
+    assert run.tracker.events == second.events == ()
+    assert second.history.steps() == [0, 1, 2]
+    fault.armed = "backward"
+    with pytest.raises(NonFiniteError) as caught:
+        run.step()
+    event = caught.value.event
+    assert caught.value.tracker is second
+    assert event.operation is not None
+    assert (event.layer, event.phase, event.operation.name) == ("3", "backward", "sqrt")
+    assert not run.tracker.events
+
+
 # Wrappers.
 
 
