@@ -7,6 +7,7 @@ all-reduce of a flag tells whether any of them found something, and all act on o
 
 import itertools
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -53,7 +54,7 @@ class Ranks:
     # What a session tells.
 
     def begin(self, session: "Session", state: State, rows: Rows) -> None:
-        """Decide whether what this step finds is held; made when a step opens."""
+        """Decide whether what this step finds is held, as it opens and at each of its calls."""
         if not self._wanted:
             return
         group = world()
@@ -227,13 +228,15 @@ class Ranks:
             and held.replayed is None
             and session.tracker.wants_replay(held.reading, held.kind)
         )
-        inputs = [x for root in state.living_roots() for x in flat([*root.args])]
+        roots = state.living_roots()
+        inputs = [x for r in roots for x in flat([*r.args, *r.kwargs.values()])]
+        program = repr([(name, tuple(p.shape)) for name, p in session.parameters()])
         return {
             "claim": None if claim is None else claim.to_dict(),
             "replay": wanted,
             "roots": _living(session, state),
             "fed": any(x.requires_grad for x in inputs),
-            "program": [[name, list(p.shape)] for name, p in session.parameters()],
+            "program": zlib.crc32(program.encode()),
         }
 
     def _release(

@@ -310,7 +310,11 @@ class Session:
         self, state: State, fn: Callable[..., Any], layer: str | None, args: Any, kwargs: Any
     ) -> RootCall:
         """Remember a root call for a replay, and read its inputs."""
-        rows = state.rows or self.open_step(state)
+        rows = state.rows
+        if rows is None:
+            rows = self.open_step(state)
+        elif not rows.holding:  # what opened it may have been an evaluation
+            self.ranks.begin(self, state, rows)
         named = list(self._named_inputs(fn, args, kwargs))
         root = RootCall.now(fn, tuple(args), dict(kwargs), [x for _, x in named], state.calls)
         state.root = root

@@ -386,6 +386,27 @@ def evaluation() -> dict[str, Any]:
 
 
 @scenario
+def evaluation_of_a_part() -> dict[str, Any]:
+    """One rank looks at a part of the model, without gradients, right before its step."""
+    model, fault = ddp()
+    seen: dict[str, Any] = {"event": None}
+    with anynan.torch.track(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            for at in range(STEPS):
+                if rank() == 0:
+                    with torch.no_grad():
+                        model.module.first(batch(at))
+                fault.armed = "forward" if at == BAD_STEP and rank() == 0 else ""
+                optimizer.zero_grad()
+                model(batch(at)).square().mean().backward()
+                optimizer.step()
+        except anynan.NonFiniteError as error:
+            seen.update(event=told(error.event))
+    return seen | {"stopped": at}
+
+
+@scenario
 def fsdp_evaluation() -> dict[str, Any]:
     """Without gradients each rank acts alone, and a replay of sharded weights would wait."""
     model, fault = fsdp()

@@ -39,7 +39,7 @@ TWO = (
     "fsdp_clean fsdp_forward fsdp_backward fsdp_step fsdp_tracked_first tp_clean tp_forward "
     "tp_backward dtensor_clean dtensor_forward pipeline_forward pipeline_backward pipeline_step "
     "schedule settings checkpointed bad_shard refused fsdp_evaluation "
-    "one_leaves one_does_not_come"
+    "evaluation_of_a_part one_leaves one_does_not_come"
 )
 FOUR = "clean forward backward fsdp_forward tp_forward mesh counted"
 SETTINGS = {
@@ -269,6 +269,9 @@ class TestTheWait:
         assert first["error"] == "NonFiniteError" and where(first["event"]) == LOG
         assert second["error"] is None
         assert (first["stopped"], second["stopped"]) == (2, 2)
+
+    def test_a_look_at_a_part_on_one_rank_leaves_the_ranks_in_step(self, two: Seen) -> None:
+        assert where(stopped_at_once(two("evaluation_of_a_part"), rank=0)) == LOG
 
     def test_what_is_held_is_said_where_the_program_raises_first(self, two: Seen) -> None:
         for rank, result in enumerate(two("refused")):
