@@ -22,8 +22,11 @@ _WORDS = {
     "true_divide.outer": "divide", "divide.outer": "divide", "putmask": "setitem",
     "copyto": "setitem", "place": "setitem", "put": "setitem", "fill_diagonal": "setitem",
     "cholesky_ex": "cholesky", "eigvalsh": "eigh", "inv_ex": "inv", "to": "astype",
+    "gammaln": "lgamma", "psi": "digamma",
     "type": "astype", "clone": "copy", "linalg_norm": "vector_norm", "special_softmax": "softmax",
 }  # fmt: skip
+# Their results hold whatever was in memory.
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 VIEWS = frozenset(
     {
         "getitem", "reshape", "ravel", "transpose", "permute_dims", "squeeze", "expand_dims",

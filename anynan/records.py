@@ -123,6 +123,8 @@ def _operand(
         item.parents = () if known is not None else tape.lost()
     if not item.parents:
         item.source, item.label = ("input", known) if known is not None else ("unknown", label)
+        if id(raw) in tape.unwritten:
+            item.source = "uninitialised"
     return item
 
 

@@ -15,7 +15,7 @@ from anynan.floatflags import Flags
 from anynan.lineage import Replay
 from anynan.monitor import Rows, Site
 from anynan.namespaces import Namespace
-from anynan.opnames import canonical
+from anynan.opnames import UNWRITTEN, canonical
 from anynan.sources import is_library, user_source
 from anynan.trackable import is_array
 from anynan.tracked import Cell, TrackedArray, is_view
@@ -44,6 +44,7 @@ class Tape:
         self.closed = self.scoped = False
         self.leaky = False  # True once a plain array was handed out, which anyone may write into
         self.inputs: dict[int, str] = {}
+        self.unwritten: set[int] = set()  # arrays of uninitialised memory
         self.held: list[Any] = []  # keeps the ids above from being used again
         self.escapes: list[int] = []
         self.counts: dict[tuple[str | None, str, str], int] = {}
@@ -148,7 +149,12 @@ class Tape:
                 results.append(target)
             # What is written to in a layer is the layer's.
             target._made = layer
-        if results:
+        if results and word in UNWRITTEN:
+            for x in results:
+                x._node = UNKNOWN
+                self.unwritten.add(id(x._raw))
+                self.held.append(x._raw)
+        elif results:
             raw = f"{library_name(results[0]._raw)}.{name.strip('_')}"
             self.look(
                 word, raw, function, args, kwargs, results, clean=clean, before=before,

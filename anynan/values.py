@@ -62,11 +62,6 @@ def place(x: Any, index: tuple[int, ...] | None) -> tuple[int, ...] | None:
     return tuple(int(axis[index[0]]) for axis in coords)
 
 
-def is_sparse(x: Any) -> bool:
-    """Tell whether this is a sparse array of the kind that keeps its stored elements apart."""
-    return not isinstance(x, np.ndarray) and _kind_of(x) == "sparse"
-
-
 def _kind_of(x: Any) -> Kind:
     kind: Any = type(x)
     return _kind(kind)

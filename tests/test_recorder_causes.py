@@ -1,0 +1,250 @@
+"""Every cause that array code can produce, produced for real in NumPy and SciPy.
+
+The line at fault ends in ``# bad``. What array code cannot produce is in ``NOT_HERE``, with the
+reason.
+"""
+
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan.causes import RULES
+
+NAN, INF = float("nan"), float("inf")
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+_BACKWARD = "array code has no automatic gradients: the backward pass is operations like any other"
+_COMPOSITE = "the function is a framework's own; by hand it is the operations that it is made of"
+_OPTIMIZER = "array code does not say what its optimizer is"
+NOT_HERE = {
+    **dict.fromkeys([rule.tag for rule in RULES if rule.phases == ("backward",)], _BACKWARD),
+    **dict.fromkeys([rule.tag for rule in RULES if rule.phases == ("optimizer",)], _OPTIMIZER),
+    **dict.fromkeys(
+        ["softmax_of_inf", "softmax_fully_masked", "target_class_masked", "kl_div_domain",
+         "binary_cross_entropy_saturated"],
+        _COMPOSITE,
+    ),
+    "where_gradient_trap": _BACKWARD,
+    "bad_parameter": "array code does not say which arrays are weights: a bad one is bad input",
+    "running_statistics_bad": "likewise",
+    "vanishing_gradient": _BACKWARD,
+    "optimizer_step_too_large": _OPTIMIZER,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fault:
+    tag: str
+    operation: str | None
+    program: Callable[..., Any]
+    x: Any
+    evidence: str = ""
+    options: Any = None
+
+
+def cosine_similarity(x: Array) -> Any:
+    return x / np.linalg.norm(x)  # bad: cosine_similarity of zeros
+
+
+def log_half(x: Array) -> Any:
+    return np.log(x + np.float16(1e-8))  # bad
+
+
+def log_negative(x: Array) -> Any:
+    return np.log(x - 2)  # bad
+
+
+def log_zero(x: Array) -> Any:
+    return np.log(x - 1) * 0  # bad
+
+
+def logit(x: Array) -> Any:
+    from scipy.special import logit
+
+    return logit(x)  # bad
+
+
+def share(x: Array) -> Any:
+    return (x - 1) / (x - 1).sum()  # bad
+
+
+def odds(x: Array) -> Any:
+    return np.where(x > 0, INF, 1.0) / np.where(x > 0, INF, x)  # bad
+
+
+def remainder(x: Array) -> Any:
+    return np.fmod(x, x - 1)  # bad
+
+
+def root(x: Array) -> Any:
+    return np.sqrt(x - 2)  # bad
+
+
+def power(x: Array) -> Any:
+    return (x - 1) ** -2.0  # bad
+
+
+def angle(x: Array) -> Any:
+    return np.arccos(x + 1)  # bad
+
+
+def gamma(x: Array) -> Any:
+    from scipy.special import gammaln
+
+    return gammaln(x - 1)  # bad
+
+
+def wave(x: Array) -> Any:
+    return np.sin(np.where(x > 0, INF, x))  # bad
+
+
+def inverse(x: Array) -> Any:
+    return np.linalg.slogdet(np.outer(x, x))  # bad
+
+
+def shifted(x: Array) -> Any:
+    masked = np.where(x > 0, -INF, x)
+    return masked - masked.max()  # bad
+
+
+def masked_product(x: Array) -> Any:
+    return (x - 1) * np.where(x > 0, INF, x)  # bad
+
+
+def spread(x: Array) -> Any:
+    return np.where(np.arange(len(x)) > 0, INF, x).std()  # bad
+
+
+def one(x: Array) -> Any:
+    return np.var(x[:1], ddof=1)  # bad
+
+
+def nothing(x: Array) -> Any:
+    return x[x > 5].mean()  # bad
+
+
+def exponential(x: Array) -> Any:
+    return np.exp(x * 1000)  # bad
+
+
+def square(x: Array) -> Any:
+    return (x * np.float16(300)) @ (x * np.float16(300))  # bad
+
+
+def identity(x: Array) -> Any:
+    return x
+
+
+def garbage(x: Array) -> Any:
+    library = types.ModuleType("numpy")
+    library.empty = lambda n: np.full(n, NAN)  # type: ignore[attr-defined]
+    return x + anynan.namespace(library).empty(3)  # bad
+
+
+ONES = np.ones(3)
+NEGINF = {"policy": anynan.Policy(neginf="bad")}
+HALF = np.ones(3, np.float16)
+FAULTS = [
+    Fault("cosine_of_zero_vector", "divide", cosine_similarity, ONES * 0),
+    Fault("epsilon_underflow", "log", log_half, HALF * 0, "1e-08 rounds to 0 in float16", NEGINF),
+    Fault("log_of_negative", "log", log_negative, ONES, "log(-1.0) at [0], 3 NaN in all"),
+    Fault("log_of_zero", "log", log_zero, ONES, "log(0.0) at [0]"),
+    Fault("logit_of_zero_or_one", "logit", logit, ONES, "logit(1.0) at [0]"),
+    Fault("divide_by_zero", "divide", share, ONES, "0.0 / 0.0 at [0]"),
+    Fault("inf_over_inf", "divide", odds, ONES, "inf / inf at [0]"),
+    Fault("remainder_by_zero", "remainder", remainder, ONES, "1.0 % 0.0 at [0]"),
+    Fault("sqrt_of_negative", "sqrt", root, ONES, "sqrt(-1.0) at [0]"),
+    Fault("power_domain", "pow", power, ONES, "0.0 ** -2.0 at [0]"),
+    Fault("inverse_trig_domain", "acos", angle, ONES, "acos(2.0) at [0]"),
+    Fault("lgamma_pole", "lgamma", gamma, ONES, "lgamma(0.0) at [0]"),
+    Fault("trig_of_inf", "sin", wave, ONES, "sin(inf) at [0]"),
+    Fault("singular_matrix", "slogdet", inverse, ONES, options=NEGINF),
+    Fault("inf_minus_inf", "subtract", shifted, ONES, "-inf - (-inf) at [0]"),
+    Fault("zero_times_inf", "multiply", masked_product, ONES, "0.0 * inf at [0]"),
+    Fault("normalisation_of_inf", "std", spread, ONES, "2 x Inf"),
+    Fault("variance_of_one", "var", one, ONES, "1 element, and n - 1 is 0"),
+    Fault("empty_mean", "mean", nothing, ONES, "the input has shape (0,)"),
+    Fault("exp_overflow", "exp", exponential, ONES, "exp(1000.0) at [0]"),
+    Fault("overflow_in_dtype", "matmul", square, HALF, "the result reaches 270 000"),
+    Fault("bad_input", None, identity, np.array([1.0, NAN]), "1 of 2 rows is bad: 1"),
+    Fault("bad_label", None, lambda target: target, np.array([1.0, NAN]), "1 of 2 rows"),
+    Fault("uninitialised_memory", "add", garbage, ONES, "3 x NaN of 3 elements"),
+]  # fmt: skip
+
+
+def event_of(fault: Fault) -> anynan.Event:
+    with pytest.raises(anynan.AnomalyError) as caught:
+        anynan.track(fault.program, **(fault.options or {}))(fault.x.copy())
+    return caught.value.event
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.tag)
+def test_cause_is_named(fault: Fault) -> None:
+    event = event_of(fault)
+    assert event.cause is not None
+    assert event.cause.tag == fault.tag, event.cause
+    assert fault.evidence in event.cause.evidence
+    if fault.operation is None:
+        assert event.operation is None
+        return
+    assert event.operation is not None
+    assert event.operation.name == fault.operation
+    assert event.operation.source is not None
+    lines, first = inspect.getsourcelines(fault.program)
+    marked = [first + i for i, line in enumerate(lines) if "# bad" in line]
+    assert [event.operation.source.line] == marked
+
+
+def test_divergence_over_many_steps() -> None:
+    weight = np.ones(4)
+
+    @anynan.track
+    def step(weight: Array) -> Any:
+        return weight * np.abs(weight) * 30  # grows with its own size
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        for _ in range(30):
+            weight = step(weight)
+    assert caught.value.event.cause is not None
+    assert caught.value.event.cause.tag == "learning_rate_divergence"
+
+
+def test_a_limit_is_a_cause() -> None:
+    policy = anynan.Policy(large=10.0, bad=("large",))
+    fault = Fault("beyond_limit", None, lambda x: x * 11, ONES, options={"policy": policy})
+    event = event_of(fault)
+    assert event.cause is not None
+    assert event.cause.tag == "beyond_limit"
+
+
+def test_a_constant_of_the_code_is_a_cause() -> None:
+    def program(x: Array) -> Any:
+        with anynan.scope("layer"):
+            y = x * 2
+        return np.hypot(y.sum(), INF)  # placed: harmless in a layer, not in a loss
+
+    event = event_of(Fault("written_constant", "hypot", program, ONES))
+    assert (event.phase, event.layer) == ("loss", None)
+    assert event.cause is not None
+    assert (event.cause.tag, event.cause.evidence) == (
+        "written_constant", "other is the constant inf",
+    )  # fmt: skip
+
+
+def test_every_tag_is_accounted_for() -> None:
+    here = {fault.tag for fault in FAULTS} | {
+        "learning_rate_divergence", "beyond_limit", "written_constant",
+    }  # fmt: skip
+    tags = {rule.tag for rule in RULES}
+    assert here <= tags
+    assert not here & set(NOT_HERE)
+    left = tags - here - set(NOT_HERE)
+    assert left == set()
