@@ -10,6 +10,7 @@ from typing import Any
 
 from anynan import _ADAPTERS, __version__
 
+CORE = "numpy"  # its demo is the core's own: array code needs no adapter
 USAGE = 2  # the exit status of a command that could not begin
 
 
@@ -34,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def demos() -> list[str]:
-    """List the adapters that have a demo, by the names of their folders, known ones first."""
+    """List the demos: adapters by the names of their folders, known ones first, then NumPy's."""
     folder = os.path.dirname(os.path.abspath(__file__))
     found = [e.name for e in os.scandir(folder) if os.path.isfile(os.path.join(e.path, "demo.py"))]
-    return sorted(found, key=lambda name: ((*_ADAPTERS, name).index(name), name))
+    return [*sorted(found, key=lambda name: ((*_ADAPTERS, name).index(name), name)), CORE]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,12 +88,12 @@ def _load(wanted: str | None) -> tuple[str, ModuleType]:
     """
     missing = []
     for name in demos() if wanted is None else [wanted]:
+        module = "anynan" if name == CORE else f"anynan.{name}"
         try:
-            importlib.import_module(f"anynan.{name}")
+            importlib.import_module(module)
+            return name, importlib.import_module(f"{module}.demo")
         except ImportError as error:
             missing.append(str(error))
-        else:
-            return name, importlib.import_module(f"anynan.{name}.demo")
     raise ImportError("\n".join(missing) or "no adapter with a demo was found")
 
 

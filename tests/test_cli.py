@@ -128,6 +128,7 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_demos_are_found_by_folder_known_ones_first() -> None:
     found = cli.demos()
     assert found[0] == anynan._ADAPTERS[0]
+    assert found[-1] == "numpy"
     assert len(found) == len(set(found))
 
 

@@ -1,0 +1,61 @@
+"""The demo of array code: each bug strikes with NumPy alone, and the report names its line."""
+
+from typing import Any
+
+import pytest
+
+from anynan import cli, demo
+
+# Bug -> what the report says: operation, line, cause.
+FOUND: dict[str, tuple[str, str, str]] = {
+    "softmax": ("exp", "grown = xp.exp(logits)", "exp of a number this large is beyond"),
+    "variance": ("sqrt", "deviation = xp.sqrt(", "the square root of a negative number is NaN"),
+    "log": ("log", "logs = xp.log(p)", "the logarithm of 0 is -Inf"),
+    "batch": ("batch   x", "1 of 64 rows is bad: 5", "the batch was already bad"),
+}
+
+
+@pytest.mark.parametrize("bug", demo.BUGS)
+def test_the_bug_is_found(bug: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--framework", "numpy", "--bug", bug]) == 0
+    printed = capsys.readouterr().out
+    for words in FOUND[bug]:
+        assert words in printed, printed
+    assert "Run again with --fixed" in printed
+
+
+@pytest.mark.parametrize("bug", demo.BUGS)
+def test_the_fixed_run_trains(bug: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(bug, fixed=True, steps=120) == 0
+    printed = capsys.readouterr().out
+    assert "120 steps, 6 scopes, no reading went bad; tightest headroom" in printed
+    first, last = (
+        float(x) for x in printed.rstrip(".\n").rpartition("fell from ")[2].split(" to ")
+    )
+    assert last < first / 2
+
+
+def test_too_few_steps_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main("softmax", steps=2) == 1
+    assert "--steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("library", ["torch", "array_api_strict", "jax.numpy"])
+def test_it_is_array_code(library: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(library)
+    import anynan
+    from tests.backends import Backend
+
+    backend = {"torch": Backend.TORCH_STANDARD, "array_api_strict": Backend.STRICT,
+               "jax.numpy": Backend.JAX}[library]  # fmt: skip
+    xp: Any = backend.load()
+    code = demo.train(xp, anynan.track, "softmax", fixed=False, steps=120, seed=0)
+    assert code == 0
+    assert "grown = xp.exp(logits)" in capsys.readouterr().out
+
+
+def test_cupy_without_a_device_says_what_to_do() -> None:
+    cupy = pytest.importorskip("cupy")
+    if cupy.cuda.is_available():
+        pytest.skip("there is a device")
+    assert cli.main(["demo", "--framework", "cupy"]) == cli.USAGE
