@@ -186,6 +186,7 @@ class LazyTape(Tape):
         before: Any = None, writes: TrackedArray | None = None,
     ) -> None:  # fmt: skip
         """Note an operation."""
+        raw = self.named(raw, results[0])
         layer = context.scope_path()
         layer = None if layer == self.base else layer
         source = user_source(framework=raw.partition(".")[0])

@@ -85,6 +85,7 @@ class LiveTape(Tape):
         if not bad:
             return
         index = len(self.records)
+        raw = self.named(raw, bad[0])
         layer = context.scope_path()
         record = make_record(
             self, index, name, raw, function, args, kwargs, bad[0], before=before, writes=writes

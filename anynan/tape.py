@@ -155,9 +155,8 @@ class Tape:
                 self.unwritten.add(id(x._raw))
                 self.held.append(x._raw)
         elif results:
-            raw = f"{library_name(results[0]._raw)}.{name.strip('_')}"
             self.look(
-                word, raw, function, args, kwargs, results, clean=clean, before=before,
+                word, name, function, args, kwargs, results, clean=clean, before=before,
                 writes=target,
             )  # fmt: skip
         if flags is not None and flags.seen:
@@ -221,6 +220,10 @@ class Tape:
                     return tuple(items)
             return type(result)(items)
         return result
+
+    def named(self, name: str, x: TrackedArray) -> str:
+        """Give the library's name of an operation."""
+        return f"{library_name(x._raw)}.{name.strip('_')}"
 
     # Rows.
 

@@ -79,6 +79,42 @@ def table(rounds: int) -> str:
     return "\n".join(lines)
 
 
+SIZES = (1_000, 100_000, 4_000_000)
+
+
+def normalise(x: np.ndarray[Any, Any]) -> Any:
+    """Stand for array code: eleven operations."""
+    y = np.exp(-x * x)
+    z = np.log1p(y / (1 + y)) * x
+    return (z - z.mean()) / z.std()
+
+
+def tracked(rounds: int) -> str:
+    """Measure a tracked function beside the function itself; return a Markdown table."""
+    lines = [
+        "| elements of float64 | time / untracked | added, for each operation |",
+        "|---|---|---|",
+    ]
+    for size in SIZES:
+        x = np.random.default_rng(0).standard_normal(size)
+        watched = anynan.track(normalise)
+        repeat = max(1, 100_000 // size)
+        times: list[tuple[float, float]] = []
+        for _ in range(rounds + 1):
+            marks = [time.perf_counter()]
+            for run in (normalise, watched):
+                for _ in range(repeat):
+                    run(x)
+                marks.append(time.perf_counter())
+            times.append((marks[1] - marks[0], marks[2] - marks[1]))
+        plain, ours = (
+            statistics.median(column) / repeat for column in zip(*times[1:], strict=True)
+        )
+        added = (ours - plain) / 11 * 1e6
+        lines.append(f"| {size:,} | {ours / plain:.2f} | {added:.0f} µs |".replace(",", " "))
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure and print the table, and write it into the documentation."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -88,14 +124,16 @@ def main() -> None:
     text = (
         f"Measured {dt.datetime.now(dt.UTC):%Y-%m-%d} on {os.cpu_count()} cores "
         f"({platform.machine()}), one thread, NumPy {np.__version__}; medians of "
-        f"{options.rounds} interleaved rounds.\n\n{table(options.rounds)}\n"
+        f"{options.rounds} interleaved rounds.\n\n"
     )
-    print(text)
-    if options.write.exists():
-        page = options.write.read_text()
-        begin, end = "<!-- check begin -->\n", "<!-- check end -->"
-        before, _, rest = page.partition(begin)
-        options.write.write_text(before + begin + text + end + rest.partition(end)[2])
+    for name, found in (("check", table(options.rounds)), ("track", tracked(options.rounds))):
+        print(text + found)
+        if options.write.exists():
+            page = options.write.read_text()
+            begin, end = f"<!-- {name} begin -->\n", f"<!-- {name} end -->"
+            before, _, rest = page.partition(begin)
+            shown = f"{text}{found}\n{end}{rest.partition(end)[2]}"
+            options.write.write_text(before + begin + shown)
 
 
 if __name__ == "__main__":
