@@ -530,6 +530,35 @@ def settings() -> dict[str, Any]:
 
 
 @scenario
+def compiled() -> dict[str, Any]:
+    """A compiled module inside the wrapper, and a compiled wrapper."""
+    seen = []
+    for inside in (True, False):
+        torch.manual_seed(0)
+        net = nn.Sequential(Zeros(), nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if inside:
+            tracker = anynan.torch.track(net)
+            model = DistributedDataParallel(torch.compile(net, backend="aot_eager"))
+        else:
+            wrapper = DistributedDataParallel(net)
+            tracker = anynan.torch.track(wrapper)
+            model = torch.compile(wrapper, backend="aot_eager")
+        event = None
+        try:
+            for at in range(STEPS):
+                optimizer.zero_grad()
+                x = batch(at) * (0.0 if at == BAD_STEP and rank() == 1 else 1.0)
+                model(x).square().mean().backward()
+                optimizer.step()
+        except anynan.NonFiniteError as error:
+            event = told(error.event)
+        tracker.remove()
+        seen.append({"event": event, "stopped": at})
+    return {"seen": seen}
+
+
+@scenario
 def mesh() -> dict[str, Any]:
     """Tensor parallelism inside sharded data parallelism, over four ranks."""
     from torch.distributed.device_mesh import init_device_mesh

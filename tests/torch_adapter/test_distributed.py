@@ -38,7 +38,7 @@ TWO = (
     "synchronised_norm evaluation accumulation result_only counted apart two_trackers scaler spike "
     "fsdp_clean fsdp_forward fsdp_backward fsdp_step fsdp_tracked_first tp_clean tp_forward "
     "tp_backward dtensor_clean dtensor_forward pipeline_forward pipeline_backward pipeline_step "
-    "schedule settings checkpointed bad_shard refused fsdp_evaluation "
+    "schedule settings compiled checkpointed bad_shard refused fsdp_evaluation "
     "evaluation_of_a_part one_leaves one_does_not_come"
 )
 FOUR = "clean forward backward fsdp_forward tp_forward mesh counted"
@@ -237,6 +237,15 @@ class TestDataParallel:
             # read=n lets updates from a bad step happen, as its documentation says.
             assert result["finite"] == (name != "every"), name
             assert result["weights"] == second[name]["weights"] or name == "every", name
+
+    def test_compiled_inside_and_outside(self, two: Seen) -> None:
+        first, second = two("compiled")
+        inside, outside = zip(first["seen"], second["seen"], strict=True)
+        event = stopped_at_once(list(outside), rank=1)
+        assert where(event) == ("0", "forward", "log", "log_of_zero")
+        # Here the model's own call is in the graph, and there is none to run again.
+        event = stopped_at_once(list(inside), rank=1)
+        assert (event["layer"], event["phase"]) == ("0", "forward")
 
     def test_what_a_step_returns_is_heard_of_at_the_next_update(self, two: Seen) -> None:
         first, second = two("result_only")
