@@ -20,6 +20,7 @@ from anynan.torch.transforms import TRANSFORMED
 if TYPE_CHECKING:
     from anynan.torch.session import Session
 
+_before: list[bool] = []  # the setting as the user had it, while something is tracked
 _frames = torch._C._dynamo.eval_frame
 
 
@@ -148,6 +149,11 @@ def ran(session: "Session") -> bool:
     return any(board.active or board.transformed for board in session.boards)
 
 
+def ran_now(session: "Session") -> bool:
+    """Tell whether a layer ran inside a graph since its readings were last taken."""
+    return any(layer.ran is not None for board in session.boards for layer in board.layers)
+
+
 def eager() -> AbstractContextManager[Any]:
     """Run compiled modules and functions uncompiled inside."""
     if "torch._dynamo" not in sys.modules:
@@ -159,14 +165,31 @@ def eager() -> AbstractContextManager[Any]:
 def renew(session: "Session", model: torch.nn.Module) -> None:
     """Drop graphs that were compiled without the hooks: PyTorch would go on using them.
 
-    By default it does not look for new hooks (``skip_nnmodule_hook_guards``).
+    By default it does not look for new hooks, nor at which model of a class has some
+    (``skip_nnmodule_hook_guards``).
     """
-    if any(_is_compiled(module) for module in model.modules()) and _has_graphs(model):
+    if "torch._dynamo" not in sys.modules:
+        return
+    _look_for_hooks()
+    if _has_graphs(model):
         torch.compiler.reset()
         session.tracker.remark(
             "graphs compiled before track() do not hold its hooks: all compiled code was dropped "
             "(torch.compiler.reset) and is compiled again when it runs"
         )
+
+
+def _look_for_hooks() -> None:
+    """Have a graph without hooks used only for models without hooks, from now on."""
+    if not _before:
+        _before.append(torch._dynamo.config.skip_nnmodule_hook_guards)
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+
+
+def look_no_more() -> None:
+    """Put PyTorch's own setting back once nothing is tracked."""
+    if _before:
+        torch._dynamo.config.skip_nnmodule_hook_guards = _before.pop()
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
@@ -179,27 +202,40 @@ def _has_graphs(model: torch.nn.Module) -> bool:
         return True
     from torch._dynamo.external_utils import wrap_inline
 
-    # One code object stands for every function that is compiled by way of this wrapper.
-    codes = {torch.nn.Module._call_impl.__code__, wrap_inline(_is_compiled).__code__}
+    codes = set()
     for module in model.modules():
+        if _is_compiled(module):
+            # Each of these codes stands for everything that is compiled by way of it.
+            codes |= {torch.nn.Module._call_impl.__code__, wrap_inline(_has_graphs).__code__}
         code = getattr(module.forward, "__code__", None)
         if code is not None:
             codes.add(code)
     return any(entries(code) for code in codes)
 
 
-def missed(session: "Session") -> bool:
+def missed(session: "Session", *, called: bool) -> bool:
     """See to a model that ran without a hook of its layers: a graph compiled before ``track``.
+
+    Args:
+        session: What is tracked.
+        called: Whether the model's own call was seen; else only its gradients were.
 
     Returns:
         True if that is why; the graphs are dropped then.
     """
-    if "torch._dynamo" not in sys.modules or session.renewed:
+    if "torch._dynamo" not in sys.modules:
         return False
     models = [model for _, ref in session.models if (model := ref()) is not None]
-    if not any(_has_graphs(model) for model in models):
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    if (called and not any(_has_graphs(model) for model in models)) or (not called and not graphs):
         return False
+    if session.renewed:
+        session.tracker.say(
+            "the layers ran in a graph without hooks once more, and are not watched there"
+        )
+        return True
     session.renewed = True
+    _look_for_hooks()
     torch.compiler.reset()
     session.tracker.say(
         "the layers ran in a graph that was compiled before track() and does not hold its hooks: "

@@ -95,8 +95,8 @@ class ModelSession(Session):
                 state.trained = True
                 if self.options.backward:
                     x.register_hook(KeepGradHook(weak, root, i))
-        if len(state.calls) < 2 and not compiled.ran(self):
-            compiled.missed(self)
+        if len(state.calls) < 2 and not compiled.ran_now(self):
+            compiled.missed(self, called=True)
         if not state.trained and not again:
             self.end_step(state)
         elif not state.slots.deferred:

@@ -48,6 +48,7 @@ def unwatch(session: "Session") -> None:
     if not _sessions:
         while _handles:
             _handles.pop().remove()
+        compiled.look_no_more()
 
 
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -120,7 +121,7 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
     if rows is None:
         if all(grad is None for grad in gradients):
             return
-        if not _ran_elsewhere(session, state) and not compiled.missed(session):
+        if not _ran_elsewhere(session, state) and not compiled.missed(session, called=False):
             session.tracker.say(
                 "weights got gradients, but none of the watched layers was seen running: "
                 "layers inside a compiled graph, or called past the model, are not watched"

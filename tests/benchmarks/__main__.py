@@ -1,12 +1,16 @@
 """Run the benchmarks: ``python -m tests.benchmarks``, on the device with ``--device cuda``."""
 
+import subprocess
 import sys
+from pathlib import Path
 
-from tests.benchmarks import bench_check, bench_cupy, bench_torch
+ON_DEVICE = {"bench_torch", "bench_compiled", "bench_cupy"}
 
 if __name__ == "__main__":
-    bench_torch.main()
-    if "cuda" in sys.argv:
-        bench_cupy.main()
-    else:
-        bench_check.main()
+    names = {path.stem for path in Path(__file__).parent.glob("bench_*.py")}
+    names = names & ON_DEVICE if "cuda" in sys.argv else names - {"bench_cupy"}
+    for name in sorted(names):
+        # Each in a process of its own: what one loads must not slow the next.
+        subprocess.run(
+            [sys.executable, "-m", f"tests.benchmarks.{name}", *sys.argv[1:]], check=True
+        )

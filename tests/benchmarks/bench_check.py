@@ -5,19 +5,13 @@ The contestants take turns in one process; medians of their times are divided by
 NaN shows in both. Run it with nothing else on the machine: ``make bench``.
 """
 
-import argparse
-import datetime as dt
-import os
-import platform
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import anynan
+from tests.benchmarks.timing import machine, options, publish, ratios, table
 
 BYTES = 64 * 2**20
 BASE = "x.min(), x.max()"
@@ -53,30 +47,7 @@ def measure(dtype: str, rounds: int) -> dict[str, float]:
     generator = np.random.default_rng(0)
     count = BYTES // np.dtype(dtype).itemsize
     x = generator.standard_normal(count, dtype=np.float32).astype(dtype)
-    runs = contestants(x)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for i in range(rounds + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if i:
-                times[name].append(time.perf_counter() - start)
-    base = statistics.median(times[BASE])
-    return {name: statistics.median(values) / base for name, values in times.items()}
-
-
-def table(rounds: int) -> str:
-    """Measure every dtype; return a Markdown table."""
-    results = {dtype: measure(dtype, rounds) for dtype in DTYPES}
-    lines = [
-        "| on 64 MB | " + " | ".join(DTYPES) + " |",
-        "|---|" + "---|" * len(DTYPES),
-        "| goal for anynan.check | " + " | ".join(GOAL.get(d, "") for d in DTYPES) + " |",
-    ]
-    for name in results["float32"]:
-        cells = [f"{results[d][name]:.2f}" if name in results[d] else "refused" for d in DTYPES]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return ratios(contestants(x), BASE, rounds, warm=1)
 
 
 SIZES = (1_000, 100_000, 4_000_000)
@@ -116,24 +87,15 @@ def tracked(rounds: int) -> str:
 
 
 def main() -> None:
-    """Measure and print the table, and write it into the documentation."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--write", type=Path, default=Path("docs/benchmarks.md"))
-    options, _ = parser.parse_known_args()
-    text = (
-        f"Measured {dt.datetime.now(dt.UTC):%Y-%m-%d} on {os.cpu_count()} cores "
-        f"({platform.machine()}), one thread, NumPy {np.__version__}; medians of "
-        f"{options.rounds} interleaved rounds.\n\n"
+    """Measure and print the tables, and write them into the documentation."""
+    chosen = options(__doc__, rounds=15)
+    when = (
+        f"{machine('one thread', f'NumPy {np.__version__}')}; medians of {chosen.rounds} "
+        "interleaved rounds.\n\n"
     )
-    for name, found in (("check", table(options.rounds)), ("track", tracked(options.rounds))):
-        print(text + found)
-        if options.write.exists():
-            page = options.write.read_text()
-            begin, end = f"<!-- {name} begin -->\n", f"<!-- {name} end -->"
-            before, _, rest = page.partition(begin)
-            shown = f"{text}{found}\n{end}{rest.partition(end)[2]}"
-            options.write.write_text(before + begin + shown)
+    results = {dtype: measure(dtype, chosen.rounds) for dtype in DTYPES}
+    publish("check", f"{when}{table(results, 'on 64 MB', GOAL)}\n", chosen.write)
+    publish("track", f"{when}{tracked(chosen.rounds)}\n", chosen.write)
 
 
 if __name__ == "__main__":

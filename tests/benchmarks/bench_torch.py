@@ -5,21 +5,16 @@ one process, and medians of their times are divided by the untracked median. Run
 nothing else on the machine: ``make bench``.
 """
 
-import argparse
 import contextlib
-import datetime as dt
-import os
-import platform
-import statistics
-import time
+import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import anynan
 from tests.benchmarks.gpt import LARGE, SMALL, Size, training
+from tests.benchmarks.timing import machine, options, publish, ratios, table
 
 GOALS = {SMALL.name: "<= 1.15", LARGE.name: "<= 1.03"}
 
@@ -85,8 +80,20 @@ def transformers_debug(model: nn.Module, step: Callable[[], None]) -> Callable[[
     return step
 
 
+def sherlorch_trace(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
+    """Run under sherlorch's tracer, forward only."""
+    import sherlorch
+
+    def run() -> None:
+        with sherlorch.trace():
+            step()
+
+    return run
+
+
+BASE = "no tracking"
 VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]]] = {
-    "no tracking": plain,
+    BASE: plain,
     "anynan track(model)": tracked,
     "anynan track(step)": tracked_step,
     "anynan, backward=False": forward_only,
@@ -94,76 +101,35 @@ VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]
     "autograd.detect_anomaly": anomaly,
     "isnan/isinf forward hooks": isnan_hooks,
     "transformers DebugUnderflowOverflow": transformers_debug,
+    "sherlorch.trace": sherlorch_trace,
 }
 
 
 def measure(size: Size, rounds: int, device: str) -> dict[str, float]:
     """Return each variant's median time over the untracked median."""
-    import warnings
-
     runs = {}
     for name, make in VARIANTS.items():
         model, step = training(size, device)
         with warnings.catch_warnings(), contextlib.redirect_stdout(None):
             warnings.simplefilter("ignore")
             runs[name] = make(model, step)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for i in range(rounds + 3):
-            for name, run in runs.items():
-                start = time.perf_counter()
-                run()
-                if i >= 3:
-                    times[name].append(time.perf_counter() - start)
-    base = statistics.median(times["no tracking"])
-    return {name: statistics.median(values) / base for name, values in times.items()}
-
-
-def table(results: dict[str, dict[str, float]]) -> str:
-    """Return the results as a Markdown table."""
-    sizes = list(results)
-    lines = [
-        "| variant | " + " | ".join(sizes) + " |",
-        "|---|" + "---|" * len(sizes),
-        "| goal for anynan | " + " | ".join(GOALS[size] for size in sizes) + " |",
-    ]
-    lines += [
-        f"| {name} | " + " | ".join(f"{results[size][name]:.2f}" for size in sizes) + " |"
-        for name in VARIANTS
-    ]
-    return "\n".join(lines)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    return ratios(runs, BASE, rounds, wait=wait)
 
 
 def main() -> None:
     """Measure both sizes and print the table, or write it into the documentation."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--write", type=Path, default=Path("docs/benchmarks.md"), help="page to write into"
-    )
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    results = {
-        SMALL.name: measure(SMALL, options.rounds * 5, options.device),
-        LARGE.name: measure(LARGE, options.rounds, options.device),
-    }
+    chosen = options(__doc__)
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    rounds = {SMALL: chosen.rounds * 5, LARGE: chosen.rounds}
+    results = {size.name: measure(size, n, chosen.device) for size, n in rounds.items()}
     text = (
-        f"Measured {dt.datetime.now(dt.UTC):%Y-%m-%d} on {os.cpu_count()} cores "
-        f"({platform.machine()}), {torch.get_num_threads()} threads, Python "
-        f"{platform.python_version()}, PyTorch {torch.__version__}; medians of "
-        f"{options.rounds * 5} and {options.rounds} interleaved steps.\n\n{table(results)}\n"
+        f"{machine(f'{torch.get_num_threads()} threads', f'PyTorch {torch.__version__}')}; medians "
+        f"of {' and '.join(str(n) for n in rounds.values())} interleaved steps.\n\n"
+        f"{table(results, 'variant', GOALS)}\n"
     )
-    print(text)
-    if options.write.exists():
-        page = options.write.read_text()
-        begin, end = "<!-- torch eager begin -->\n", "<!-- torch eager end -->"
-        before, _, rest = page.partition(begin)
-        _, _, after = rest.partition(end)
-        options.write.write_text(before + begin + text + end + after)
+    publish("torch eager", text, chosen.write)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,6 +76,13 @@ def training(size: Size, device: str = "cpu") -> tuple[GPT, Callable[[], None]]:
     """Return a model and its training step: forward, backward, AdamW."""
     torch.manual_seed(0)
     model = GPT(size).to(device)
+    return model, train_step(model, model, size, device)
+
+
+def train_step(
+    call: Callable[..., Any], model: nn.Module, size: Size, device: str = "cpu"
+) -> Callable[[], None]:
+    """Return the training step of a model that is run by way of a call."""
     optimizer = torch.optim.AdamW(model.parameters())
     shape = (size.batch, size.length)
     tokens = torch.randint(0, size.vocabulary, shape, device=device)
@@ -82,7 +90,7 @@ def training(size: Size, device: str = "cpu") -> tuple[GPT, Callable[[], None]]:
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        F.cross_entropy(call(tokens).flatten(0, 1), targets.flatten()).backward()
         optimizer.step()
 
-    return model, step
+    return step

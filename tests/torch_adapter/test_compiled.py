@@ -343,7 +343,7 @@ def test_skip_drops_the_update() -> None:
 
 def test_a_graph_compiled_before_tracking_is_dropped_and_said() -> None:
     net = Net()
-    call = torch.compile(net, backend=BACKEND, fullgraph=True)
+    call = torch.compile(lambda x: net(x), backend=BACKEND, fullgraph=True)
     train(call, net, 1)
     tracker = anynan.torch.track(net)  # nothing tells that `call` exists
     with pytest.warns(AnynanWarning, match=r"compiled before track\(\).*was not watched"):
@@ -355,7 +355,24 @@ def test_a_graph_compiled_before_tracking_is_dropped_and_said() -> None:
     tracker.remove()
 
 
-@pytest.mark.parametrize("way", [whole_after, in_place, wrapped_blocks])
+def test_an_untracked_model_of_the_same_class() -> None:
+    tracked, other = Net(), Net()
+    tracker = anynan.torch.track(tracked)
+    calls = [torch.compile(net, backend=BACKEND, fullgraph=True) for net in (tracked, other)]
+    for _ in range(2):
+        train(calls[0], tracked, 1)
+        train(calls[1], other, 1)
+        assert ("blocks.1", "forward", "output") in named(tracker)
+    assert len(tracker.history) == 2
+    assert not tracker.notes
+    graphs = counters["stats"]["unique_graphs"]
+    assert not torch._dynamo.config.skip_nnmodule_hook_guards
+    tracker.remove()
+    assert torch._dynamo.config.skip_nnmodule_hook_guards
+    assert graphs == 2
+
+
+@pytest.mark.parametrize("way", [whole_after, inner_after, in_place, wrapped_blocks])
 def test_a_compiled_model_that_ran_is_compiled_again(way: Any) -> None:
     net = Net()
     call, tracker = way(net)

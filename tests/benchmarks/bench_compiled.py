@@ -1,0 +1,67 @@
+"""Time a tracked training step under ``torch.compile``, and the compilation itself.
+
+The model is compiled whole (``fullgraph=True``, inductor), with and without tracking; both train
+their own copy and take turns.
+"""
+
+import time
+from types import FunctionType
+
+import torch
+from torch._dynamo.utils import counters
+
+import anynan
+from tests.benchmarks.gpt import GPT, LARGE, SMALL, Size, train_step
+from tests.benchmarks.timing import machine, options, publish, ratios, table
+
+BASE = "compiled, no tracking"
+GOALS = {SMALL.name: "<= 1.03", LARGE.name: "<= 1.03"}
+
+
+def _own(kind: type[GPT]) -> type[GPT]:
+    """Return a class with code of its own: models of one class share their graphs."""
+    forward = kind.forward
+    own = FunctionType(forward.__code__.replace(), forward.__globals__, "forward")
+    return type(kind.__name__, (kind,), {"forward": own})
+
+
+def measure(size: Size, rounds: int, device: str) -> dict[str, float]:
+    """Return the ratios of steps, and of the first step with its compilation."""
+    runs, first = {}, {}
+    for name in (BASE, "compiled, anynan track(model)", "eager, no tracking"):
+        torch.manual_seed(0)
+        model = _own(GPT)(size).to(device)
+        if "anynan" in name:
+            anynan.torch.track(model)
+        call = model if "eager" in name else torch.compile(model, fullgraph=True)
+        runs[name] = train_step(call, model, size, device)
+        start = time.perf_counter()
+        runs[name]()
+        first[name] = time.perf_counter() - start
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    counters.clear()
+    found = ratios(runs, BASE, rounds, wait=wait)
+    if counters["graph_break"] or counters["stats"]["unique_graphs"]:
+        msg = f"compiled again while timed: {dict(counters['stats'])}"
+        raise RuntimeError(msg)
+    found["first step, anynan track(model)"] = first["compiled, anynan track(model)"] / first[BASE]
+    return found
+
+
+def main() -> None:
+    """Measure both sizes; write the table into the documentation."""
+    chosen = options(__doc__)
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    rounds = {SMALL: chosen.rounds * 5, LARGE: chosen.rounds}
+    results = {size.name: measure(size, n, chosen.device) for size, n in rounds.items()}
+    text = (
+        f"{machine(f'{torch.get_num_threads()} threads', f'PyTorch {torch.__version__}')}; medians "
+        f"of {' and '.join(str(n) for n in rounds.values())} interleaved steps.\n\n"
+        f"{table(results, 'variant', GOALS)}\n"
+    )
+    publish("torch compiled", text, chosen.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Time Lightning's ``detect_anomaly`` and a tracked model in Lightning's own loop.
+
+A Trainer cannot take turns with another step by step, so short fits do, and the medians of their
+steps are compared.
+"""
+
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import lightning
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import anynan
+from tests.benchmarks.gpt import GPT, LARGE, SMALL, Size
+from tests.benchmarks.timing import machine, options, publish, table
+
+BASE = "Trainer, no tracking"
+GOALS = {SMALL.name: "<= 1.15", LARGE.name: "<= 1.03"}
+
+
+class Module(lightning.LightningModule):
+    """Train the GPT."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gpt = GPT(size)
+
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        """Give the loss of (tokens, targets)."""
+        tokens, targets = batch
+        return F.cross_entropy(self.gpt(tokens).flatten(0, 1), targets.flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Use AdamW."""
+        return torch.optim.AdamW(self.parameters())
+
+
+class Clock(lightning.Callback):
+    """Note the time of every step but the first three."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._start = 0.0
+
+    def on_train_batch_start(self, *details: Any) -> None:
+        """Start the clock."""
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, *details: Any) -> None:
+        """Stop it."""
+        if details[-1] > 2:
+            self.times.append(time.perf_counter() - self._start)
+
+
+def batches(size: Size, steps: int) -> DataLoader[Any]:
+    """Make random tokens and targets."""
+    shape = (size.batch * steps, size.length)
+    data = TensorDataset(*(torch.randint(0, size.vocabulary, shape) for _ in range(2)))
+    return DataLoader(data, batch_size=size.batch)
+
+
+def fits(size: Size, rounds: int, steps: int) -> Iterator[tuple[str, list[float]]]:
+    """Fit again and again, the variants in turn."""
+    loader = batches(size, steps)
+    for _ in range(rounds):
+        for name in (BASE, "Trainer, anynan track(module)", "Trainer(detect_anomaly=True)"):
+            module, clock = Module(size), Clock()
+            trainer = lightning.Trainer(
+                max_epochs=1, accelerator="cpu", callbacks=[clock], logger=False,
+                enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+                detect_anomaly="detect" in name,
+            )  # fmt: skip
+            if "anynan" in name:
+                with anynan.torch.track(module.gpt):
+                    trainer.fit(module, loader)
+            else:
+                trainer.fit(module, loader)
+            yield name, clock.times
+
+
+def measure(size: Size, rounds: int, steps: int) -> dict[str, float]:
+    """Return each variant's median step over the untracked median."""
+    times: dict[str, list[float]] = {}
+    for name, values in fits(size, rounds, steps):
+        times.setdefault(name, []).extend(values)
+    base = statistics.median(times[BASE])
+    return {name: statistics.median(values) / base for name, values in times.items()}
+
+
+def main() -> None:
+    """Measure both sizes; write the table into the documentation."""
+    chosen = options(__doc__)
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    results = {
+        SMALL.name: measure(SMALL, 4, chosen.rounds),
+        LARGE.name: measure(LARGE, 3, max(chosen.rounds // 3, 6)),
+    }
+    software = (
+        f"{torch.get_num_threads()} threads",
+        f"PyTorch {torch.__version__}",
+        f"Lightning {lightning.__version__}",
+    )
+    text = (
+        f"{machine(*software)}; medians of the steps of short fits in turn.\n\n"
+        f"{table(results, 'variant', GOALS)}\n"
+    )
+    publish("lightning", text, chosen.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What every benchmark does: let variants take turns, compare medians, write a table down."""
+
+import argparse
+import datetime as dt
+import os
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+PAGE = Path("docs/benchmarks.md")
+
+
+def ratios(
+    runs: Mapping[str, Callable[[], object]],
+    base: str,
+    rounds: int,
+    *,
+    warm: int = 3,
+    wait: Callable[[], object] = lambda: None,
+) -> dict[str, float]:
+    """Return each run's median time over that of the base.
+
+    Args:
+        runs: What is timed, by name; they take turns, call by call.
+        base: The one that the others are divided by.
+        rounds: Calls of each that count.
+        warm: Calls of each before that.
+        wait: Wait for the device before the clock is read.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(rounds + warm):
+            for name, run in runs.items():
+                wait()
+                start = time.perf_counter()
+                run()
+                wait()
+                if i >= warm:
+                    times[name].append(time.perf_counter() - start)
+    middle = statistics.median(times[base])
+    return {name: statistics.median(values) / middle for name, values in times.items()}
+
+
+def table(results: Mapping[str, Mapping[str, float]], corner: str, goals: Mapping[str, str]) -> str:
+    """Return results by column and row as a Markdown table; what is missing was refused."""
+    columns = list(results)
+    lines = [
+        f"| {corner} | " + " | ".join(columns) + " |",
+        "|---|" + "---|" * len(columns),
+        "| goal for anynan | " + " | ".join(goals.get(c, "") for c in columns) + " |",
+    ]
+    for name in next(iter(results.values())):
+        cells = [f"{results[c][name]:.2f}" if name in results[c] else "refused" for c in columns]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def machine(*software: str) -> str:
+    """Say when and on what something was measured."""
+    return (
+        f"Measured {dt.datetime.now(dt.UTC):%Y-%m-%d} on {os.cpu_count()} cores "
+        f"({platform.machine()}), Python {platform.python_version()}, {', '.join(software)}"
+    )
+
+
+def options(description: str | None, **defaults: int) -> argparse.Namespace:
+    """Read what every benchmark takes: rounds, threads, the device and the page."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=defaults.get("rounds", 40))
+    parser.add_argument("--threads", type=int, default=defaults.get("threads", 0))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--write", type=Path, default=PAGE, help="page to write into")
+    return parser.parse_args()
+
+
+def publish(mark: str, text: str, page: Path) -> None:
+    """Print a result, and write it between its marks on a page that has them."""
+    print(text)
+    begin, end = f"<!-- {mark} begin -->\n", f"<!-- {mark} end -->"
+    content = page.read_text() if page.exists() else ""
+    if begin in content:
+        before, _, rest = content.partition(begin)
+        page.write_text(before + begin + text + end + rest.partition(end)[2])
