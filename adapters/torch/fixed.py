@@ -1,44 +1,48 @@
 """Slots with a fixed place, for code that cannot choose one while it runs: compiled graphs.
 
 Under ``torch.compile`` a hook is traced once and only its tensor operations stay, so each layer
-has four scalars of its own: the ends of its outputs and of their gradients. They are widened by
-``minimum`` and ``maximum``, which carry NaN and fuse with what computes the output; an opaque
-custom operation would not fuse, and a counter or a name read in the hook would recompile.
+has two pairs of numbers of its own: the ends of its outputs and of their gradients. ``maximum``
+widens them, which carries NaN and fuses with what computes the output; an opaque custom
+operation would not fuse, and a counter or a name read in the hook would recompile.
 """
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
-# Inductor takes its inputs to be aligned to 16 bytes, and copies those that are not.
+# Inductor takes its inputs to be aligned to 16 bytes, and copies those that are not: a pair has
+# the room of four numbers.
 _ROOM = 4
 _depth = torch._C._functorch.get_dynamic_layer_stack_depth
+_SIGNS = np.array([-1, 1], np.float32)
 _LARGEST = torch.finfo(torch.float32).max
-_EMPTY = (math.inf, -math.inf, math.inf, -math.inf)
 
 
 class Ends:
-    """Widen two scalars to the ends of each tensor shown; a gradient hook by itself."""
+    """Widen a pair to the ends of each tensor shown; a gradient hook by itself.
 
-    __slots__ = ("high", "low")
+    The pair is (-smallest, largest): one ``maximum`` widens both, and each tensor more that a
+    graph takes in is one more to guard on.
+    """
 
-    def __init__(self, low: torch.Tensor, high: torch.Tensor) -> None:
-        self.low, self.high = low, high
+    __slots__ = ("pair",)
+
+    def __init__(self, pair: torch.Tensor) -> None:
+        self.pair = pair
 
     def __call__(self, x: torch.Tensor) -> None:
         """Take a tensor in; this is traced, so that only its operations are left."""
         x = x.detach()
         if x.is_complex():
             x = torch.view_as_real(x)
-        low, high = x.amin(), x.amax()
+        ends = torch.stack((-x.amin(), x.amax()))
         if x.dtype is torch.float64:
-            # The scalars are float32: what is finite must stay finite in them.
-            low = torch.where(low.isinf(), low, low.clamp(-_LARGEST, _LARGEST))
-            high = torch.where(high.isinf(), high, high.clamp(-_LARGEST, _LARGEST))
-        self.low.copy_(torch.minimum(self.low, low))
-        self.high.copy_(torch.maximum(self.high, high))
+            # The pair is float32: what is finite must stay finite in it.
+            ends = torch.where(ends.isinf(), ends, ends.clamp(-_LARGEST, _LARGEST))
+        self.pair.copy_(torch.maximum(self.pair, ends))
 
 
 class Layer:
@@ -67,7 +71,7 @@ class Layer:
         for x in _leaves(output):
             if not (x.is_floating_point() or x.is_complex()) or x.numel() == 0:
                 continue
-            if x.element_size() == 1 or x.device != self.forward.low.device:
+            if x.element_size() == 1 or x.device != self.board.device:
                 self.board.unseen = True
                 continue
             self.ran = x.dtype
@@ -97,26 +101,26 @@ class Board:
         self.active = self.unseen = self.transformed = False
         self.plans: dict[bytes, Any] = {}
         with torch.inference_mode(False), torch.no_grad():
-            self._empty = torch.tensor(_EMPTY, device=device).reshape(1, 4, 1)
-            self._memory = self._empty.expand(len(paths), 4, _ROOM).contiguous()
-            self._host = self._memory.numpy()[:, :, 0] if device.type == "cpu" else None
+            self._memory = torch.full((len(paths), 2, _ROOM), -math.inf, device=device)
+            self._host = self._memory.numpy() if device.type == "cpu" else None
+            self._signs = torch.tensor([-1.0, 1.0], device=device)
             # Apart to the compiler, which would tie views of one tensor together; one to us.
-            scalars = [_apart(x) for x in self._memory[:, :, 0].reshape(-1).unbind()]
+            pairs = [_apart(x) for x in self._memory[:, :, :2].reshape(-1, 2).unbind()]
         self.layers = [
-            Layer(self, Ends(*scalars[4 * i : 4 * i + 2]), Ends(*scalars[4 * i + 2 : 4 * i + 4]))
-            for i in range(len(paths))
+            Layer(self, Ends(forward), Ends(backward))
+            for forward, backward in zip(pairs[::2], pairs[1::2], strict=True)
         ]
 
     def take(self) -> torch.Tensor:
         """Return what was written since the last time, shape (layers, 4), and start anew."""
         if self._host is not None:
-            values = self._host.copy()
-            self._host[:] = _EMPTY
-            return torch.from_numpy(values)
+            ends = self._host[:, :, :2] * _SIGNS
+            self._host.fill(-math.inf)
+            return torch.from_numpy(ends.reshape(-1, 4))
         with torch.no_grad():
-            values_there = self._memory[:, :, 0].clone()
-            self._memory.copy_(self._empty.expand_as(self._memory))
-        return values_there
+            values = (self._memory[:, :, :2] * self._signs).reshape(-1, 4)
+            self._memory.fill_(-math.inf)
+        return values
 
     def calls(self, counts: dict[str, int]) -> bool:
         """Count the layers that ran since the last time; they may have run more than once.
@@ -139,7 +143,7 @@ class Board:
 
 
 def _apart(x: torch.Tensor) -> torch.Tensor:
-    """Return a scalar over the same memory that torch takes for a tensor of its own."""
+    """Return a tensor over the same memory that torch takes for a tensor of its own."""
     alone: torch.Tensor = torch.from_dlpack(x)  # type: ignore[attr-defined]
     return alone
 

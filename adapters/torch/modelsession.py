@@ -40,9 +40,10 @@ class ModelSession(Session):
             return
         if self.grown != registered.count:
             follow(self)
-        compiled.take(self, state)
-        if state.rows is not None and self._over(state):
-            self.end_step(state)
+        if state.rows is not None:
+            compiled.take(self, state)
+            if self._over(state):
+                self.end_step(state)
         self.start_root(state, module, path, args, kwargs)
 
     def _over(self, state: State) -> bool:
@@ -97,10 +98,11 @@ class ModelSession(Session):
                     x.register_hook(KeepGradHook(weak, root, i))
         if len(state.calls) < 2 and not compiled.ran_now(self):
             compiled.missed(self, called=True)
-        if not state.trained and not again:
-            self.end_step(state)
-        elif not state.slots.deferred:
+        over = not state.trained and not again
+        if over or not state.slots.deferred:
             compiled.take(self, state)
+        if over:
+            self.end_step(state)
 
     def finish_update(self, state: State) -> None:
         """End the step at the update."""

@@ -219,7 +219,6 @@ class Session:
 
     def end_step(self, state: State) -> None:
         """Close the step: read it now, or every n steps."""
-        compiled.take(self, state)
         rows = self.tracker.close_step()
         was_idle, state.idle = state.idle, True
         operations, state.operations = state.operations, None
@@ -262,7 +261,8 @@ class Session:
                     endings.read_rest(self, other)
             if state is None or state.idle:
                 return
-            if state.rows is not None or compiled.ran(self):
+            compiled.take(self, state)
+            if state.rows is not None:
                 self.end_step(state)
         self.read()
 

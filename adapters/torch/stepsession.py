@@ -97,6 +97,7 @@ class StepSession(Session, StepMarker):
         except BaseException:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
             with self.tracker.softly(), self.ranks.alone(self):
+                compiled.take(self, state)
                 self._close(state)
             raise
         else:
