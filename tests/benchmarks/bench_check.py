@@ -5,6 +5,8 @@ The contestants take turns in one process; medians of their times are divided by
 NaN shows in both. Run it with nothing else on the machine: ``make bench``.
 """
 
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
