@@ -31,6 +31,9 @@ CARRYING = frozenset(
 )  # fmt: skip
 
 
+_PLAIN = frozenset({"axis", "dim", "keepdims"})
+
+
 class LiveTape(Tape):
     """Look at every result on the spot; raise where a bad value leaves its scope.
 
@@ -48,10 +51,11 @@ class LiveTape(Tape):
         self.sinks: list[Sink] = []
 
     def _clean(
-        self, name: str, args: tuple[Any, ...], found: list[TrackedArray], flags: Flags | None,
-        ufunc: tuple[Any, str] | None, target: TrackedArray | None,
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[TrackedArray],
+        flags: Flags | None, ufunc: tuple[Any, str] | None, target: TrackedArray | None,
     ) -> bool:  # fmt: skip
-        if self.leaky or target is not None:
+        # A dtype may be too small, where= leaves memory unwritten, initial= may be anything.
+        if self.leaky or target is not None or not _PLAIN.issuperset(kwargs):
             return False
         carrying = name in CARRYING
         flagged = (

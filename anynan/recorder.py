@@ -145,6 +145,15 @@ def start(target: Any, options: Options, session: type[ArraySession]) -> Tracker
     if not callable(target):
         msg = f"track() takes a function, not {type_name(target)}"
         raise TypeError(msg)
+    body = target if inspect.isroutine(target) else type(target).__call__
+    later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(test(body) for test in later):
+        name = getattr(target, "__name__", type(target).__name__)
+        msg = (
+            f"track() cannot watch {name!r}: the body of a generator or a coroutine runs after "
+            "the call; track the function that computes one item"
+        )
+        raise TypeError(msg)
     made = session(options)
     tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
     made.tracker = tracker

@@ -46,7 +46,7 @@ class Tape:
         self.inputs: dict[int, str] = {}
         self.unwritten: set[int] = set()  # arrays of uninitialised memory
         self.held: list[Any] = []  # keeps the ids above from being used again
-        self.escapes: list[int] = []
+        self.escapes: dict[int, None] = {}
         self.counts: dict[tuple[str | None, str, str], int] = {}
         self.notes: list[str] = []
         self.is_array = is_array
@@ -101,7 +101,7 @@ class Tape:
         if self.closed:
             return
         self.leaky = True
-        self.escapes += self.parents(x)
+        self.slipped(x)
         line = user_source(skip=2)
         where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
         self.session.tracker.say(
@@ -114,9 +114,14 @@ class Tape:
         own = (x._node,) if x._node >= 0 else ()
         return tuple(dict.fromkeys((*own, *x._cell.writes)))
 
+    def slipped(self, x: TrackedArray) -> None:
+        """Remember who wrote a value that goes on as a plain array or number."""
+        if not self.closed:
+            self.escapes.update(dict.fromkeys(self.parents(x)))
+
     def lost(self) -> tuple[int, ...]:
         """Blame what was handed out as a plain array for a bad one of unknown origin."""
-        return tuple(dict.fromkeys(self.escapes))
+        return tuple(self.escapes)
 
     # Operations.
 
@@ -140,7 +145,7 @@ class Tape:
             result = function(*plain, **options)
         else:
             result = flags.run(function, plain, options)
-        clean = self._clean(name, args, found, flags, ufunc, target)
+        clean = self._clean(name, args, kwargs, found, flags, ufunc, target)
         word = canonical(name)
         results: list[TrackedArray] = []
         out = self._wrap_result(result, layer, found, results, target, name)
@@ -188,8 +193,8 @@ class Tape:
         x._made = None if path == self.base else path
 
     def _clean(
-        self, name: str, args: tuple[Any, ...], found: list[TrackedArray], flags: Flags | None,
-        ufunc: tuple[Any, str] | None, target: TrackedArray | None,
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[TrackedArray],
+        flags: Flags | None, ufunc: tuple[Any, str] | None, target: TrackedArray | None,
     ) -> bool:  # fmt: skip
         """Tell without a reading whether the results are finite."""
         return False

@@ -92,12 +92,14 @@ class TrackedArray:
         return bool(self._raw)
 
     def __float__(self) -> float:
+        self._tape.slipped(self)
         return float(self._raw)
 
     def __int__(self) -> int:
         return int(self._raw)
 
     def __complex__(self) -> complex:
+        self._tape.slipped(self)
         return complex(self._raw)
 
     def __index__(self) -> int:
@@ -181,6 +183,8 @@ class _Method:
             return getattr(x, name)(*rest, **options)
 
         array = self._array
+        if name in ("item", "tolist"):
+            array._tape.slipped(array)
         inplace = name in WRITING_METHODS or (name.endswith("_") and not name.startswith("_"))
         writes = array if inplace else _out(kwargs)
         return array._tape.operate(name, call, (array, *args), kwargs, writes=writes)

@@ -589,6 +589,43 @@ def test_a_plain_array_that_is_taken_out_is_said() -> None:
     assert event.operation.name == "divide"
 
 
+def test_a_number_that_was_taken_out_is_blamed_for_what_it_spoils() -> None:
+    def program(x: Array) -> Any:
+        out = np.zeros(3)
+        for i in range(3):
+            out[i] = x[i] / (x[i] - 1)  # here
+        return out
+
+    for read in ("immediate", "step"):
+        event = caught(program, ONES, read=read)
+        assert event.operation is not None
+        assert event.operation.name == "divide"
+        assert event.operation.source is not None
+        assert event.operation.source.text.endswith("# here")
+
+
+def test_what_runs_after_the_call_is_refused() -> None:
+    def generator(x: Array) -> Any:
+        yield x
+
+    async def coroutine(x: Array) -> Any:
+        return x
+
+    for target in (generator, coroutine):
+        with pytest.raises(TypeError, match="runs after the call; track the function"):
+            anynan.track(target)
+
+
+def test_options_of_an_operation_are_not_taken_on_trust() -> None:
+    large = np.full(floatflags.WORTH * 2, 1e300)
+    for program in (
+        lambda x: np.concatenate([x, x], dtype="f4", casting="unsafe"),
+        lambda x: x.sum(dtype="f4"),
+        lambda x: np.add(x, x, dtype="f4", casting="unsafe"),
+    ):
+        assert caught(program, large).kind == "posinf"
+
+
 def test_what_is_no_plain_array_is_said() -> None:
     tracker = anynan.track(lambda x, m: (x + 1, m.mean()))
     masked = np.ma.masked_invalid([1.0, NAN])
