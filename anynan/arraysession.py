@@ -112,7 +112,7 @@ class ArraySession:
             raise ReplayError(msg)
         tape: LazyTape
         tape, fn, args, kwargs = again
-        reason = self._not_again(tape, fn)
+        reason = self._not_again(tape, fn, args, kwargs)
         if reason is None:
             try:
                 seen = self._run_again(fn, args, kwargs)
@@ -127,7 +127,9 @@ class ArraySession:
             seen.notes.append(f"{reason}; operands are known by their extremes only")
         return seen
 
-    def _not_again(self, tape: LazyTape, fn: Any) -> str | None:
+    def _not_again(
+        self, tape: LazyTape, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | None:
         """Say why a call is not run again, None if it can be."""
         if any(node.array is not None for node in tape.nodes):
             return ""  # what is not computed yet was kept, and is measured as it is
@@ -135,7 +137,7 @@ class ArraySession:
             if self.options.read == "auto":
                 return ""  # no function was called: there is nothing to run again
             return "the arguments of this call were not kept (read= waits for several calls)"
-        if tape.overwritten:
+        if tape.overwritten or tape.given != _given(args, kwargs):
             return "the call wrote into its own arguments, so it was not run again"
         return None
 
@@ -181,6 +183,8 @@ class ArraySession:
         lazy = self._is_lazy(args, kwargs)
         self._local.random = np.random.get_state() if lazy else None  # noqa: NPY002
         tape: Tape = LazyTape(self, rows) if lazy else LiveTape(self, rows)
+        if isinstance(tape, LazyTape):
+            tape.given = _given(args, kwargs)
         try:
             result = self._run(tape, fn, args, kwargs)
         except BaseException:
@@ -228,7 +232,7 @@ class ArraySession:
             return unwrap(result)
         finally:
             now.reset(token)
-            tape.closed = True
+            tape.close()
             unwrap(list(watched))
             unwrap(named)
 
@@ -333,6 +337,11 @@ def _ancestors(path: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(".")[0]
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
+    """List which objects the arguments are made of."""
+    return [(path, id(x)) for path, x in leaves((args, kwargs), "")]
 
 
 def argument_names(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:

@@ -123,6 +123,13 @@ class Tape:
         """Blame what was handed out as a plain array for a bad one of unknown origin."""
         return tuple(self.escapes)
 
+    def close(self) -> None:
+        """End the recording: what is left over is only an array, and holds no other."""
+        self.closed = True
+        self.held.clear()
+        self.inputs.clear()
+        self.unwritten.clear()
+
     # Operations.
 
     def operate(

@@ -174,6 +174,24 @@ def test_arguments_that_were_overwritten_are_not_used_again() -> None:
     assert "wrote into its own arguments" in event.notes[0]
 
 
+@pytest.mark.usefixtures("far")
+def test_arguments_that_were_replaced_are_not_used_again() -> None:
+    strict = Space(Backend.STRICT, Backend.STRICT.load())
+
+    def step(params: dict[str, Any]) -> Any:
+        xp = params["w"].__array_namespace__()
+        params["w"] = xp.log(params["w"] - 2.0)
+        return params["w"]
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.track(step, read="step")({"w": strict.array([1.0, 2.0])})
+    event = caught.value.event
+    assert event.phase == "forward"
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert "wrote into its own arguments" in event.notes[0]
+
+
 def test_torch_in_place_and_methods() -> None:
     torch = pytest.importorskip("torch")
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from functools import lru_cache
 from threading import RLock
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from anynan.arrays import dtype_name
 from anynan.cupy.kernels import DIMENSIONS, THREADS, Span, collapse, decode, source
 from anynan.measuring import describe
+from anynan.probing import probe
 from anynan.summary import Summary
 
 ROWS = 4096  # slots in a block: 64 KiB
@@ -53,16 +55,24 @@ class Pool:
 
 
 pool = Pool()
-_modules: dict[tuple[int, int], Any] = {}
+
+
+@lru_cache(maxsize=256)
+def compiled(name: str, size: int, device: int) -> Any:
+    """Compile a kernel for elements of so many bytes; ``device`` is the current one."""
+    module = cupy.RawModule(code=source(size), options=("--std=c++17",))
+    return module.get_function(name)
 
 
 def kernel(name: str, size: int) -> Any:
-    """Return a compiled kernel for elements of so many bytes, on the current device."""
-    key = (cupy.cuda.runtime.getDevice(), size)
-    module = _modules.get(key)
-    if module is None:
-        module = _modules[key] = cupy.RawModule(code=source(size), options=("--std=c++17",))
-    return module.get_function(name)
+    """Return a compiled kernel for the current device."""
+    return compiled(name, size, cupy.cuda.runtime.getDevice())
+
+
+@lru_cache(maxsize=64)
+def processors(device: int) -> int:
+    """Count a device's multiprocessors."""
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
 def reset(slots: Any, rows: int) -> None:
@@ -89,8 +99,8 @@ def launch(raw: Any, part: str, address: int) -> None:
         shape, strides = (*shape, 2), [*strides, 1]
     lengths, steps = collapse(tuple(shape), tuple(strides))
     count = math.prod(lengths)
-    processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
-    grid = (max(1, min(8 * processors, -(-count // (4 * THREADS * (16 // size))))),)
+    enough = -(-count // (4 * THREADS * (16 // size)))
+    grid = (max(1, min(8 * processors(int(raw.device.id)), enough)),)
     head = (np.uint64(first), np.uint64(count), np.uint64(address))
     if steps in ((), (1,)):
         kernel("anynan_dense", size)(grid, (THREADS,), head)
@@ -111,13 +121,18 @@ class DeviceSlots:
     """Collect the flags of one call; ``anynan.lazy.Slots`` says what that means."""
 
     def __init__(self) -> None:
-        self._places: list[tuple[int, int, int, str, bool]] = []
+        self._places: list[Span | tuple[int, int, int, str, bool]] = []
         self._blocks: dict[int, list[Block]] = defaultdict(list)
         self._streams: dict[int, dict[int, Any]] = defaultdict(dict)
 
     def put(self, raw: Any) -> int | None:
         """Launch the reduction of one array: no read, no wait, no memory taken."""
-        raw = cupy.asarray(raw) if isinstance(raw, np.ndarray | np.generic) else raw
+        if not isinstance(raw, cupy.ndarray):  # an operand in host memory
+            span = probe(raw)
+            if span is None:
+                return None
+            self._places.append(span)
+            return len(self._places) - 1
         part = part_of(raw)
         if part is None:
             return None
@@ -147,7 +162,11 @@ class DeviceSlots:
                     reset(block.slots, block.used)
                 here.synchronize()
         spans = []
-        for device, index, row, part, compound in self._places:
+        for place in self._places:
+            if len(place) == 2:
+                spans.append(place)
+                continue
+            device, index, row, part, compound = place
             high, low = (int(x) for x in self._blocks[device][index].host[row])
             dtype = np.dtype(np.float32 if part == "bfloat16" else part)
             # NumPy has no bfloat16: its bits are the upper half of float32's.

@@ -209,7 +209,7 @@ class errstate:  # noqa: N801  as NumPy names it
         for index, node in enumerate(tape.nodes):
             if node.name and node.slot is not None:
                 tape.arrive(index)
-        tape.closed = True
+        tape.close()
         with session.tracker.softly(on=kind is not None):
             session.end(tape, rows, None, (), {})
 
