@@ -46,3 +46,14 @@ try:
     step(torch.ones(2))
 except anynan.NonFiniteError as error:
     assert_type(error.event, anynan.Event)
+
+
+@anynan.track(action="warn")
+def spread(x: list[float]) -> float:
+    """Stand for array code."""
+    return max(x) - min(x)
+
+
+assert_type(spread, anynan.Tracker)
+for batch in anynan.watch([[1.0], [2.0]], "train"):
+    assert_type(batch, list[float])
