@@ -9,6 +9,10 @@ if not hasattr(_jax, "Array"):
     msg = 'anynan.jax needs JAX: pip install "anynan[jax]"'
     raise ImportError(msg)
 
+from anynan import registry as _registry
+from anynan.jax.tracking import Reader as _Reader
 from anynan.jax.tracking import track, untrack
 
 __all__ = ["track", "untrack"]
+
+_registry.register(_Reader())

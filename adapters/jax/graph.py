@@ -8,7 +8,7 @@ from jax.extend import core as jc
 
 from anynan.jax import lines
 from anynan.jax.evaluate import Path
-from anynan.jax.nesting import Body, bodies
+from anynan.jax.nesting import Body, bodies, hides
 from anynan.jax.stacks import Place, place
 
 # These read values and make none: what is bad in them was bad before.
@@ -97,7 +97,7 @@ class Graph:
     def __init__(self, closed: Any) -> None:
         self.nodes: list[Node] = []
         self.values: list[Value] = []
-        self.strange: list[str] = []
+        self.strange: dict[str, None] = {}
         ins = []
         for i, var in enumerate(closed.jaxpr.invars):
             value = self._value(var, ())
@@ -158,6 +158,8 @@ class Graph:
                     tuple(outs), place(here), position, loops,
                 )  # fmt: skip
                 self.nodes.append(node)
+                if hides(eqn):
+                    self.strange.setdefault(node.name)
                 for out in outs:
                     if out is not None:
                         self.values[out].writer = node.index

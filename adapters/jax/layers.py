@@ -7,7 +7,7 @@ from typing import Any
 
 from anynan.events import Phase
 from anynan.jax.graph import Graph, Node
-from anynan.jax.probes import checkable
+from anynan.jax.probes import CHECKED, checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,13 @@ class Layers:
         """Join scopes to a path, and remember which layers are around it, inner ones first."""
         if not names:
             return None
-        names = names[1:] if names[0] in alone else names
+        model = names[0] in alone
+        names = names[1:] if model else names
         path = ".".join(names)
         if path not in self._around:
-            outer = [".".join(names[:count]) for count in range(len(names), -1, -1)]
+            # Scopes without a model around them have no layer that is the model itself.
+            least = -1 if model else 0
+            outer = [".".join(names[:count]) for count in range(len(names), least, -1)]
             self._around[path] = tuple(dict.fromkeys(outer))
         return path
 
@@ -111,6 +114,14 @@ class Layers:
                 for layer in self.around(path):
                     if any(not inside(other, layer) for other in goes):
                         yield Spot(index, layer, "forward", "output", self.call(node, layer))
+
+    def checked(self) -> list[Spot]:
+        """List what the user's own code asked to be checked."""
+        return [
+            Spot(node.ins[0], self.of(node), "value", "checked value", self.call(node, self.of(node)))
+            for node in self.graph.nodes
+            if node.name == "name" and node.eqn.params.get("name") == CHECKED
+        ]
 
     def _goes(self, index: int) -> set[str | None]:
         """Give the layers in which a forward value is read."""

@@ -69,8 +69,14 @@ def bodies(eqn: Any) -> list[Body]:
     return []
 
 
-def holds_jaxpr(eqn: Any) -> bool:
-    """Tell whether an equation has code of the user's inside, opened here or not."""
+# Their code inside is a single operation on numbers, or the linear algebra of a solver.
+_SIMPLE = ("reduce", "scatter", "select_and", "sort", "arg", "cum", "approx", "custom_linear_solve")
+
+
+def hides(eqn: Any) -> bool:
+    """Tell whether an equation holds code that cannot be opened."""
+    if bodies(eqn) or eqn.primitive.name.startswith(_SIMPLE):
+        return False
     for value in eqn.params.values():
         items = value if isinstance(value, list | tuple) else [value]
         if any(hasattr(item, "eqns") for item in items):

@@ -12,6 +12,8 @@ import numpy as np
 from anynan.measuring import describe
 from anynan.summary import Summary
 
+# The name that a check inside a traced function gives its value.
+CHECKED = "anynan_checked"
 _finfo: Any = jnp.finfo
 FINE, NEGINF, POSINF, NAN = range(4)
 KINDS: tuple[Any, ...] = (None, "neginf", "posinf", "nan")

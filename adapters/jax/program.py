@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from anynan.jax.operations import Operations
 
 _state = local()
+_UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
 
 def tracing() -> "Program | None":
@@ -75,6 +76,14 @@ class Program:
                     # A jitted function is traced once: before it was tracked, maybe, when its
                     # layers were not named.
                     self.closed = jax.make_jaxpr(self._pure(inner, flat))(*flat.arrays)
+        except _UNTRACEABLE as error:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            msg = (
+                f"{name} cannot be traced, so it cannot be tracked: what it does depends on the "
+                "numbers in an array; write jnp.where or lax.cond, mark the argument as static in "
+                "a jax.jit of your own, or track the part that jax.jit can compile"
+            )
+            raise TypeError(msg) from error
         finally:
             marker.reset(token)
             _state.program = outer
@@ -218,6 +227,7 @@ class Program:
         keyed: list[tuple[int, int, Spot]] = []
         values = self.graph.values
         found = [spot for spot in self.layers.outputs() if self.watched(spot.layer)]
+        found += self.layers.checked()
         keyed += [(values[spot.value].writer or 0, 0, spot) for spot in found]
         if backward:
             arriving = [spot for spot in self.layers.arriving() if self.watched(spot.layer)]

@@ -175,11 +175,24 @@ class Session:
                 found = Program(fn, flat, self.settings, objects, inner)
                 found.pick(self.options.layers, self.options.skip)
                 self._refuse(found)
+                self._say(found)
                 if not traced(found.closed.consts):  # theirs would outlive the trace they are of
                     self._programs[key] = found
                 self._kept.append(flat.fixed)
                 self._layers.update(dict.fromkeys(found.chosen or ()))
         return found
+
+    def _say(self, program: Program) -> None:
+        for name in program.graph.strange:
+            self.tracker.say(
+                f"{name} is run as it is: its inside is not watched, only what comes out of it"
+            )
+        unnamed = program.roots and not program.layers.names()
+        if unnamed:
+            self.tracker.say(
+                f"no layer of {', '.join(sorted(program.roots))} was named: a jitted function "
+                "inside was traced before it was tracked; track it before its first call"
+            )
 
     def _refuse(self, program: Program) -> None:
         if self.options.action == "skip" and not program.restorable:

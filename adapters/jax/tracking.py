@@ -5,8 +5,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from anynan.jax.probes import CHECKED
+from anynan.jax.program import tracing
 from anynan.jax.session import Session
 from anynan.options import Options
+from anynan.summary import Summary
 from anynan.tracker import Tracker
 
 
@@ -81,6 +87,30 @@ def untrack(tracker: Any) -> Any:
         raise TypeError(msg)
     tracker.remove()
     return tracker.fn
+
+
+class Reader:
+    """Turn a check inside a traced function into a reading of the enclosing tracker."""
+
+    def owns(self, x: Any) -> bool:
+        """Tell whether this is a value of a trace, which holds no numbers yet."""
+        return isinstance(x, jax.core.Tracer)
+
+    def probe(self, x: Any) -> None:
+        """Mark the value to be read when the program runs."""
+        if tracing() is None:
+            raise TypeError(_NO_NUMBERS)
+        checkpoint_name(x, CHECKED)
+
+    def summarize(self, x: Any) -> Summary:
+        """Refuse: there are no numbers to summarise."""
+        raise TypeError(_NO_NUMBERS)
+
+
+_NO_NUMBERS = (
+    "inside a traced function an array holds no numbers to look at: call this outside of it, or "
+    "track the function with anynan.jax.track, where anynan.check becomes a reading"
+)
 
 
 def _options(options: dict[str, Any]) -> Options:

@@ -1,0 +1,206 @@
+"""Correct programs: nothing may be said of them, and what cannot be watched is said clearly."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import anynan
+from tests.jax_adapter.models import same
+
+X = jnp.array([[0.5, 1.0, -2.0], [3.0, 0.0, 1.0]])
+
+
+def masked_softmax(x):
+    with jax.named_scope("attention"):
+        scores = jnp.where(x > 0, x, -jnp.inf)
+    return jax.nn.softmax(scores, axis=-1)
+
+
+def least(x):
+    return lax.fori_loop(0, 3, lambda i, m: jnp.minimum(m, x[:, i]), jnp.full(2, jnp.inf)).sum()
+
+
+def guarded(x):
+    return jnp.where(x > 0, jnp.log(x), 0.0)
+
+
+def quantiles(x):
+    return jnp.nanquantile(jnp.where(x > 0, x, jnp.nan), 0.5)
+
+
+def beam(x):
+    def step(state, logits):
+        scores, done = state
+        total = jnp.where(done, -jnp.inf, scores + jax.nn.log_softmax(logits))
+        best = jnp.argmax(total)
+        return (total, done.at[best].set(True)), best
+
+    state = (jnp.array([0.0, -jnp.inf, -jnp.inf]), jnp.zeros(3, bool))
+    return lax.scan(step, state, jnp.stack([x[0], x[1]]))[1]
+
+
+def random_numbers(key, x):
+    key, sub = jax.random.split(key)
+    keep = jax.random.bernoulli(sub, 0.5, x.shape)
+    return key, jnp.where(keep, x, 0) + jax.random.normal(key, x.shape) + jax.random.gumbel(sub)
+
+
+def small_floats(x):
+    y = x.astype(jnp.float8_e4m3fn)
+    return y, x.astype(jnp.float8_e5m2), x.astype(jnp.int4), y.astype(jnp.float32)
+
+
+def kept_running(x):
+    return lax.scan(lambda m, v: (jnp.maximum(m, v), m), -jnp.inf, x.ravel())[1]
+
+
+CASES = {
+    "masked_softmax": (masked_softmax, X.at[1].set(1.0)),
+    "inf_seed_of_a_minimum": (least, X),
+    "guarded_logarithm": (guarded, X),
+    "nan_safe_quantile": (quantiles, X),
+    "beam_search": (beam, X),
+    "integers_and_booleans": (lambda x, y: (x // 2, y | True, x.sum()), jnp.arange(3), jnp.ones(2, bool)),
+    "zero_sized": (lambda x: (x, x.sum(), jnp.zeros((0, 3)) @ jnp.zeros((3, 2))), jnp.zeros((0, 4))),
+    "small_floats": (small_floats, X),
+    "logsumexp_of_a_mask": (lambda x: jax.nn.logsumexp(x, where=x > 0, axis=-1), X),
+    "topk_padding": (lambda x: lax.top_k(jnp.pad(x, ((0, 0), (0, 2)), constant_values=-jnp.inf), 2), X),
+    "old_style_key": (lambda k, x: jax.random.normal(k) + x, jax.random.PRNGKey(0), X),
+    "typed_key": (random_numbers, jax.random.key(0), X),
+    "complex": (lambda x: jnp.abs(jnp.fft.fft(x)), X),
+    "distances": (lambda x: jnp.where(x == 0, 0.0, 1 / jnp.where(x == 0, 1.0, x)), X),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_bad_is_said(name):
+    fn, *args = CASES[name]
+    tracked = anynan.jax.track(fn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = tracked(*args)
+    assert {event.severity for event in tracked.events} <= {"suspect"}
+    assert tracked.notes == ()
+    expected = jax.jit(fn)(*args)
+    raw = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    assert same(jax.tree.map(raw, out), jax.tree.map(raw, expected))
+
+
+def test_a_mask_that_leaves_a_layer_is_noted_once():
+    tracked = anynan.jax.track(masked_softmax)
+    for _ in range(3):
+        tracked(X)
+    (event,) = tracked.events
+    assert (event.layer, event.kind, event.severity) == ("attention", "neginf", "suspect")
+
+
+def test_a_running_maximum_that_is_returned_is_a_mask():
+    tracked = anynan.jax.track(kept_running)
+    tracked(X)
+    assert {event.severity for event in tracked.events} <= {"suspect"}
+
+
+# Trouble.
+
+
+def test_no_arrays_at_all():
+    tracked = anynan.jax.track(lambda: jnp.log(jnp.zeros(2)).sum())
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked()
+    assert caught.value.event.operation.name == "log"
+
+
+def test_a_function_that_cannot_be_traced():
+    def fn(x):
+        return 1 if x[0] > 0 else 2
+
+    with pytest.raises(TypeError, match="cannot be traced, so it cannot be tracked") as caught:
+        anynan.jax.track(fn)(jnp.ones(2))
+    assert isinstance(caught.value.__cause__, jax.errors.TracerBoolConversionError)
+
+
+def test_a_users_own_error_comes_through():
+    def fn(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        anynan.jax.track(fn)(jnp.ones(2))
+
+
+def test_prints_run_once_and_other_callbacks_are_said(capsys):
+    calls = []
+
+    def host(x):
+        calls.append(anynan.replaying())
+        return np.asarray(x)
+
+    def fn(x):
+        jax.debug.print("seen {}", x.sum())
+        y = jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return jnp.log(y).sum()
+
+    tracked = anynan.jax.track(fn, action="record")
+    tracked(-jnp.ones(2))
+    jax.effects_barrier()
+    assert capsys.readouterr().out.count("seen") == 1
+    assert calls[0] is False
+    assert tracked.events[0].operation.name == "log"
+
+
+def test_a_step_that_does_not_reproduce_says_so():
+    state = {"bad": True}
+
+    def host(x):
+        bad, state["bad"] = state["bad"], False
+        return np.where(bad, np.nan, np.asarray(x))
+
+    def fn(x):
+        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x).sum()
+
+    tracked = anynan.jax.track(fn, action="record")
+    tracked(jnp.ones(2))
+    (event,) = tracked.events
+    assert event.operation is None
+    assert "did not reproduce" in " ".join(event.notes)
+
+
+def test_pallas_is_opaque_and_its_result_is_read():
+    pl = pytest.importorskip("jax.experimental.pallas")
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.log(x_ref[...])
+
+    def fn(x):
+        call = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)
+        return call(x).sum()
+
+    tracked = anynan.jax.track(fn, action="record")
+    with pytest.warns(anynan.AnynanWarning, match="pallas_call is run as it is"):
+        assert same(tracked(jnp.ones(8)), jax.jit(fn)(jnp.ones(8)))
+    tracked(-jnp.ones(8))
+    assert tracked.events[0].operation.name == "pallas_call"
+    assert "its inside is not watched" in tracked.notes[0]
+
+
+def test_check_inside_a_traced_function():
+    def fn(x):
+        return anynan.check(x, "x").sum()
+
+    with pytest.raises(TypeError, match="inside a traced function"):
+        jax.jit(fn)(jnp.ones(2))
+    assert float(anynan.jax.track(fn)(jnp.ones(2))) == 2
+    with pytest.raises(TypeError, match="inside a traced function"):
+        jax.jit(anynan.summarize)(jnp.ones(2))
+
+    def hidden(x):
+        with anynan.scope("inner"):
+            logs = anynan.check(jnp.log(x), "logs")
+        return jnp.where(x > 0, logs, 0.0).sum()
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(hidden)(jnp.zeros(2))
+    assert (caught.value.event.layer, caught.value.event.operation.name) == ("inner", "log")
