@@ -408,6 +408,8 @@ def place(phase: str, layer: str | None, parameter: str | None) -> str:
     """Say in a few words where a reading is."""
     if parameter is not None and phase == "backward":
         return f"gradient of {parameter}"
+    if parameter is not None and phase == "optimizer":
+        return f"the update of {parameter}"
     if layer is None:
         return {"loss": "the loss"}.get(phase, phase)
     return f"{phase} {layer or '(the model itself)'}"

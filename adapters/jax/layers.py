@@ -118,7 +118,9 @@ class Layers:
     def checked(self) -> list[Spot]:
         """List what the user's own code asked to be checked."""
         return [
-            Spot(node.ins[0], self.of(node), "value", "checked value", self.call(node, self.of(node)))
+            Spot(
+                node.ins[0], self.of(node), "value", "checked value", self.call(node, self.of(node))
+            )
             for node in self.graph.nodes
             if node.name == "name" and node.eqn.params.get("name") == CHECKED
         ]

@@ -1,6 +1,7 @@
 """Reduce an array to one word that says whether it is finite, and measure it on the host."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -56,13 +57,23 @@ def code(x: Any) -> Any:
     The word itself is finite, so that it survives a maximum across devices: there the
     maximum of the values would lose a NaN.
     """
+    return jnp.max(each(x))
+
+
+def together(arrays: list[Any]) -> Any:
+    """Reduce several arrays of one shape to one word, in one pass."""
+    return jnp.max(functools.reduce(jnp.maximum, map(each, arrays)))
+
+
+def each(x: Any) -> Any:
+    """Give the word of every element."""
     found = []
     for part in parts(x):
         top = jnp.asarray(_finfo(part.dtype).max, part.dtype)
         high = jnp.where(part > top, 2.0, 3.0)
         low = jnp.where(part >= -top, 0.0, 1.0)
-        found.append(jnp.max(jnp.where(part <= top, low, high).astype(jnp.float32)))
-    return found[0] if len(found) == 1 else jnp.maximum(*found)
+        found.append(jnp.where(part <= top, low, high).astype(jnp.float32))
+    return functools.reduce(jnp.maximum, found)
 
 
 def wide() -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax import tree_util
+from jax import lax, tree_util
 
 from anynan.context import marker
 from anynan.jax import probes, signature
@@ -20,6 +20,7 @@ from anynan.jax.probes import checkable
 from anynan.jax.scopes import named
 from anynan.jax.signature import Flat, Leaf, Slot
 from anynan.jax.stacks import MARK
+from anynan.monitor import Site
 from anynan.patterns import Patterns, choose
 
 if TYPE_CHECKING:
@@ -369,30 +370,59 @@ class Watch:
         settings = program.settings
         self.program = program
         self.spots = program.inputs() + program.spots(backward=settings.gradients)
+        self.groups = {} if settings.ends else self._groups()
+        inside = {i for group in self.groups.values() for i in group[1:]}
+        hidden = {program.graph.results[i] for i in inside}
+        self.spots = [spot for spot in self.spots if spot.value not in hidden]
         self.values = list(dict.fromkeys(spot.value for spot in self.spots))
         self.plan = Plan(extra=settings.extra)
         for index in self.values:
+            if index in self.groups:
+                continue
             single = program.graph.values[index].aval.size == 1
             program.want(self.plan, index, "ends" if single or settings.ends else "code")
         self.at = {index: i for i, index in enumerate(self.values)}
+        self.order = [self.at[spot.value] for spot in self.spots]
+        self.sites: list[Site] | None = None
+        self.table: tuple[int, Any] | None = None
         donated = program.donated if settings.donate else ()
         self.restored = program.restorable if settings.restores(donated) else {}
         self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in donated))
         self.donated = donated
 
+    def _groups(self) -> dict[int, list[int]]:
+        """Put a new weight and its optimizer state together, to be read in one pass."""
+        program, found = self.program, {}
+        shapes = [(v.shape, v.dtype) for v in program.closed.out_avals]
+        wanted = {spot.value for spot in self.spots}
+        for i, result in enumerate(program.results):
+            index = program.graph.results[i]
+            if not result.state or result.source is None or index not in wanted:
+                continue
+            leaf = program.leaves[result.source]
+            moments = [j for j, _ in program.moments(leaf) if shapes[j] == shapes[i]]
+            if leaf.role == "parameter" and moments:
+                found[index] = [i, *moments]
+        return found
+
     def _run(self, drop: Any, table: Any, *arrays: Any) -> tuple[list[Any], Any]:
         outs, found = self.program.evaluate(self.plan, arrays)
-        rows: dict[int, Any] = {}
-        for item in found:
-            rows[item.probe.key] = _row(item, 3 + len(self.plan.extra))
+        width = 3 + len(self.plan.extra)
+        rows = {item.probe.key: _row(item, width) for item in found}
+        for index, group in self.groups.items():
+            word = probes.together([outs[i] for i in group]).astype(probes.wide())
+            rows[index] = jnp.zeros(width, word.dtype).at[0].set(word)
         if not rows:
             return outs, jnp.zeros((0, 3), probes.wide())
         words = jnp.stack([rows[index] for index in self.values])
         if self.restored:
             kinds = words[:, 0].astype(jnp.int32)
             bad = drop & jnp.any(jnp.take_along_axis(table, kinds[:, None], axis=1))
-            for i, source in self.restored.items():
-                outs[i] = jnp.where(bad, arrays[source], outs[i])
+            new = [outs[i] for i in self.restored]
+            old = [arrays[source] for source in self.restored.values()]
+            kept = lax.cond(bad, lambda a, _: a, lambda _, b: b, old, new)
+            for i, x in zip(self.restored, kept, strict=True):
+                outs[i] = x
         return outs, words
 
 

@@ -174,7 +174,7 @@ class Recorder:
         value = self.graph.values[index]
         if not probes.checkable(value.aval):
             return getattr(value.aval, "size", 1) == 0
-        return not (value.known and not value.aval.shape and np.isfinite(value.constant))
+        return not (value.known and not value.aval.shape)
 
     def _named_backward(self, op: Op, forward: Op) -> list[tuple[int, str]]:
         root = self.operations.root

@@ -11,13 +11,14 @@ import jax
 import numpy as np
 
 from anynan.adapter import BadParameter, ReplayError
+from anynan.errors import AnomalyError
 from anynan.jax import probes, signature, taps
 from anynan.jax.layers import Spot
 from anynan.jax.objects import Objects, objects_of
 from anynan.jax.program import Program, Settings, Watch, tracing
 from anynan.jax.taps import traced
 from anynan.lineage import Replay
-from anynan.monitor import Reading, Rows
+from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
 from anynan.summary import Summary
 from anynan.tracker import Tracker
@@ -153,7 +154,11 @@ class Session:
         self._unread.append(Step(program, flat.arrays, outs, words, rows))
         every = self.options.read
         if not isinstance(every, int) or not (rows.step + 1) % every:
-            self.read()
+            try:
+                self.read()
+            except AnomalyError as error:
+                # The user's stack is what matters, not the way through the core.
+                raise error.with_traceback(None) from None
         out = program.joined(outs)
         if objects is None:
             return out
@@ -207,10 +212,13 @@ class Session:
         """Say of each value which words make a step bad."""
         if not watch.restored:
             return np.zeros((1, 4), bool)
-        table = np.zeros((len(watch.values), 4), bool)
-        for spot in watch.spots:
-            table[watch.at[spot.value]] |= self.bad_words(spot)
-        return table
+        known = len(self.tracker.monitor.downgraded)
+        if watch.table is None or watch.table[0] != known:
+            table = np.zeros((len(watch.values), 4), bool)
+            for spot in watch.spots:
+                table[watch.at[spot.value]] |= self.bad_words(spot)
+            watch.table = known, table
+        return watch.table[1]
 
     def bad_words(self, spot: Spot) -> Any:
         """Say which words of a reading are bad."""
@@ -230,7 +238,9 @@ class Session:
         """Judge readings that the caller's program sent because one of them is bad."""
         with self._lock:
             rows = self.tracker.rows()
-            self._write(rows, spots, avals, [(word, 0.0, 0.0) for word in words])
+            filled = np.zeros((len(words), 3))
+            filled[:, 0] = words
+            self._write(rows, self._sites(spots, avals), spots, filled)
             self.tracker.close_step()
             self.tracker.settle(rows)
 
@@ -239,14 +249,16 @@ class Session:
         watch, rows = step.program.watch(), step.rows
         words = probes.on_host(step.words)
         graph = step.program.graph
-        avals = [graph.values[spot.value].aval for spot in watch.spots]
+        if watch.sites is None:
+            avals = [graph.values[spot.value].aval for spot in watch.spots]
+            watch.sites = self._sites(watch.spots, avals)
         if step.program.expected:
             for order, spot in enumerate(watch.spots):
                 writer = graph.values[spot.value].writer
                 allowed = {} if writer is None else step.program.allowed(graph.nodes[writer])
                 if allowed:
                     rows.expected[order] = allowed
-        self._write(rows, watch.spots, avals, [words[watch.at[spot.value]] for spot in watch.spots])
+        self._write(rows, watch.sites, watch.spots, words[watch.order])
         self._live(step, watch)
         self._local.step = step
         try:
@@ -258,22 +270,32 @@ class Session:
         if rows.failed is None:
             self.tracker.known_clean(rows.step + 1)
 
-    def _write(self, rows: Rows, spots: list[Spot], avals: list[Any], words: list[Any]) -> None:
+    def _write(self, rows: Rows, sites: list[Site], spots: list[Spot], words: Any) -> None:
         """Write readings into a step's rows."""
+        rows.sites.extend(sites)
+        rows.calls.extend(spot.call for spot in spots)
+        low, high = words[:, 1].astype(float), words[:, 2].astype(float)
+        empty = low > high  # nothing in it is finite
+        low[empty] = high[empty] = 0.0
+        for order in np.flatnonzero(words[:, 0]):
+            low[order], high[order] = probes.read(words[order])
+        if words.shape[1] > 3:
+            first = len(rows.lo)
+            rows.stats.update(
+                (first + i, tuple(row)) for i, row in enumerate(words[:, 3:].tolist())
+            )
+        rows.lo.extend(low.tolist())
+        rows.hi.extend(high.tolist())
+
+    def _sites(self, spots: list[Spot], avals: list[Any]) -> list[Site]:
         site = self.tracker.monitor.site
-        for spot, aval, row in zip(spots, avals, words, strict=True):
-            low, high = probes.read(row)
-            if self.options.extra and len(row) > 3:
-                rows.stats[len(rows.lo)] = tuple(float(x) for x in row[3:])
-            rows.sites.append(
-                site(
-                    spot.layer, spot.phase, spot.tensor, probes.dtype_name(aval),
-                    probes.dtype_max(aval), parameter=spot.parameter,
-                )
-            )  # fmt: skip
-            rows.calls.append(spot.call)
-            rows.lo.append(low)
-            rows.hi.append(high)
+        return [
+            site(
+                spot.layer, spot.phase, spot.tensor, probes.dtype_name(aval),
+                probes.dtype_max(aval), parameter=spot.parameter,
+            )
+            for spot, aval in zip(spots, avals, strict=True)
+        ]  # fmt: skip
 
     def _every_operation(self, step: Step) -> None:
         """Look at every operation of a step."""

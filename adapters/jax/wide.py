@@ -45,5 +45,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _x64() -> Any:
-    enable: Any = getattr(jax, "enable_x64", None) or getattr(jax.experimental, "enable_x64", None)
+    # The newer one has no truth value.
+    place = jax if hasattr(jax, "enable_x64") else jax.experimental
+    enable: Any = getattr(place, "enable_x64", None)
     return enable(True)

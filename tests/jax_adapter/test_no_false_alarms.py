@@ -64,11 +64,21 @@ CASES = {
     "guarded_logarithm": (guarded, X),
     "nan_safe_quantile": (quantiles, X),
     "beam_search": (beam, X),
-    "integers_and_booleans": (lambda x, y: (x // 2, y | True, x.sum()), jnp.arange(3), jnp.ones(2, bool)),
-    "zero_sized": (lambda x: (x, x.sum(), jnp.zeros((0, 3)) @ jnp.zeros((3, 2))), jnp.zeros((0, 4))),
+    "integers_and_booleans": (
+        lambda x, y: (x // 2, y | True, x.sum()),
+        jnp.arange(3),
+        jnp.ones(2, bool),
+    ),
+    "zero_sized": (
+        lambda x: (x, x.sum(), jnp.zeros((0, 3)) @ jnp.zeros((3, 2))),
+        jnp.zeros((0, 4)),
+    ),
     "small_floats": (small_floats, X),
     "logsumexp_of_a_mask": (lambda x: jax.nn.logsumexp(x, where=x > 0, axis=-1), X),
-    "topk_padding": (lambda x: lax.top_k(jnp.pad(x, ((0, 0), (0, 2)), constant_values=-jnp.inf), 2), X),
+    "topk_padding": (
+        lambda x: lax.top_k(jnp.pad(x, ((0, 0), (0, 2)), constant_values=-jnp.inf), 2),
+        X,
+    ),
     "old_style_key": (lambda k, x: jax.random.normal(k) + x, jax.random.PRNGKey(0), X),
     "typed_key": (random_numbers, jax.random.key(0), X),
     "complex": (lambda x: jnp.abs(jnp.fft.fft(x)), X),
@@ -175,7 +185,9 @@ def test_pallas_is_opaque_and_its_result_is_read():
         o_ref[...] = jnp.log(x_ref[...])
 
     def fn(x):
-        call = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)
+        call = pl.pallas_call(
+            kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True
+        )
         return call(x).sum()
 
     tracked = anynan.jax.track(fn, action="record")

@@ -1,0 +1,53 @@
+"""The demo: each bug strikes, and the report names its line."""
+
+import warnings
+
+import pytest
+
+import anynan
+from anynan.sources import is_library
+
+demo = pytest.importorskip("anynan.jax.demo")
+
+FOUND = {
+    "where": (
+        None,
+        "backward",
+        "sqrt",
+        "where_gradient_trap",
+        "size = jnp.where(real, jnp.sqrt(square), 0.0)",
+    ),
+    "mask": (
+        "block_0.attention",
+        "forward",
+        "softmax",
+        "softmax_fully_masked",
+        "weights = jax.nn.softmax(scores, axis=-1)",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", demo.BUGS)
+def test_a_bug_is_named(bug):
+    tracked, *state, loader = demo.setup(bug, 0)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        for step in (0, 39):
+            *state, _ = tracked(*state, *loader.batch(step))
+    event = caught.value.event
+    operation = event.operation
+    found = (event.layer, event.phase, operation.name, event.cause.tag, operation.source.text)
+    assert found == FOUND[bug]
+    assert not is_library(operation.source.file)
+
+
+def test_every_bug_has_a_test():
+    assert set(FOUND) == set(demo.BUGS)
+
+
+@pytest.mark.slow
+def test_without_the_bug_it_trains_on(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert demo.main("where", fixed=True, steps=41) == 0
+    assert "no reading went bad" in capsys.readouterr().out
