@@ -83,7 +83,7 @@ def call_site(chain: tuple[Any, ...], eqn: Any) -> CallSite:
         inner = rest + inner
         name = level.params.get("name")
         named = [name] if isinstance(name, str) and depth < len(chain) else []
-        functions = [code.co_name for code, _ in rest] + named + functions
+        functions = [code.co_name for code, _ in rest] + _rules(points(level)) + named + functions
         if outer:
             around = tuple(tuple(_cut(points(item))[0]) for item in chain[:depth])
             return CallSite(tuple(outer), around, tuple(inner), tuple(functions))
@@ -95,6 +95,12 @@ def _cut(stack: list[Point]) -> tuple[list[Point], list[Point]]:
     outside = [i for i, (code, _) in enumerate(stack) if not _is_jax(code.co_filename)]
     at = max(outside, default=-1)
     return stack[: at + 1], _to_bind(stack[at + 1 :])
+
+
+def _rules(stack: list[Point]) -> list[str]:
+    """Name the functions of JAX whose own derivative rule made an equation."""
+    names = [code.co_name for code, _ in stack if _is_jax(code.co_filename)]
+    return [name.removesuffix("_jvp") for name in names if name.endswith("_jvp")]
 
 
 def _to_bind(stack: list[Point]) -> list[Point]:

@@ -254,9 +254,8 @@ class Program:
             leaf = self.leaves[result.source]
             layer = self.owner(leaf)
             if result.state:
-                phase: Any = "optimizer" if any(n.after for n in nodes) else "parameter"
                 short = leaf.name.rpartition(".")[2]
-                return Spot(index, layer, phase, short, 0, leaf.name)
+                return Spot(index, layer, "optimizer", short, 0, leaf.name)
             short = leaf.name.rpartition(".")[2]
             return Spot(index, layer, "backward", f"grad of {short}", 0, leaf.name)
         if any(node.backward for node in nodes) and all(node.backward for node in nodes):
@@ -313,13 +312,13 @@ class Program:
         graph = self.graph
         for i, result in enumerate(self.results):
             index = graph.results[i]
-            flag = found.get(index)
-            if not result.state or result.source is None or flag is None or not flag.word:
+            if not result.state or result.source is None:
                 continue
             leaf = self.leaves[result.source]
-            if leaf.role == "parameter":
+            more = [graph.results[j] for j, _ in self.moments(leaf)]
+            bad = any(j in found and found[j].word for j in (index, *more))
+            if bad and leaf.role == "parameter":
                 gradient = self.gradient_of(index)
-                more = [graph.results[j] for j, _ in self.moments(leaf)]
                 return [index, *([] if gradient is None else [gradient]), *more]
         return []
 

@@ -105,7 +105,8 @@ class Recorder:
         """Give the array of a value as an operation saw it, None if it was not looked at."""
         value = self.graph.values[index]
         if value.known:
-            return value.constant
+            held = value.constant
+            return held if isinstance(held, jax.Array) else np.asarray(held)
         array = self.held.get(self._key(index, op))
         shard = self._shard(op)
         if array is not None and array.ndim > len(value.aval.shape):
@@ -178,12 +179,17 @@ class Recorder:
 
     def _named_backward(self, op: Op, forward: Op) -> list[tuple[int, str]]:
         root = self.operations.root
-        inside = {root(i): name for i, name in self._named(forward)}
-        results = {root(i) for i in forward.outs}
-        found: list[tuple[int, str]] = []
+        named = self._named(forward)
+        roots = [root(i) for i, _ in named]
+        inside = {base: name for base, (_, name) in zip(roots, named, strict=True)}
+        # Two parts of one array have one root, and are told apart by themselves.
+        inside = {base: name for base, name in inside.items() if roots.count(base) == 1}
+        inside.update(named)
+        results = [*forward.outs, *(root(i) for i in forward.outs)]
+        found: dict[str, int] = {}
         grads = 0
         for i in op.ins:
-            base = root(i)
+            base = i if i in inside or i in results else root(i)
             if base in results:
                 name = "result"
             elif base in inside:
@@ -194,15 +200,14 @@ class Recorder:
             elif not self._matters(base):
                 continue
             else:
-                name = "saved"
-            if name not in [n for _, n in found] or name == "saved":
-                found.append((i, name))
+                name = f"saved[{i}]"
+            found.setdefault(name, i)
         # What the slope is at says more than the slope.
-        for base, name in [*inside.items(), *((base, "result") for base in results)]:
-            if name not in [n for _, n in found] and name != "condition":
-                found.append((base, name))
-        found.sort(key=lambda pair: pair[1] != "grad")
-        return found
+        for base, name in [*named, *((i, "result") for i in forward.outs)]:
+            if name != "condition":
+                found.setdefault(name, base)
+        order = sorted(found, key=lambda name: name != "grad")
+        return [(found[name], name) for name in order]
 
     def _gradient(self, index: int) -> bool:
         value = self.graph.values[index]
@@ -257,10 +262,8 @@ class Recorder:
     def _outside(self, value: Value, summary: Summary | None) -> tuple[External | None, str | None]:
         if value.argument is not None:
             leaf = self.program.leaves[value.argument]
-            roles: dict[str, External] = {
-                "input": "input", "parameter": "parameter", "buffer": "buffer", "state": "buffer",
-            }  # fmt: skip
-            return roles[leaf.role], leaf.name
+            # What a bad optimizer state does is the update's own story.
+            return (None, None) if leaf.role == "state" else (leaf.role, leaf.name)
         held = probes.measure(value.constant) if hasattr(value.constant, "shape") else None
         if held is None:
             finite = not isinstance(value.constant, float) or math.isfinite(value.constant)

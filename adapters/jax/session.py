@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -87,12 +88,14 @@ class Session:
         policy = options.policy
         finite = [policy, *policy.overrides.values()]
         sizes = bool(options.stats) or any(p.large or p.headroom for p in finite)
+        # A gradient norm is judged by what it was before.
+        guarded = policy.spike is not None or policy.vanishing is not None
         self.settings = Settings(
             names=signature.argument_names(fn),
             backward=options.backward,
-            gradients=options.backward and (sizes or not options.replay),
-            ends=sizes,
-            extra=options.extra,
+            gradients=options.backward and (sizes or guarded or not options.replay),
+            ends=sizes or guarded,
+            extra=options.extra if not guarded else (*options.extra, "norm"),
             parameters=options.parameters,
             donate=not keep_inputs,
             drops=options.action == "skip" or options.patience > 0,
@@ -260,6 +263,7 @@ class Session:
                     rows.expected[order] = allowed
         self._write(rows, watch.sites, watch.spots, words[watch.order])
         self._live(step, watch)
+        self._guard(step, words[watch.order])
         self._local.step = step
         try:
             if self.options.level == "operation":
@@ -286,6 +290,19 @@ class Session:
             )
         rows.lo.extend(low.tolist())
         rows.hi.extend(high.tolist())
+
+    def _guard(self, step: Step, words: Any) -> None:
+        """Have the norm of all gradients of weights judged, where the policy asks for it."""
+        policy = self.options.policy
+        if policy.spike is None and policy.vanishing is None:
+            return
+        norms = [
+            float(row[-1])
+            for spot, row in zip(step.program.watch().spots, words, strict=True)
+            if spot.phase == "backward" and spot.parameter is not None
+        ]
+        if norms:
+            self.tracker.guard(step.rows, math.hypot(*norms))
 
     def _sites(self, spots: list[Spot], avals: list[Any]) -> list[Site]:
         site = self.tracker.monitor.site
