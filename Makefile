@@ -44,10 +44,10 @@ wheel: $(VENV)/wheel.stamp ## Build the sdist, and the wheel from it, into dist/
 	rm -rf dist
 	$(RUN) -m build
 
-bench: $(VENV)/test.stamp ## Run the benchmarks on the CPU (writes docs/benchmarks.md)
+bench: $(VENV)/bench.stamp ## Run the benchmarks on the CPU (writes docs/benchmarks.md)
 	$(RUN) -m tests.benchmarks $(ARGS)
 
-bench-gpu: $(VENV)/test.stamp ## Run the benchmarks on the GPU (prints only)
+bench-gpu: $(VENV)/bench.stamp ## Run the benchmarks on the GPU (prints only)
 	$(RUN) -m tests.benchmarks --device cuda --write build/bench-gpu.md $(ARGS)
 
 test-gpu: $(VENV)/test.stamp ## Run the tests that need an accelerator
@@ -69,9 +69,10 @@ $(VENV)/python.stamp:
 
 $(VENV)/demo.stamp: EXTRA = torch
 $(VENV)/test.stamp: EXTRA = test
+$(VENV)/bench.stamp: EXTRA = bench
 $(VENV)/lint.stamp: EXTRA = lint
 $(VENV)/docs.stamp: EXTRA = docs
-$(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/lint.stamp $(VENV)/docs.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
+$(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/bench.stamp $(VENV)/lint.stamp $(VENV)/docs.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
 	$(INSTALL) -e '.[$(EXTRA)]'
 	@touch $@
 

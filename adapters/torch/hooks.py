@@ -152,6 +152,7 @@ class ForwardHook(_Hook):
                     return
             else:
                 rows = session.open_step(state)
+                session.past()
         calls, root = state.calls, state.root
         if recompute or (root is not None and root.grad and not _grad_enabled()):
             call, root = state.regions.number(calls, self.path, again=recompute, root=root)

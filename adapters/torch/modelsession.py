@@ -24,6 +24,8 @@ MAX_ROWS = 50_000
 class ModelSession(Session):
     """Watch one module; its step ends at its optimizer's step."""
 
+    roots_are_models = True
+
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
         super().__init__(options)
         self.models = [("", weakref.ref(model))]
@@ -96,9 +98,11 @@ class ModelSession(Session):
                 state.trained = True
                 if self.options.backward:
                     x.register_hook(KeepGradHook(weak, root, i))
-        if len(state.calls) < 2 and not compiled.ran_now(self):
+        if len(state.calls) < 2 and any(module.children()) and not compiled.ran_now(self):
             compiled.missed(self, called=True)
         over = not state.trained and not again
+        if self.parts and torch.is_grad_enabled():
+            over = False  # a part without gradients, as a frozen one, is not the whole step
         if over or not state.slots.deferred:
             compiled.take(self, state)
         if over:

@@ -188,7 +188,9 @@ def outside(session: Session, root: RootCall) -> dict[int, tuple[External, str]]
             found[int(local(x).untyped_storage()._cdata)] = (kind, name)
     for name, x in session._named_inputs(root.fn, root.args, root.kwargs):
         if x.layout is torch.strided and not x.is_meta:
-            found.setdefault(int(local(x).untyped_storage()._cdata), ("input", name))
+            # What a part of the model gets from another was computed, nobody saw where.
+            kind = "unknown" if session.parts and x.grad_fn is not None else "input"
+            found.setdefault(int(local(x).untyped_storage()._cdata), (kind, name))
     return found
 
 

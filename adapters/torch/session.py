@@ -16,7 +16,7 @@ from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
 from anynan.patterns import choose
 from anynan.summary import Summary
-from anynan.torch import compiled, endings, scaling, updates
+from anynan.torch import compiled, endings, entrances, scaling, updates
 from anynan.torch.fixed import Board
 from anynan.torch.gradients import Held, gradient_site, norm_dtype
 from anynan.torch.growth import registered
@@ -41,6 +41,7 @@ class Session:
     """Watch modules for one tracker; the base of a tracked model and a tracked step."""
 
     backend = "torch"
+    roots_are_models = False
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -59,6 +60,7 @@ class Session:
         self._optimizer_known: bool | None = None
         self.boards: list[Board] = []
         self.renewed = False
+        self.parts = False
         self._resting: State | None = None
         self.ranks = Ranks(options.across_ranks)
         self.hooked: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
@@ -143,8 +145,15 @@ class Session:
             hook = ForwardHook(self, path, fixed.get(path))
             self.handles.append(module.register_forward_hook(hook))
         self.handles.append(root.register_forward_hook(RootExit(self), always_call=True))
+        self.parts = self.parts or (self.roots_are_models and entrances.has_own_loop(root))
+        if self.parts:
+            entrances.hook_parts(self, prefix, root)
         remark_slow_paths(self.tracker, model)
         compiled.renew(self, model)
+
+    def past(self) -> None:
+        """Note that a layer was called past the model."""
+        entrances.called_past(self)
 
     def paths(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Give the watched layers of a model by path, patterns applied."""
@@ -324,7 +333,8 @@ class Session:
             state.operations = Operations(self, root, layer)
         state.step_roots.append((len(rows.sites), weakref.ref(root)))
         for name, x in named:
-            if x.dtype in DTYPE_NAME:
+            # What a part of the model gets from another is no input.
+            if x.dtype in DTYPE_NAME and not (self.parts and x.grad_fn is not None):
                 site = self.tracker.monitor.site(
                     layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
                 )
