@@ -41,8 +41,11 @@ class Flags:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self.state: dict[str, Any] = dict(np.geterr())
-        self.usable = all(self.state[word] in _STATES for word in ("divide", "over", "invalid"))
+        state: Any = np.geterr()
+        self.state: dict[str, Any] = state
+        self.usable = (
+            state["divide"] in _STATES and state["over"] in _STATES and state["invalid"] in _STATES
+        )
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call a function and collect its flags."""

@@ -45,14 +45,7 @@ class TrackedArray:
 
     # What it is.
 
-    @property
-    def shape(self) -> Any:
-        """Give the array's shape."""
-        return self._raw.shape
-
-    @shape.setter
-    def shape(self, value: Any) -> None:
-        self._raw.shape = value
+    shape: Any
 
     @property
     def dtype(self) -> Any:
@@ -69,16 +62,6 @@ class TrackedArray:
         if self._tape.is_array(value):
             return self._tape.operate(name, lambda x: getattr(x, name), (self,), {})
         return _At(self) if name == "at" else value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in TrackedArray.__slots__ or name == "shape":
-            object.__setattr__(self, name, value)
-            return
-
-        def write(x: Any, given: Any) -> None:
-            setattr(x, name, given)
-
-        self._tape.operate("setitem", write, (self, value), {}, writes=self)
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -282,6 +265,24 @@ def _install_unary(name: str, function: Callable[..., Any]) -> None:
     setattr(TrackedArray, f"__{name}__", method)
 
 
+def _attribute(name: str) -> property:
+    """Make an attribute of the array that can be assigned to."""
+
+    def read(self: TrackedArray) -> Any:
+        return self._raw.shape if name == "shape" else self.__getattr__(name)
+
+    def write(self: TrackedArray, value: Any) -> None:
+        def change(x: Any, given: Any) -> None:
+            setattr(x, name, given)
+
+        self._tape.operate("setitem", change, (self, value), {}, writes=self)
+
+    return property(read, write, doc=f"Give the array's ``{name}``.")
+
+
+# An attribute that is not listed here is read only: a tracked array has none of its own.
+for _name in ("shape", "real", "imag", "flat", "strides", "data", "grad", "requires_grad"):
+    setattr(TrackedArray, _name, _attribute(_name))
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift",
               "rshift"):  # fmt: skip
     _install(_name, getattr(operator, _name))
