@@ -8,8 +8,12 @@ from typing import Any, overload
 
 from anynan.arrays import type_name
 from anynan.arraysession import ArraySession
+from anynan.measuring import measure
 from anynan.namespaces import Namespace, recording
 from anynan.options import Options
+from anynan.probing import Span, probe
+from anynan.registry import register
+from anynan.summary import Summary
 from anynan.trackable import is_array
 from anynan.tracked import TrackedArray
 from anynan.tracker import Tracker
@@ -87,6 +91,25 @@ def namespace(xp: Any) -> Namespace:
         raise TypeError(msg)
     msg = f"namespace() takes an array library's module, not a {type_name(xp)}: {xp!r}"
     raise TypeError(msg)
+
+
+class Reader:
+    """Let ``anynan.check`` and ``anynan.summarize`` see through a tracked array."""
+
+    def owns(self, x: Any, /) -> bool:
+        """Tell whether this is a tracked array."""
+        return isinstance(x, TrackedArray)
+
+    def probe(self, x: Any, /) -> Span | None:
+        """Read the array that it holds."""
+        return probe(x._raw)
+
+    def summarize(self, x: Any, /) -> Summary:
+        """Describe the array that it holds."""
+        return measure(x._raw)
+
+
+register(Reader())
 
 
 def array_options(options: dict[str, Any]) -> Options:

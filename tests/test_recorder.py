@@ -775,6 +775,24 @@ def test_a_kept_array_keeps_no_other_alive() -> None:
     assert kept[0].tolist() == [2.0] * 10
 
 
+def test_direct_checks_see_through_a_tracked_array() -> None:
+    def program(x: Array) -> Any:
+        with anynan.scope("layer"):
+            y = x / x
+            assert anynan.summarize(y).nan == 3
+            assert anynan.check(x, "x") is x
+            return anynan.check({"y": y}, "values")
+
+    for read in ("immediate", "step"):
+        tracker = anynan.track(program, read=read, action="record")
+        with pytest.raises(anynan.NonFiniteError) as error:
+            tracker(ZEROS)
+        event = error.value.event
+        assert (event.backend, event.layer, event.phase) == ("numpy", "layer", "value")
+        assert event.tensor == "values['y']"
+        assert not tracker.notes
+
+
 def test_patterns_choose_scopes() -> None:
     def program(x: Array) -> Any:
         with anynan.scope("a"), anynan.scope("b"):
