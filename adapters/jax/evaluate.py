@@ -17,7 +17,7 @@ from jax.extend import core as jc
 from jax.extend import source_info_util
 
 from anynan.jax import probes
-from anynan.jax.nesting import JITS, REMAT, Body, bodies
+from anynan.jax.nesting import JITS, REMAT, Body, bodies, dropped
 
 Path = tuple[Any, ...]
 What = Literal["code", "ends", "value"]
@@ -103,7 +103,7 @@ def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:
 
 def silent(eqn: Any) -> bool:
     """Tell whether an equation is run only for its effect, such as a print."""
-    return bool(eqn.effects) and all(isinstance(var, jc.DropVar) for var in eqn.outvars)
+    return bool(eqn.effects) and all(dropped(var) for var in eqn.outvars)
 
 
 def _take(probe: Probe, x: Any, extra: tuple[str, ...]) -> Any:
@@ -157,7 +157,7 @@ class Evaluator:
                 outs, more = self._equation(eqn, ins, (*path, i))
             found += more
             for var, value in zip(eqn.outvars, outs, strict=True):
-                if not isinstance(var, jc.DropVar):
+                if not dropped(var):
                     write(var, value)
         return [read(var) for var in jaxpr.outvars], found
 
@@ -205,7 +205,7 @@ class Evaluator:
                         more = [shape.spread(size) for shape in more]
                     found += more
             for var in eqn.outvars:
-                if not isinstance(var, jc.DropVar):
+                if not dropped(var):
                     defined(var)
         return found
 

@@ -8,7 +8,7 @@ from jax.extend import core as jc
 
 from anynan.jax import lines
 from anynan.jax.evaluate import Path
-from anynan.jax.nesting import Body, bodies, hides
+from anynan.jax.nesting import Body, bodies, dropped, hides
 from anynan.jax.stacks import Place, place
 
 # These read values and make none: what is bad in them was bad before.
@@ -150,7 +150,7 @@ class Graph:
                 outs = self._open(eqn, inner, operands, spot, (*chain, eqn), here, position)
             else:
                 outs = [
-                    None if isinstance(var, jc.DropVar) else self._value(var, path, loops).index
+                    None if dropped(var) else self._value(var, path, loops).index
                     for var in eqn.outvars
                 ]
                 node = Node(
@@ -166,7 +166,7 @@ class Graph:
             env.update(
                 (var, out)
                 for var, out in zip(eqn.outvars, outs, strict=True)
-                if out is not None and not isinstance(var, jc.DropVar)
+                if out is not None and not dropped(var)
             )
         return [read(var) for var in jaxpr.outvars]
 
@@ -225,7 +225,7 @@ class Graph:
                     arguments[skip + i].feeds.append(out)
                     value.feeds.append(arguments[skip + i].index)  # no round at all
         return [
-            None if isinstance(var, jc.DropVar) else value.index
+            None if dropped(var) else value.index
             for var, value in zip(eqn.outvars, outside, strict=True)
         ]
 

@@ -84,5 +84,10 @@ def hides(eqn: Any) -> bool:
     return False
 
 
+def dropped(var: Any) -> bool:
+    """Tell whether a variable stands for a result that nobody takes."""
+    return type(var).__name__ == "DropVar"  # public under no name in every version
+
+
 def _body(step: Any, kind: Kind, inner: Any) -> Body:
     return Body(step, kind, getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()))

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ON_DEVICE = {"bench_torch", "bench_compiled", "bench_cupy"}
+ON_DEVICE = {"bench_torch", "bench_compiled", "bench_cupy", "bench_jax"}
 
 if __name__ == "__main__":
     names = {path.stem for path in Path(__file__).parent.glob("bench_*.py")}

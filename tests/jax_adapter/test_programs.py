@@ -175,7 +175,7 @@ def counted_roots(x):
 
 def host_log(x):
     with np.errstate(all="ignore"):
-        return np.log(np.asarray(x))
+        return np.log(np.asarray(x, np.float32))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,181 @@
+"""Time a tracked JAX training step beside what users would otherwise pick: run and compile.
+
+A transformer of four flax blocks with adam. The variants take turns step by step in one process;
+the compile time is that of one fresh compilation of each. Run it with nothing else on the
+machine: ``make bench``.
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.experimental import checkify
+
+import anynan
+from tests.benchmarks.timing import machine, options, publish, ratios, table
+
+WIDTH, HEADS, BLOCKS, BATCH, LENGTH, LETTERS = 128, 4, 4, 8, 64, 64
+GOALS = {"run": "<= 1.05", "compile": "<= 1.5"}
+State = tuple[Any, Any]
+
+
+class Block(nn.Module):
+    """Attention, then a small network at every position."""
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        mask = nn.make_causal_mask(x[..., 0])
+        y = nn.LayerNorm(name="norm1")(x)
+        x = x + nn.MultiHeadDotProductAttention(HEADS, name="attention")(y, mask=mask)
+        y = nn.Dense(4 * WIDTH, name="up")(nn.LayerNorm(name="norm2")(x))
+        return x + nn.Dense(WIDTH, name="down")(nn.gelu(y))
+
+
+class Model(nn.Module):
+    """A character-level language model."""
+
+    @nn.compact
+    def __call__(self, tokens: Any) -> Any:
+        x = nn.Embed(LETTERS, WIDTH, name="token")(tokens)
+        for i in range(BLOCKS):
+            x = Block(name=f"block_{i}")(x)
+        return nn.Dense(LETTERS, name="head")(nn.LayerNorm(name="norm")(x))
+
+
+MODEL, OPTIMIZER = Model(), optax.adam(1e-3)
+TOKENS = jax.random.randint(jax.random.key(0), (BATCH, LENGTH + 1), 0, LETTERS)
+
+
+def train_step(params: Any, opt_state: Any, tokens: Any) -> tuple[Any, Any, Any]:
+    """Take one step."""
+
+    def loss_fn(params: Any) -> Any:
+        logits = MODEL.apply(params, tokens[:, :-1])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        return losses.mean()
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+
+def plain() -> Callable[..., Any]:
+    """Compile the step."""
+    return jax.jit(train_step)
+
+
+def tracked() -> Callable[..., Any]:
+    """Run under the default tracker."""
+    step: Callable[..., Any] = anynan.jax.track(train_step)
+    return step
+
+
+def tracked_sizes() -> Callable[..., Any]:
+    """Run with magnitudes and the gradient of every layer read too."""
+    step: Callable[..., Any] = anynan.jax.track(train_step, stats=("absmax",))
+    return step
+
+
+def tracked_skip() -> Callable[..., Any]:
+    """Run with bad updates dropped inside the program."""
+    step: Callable[..., Any] = anynan.jax.track(train_step, action="skip")
+    return step
+
+
+def debug_nans() -> Callable[..., Any]:
+    """Run with ``jax_debug_nans``, which looks at every result on the host."""
+    step = jax.jit(train_step)
+
+    def run(*args: Any) -> Any:
+        with jax.debug_nans(True):
+            return step(*args)
+
+    return run
+
+
+def float_checks() -> Callable[..., Any]:
+    """Run under checkify's checks of floats."""
+    step = jax.jit(checkify.checkify(train_step, errors=checkify.float_checks))
+
+    def run(*args: Any) -> Any:
+        error, out = step(*args)
+        error.throw()
+        return out
+
+    return run
+
+
+def callback() -> Callable[..., Any]:
+    """Send whether every gradient is finite to the host, every step."""
+
+    def step(params: Any, opt_state: Any, tokens: Any) -> Any:
+        out = train_step(params, opt_state, tokens)
+        fine = [jnp.isfinite(x).all() for x in jax.tree.leaves(out)]
+        jax.debug.callback(lambda ok: None, jnp.stack(fine).all())
+        return out
+
+    return jax.jit(step)
+
+
+BASE = "plain jit"
+VARIANTS: dict[str, Callable[[], Callable[..., Any]]] = {
+    BASE: plain,
+    "anynan track(step)": tracked,
+    'anynan, action="skip"': tracked_skip,
+    'anynan, stats="absmax"': tracked_sizes,
+    "jax_debug_nans": debug_nans,
+    "checkify.float_checks": float_checks,
+    "unconditional debug.callback": callback,
+}
+
+
+def finished(step: Callable[..., Any], *args: Any) -> object:
+    """Wait for a step's results."""
+    return jax.block_until_ready(step(*args))
+
+
+@contextlib.contextmanager
+def clock(times: dict[str, float], name: str) -> Iterator[None]:
+    """Note how long something takes."""
+    start = time.perf_counter()
+    yield
+    times[name] = time.perf_counter() - start
+
+
+def measure(rounds: int) -> dict[str, dict[str, float]]:
+    """Return run and first-call times of each variant over those of the plain step."""
+    params = MODEL.init(jax.random.key(0), TOKENS[:, :-1])
+    state = params, OPTIMIZER.init(params)
+    first: dict[str, float] = {}
+    runs: dict[str, Callable[[], object]] = {}
+    for name, make in VARIANTS.items():
+        jax.clear_caches()
+        step = make()
+        with clock(first, name):
+            jax.block_until_ready(step(*state, TOKENS))
+        runs[name] = functools.partial(finished, step, *state, TOKENS)
+    compiled = {name: took / first[BASE] for name, took in first.items()}
+    return {"run": ratios(runs, BASE, rounds), "compile": compiled}
+
+
+def main() -> None:
+    """Measure and print the table, or write it into the documentation."""
+    chosen = options(__doc__)
+    results = measure(chosen.rounds)
+    devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
+    text = (
+        f"{machine(f'JAX {jax.__version__}', devices)}; medians of {chosen.rounds} interleaved "
+        "steps; compile is the first call, tracing included.\n\n"
+        f"{table(results, 'variant', GOALS)}\n"
+    )
+    publish("jax", text, chosen.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The replay of a large step: layers first, then the operations of those that went bad."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import anynan
+from anynan.jax import replay
+from tests.jax_adapter.models import made
+
+
+def caught(tracked, *args):
+    with pytest.raises(anynan.NonFiniteError) as error:
+        tracked(*args)
+    return error.value.event
+
+
+@pytest.mark.parametrize(
+    ("bad", "zero", "found"),
+    [("log", False, ("head", "forward", "log")), ("root", True, ("head", "backward", "sqrt"))],
+)
+def test_a_large_step_is_narrowed_to_the_layers_that_went_bad(bad, zero, found, monkeypatch):
+    monkeypatch.setattr(replay, "MOST", 5)
+    asked = []
+    flags = replay.flags
+
+    def counting(program, arrays, wanted):
+        asked.append(len(wanted))
+        return flags(program, arrays, wanted)
+
+    monkeypatch.setattr(replay, "flags", counting)
+    step, params, state, x = made(bad)
+    event = caught(anynan.jax.track(step), params, state, x * (0 if zero else 1))
+    assert (event.layer, event.phase, event.operation.name) == found
+    program_size = 80
+    assert max(asked) < program_size
+
+
+def test_a_failing_step_is_replayed_three_times_at_most():
+    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), action="record")
+    for _ in range(5):
+        tracked(-jnp.ones(2))
+    assert [event.operation is not None for event in tracked.events] == [True] * 3 + [False] * 2
+    assert "not replayed again" in tracked.events[-1].notes[0]
+
+
+def test_a_replay_can_be_left_out():
+    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), replay=False)
+    event = caught(tracked, -jnp.ones(2))
+    assert (event.phase, event.operation) == ("loss", None)
+
+
+def test_the_same_function_on_several_lines_and_in_a_loop():
+    def fn(x):
+        a = jnp.sqrt(x)
+        b = jnp.sqrt(x - 1)
+        for _ in range(2):
+            b = jnp.sqrt(b) + 1
+        return (a + b).sum()
+
+    event = caught(anynan.jax.track(jax.grad(fn)), jnp.array([2.0, 1.0]))
+    assert (event.phase, event.operation.name) == ("backward", "sqrt")
+    assert event.operation.source.text in ("b = jnp.sqrt(b) + 1", "b = jnp.sqrt(x - 1)")
+
+
+def test_both_the_overflow_and_the_first_nan_are_named():
+    def fn(x):
+        with jax.named_scope("grow"):
+            y = jnp.exp(x)
+        with jax.named_scope("norm"):
+            return (y - y.mean()).sum()
+
+    event = caught(anynan.jax.track(fn), jnp.array([100.0, 1.0]))
+    assert (event.layer, event.operation.name, event.kind) == ("grow", "exp", "posinf")
