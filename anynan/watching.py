@@ -28,6 +28,7 @@ from anynan.options import ACTIONS, environment
 from anynan.policy import DEFAULT, Policy, reading_kind
 from anynan.probing import probe
 from anynan.reporting import render
+from anynan.values import plain
 
 T = TypeVar("T")
 Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
@@ -155,7 +156,10 @@ def bad_rows(value: Any) -> tuple[int, ...]:
     if not shape or is_chunked(value):
         return ()
     try:
-        view = on_host(value)
+        held = plain(value)
+        if tuple(held.shape) != tuple(shape):  # the stored elements of a sparse array
+            return ()
+        view = on_host(held)
         if view is not None:
             return tuple(islice(_rows(view), MAX_ROWS))
         xp = namespace(value)
@@ -170,9 +174,9 @@ def _rows(view: np.ndarray[Any, Any]) -> Iterator[int]:
     many = max(1, BLOCK // max(1, view[:1].size))
     for start in range(0, len(view), many):
         block = view[start : start + many]
-        if type(block) is np.ndarray and block.dtype.char in "efdgFDG":
-            bad = ~np.isfinite(block).reshape(len(block), -1).all(axis=1)
-            yield from (start + np.flatnonzero(bad)).tolist()
+        if block.dtype.char in "efdgFDG":
+            bad = ~np.isfinite(np.ma.getdata(block)) & ~np.ma.getmaskarray(block)
+            yield from (start + np.flatnonzero(bad.reshape(len(block), -1).any(axis=1))).tolist()
             continue
         for i in range(len(block)):
             span = probe(block[i : i + 1])
