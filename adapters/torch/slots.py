@@ -24,7 +24,7 @@ class ImmediateSlots:
     def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool:
         """Append one reading of a ``plain`` tensor; tell whether it needs judging."""
         entry = self._scratch.get(x.dtype)
-        if entry is None or x.device.type != "cpu":
+        if entry is None or not x.is_cpu:
             entry = self._prepare(x)
         out, view = entry
         if view is not None and x.is_contiguous():
@@ -44,13 +44,13 @@ class ImmediateSlots:
 
     def _prepare(self, x: torch.Tensor) -> tuple[Any, Any]:
         view = out = None
-        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        if x.is_cpu and x.dtype in (torch.float32, torch.float64):
             # A buffer made in inference mode could not be written outside it.
             with torch.inference_mode(False):
                 buffer = torch.zeros(2, dtype=x.dtype)
             view = memoryview(buffer.numpy())  # type: ignore[arg-type]
             out = (buffer[0], buffer[1])
-        if x.device.type != "cpu":
+        if not x.is_cpu:
             return out, view
         self._scratch[x.dtype] = (out, view)
         return out, view
