@@ -11,8 +11,8 @@ import torch
 from torch._dynamo.utils import counters
 
 import anynan
-from tests.benchmarks.gpt import GPT, LARGE, SMALL, Size, train_step
-from tests.benchmarks.timing import machine, options, publish, ratios, table
+from tests.benchmarks.gpt import GPT, LARGE, SMALL, Size, publish_sizes, train_step
+from tests.benchmarks.timing import ratios
 
 BASE = "compiled, no tracking"
 GOALS = {SMALL.name: "<= 1.03", LARGE.name: "<= 1.03"}
@@ -48,20 +48,5 @@ def measure(size: Size, rounds: int, device: str) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    """Measure both sizes; write the table into the documentation."""
-    chosen = options(__doc__)
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
-    rounds = {SMALL: chosen.rounds * 5, LARGE: chosen.rounds}
-    results = {size.name: measure(size, n, chosen.device) for size, n in rounds.items()}
-    text = (
-        f"{machine(f'{torch.get_num_threads()} threads', f'PyTorch {torch.__version__}')}; medians "
-        f"of {' and '.join(str(n) for n in rounds.values())} interleaved steps.\n\n"
-        f"{table(results, 'variant', GOALS)}\n"
-    )
-    publish("torch compiled", text, chosen.write)
-
-
 if __name__ == "__main__":
-    main()
+    publish_sizes("torch compiled", __doc__, measure, GOALS)

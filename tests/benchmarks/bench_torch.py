@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import anynan
-from tests.benchmarks.gpt import LARGE, SMALL, Size, training
-from tests.benchmarks.timing import machine, options, publish, ratios, table
+from tests.benchmarks.gpt import LARGE, SMALL, Size, publish_sizes, training
+from tests.benchmarks.timing import ratios
 
 GOALS = {SMALL.name: "<= 1.15", LARGE.name: "<= 1.03"}
 
@@ -117,20 +117,5 @@ def measure(size: Size, rounds: int, device: str) -> dict[str, float]:
     return ratios(runs, BASE, rounds, wait=wait)
 
 
-def main() -> None:
-    """Measure both sizes and print the table, or write it into the documentation."""
-    chosen = options(__doc__)
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
-    rounds = {SMALL: chosen.rounds * 5, LARGE: chosen.rounds}
-    results = {size.name: measure(size, n, chosen.device) for size, n in rounds.items()}
-    text = (
-        f"{machine(f'{torch.get_num_threads()} threads', f'PyTorch {torch.__version__}')}; medians "
-        f"of {' and '.join(str(n) for n in rounds.values())} interleaved steps.\n\n"
-        f"{table(results, 'variant', GOALS)}\n"
-    )
-    publish("torch eager", text, chosen.write)
-
-
 if __name__ == "__main__":
-    main()
+    publish_sizes("torch eager", __doc__, measure, GOALS)

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.benchmarks.timing import machine, options, publish, table
+
 
 @dataclass(frozen=True)
 class Size:
@@ -94,3 +96,23 @@ def train_step(
         optimizer.step()
 
     return step
+
+
+def publish_sizes(
+    mark: str,
+    description: str | None,
+    measure: Callable[[Size, int, str], dict[str, float]],
+    goals: dict[str, str],
+) -> None:
+    """Measure both sizes as the command line says; print the table and write it down."""
+    chosen = options(description)
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    rounds = {SMALL: chosen.rounds * 5, LARGE: chosen.rounds}
+    results = {size.name: measure(size, n, chosen.device) for size, n in rounds.items()}
+    software = f"{torch.get_num_threads()} threads", f"PyTorch {torch.__version__}"
+    text = (
+        f"{machine(*software)}; medians of {' and '.join(str(n) for n in rounds.values())} "
+        f"interleaved steps.\n\n{table(results, 'variant', goals)}\n"
+    )
+    publish(mark, text, chosen.write)
