@@ -33,7 +33,7 @@ _WHERE = {
     "track": "recorder",
     "watch": "watching",
 }
-_ADAPTERS = ("torch", "jax", "cupy")
+_ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy")
 
 __all__ = [
     "Allow",
@@ -62,6 +62,8 @@ __all__ = [
 if TYPE_CHECKING:
     from anynan import cupy as cupy
     from anynan import jax as jax
+    from anynan import keras as keras
+    from anynan import tensorflow as tensorflow
     from anynan import torch as torch
     from anynan.checking import check, summarize
     from anynan.context import expect, replaying, scope

@@ -27,6 +27,7 @@ class Actor:
         self._lock = threading.RLock()
         self._local = threading.local()
         self._streak = 0
+        self.where = ""  # where in the user's training it is, noted in each event
 
     def accept(self, rows: Rows, event: Event) -> None:
         """Act on the event that a step failed by, be it this rank's or another's.

@@ -211,6 +211,8 @@ class Judge(Actor):
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
             self._spoiled = rows.step
+        if self.where:
+            event = replace(event, notes=(*event.notes, self.where))
         return event
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:

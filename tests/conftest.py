@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import hypothesis
@@ -14,6 +15,13 @@ from tests.backends import Backend, Space, parse, read_marker
 _DEVICES = "--xla_force_host_platform_device_count=8"
 if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+
+# PyTorch has to be imported before TensorFlow where one process holds both.
+if find_spec("tensorflow") is not None and find_spec("torch") is not None:
+    import torch  # noqa: F401
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 _CHOSEN = pytest.StashKey[list[Backend]]()
 

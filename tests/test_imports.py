@@ -14,7 +14,13 @@ PACKAGE = Path(anynan.__file__).parent
 FRAMEWORKS = ("cupy", "dask", "jax", "keras", "tensorflow", "torch", "transformers")
 CORE_MAY = {"anynan", "array_api_compat", "numpy", "rich"}
 # Adapter -> the packages of its framework, and the name its users know it by.
-ADAPTERS = {"cupy": ({"cupy"}, "CuPy"), "jax": ({"jax"}, "JAX"), "torch": ({"torch"}, "PyTorch")}
+ADAPTERS = {
+    "cupy": ({"cupy"}, "CuPy"),
+    "jax": ({"jax"}, "JAX"),
+    "keras": ({"keras"}, "Keras"),
+    "tensorflow": ({"keras", "tensorflow"}, "TensorFlow"),
+    "torch": ({"torch"}, "PyTorch"),
+}
 
 # What a demo trains a model with, beside its framework.
 TRAINED_WITH = {"jax": {"flax", "optax"}}

@@ -1,0 +1,96 @@
+"""``track`` and ``untrack``: they hand a model to the adapter of the backend that Keras runs on."""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, overload
+
+import keras
+
+from anynan.options import Options
+from anynan.tracker import Tracker
+
+
+@overload
+def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+@overload
+def track(target: Any, **options: Any) -> Tracker: ...
+def track(target: Any = None, **options: Any) -> Any:
+    """Watch a Keras model, forward and backward, on the backend that Keras runs on.
+
+    The model goes on being used as before: ``fit``, ``train_on_batch``, ``evaluate``,
+    ``predict`` or a loop of your own. On TensorFlow this is ``anynan.tensorflow.track``, on
+    PyTorch ``anynan.torch.track``; on JAX the pure training step of the model is tracked with
+    ``anynan.jax.track`` in ``fit`` and ``train_on_batch``.
+
+    Args:
+        target: A built model.
+        **options: As for the backend's own ``track``.
+
+    Returns:
+        A Tracker, or a decorator that makes one.
+
+    Raises:
+        TypeError: If the target is no Keras model, or an option is of the wrong type or unknown.
+        ValueError: If the model is tracked already or is not built, a pattern matches no layer,
+            or an option has an impossible value.
+        NonFiniteError: If a weight is bad already.
+
+    Example:
+        >>> import keras, anynan
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> with anynan.keras.track(model) as tracker:
+        ...     _ = model(keras.ops.ones((1, 4)))
+        >>> len(tracker.events)
+        0
+    """
+    if target is None:
+        return functools.partial(track, **options)
+    if isinstance(target, type):
+        msg = f"track() takes a model object, not the class {target.__name__}: create it first"
+        raise TypeError(msg)
+    if isinstance(target, Tracker) or not isinstance(target, keras.layers.Layer):
+        msg = f"track() takes a Keras model, not {type(target).__name__}"
+        raise TypeError(msg)
+    return adapter().track(target, **options)
+
+
+def untrack(target: Any) -> None:
+    """Stop watching a tracked model; the same as its tracker's ``remove``.
+
+    Args:
+        target: What was given to ``track``.
+
+    Raises:
+        ValueError: If it is not tracked.
+
+    Example:
+        >>> import keras, anynan
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> tracker = anynan.keras.track(model)
+        >>> anynan.keras.untrack(model)
+    """
+    adapter().untrack(target)
+
+
+def adapter() -> Any:
+    """Import the adapter of the backend that Keras runs on.
+
+    Raises:
+        NotImplementedError: If there is none for it.
+    """
+    backend = keras.backend.backend()
+    name = {"tensorflow": "anynan.tensorflow"}.get(backend)
+    if name is None:
+        msg = f"anynan.keras cannot watch Keras on the {backend} backend yet"
+        raise NotImplementedError(msg)
+    return importlib.import_module(name)
+
+
+def start(target: Any, options: Options) -> Tracker:
+    """Watch a model with options that were checked."""
+    from dataclasses import fields
+
+    given = {f.name: getattr(options, f.name) for f in fields(options)}
+    made: Tracker = track(target, **given)
+    return made

@@ -1,0 +1,18 @@
+"""Watch TensorFlow functions, modules and Keras models."""
+
+try:
+    import tensorflow as tf
+except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
+    msg = 'anynan.tensorflow needs TensorFlow: pip install "anynan[tensorflow]"'
+    raise ImportError(msg) from error
+if not hasattr(tf, "GradientTape"):
+    msg = 'anynan.tensorflow needs TensorFlow: pip install "anynan[tensorflow]"'
+    raise ImportError(msg)
+
+from anynan import registry as _registry
+from anynan.tensorflow.reader import Reader as _Reader
+from anynan.tensorflow.tracking import track, untrack
+
+__all__ = ["track", "untrack"]
+
+_registry.register(_Reader())

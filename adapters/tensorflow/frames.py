@@ -1,0 +1,118 @@
+"""What is being collected while a model runs or is traced."""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from anynan.events import Phase
+from anynan.tensorflow import probes
+from anynan.tensorflow.traces import SCOPE, Spot
+
+LOOPS = ("WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph")
+
+
+@dataclass
+class Frame:
+    """Collect the readings of one call of a model, in one graph or outside of all.
+
+    Attributes:
+        graph: The graph that is traced, None outside.
+        replaying: True where the step runs again: nothing is written then.
+        spots: What is read.
+        rows: The rows, as tensors.
+        tensors: The tensors themselves, while the frame is open.
+    """
+
+    graph: Any
+    replaying: bool = False
+    spots: list[Spot] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
+
+    def take(
+        self, x: Any, layer: str | None, phase: Phase, tensor: str, parameter: str | None = None
+    ) -> None:
+        """Read one tensor; in a replay only its name counts."""
+        name = "" if self.graph is None else x.name
+        dtype = x.dtype
+        self.spots.append(
+            Spot(layer, phase, tensor, dtype.name, probes.dtype_max(dtype), name, parameter)
+        )
+        self.tensors.append(x)
+        if not self.replaying:
+            with tf.name_scope(SCOPE):
+                self.rows.append(probes.ends(x))
+
+
+@dataclass
+class Step:
+    """Know how to run a step again.
+
+    Attributes:
+        fn: A compiled function, or a function that can be compiled.
+        args: Its arguments.
+        kwargs: Likewise.
+        kept: Variables as they were before the step.
+        layer: True where it is a layer that was called outside of every graph.
+    """
+
+    fn: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    kept: list[tuple[Any, Any]] = field(default_factory=list)
+    layer: bool = False
+
+
+@dataclass
+class State(threading.local):
+    """Hold what belongs to one thread."""
+
+    frame: Frame | None = None
+    tapes: int = 0
+    vectorised: bool = False
+    scaling: int = 0
+    replaying: bool = False
+    backward: bool = False
+    step: Step | None = None
+    depth: int = 0
+    outputs: list[tuple[Any, Any, str, str]] = field(default_factory=list)
+    open: bool = False
+    held: bool = False
+    incoming: Any = None
+    seen: dict[Any, int] = field(default_factory=dict)
+
+
+def here() -> Any:
+    """Give the graph that is traced, None outside."""
+    return tf.compat.v1.get_default_graph() if tf.inside_function() else None
+
+
+def is_loop(graph: Any) -> bool:
+    """Tell whether a graph is the body of a loop or a branch."""
+    return type(graph).__name__ in LOOPS
+
+
+def tensors(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the float tensors of a nested value, with a name for each."""
+    if isinstance(value, tf.RaggedTensor):
+        yield from tensors(value.flat_values, name)
+    elif isinstance(value, tf.SparseTensor | tf.IndexedSlices):
+        yield from tensors(value.values, name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from tensors(item, f"{name}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        fields = getattr(value, "_fields", None)
+        for i, item in enumerate(value):
+            yield from tensors(item, f"{name}.{fields[i]}" if fields else f"{name}[{i}]")
+    elif probes.checkable(value):
+        yield name, value
+
+
+def alive(ref: "weakref.ref[Any]") -> Any:
+    """Give what a weak reference points at, None if it is gone."""
+    return ref()

@@ -1,0 +1,57 @@
+"""The user's line behind an operation of a graph."""
+
+import linecache
+import os
+from typing import Any
+
+from anynan.events import Source
+from anynan.sources import is_library, own_folders
+
+PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def source(traceback: Any) -> Source | None:
+    """Find the innermost frame outside of libraries, and the library frame it went through."""
+    frames = [frame for frame in reversed(list(traceback)) if not _own(frame.filename)]
+    library = None
+    for frame in frames:
+        if not is_library(frame.filename):
+            return _source(frame, library)
+        if library is None or (_inside(library) and not _inside(frame) and _named(frame)):
+            library = frame
+    return None if library is None else _source(library, None)
+
+
+def _own(file: str) -> bool:
+    folder, name = os.path.split(os.path.realpath(file))
+    return folder in own_folders() and name != "demo.py"
+
+
+def _inside(frame: Any) -> bool:
+    return f"{os.sep}tensorflow{os.sep}" in frame.filename
+
+
+def _named(frame: Any) -> bool:
+    return any(part in frame.filename for part in PARTS)
+
+
+def _source(frame: Any, library: Any) -> Source:
+    text = linecache.getline(frame.filename, frame.lineno).strip()
+    via = None
+    if library is not None and not _inside(library):
+        file = library.filename
+        for part in PARTS:
+            file = file.rpartition(part)[2]
+        short = file if _named(library) else os.path.basename(file)
+        via = f"{short}:{library.lineno} in {library.name}"
+    return Source(frame.filename, frame.lineno, frame.name, text, via)
+
+
+def gradient_function(traceback: Any) -> str | None:
+    """Name TensorFlow's function that computes a gradient, the innermost there is."""
+    for frame in reversed(list(traceback)):
+        if _inside(frame) and frame.name.startswith("_") and "Grad" in frame.name:
+            return str(frame.name)
+        if frame.name == "gradient" and frame.filename.endswith("backprop.py"):
+            return None
+    return None

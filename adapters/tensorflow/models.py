@@ -1,0 +1,107 @@
+"""A tracked Keras model: its layers' paths, and the functions that ``fit`` and the like run."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from anynan.options import Options
+from anynan.tensorflow.frames import Step
+from anynan.tensorflow.session import Session
+
+FUNCTIONS = ("train_function", "test_function", "predict_function")
+
+
+class ModelSession(Session):
+    """Watch a Keras model."""
+
+    with_keras = True
+
+    def __init__(self, model: Any, options: Options) -> None:
+        super().__init__(layers_of(model), model, options)
+
+    def renew(self) -> None:
+        """Drop the functions that Keras traced: it makes them anew when it needs them."""
+        model = self.model()
+        for name in FUNCTIONS:
+            if getattr(model, name, None) is not None:
+                setattr(model, name, None)
+
+    def batches(self, model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Make a step's function take its batches outside of the graph: a replay needs them."""
+        step = "train_step" if function is model.train_function else "test_step"
+
+        def one_by_one(iterator: Any) -> Any:
+            if self.tracker.adapter is not self or self.paused:
+                return function(iterator)
+            out = None
+            taken = 0
+            for data in itertools.islice(iterator, int(model.steps_per_execution)):
+                taken += 1
+                fn = getattr(model, step) if model.run_eagerly else None
+                out = self.held(fn, (data,), functools.partial(function, iter((data,))))
+            if not taken:
+                raise StopIteration
+            return out
+
+        return one_by_one
+
+    def predictions(self, model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Remember the batch that is predicted."""
+
+        def predict(batches: Any) -> Any:
+            if self.tracker.adapter is not self or self.paused:
+                return function(batches)
+            fn = model.predict_step
+            return self.held(fn, (batches[-1],), functools.partial(function, batches))
+
+        return predict
+
+    def held(self, fn: Any, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        """Run one batch as one step; without a function, what is compiled says how."""
+        state = self.state()
+        if fn is None or state.depth:
+            return run()
+        if state.open:
+            self.end_step()
+        self.open_step(Step(fn, args, {}, self.weights.keep(all_of_them=not self.gated)))
+        state.held = True
+        try:
+            return run()
+        finally:
+            if state.open:
+                self.end_step()
+
+
+def layers_of(model: Any) -> dict[str, Any]:
+    """Give a model's layers by path: Keras's own, joined by dots, without the model's name."""
+    root = model.path or model.name
+    found = {"": model}
+    for layer in _inside(model):
+        if layer is model or type(layer).__name__ == "InputLayer":
+            continue
+        path = layer.path or layer.name
+        path = path.removeprefix(f"{root}/").replace("/", ".")
+        while path in found and found[path] is not layer:
+            path += "_"
+        found[path] = layer
+    return found
+
+
+def _inside(layer: Any) -> Iterator[Any]:
+    """Yield every layer inside a layer, each once, outer ones first."""
+    import keras
+
+    seen = {id(layer)}
+    todo = [layer]
+    while todo:
+        for child in _children(todo.pop(0)):
+            if isinstance(child, keras.layers.Layer) and id(child) not in seen:
+                seen.add(id(child))
+                todo.append(child)
+                yield child
+
+
+def _children(layer: Any) -> list[Any]:
+    found = getattr(layer, "_layers", None)
+    return list(found) if isinstance(found, list | tuple) else list(getattr(layer, "layers", ()))

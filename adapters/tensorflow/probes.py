@@ -1,0 +1,121 @@
+"""Reduce a tensor to three numbers that say whether it is finite, and measure it on the host."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from anynan.measuring import describe
+from anynan.summary import Summary
+
+# A row that nobody wrote: its ends are in the wrong order, as an empty array's are.
+BLANK = (1.0, -1.0, 0.0)
+# Times this, no sum of finite numbers overflows, and NaN and Inf stay what they are.
+SMALL = 2.0**-70
+_WIDE = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
+
+
+def checkable(x: Any) -> bool:
+    """Tell whether a value is a tensor that could hold a NaN or an Inf."""
+    dtype = getattr(x, "dtype", None)
+    if not isinstance(x, tf.Tensor) or not isinstance(dtype, tf.DType):
+        return False
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
+def dtype_max(dtype: Any) -> float:
+    """Give the largest finite value of a float or complex dtype."""
+    return float((dtype.real_dtype if dtype.is_complex else dtype).max)
+
+
+def ends(x: Any) -> Any:
+    """Give the smallest and the largest value, and a sum that is NaN where a value is.
+
+    The sum is there because XLA's minimum and maximum lose a NaN; they in turn tell the Inf,
+    and are not lost where the sum of both signs is NaN.
+    """
+    parts = [tf.math.real(x), tf.math.imag(x)] if x.dtype.is_complex else [x]
+    rows = []
+    for part in parts:
+        if part.dtype.name.startswith("float8"):
+            part = tf.cast(part, tf.float32)  # noqa: PLW2901  few kernels take 8 bits
+        wide = tf.cast(part, tf.float32) if part.dtype.name in _WIDE else part
+        row = [tf.reduce_min(part), tf.reduce_max(part), tf.reduce_sum(wide * SMALL)]
+        rows.append(tf.stack([tf.cast(item, tf.float64) for item in row]))
+    if len(rows) == 1:
+        return rows[0]
+    one, other = rows
+    low, high = tf.minimum(one[0], other[0]), tf.maximum(one[1], other[1])
+    return tf.stack([low, high, one[2] + other[2]])
+
+
+def read(row: Any) -> tuple[float, float] | None:
+    """Turn a row into the two ends of a reading, None if nothing was written or to be read."""
+    low, high, total = (float(x) for x in row)
+    if low != low or high != high:
+        return math.nan, math.nan
+    both = low == -math.inf and high == math.inf
+    if total != total and not both:
+        return math.nan, math.nan
+    if math.isinf(total) and not (math.isinf(low) or math.isinf(high)):
+        return math.nan, math.nan  # lost by the minimum and the maximum, whatever it was
+    return None if low > high else (low, high)
+
+
+def fine(x: Any) -> Any:
+    """Tell, as a tensor, whether everything in a tensor is finite."""
+    if x.dtype.is_complex:
+        return tf.logical_and(fine(tf.math.real(x)), fine(tf.math.imag(x)))
+    wide = tf.cast(x, tf.float32) if x.dtype.name in _WIDE else x
+    return tf.math.is_finite(tf.reduce_sum(wide * SMALL))
+
+
+def on_host(x: Any) -> np.ndarray[Any, Any]:
+    """Bring a tensor to the host."""
+    return np.asarray(x.numpy() if hasattr(x, "numpy") else x)
+
+
+def device_name(x: Any) -> str:
+    """Name the device: ``cpu``, ``gpu:0``."""
+    device = getattr(x, "device", None)
+    if not isinstance(device, str) or not device:
+        return "cpu"
+    kind, _, number = device.rpartition("device:")[2].lower().partition(":")
+    return "cpu" if kind == "cpu" else f"{kind}:{number}"
+
+
+def measure(x: Any) -> Summary:
+    """Summarise a tensor on the host."""
+    return dataclasses.replace(describe(on_host(x)), device=device_name(x))
+
+
+def is_bad(x: Any) -> bool:
+    """Tell whether a host array holds a NaN or an Inf."""
+    return bool(x.size) and not bool(np.isfinite(_plain(x)).all())
+
+
+def kind(x: Any) -> Any:
+    """Name the worst that a host array holds, None if all of it is finite."""
+    x = _plain(x)
+    if np.isnan(x).any():
+        return "nan"
+    if np.iscomplexobj(x):
+        return "posinf" if np.isinf(x).any() else None
+    return "posinf" if (x == np.inf).any() else "neginf" if (x == -np.inf).any() else None
+
+
+def bad_rows(x: Any) -> tuple[int, ...]:
+    """List the rows of a batch that hold a NaN or an Inf."""
+    if x is None or not np.ndim(on_host(x)):
+        return ()
+    bad = ~np.isfinite(_plain(on_host(x)))
+    return tuple(np.flatnonzero(bad.reshape(len(bad), -1).any(1)).tolist())
+
+
+def _plain(x: Any) -> Any:
+    if not isinstance(x, np.ndarray):
+        x = np.asarray(x)
+    # bfloat16 and smaller are no floats to NumPy.
+    return x if np.issubdtype(x.dtype, np.inexact) else x.astype(np.float32)

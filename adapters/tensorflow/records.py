@@ -1,0 +1,282 @@
+"""Records of operations with bad results, for the core's lineage."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from anynan.lineage import External, Operand, OpRecord, Replay, Sink
+from anynan.measuring import describe
+from anynan.summary import Summary
+from anynan.tensorflow import names, probes
+from anynan.tensorflow.operations import Op, resolve
+from anynan.tensorflow.probes import is_bad, kind
+from anynan.tensorflow.replay import Program, Run
+from anynan.tensorflow.session import Session
+from anynan.tensorflow.traces import Spot
+from anynan.tensorflow.wide import widened
+
+DETAILED = 200
+BYTES = 256 * 2**20
+
+
+class Recorder:
+    """Make the records of one replay."""
+
+    def __init__(self, session: Session, program: Program, run: Run) -> None:
+        self.session, self.program, self.run = session, program, run
+        self.operations = run.operations
+        self.bad = [op for op in self.operations.ops if any(run.bad.get(t.name) for t in op.outs)]
+        self.index = {op.index: i for i, op in enumerate(self.bad)}
+        self.spots = [
+            (spot, program.graph.get_tensor_by_name(spot.name))
+            for block in program.trace.blocks
+            for spot in block.spots
+            if spot.name
+        ]
+        self.spots += [
+            (Spot(None, "loss", "loss", x.dtype.name, probes.dtype_max(x.dtype), x.name), x)
+            for x in program.results
+        ]
+        self.held = self.run.values(self._wanted())
+
+    def _wanted(self) -> list[Any]:
+        """Choose the tensors to look at: results and operands of the first bad operations."""
+        wanted: list[Any] = [t for _, t in self.spots if self._is_bad(t)]
+        size = 0
+        for op in self.bad[:DETAILED]:
+            for tensor in (self._worst(op), *(t for t, _ in self._named(op))):
+                size += (tensor.shape.num_elements() or 2**10) * tensor.dtype.size
+                if size <= BYTES:
+                    wanted.append(tensor)
+        return wanted
+
+    def _is_bad(self, tensor: Any) -> bool:
+        found = self.run.bad.get(tensor.name)
+        if found is None:  # an input or a constant
+            array = self.run.values([tensor]).get(tensor.name)
+            return array is not None and bool(is_bad(array))
+        return bool(found)
+
+    def _worst(self, op: Op) -> Any:
+        return next(t for t in op.outs if self.run.bad.get(t.name))
+
+    def result(self) -> Replay:
+        """Give the records and where harm was done."""
+        records = [self._record(i, op) for i, op in enumerate(self.bad)]
+        found = Replay(records, self._sinks(), self._notes())
+        found.uncompiled = self.program.compiled
+        for i, sink in enumerate(found.sinks):
+            if sink.parents and not (sink.kind == "neginf" and sink.phase == "forward"):
+                last = max(sink.parents)
+                found.records = found.records[: last + 1]
+                found.sinks = [s for s in found.sinks[: i + 1] if all(p <= last for p in s.parents)]
+                break
+        return found
+
+    def _notes(self) -> list[str]:
+        types = {node.type for node in self.program.graph.get_operations()}
+        notes = []
+        if types & names.RANDOM:
+            drawn = ", ".join(sorted(types & names.RANDOM))
+            notes.append(f"{drawn} drew other numbers when the step was run again")
+        for op in self.bad[:1]:
+            what = names.OPAQUE.get(op.nodes[0].type)
+            if what is not None:
+                notes.append(f"what is inside of a {what} of the graph is not looked into")
+        return notes
+
+    # Records.
+
+    def _record(self, index: int, op: Op) -> OpRecord:
+        worst = self._worst(op)
+        array = self.held.get(worst.name)
+        output = _light(worst) if array is None else _measured(array)
+        first = output.first_bad
+        operands = []
+        for tensor, name in self._named(op):
+            item = self._operand(tensor, name, index, first, output.shape)
+            if item is not None:
+                operands.append(item)
+        forward = None if op.forward is None else self.index.get(op.forward.index)
+        record = OpRecord(
+            index, op.name, op.raw, op.layer, op.phase, output, tuple(operands), op.source,
+            self._params(op), _at(array, first), forward, self._feeds(op), None, call=op.call,
+        )  # fmt: skip
+        if op.name in ("softmax", "log_softmax") and operands:
+            self._masked_rows(record, op)
+        if output.bad and not any(o.summary is not None and o.summary.bad for o in operands):
+            record.wide = self._wide(op)
+        return record
+
+    def _named(self, op: Op) -> list[tuple[Any, str]]:
+        """Name the operands as the cause rules know them."""
+        if op.forward is None:
+            return [(t, names.operand(op.kind, i)) for i, t in enumerate(op.ins)]
+        inside = {resolve(t).name: name for t, name in self._named(op.forward)}
+        results = {resolve(t).name for t in op.forward.outs}
+        tensors = {resolve(t).name: t for t in (*op.forward.ins, *op.forward.outs)}
+        found: list[tuple[Any, str]] = []
+        known: set[str] = set()
+        grads = 0
+        for tensor in op.ins:
+            base = resolve(tensor).name
+            if base in results:
+                name = "result"
+            elif base in inside:
+                name = inside[base]
+            elif self._incoming(tensor):
+                name = "grad" if not grads else f"grad{grads}"
+                grads += 1
+            elif tensor.op.type == "Const":
+                continue
+            else:
+                name = "saved"
+            if name not in known or name == "saved":
+                known.add(name)
+                found.append((tensor, name))
+        for base, name in [*inside.items(), *((base, "result") for base in results)]:
+            if name not in known:
+                known.add(name)
+                found.append((tensors[base], name))
+        found.sort(key=lambda pair: pair[1] != "grad")
+        return found
+
+    def _incoming(self, tensor: Any) -> bool:
+        """Tell whether a tensor is a gradient that came in."""
+        writer = self.operations.writer(tensor)
+        if writer is not None:
+            return writer.phase == "backward"
+        return str(resolve(tensor).op.name).startswith(("ones", "gradient_tape"))
+
+    def _operand(
+        self, tensor: Any, name: str, index: int, first: Any, shape: tuple[int, ...]
+    ) -> Operand | None:
+        array = self.held.get(tensor.name)
+        if array is None:
+            flag = self.run.bad.get(tensor.name, False)
+            item = Operand(name, _light(tensor) if flag else None)
+        else:
+            item = Operand(name, _measured(array), _broadcast(array, first, shape))
+        if item.summary is not None and item.summary.bad:
+            self._origin(item, tensor, index)
+        return item
+
+    def _origin(self, item: Operand, tensor: Any, index: int) -> None:
+        """Say where an operand's bad values come from."""
+        writer = self.operations.writer(tensor)
+        if writer is not None:
+            found = self.index.get(writer.index)
+            if found is not None and found < index:
+                item.parents = (found,)
+            return
+        item.source, item.label = self._outside(resolve(tensor), item.summary)
+
+    def _outside(self, tensor: Any, summary: Summary | None) -> tuple[External, str]:
+        node = tensor.op
+        if node.type == "ReadVariableOp":
+            variable = self.program.variables.get(node.inputs[0].op.name)
+            name = None if variable is None else self.session.weights.name(variable)
+            if name is not None:
+                buffer = self.session.weights.is_buffer(name)
+                return ("buffer" if buffer else "parameter"), name
+            return "unknown", getattr(variable, "name", "variable")
+        if node.type == "Placeholder" and node.name in self.program.labels:
+            return "input", self.program.labels[node.name]
+        data = summary is not None and summary.nan and summary.size > 1
+        return ("input", "data") if data else ("constant", "value")
+
+    def _params(self, op: Op) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if op.name in ("softmax", "log_softmax"):
+            found["dim"] = -1
+        if op.forward is not None:
+            maker = self._made(op.forward)
+            if maker is not None:
+                found["of"] = maker.name
+                terms = self._made(maker)
+                if terms is not None:
+                    found["terms"] = terms.name
+        return found
+
+    def _made(self, op: Op) -> Op | None:
+        return self.operations.writer(op.ins[0]) if op.ins else None
+
+    def _feeds(self, op: Op) -> tuple[str, ...]:
+        if op.forward is None:
+            return ()
+        found: dict[str, None] = {}
+        for tensor in op.ins:
+            writer = self.operations.writer(tensor)
+            if writer is not None and writer.phase == "backward" and writer is not op:
+                found[writer.name] = None
+        return tuple(found)
+
+    def _masked_rows(self, record: OpRecord, op: Op) -> None:
+        source = (op.forward or op).ins
+        array = self.held.get(source[0].name) if source else None
+        if array is None or not np.ndim(array):
+            return
+        rows = int(np.all(np.asarray(array, np.float32) == -np.inf, axis=-1).sum())
+        if rows:
+            record.params["masked_rows"] = rows
+
+    def _wide(self, op: Op) -> float | None:
+        if len(op.nodes) != 1 or op.forward is not None:
+            return None
+        arrays = [self.held.get(t.name) for t in op.ins]
+        if any(x is None for x in arrays):
+            return None
+        return widened(op.nodes[0], [t.name for t in op.ins], arrays)
+
+    # Where harm was done.
+
+    def _sinks(self) -> list[Sink]:
+        found = []
+        for spot, tensor in self.spots:
+            array = self.held.get(tensor.name)
+            if spot.phase == "input" or array is None:
+                continue
+            word = kind(array)
+            if word is None:
+                continue
+            writer = self.operations.writer(tensor)
+            at = None if writer is None else self.index.get(writer.index)
+            parents = () if at is None else (at,)
+            label = spot.parameter or spot.tensor
+            found.append(Sink(spot.phase, spot.layer, label, parents, word))
+        return found
+
+
+def _light(tensor: Any) -> Summary:
+    """Summarise by what is known without the values."""
+    shape = tuple(n or 0 for n in (tensor.shape.as_list() if tensor.shape.rank is not None else ()))
+    return Summary(shape, tensor.dtype.name, "cpu", math.prod(shape), nan=1)
+
+
+def _measured(x: Any) -> Summary:
+    """Summarise a result, and point at its first NaN where it holds an Inf before that."""
+    summary = describe(x)
+    if summary.nan and summary.posinf + summary.neginf:
+        index = np.unravel_index(int(np.argmax(x != x)), x.shape)
+        summary = dataclasses.replace(summary, first_bad=tuple(int(i) for i in index))
+    return summary
+
+
+def _at(x: Any, index: Any) -> float | complex | None:
+    if x is None or index is None:
+        return None
+    found = x[index]
+    return complex(found) if np.iscomplexobj(found) else float(found)
+
+
+def _broadcast(x: Any, index: Any, shape: tuple[int, ...]) -> float | complex | None:
+    """Read the element that met the result's first bad one, where shapes broadcast."""
+    if index is None or x.ndim > len(shape) or not x.size:
+        return None
+    padded = (1,) * (len(shape) - x.ndim) + x.shape
+    if any(size not in (1, whole) for size, whole in zip(padded, shape, strict=True)):
+        return None
+    start = len(shape) - x.ndim
+    return _at(x, tuple(0 if x.shape[i] == 1 else index[start + i] for i in range(x.ndim)))

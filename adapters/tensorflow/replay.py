@@ -1,0 +1,282 @@
+"""Run the graph of a failing step again, on copies of its variables, with every operation read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from anynan.adapter import ReplayError
+from anynan.context import replay_context
+from anynan.lineage import Replay
+from anynan.tensorflow import names, probes
+from anynan.tensorflow.frames import Step, tensors
+from anynan.tensorflow.operations import Operations, is_float
+from anynan.tensorflow.session import Session
+from anynan.tensorflow.traces import Trace
+
+SPREAD = (
+    "the step runs on several replicas, which cannot be run again: the report stays at layer level"
+)
+ARGUMENTS = (
+    "the batch is taken inside of the compiled function, so the step cannot be run again: give "
+    "the function its batch as an argument, and the operation is named"
+)
+
+
+@dataclass
+class Program:
+    """Hold the graph of a step, and what to run it on.
+
+    Attributes:
+        graph: The graph.
+        trace: What is known of it.
+        feeds: The values of its inputs, in order.
+        labels: Names of its inputs.
+        variables: Name of a resource input -> its variable, ours or not.
+        compiled: True if XLA compiled it.
+    results: What a tracked function gives back.
+    """
+
+    graph: Any
+    trace: Trace
+    feeds: list[Any]
+    labels: dict[str, str]
+    variables: dict[str, Any]
+    compiled: bool
+    results: list[Any]
+
+
+def replay(session: Session, step: Step) -> Replay:
+    """Run a step again, and record its operations with bad results."""
+    from anynan.tensorflow.records import Recorder
+
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1 or _spread(step.args):
+        raise ReplayError(SPREAD)
+    state = session.state()
+    before = state.replaying, state.tapes, state.frame, state.outputs
+    state.replaying, state.tapes, state.frame, state.outputs = True, 0, None, []
+    try:
+        with replay_context():
+            program = prepare(session, step)
+            run = Run(program)
+            recorder = Recorder(session, program, run)
+            result = recorder.result()
+    finally:
+        state.replaying, state.tapes, state.frame, state.outputs = before
+    return result
+
+
+def prepare(session: Session, step: Step) -> Program:
+    """Get the graph of a step, traced once more where it ran without one."""
+    compiled = hasattr(step.fn, "get_concrete_function")
+    fn, args, kwargs = step.fn, step.args, step.kwargs
+    if not compiled:
+        fn = tf.function(_whole(session, step) if step.layer else step.fn)
+    try:
+        concrete = fn.get_concrete_function(*args, **kwargs)
+    except Exception as error:
+        msg = f"the step could not be traced to a graph: {type(error).__name__}: {_first(error)}"
+        raise ReplayError(msg) from error
+    graph = concrete.graph
+    explicit = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+    pairs = list(arguments(step, fn))
+    if len(pairs) != len(explicit):
+        raise ReplayError(ARGUMENTS)
+    for (_, value), placeholder in zip(pairs, explicit, strict=True):
+        if isinstance(value, tf.Variable) or placeholder.dtype == tf.resource:
+            raise ReplayError(ARGUMENTS)
+    labels = {p.op.name: name for (name, _), p in zip(pairs, explicit, strict=True)}
+    feeds = [
+        tf.convert_to_tensor(value, dtype=placeholder.dtype)
+        for (_, value), placeholder in zip(pairs, explicit, strict=True)
+    ]
+    owners = {id(v.handle): v for v in graph.variables if hasattr(v, "handle")}
+    kept = {id(variable): value for variable, value in step.kept}
+    variables = {}
+    for placeholder, value in zip(
+        concrete.inputs[len(explicit) :], concrete.captured_inputs, strict=True
+    ):
+        variable = owners.get(id(value))
+        if variable is not None:
+            variables[placeholder.op.name] = variable
+            before = kept.get(id(variable))
+            written = any(op.type != "ReadVariableOp" for op in placeholder.consumers())
+            if before is not None or written:
+                content = probes_read(variable) if before is None else before
+                value = _Copied(variable, content)  # noqa: PLW2901
+        feeds.append(value)
+    return Program(
+        graph, session.trace(graph), feeds, labels, variables,
+        compiled and bool(getattr(fn, "_jit_compile", False)),
+        [x for x in concrete.outputs if is_float(x)] if session.model() is None else [],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """Stand for a variable that the step may write, and what it held before."""
+
+    variable: Any
+    content: Any
+
+
+def probes_read(variable: Any) -> Any:
+    """Read a variable."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def _whole(session: Session, step: Step) -> Any:
+    """Make a function of a model's call and its backward pass."""
+    model = step.fn
+    weights = session.weights.trainable()
+    incoming = session.state().incoming
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not weights or not incoming:
+            return model(*args, **kwargs)
+        with tf.GradientTape() as tape:
+            out = model(*args, **kwargs)
+        found = [x for _, x in tensors(out, "")]
+        pairs = [pair for pair in zip(found, incoming, strict=False) if pair[1] is not None]
+        tape.gradient([x for x, _ in pairs], weights, output_gradients=[g for _, g in pairs])
+        return out
+
+    return call
+
+
+def arguments(step: Step, fn: Any) -> list[tuple[str, Any]]:
+    """Name the arrays among a step's arguments, in the order of the graph's inputs."""
+    import inspect
+
+    try:
+        known = list(inspect.signature(fn.python_function).parameters)
+    except (TypeError, ValueError):
+        known = []
+    if step.layer:
+        from anynan.tensorflow.session import named_arguments
+
+        known = list(named_arguments(step.fn, step.args, {}))
+    found: list[tuple[str, Any]] = []
+    for i, value in enumerate(step.args):
+        name = known[i] if i < len(known) and known[i] not in ("args", "kwargs") else f"args[{i}]"
+        if name == "data" and isinstance(value, tuple) and 1 <= len(value) <= 3:
+            for part, item in zip(("x", "y", "sample_weight"), value, strict=False):
+                found += _flat(part, item)
+            continue
+        found += _flat(name, value)
+    order = {name: i for i, name in enumerate(known)}
+    for name in sorted(step.kwargs, key=lambda key: (order.get(key, len(order)), key)):
+        found += _flat(name, step.kwargs[name])
+    return found
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [pair for key in sorted(value) for pair in _flat(f"{name}[{key!r}]", value[key])]
+    if isinstance(value, list | tuple):
+        fields = getattr(value, "_fields", None)
+        return [
+            pair
+            for i, item in enumerate(value)
+            for pair in _flat(f"{name}.{fields[i]}" if fields else f"{name}[{i}]", item)
+        ]
+    if isinstance(value, tf.Tensor | np.ndarray | tf.Variable):
+        return [(name, value)]
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices):
+        return [(name, part) for part in tf.nest.flatten(value, expand_composites=True)]
+    return []
+
+
+def _spread(args: Any) -> bool:
+    return any(
+        hasattr(x, "values") and not isinstance(x, tf.SparseTensor | tf.RaggedTensor | dict)
+        for x in tf.nest.flatten(args)
+    )
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
+class Run:
+    """Run a program, and look at what its nodes make."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.operations = Operations(program.graph, program.trace)
+        self._tensors = [
+            out
+            for node in program.graph.get_operations()
+            if node.type not in ("Placeholder", "Const")
+            for out in node.outputs
+            if is_float(out)
+        ]
+        self._wrapped = self._wrap()
+        self.bad = self._flags()
+
+    def _wrap(self) -> Any:
+        program = self.program
+        definition = program.graph.as_graph_def()
+        signature = [tf.TensorSpec(t.shape, t.dtype) for t in program.graph.inputs]
+
+        def flags(*args: Any) -> Any:
+            inputs = {
+                f"{placeholder.op.name}:0": value
+                for placeholder, value in zip(program.graph.inputs, args, strict=True)
+            }
+            made = tf.graph_util.import_graph_def(
+                definition, input_map=inputs, return_elements=[t.name for t in self._tensors],
+                name="replay",
+            )  # fmt: skip
+            return tf.stack([tf.reduce_all(_finite(x)) for x in made] or [tf.constant(True)])
+
+        return tf.compat.v1.wrap_function(flags, signature)
+
+    def _flags(self) -> dict[str, bool]:
+        run = self._wrapped.prune(self._wrapped.inputs, self._wrapped.outputs)
+        (fine,) = self._call(run)
+        host = fine.numpy()
+        return {t.name: not bool(ok) for t, ok in zip(self._tensors, host, strict=False)}
+
+    def _call(self, run: Any) -> Any:
+        """Run on copies of what the step writes, made anew for each run."""
+        copies = {
+            i: tf.Variable(x.content, trainable=False, shape=x.variable.shape)
+            for i, x in enumerate(self.program.feeds)
+            if isinstance(x, _Copied)
+        }
+        feeds = [copies[i].handle if i in copies else x for i, x in enumerate(self.program.feeds)]
+        return run(*feeds)
+
+    def values(self, tensors: list[Any]) -> dict[str, Any]:
+        """Give the values of these tensors, as host arrays."""
+        found: dict[str, Any] = {}
+        wanted = []
+        feeds = {
+            p.name: x for p, x in zip(self.program.graph.inputs, self.program.feeds, strict=True)
+        }
+        for tensor in {t.name: t for t in tensors}.values():
+            if tensor.op.type == "Placeholder" and tensor.name in feeds:
+                if isinstance(feeds[tensor.name], tf.Tensor) and tensor.dtype != tf.resource:
+                    found[tensor.name] = probes.on_host(feeds[tensor.name])
+            elif tensor.op.type != "Placeholder":
+                wanted.append(tensor)
+        if wanted:
+            graph = self._wrapped.graph
+            fetches = [graph.get_tensor_by_name(f"replay/{t.name}") for t in wanted]
+            run = self._wrapped.prune(self._wrapped.inputs, fetches)
+            out = self._call(run)
+            found.update({t.name: probes.on_host(x) for t, x in zip(wanted, out, strict=True)})
+        return found
+
+
+def _finite(x: Any) -> Any:
+    if x.dtype.is_complex:
+        return tf.logical_and(_finite(tf.math.real(x)), _finite(tf.math.imag(x)))
+    if x.dtype.name.startswith("float8"):
+        x = tf.cast(x, tf.float32)
+    return tf.math.is_finite(x)
+
+
+RANDOM = names.RANDOM

@@ -1,0 +1,192 @@
+"""``track`` and ``untrack``: the public doors."""
+
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, overload
+
+import tensorflow as tf
+
+from anynan.options import Options
+from anynan.tensorflow import patches
+from anynan.tensorflow.session import Session
+from anynan.tracker import Tracker
+
+
+@overload
+def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+@overload
+def track(target: Any, **options: Any) -> Tracker: ...
+def track(target: Any = None, **options: Any) -> Any:
+    """Watch a Keras model, a ``tf.Module`` or a function, forward and backward.
+
+    A model goes on being used as before, through ``fit``, ``evaluate``, ``predict`` or a loop of
+    your own, eager, in a ``tf.function`` and with ``jit_compile=True``; call ``track`` before a
+    ``tf.function`` that uses it runs for the first time. A function is replaced by the returned
+    tracker: one call is one step, and its result is watched too.
+
+    The layers' ``__call__`` and ``tf.GradientTape.gradient`` are changed while anything is
+    tracked; what they read goes to one variable, which is read once after each step. The
+    documentation's TensorFlow page says what is watched when.
+
+    Args:
+        target: A Keras model, a ``tf.Module`` or a function; None to decorate.
+        **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
+            function of the Event), ``layers`` and ``skip`` (globs or predicates),
+            ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0).
+
+    Returns:
+        A Tracker, or a decorator that makes one.
+
+    Raises:
+        TypeError: If the target is none of these, or an option is of the wrong type or unknown.
+        ValueError: If the target is tracked already, is not built, a pattern matches no layer,
+            or an option has an impossible value.
+        NonFiniteError: If a weight is bad already.
+
+    Example:
+        >>> import keras, anynan
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> with anynan.tensorflow.track(model) as tracker:
+        ...     _ = model(keras.ops.ones((1, 4)))
+        >>> len(tracker.events)
+        0
+    """
+    chosen = checked(options)
+    if target is None:
+        return functools.partial(_track, options=chosen)
+    return _track(target, chosen)
+
+
+def untrack(target: Any) -> None:
+    """Stop watching a tracked model or module; the same as its tracker's ``remove``.
+
+    Args:
+        target: What was given to ``track``, or the tracker.
+
+    Raises:
+        ValueError: If it is not tracked.
+
+    Example:
+        >>> import keras, anynan
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> tracker = anynan.tensorflow.track(model)
+        >>> anynan.tensorflow.untrack(model)
+    """
+    if isinstance(target, Tracker):
+        target.remove()
+        return
+    session = session_of(target)
+    if session is None:
+        msg = f"this {type(target).__name__} is not tracked"
+        raise ValueError(msg)
+    session.tracker.remove()
+
+
+def session_of(model: Any) -> Session | None:
+    """Return the session of a tracked model, None if it is not tracked."""
+    return next((found for found in patches.sessions if found.model() is model), None)
+
+
+NOT_YET = {"stats": (), "parameters": False, "level": "layer"}
+
+
+def checked(options: dict[str, Any]) -> Options:
+    """Check the options.
+
+    Raises:
+        TypeError: If one is unknown or of the wrong type.
+        ValueError: If one has an impossible value, or is not there for TensorFlow yet.
+    """
+    known = list(inspect.signature(Options).parameters)
+    for name, value in options.items():
+        if name not in known:
+            msg = f"track() has no option {name!r}; the options are {', '.join(known)}"
+            raise TypeError(msg)
+        if name in NOT_YET and value != NOT_YET[name]:
+            msg = f"{name}={value!r} is not there for TensorFlow yet: leave it out"
+            raise ValueError(msg)
+    if options.get("read", "auto") not in ("auto", "step"):
+        msg = f"read={options['read']!r} is not there for TensorFlow yet: every step is read"
+        raise ValueError(msg)
+    return Options(**options)
+
+
+def is_keras(target: Any) -> bool:
+    """Tell whether something is a layer or a model of Keras, without importing Keras."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(target, keras.layers.Layer)
+
+
+def _track(target: Any, options: Options) -> Tracker:
+    if isinstance(target, Tracker):
+        msg = f"this is a tracker already: {target!r}; track the model or the function itself"
+        raise TypeError(msg)
+    if isinstance(target, type):
+        msg = f"track() takes a model object, not the class {target.__name__}: create it first"
+        raise TypeError(msg)
+    if is_keras(target):
+        keras: Any = sys.modules["keras"]
+        if keras.backend.backend() != "tensorflow":
+            from anynan.keras.tracking import start
+
+            return start(target, options)
+        return track_model(target, options)
+    from anynan.tensorflow import functions
+
+    if isinstance(target, tf.Module):
+        return functions.track_module(target, options)
+    if not callable(target):
+        msg = f"track() takes a Keras model, a tf.Module or a function, not {type(target).__name__}"
+        raise TypeError(msg)
+    return functions.track_function(target, options)
+
+
+def track_model(model: Any, options: Options) -> Tracker:
+    """Watch a Keras model on the TensorFlow backend."""
+    from anynan.tensorflow.models import ModelSession
+
+    name = type(model).__name__
+    refuse_twice(model)
+    if not model.built:
+        msg = (
+            f"this {name} is not built yet, so its layers and weights are not all there: call it "
+            "on a batch once, or model.build(input_shape), before tracking it"
+        )
+        raise ValueError(msg)
+    session = ModelSession(model, options)
+    return begin(session, weakref.ref(model), name)
+
+
+def refuse_twice(model: Any) -> None:
+    """Refuse what is tracked already.
+
+    Raises:
+        ValueError: If it is.
+    """
+    first = session_of(model)
+    if first is not None:
+        msg = (
+            f"this {type(model).__name__} is tracked already, by {first.tracker!r}; call its "
+            "remove(), or anynan.tensorflow.untrack(model), before tracking it again"
+        )
+        raise ValueError(msg)
+
+
+def begin(session: Session, target: Any, name: str) -> Tracker:
+    """Start a session."""
+    tracker = Tracker(target, session.options, name)
+    session.tracker = tracker
+    model = session.model()
+    if model is not None:
+        weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
+    return tracker.start(session)
+
+
+def _gone(ref: "weakref.ref[Session]") -> None:
+    """Put the classes back when the model is gone."""
+    session = ref()
+    if session is not None and session.tracker.adapter is session:
+        session.tracker.remove()

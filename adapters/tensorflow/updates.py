@@ -1,0 +1,53 @@
+"""What happens around an optimizer's update of tracked weights."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from anynan.tensorflow import probes
+from anynan.tensorflow.frames import here, tensors
+from anynan.tensorflow.traces import SCOPE
+
+if TYPE_CHECKING:
+    from anynan.tensorflow.session import Session
+
+
+def apply(
+    session: "Session", run: Callable[..., Any], optimizer: Any, grads: Any, variables: Any
+) -> Any:
+    """Update the weights; where bad gradients are not wanted, under a condition."""
+    state, graph = session.state(), here()
+    known = optimizer._trainable_variables if variables is None else list(variables)
+    if not any(session.weights.name(v) for v in known):
+        return run(grads, variables)
+    grads = list(grads)
+    if graph is None:
+        rows = session.tracker.rows()
+        if state.replaying or rows.skip:
+            return None
+        out = run(grads, known)
+        if state.open and not state.depth and not state.held:
+            session.end_step()
+        return out
+    scope = tf.get_current_name_scope()
+    base = f"{scope}/{optimizer.name}" if scope else optimizer.name
+    session.trace(graph).updates.add(base)
+    spread = tf.distribute.get_strategy().num_replicas_in_sync > 1
+    # A loss scaler drops bad updates itself, and replicas may not meet inside of a condition.
+    if not session.gated or state.scaling or spread or state.replaying:
+        return run(grads, known)
+    if not optimizer.built:
+        optimizer.build(known)
+    checked = [x for grad in grads for _, x in tensors(grad, "")]
+    if not checked:
+        return run(grads, known)
+    with tf.name_scope(SCOPE):
+        fine = tf.reduce_all(tf.stack([probes.fine(x) for x in checked]))
+
+    def update() -> Any:
+        run(grads, known)
+        return tf.constant(True)
+
+    tf.cond(fine, update, lambda: tf.constant(False))
+    return None

@@ -1,0 +1,233 @@
+"""What people train with: precision, loops, sharing, replicas; and what must stay silent."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from tests.keras_adapter import models
+from tests.keras_adapter.models import Log, Root, compiled, data, positive, zero
+
+
+def layers(tracker, phase):
+    return {reading.layer for reading in tracker.history.last() if reading.phase == phase}
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+def test_training_is_the_same_with_tracking(action):
+    def train(*, track):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(8, activation="gelu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+        tracker = anynan.keras.track(model, action=action) if track else None
+        x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+        history = model.fit(x, np.arange(12) % 3, batch_size=4, epochs=2, verbose=0).history
+        if tracker is not None:
+            tracker.remove()
+        return [*model.get_weights(), history["loss"]]
+
+    for one, other in zip(train(track=False), train(track=True), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_skip_drops_the_update_and_goes_on():
+    model = compiled(models.functional(Root(name="inner")))
+    zero(model)
+    before = model.get_weights()
+    with anynan.keras.track(model, action="skip") as tracker:
+        with pytest.warns(anynan.AnynanWarning, match="the update of this step is dropped"):
+            model.fit(*data(), batch_size=4, verbose=0)
+        for one, other in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+        positive(model)
+        model.fit(*data(), verbose=0)
+    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+    assert tracker.count("bad") == 2
+
+
+def test_record_does_what_would_have_happened():
+    def train(action):
+        keras.utils.set_random_seed(3)
+        model = compiled(models.functional(Root(name="inner")))
+        zero(model)
+        tracker = None if action is None else anynan.keras.track(model, action=action)
+        model.fit(*([np.ones((4, 4)), np.ones((4, 1))]), verbose=0)
+        return model.get_weights(), tracker
+
+    weights, tracker = train("record")
+    for one, other in zip(weights, train(None)[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    (event,) = tracker.events
+    assert (event.layer, event.operation.name) == ("block.inner", "sqrt")
+
+
+def test_mixed_float16_overflow_is_expected():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model = models.functional(keras.layers.Dense(4, name="inner"))
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), 2.0**30)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+    tracker = anynan.keras.track(model)
+    model.fit(*data(), verbose=0)
+    assert tracker.count("expected") == 1
+    assert tracker.count("bad") == 0
+    assert {event.severity for event in tracker.events} == {"suspect"}
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_forward_fault_in_mixed_precision(policy):
+    keras.mixed_precision.set_global_policy(policy)
+    model = compiled(models.functional(Log(name="inner")), jit_compile=False)
+    anynan.keras.track(model)
+    zero(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.predict(data()[0], verbose=0)
+    assert caught.value.event.layer == "block.inner"
+    assert caught.value.event.cause.tag == "log_of_zero"
+
+
+def test_recurrent_layer_is_read_where_its_loop_ends():
+    inputs = keras.Input((5, 2))
+    x = keras.layers.LSTM(3, name="rnn", use_cudnn=False)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1, name="last")(x))
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = np.ones((4, 5, 2), "float32"), np.ones((4, 1), "float32")
+    with anynan.keras.track(model) as tracker:
+        model.fit(x, y, verbose=0)
+        assert {"rnn", "last"} <= layers(tracker, "forward")
+        assert any("rnn.lstm_cell runs inside a loop" in note for note in tracker.remarks)
+        assert not tracker.notes
+        x[2, 3] = np.nan
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.fit(x, y, verbose=0)
+        assert (caught.value.event.phase, caught.value.event.kind) == ("input", "nan")
+        x[2, 3] = 1
+        weight = model.get_layer("rnn").cell.recurrent_kernel
+        weight.assign(np.full(weight.shape, np.nan))
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.fit(x, y, verbose=0)
+        assert caught.value.event.phase == "parameter"
+        assert caught.value.event.parameter.startswith("rnn.lstm_cell.recurrent_kernel")
+
+
+def test_shared_layers_and_several_inputs_and_outputs():
+    a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")
+    shared = keras.layers.Dense(3, name="shared")
+    x, z = shared(a), shared(b)
+    model = keras.Model(
+        [a, b], {"sum": keras.layers.Add(name="add")([x, z]), "log": Log(name="lg")(z)}
+    )
+    one, bad = np.ones((2, 3), "float32"), np.zeros((2, 3), "float32")
+    shared.set_weights([np.eye(3), np.zeros(3)])
+    tracker = anynan.keras.track(model, action="record")
+    model.predict([one, one], verbose=0)
+    assert sorted(r.call for r in tracker.history.last() if r.layer == "shared") == [0, 1]
+    names = {r.site.tensor for r in tracker.history.last() if r.layer == ""}
+    assert names == {"output['sum']", "output['log']"}
+    assert not tracker.events
+    tracker.remove()
+    with anynan.keras.track(model, policy=anynan.Policy(neginf="bad")):
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.predict([one, bad], verbose=0)
+        assert caught.value.event.layer == "lg"
+        assert caught.value.event.operation.name == "log"
+
+
+def test_two_replicas():
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = compiled(models.functional(Log(name="inner")), jit_compile=False)
+    positive(model)
+    with anynan.keras.track(model) as tracker:
+        model.fit(*data(), verbose=0)
+        assert {"first", "block.inner", "last"} <= layers(tracker, "forward")
+        assert {"first", "block.inner", "last"} <= layers(tracker, "backward")
+        zero(model)
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.fit(*data(), verbose=0)
+        assert any("several replicas" in note for note in caught.value.event.notes)
+
+
+def _masking():
+    return [
+        keras.Input((6,)),
+        keras.layers.Embedding(5, 4, mask_zero=True),
+        keras.layers.LSTM(4, use_cudnn=False),
+        keras.layers.Dense(1),
+    ]
+
+
+class Attend(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.attention = keras.layers.MultiHeadAttention(2, 4)
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        return self.attention(x, x, use_causal_mask=True)
+
+
+def _causal():
+    return [
+        keras.Input((6,)),
+        keras.layers.Embedding(5, 4),
+        Attend(),
+        keras.layers.GlobalAveragePooling1D(),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1),
+    ]
+
+
+@pytest.mark.parametrize("make", [_masking, _causal])
+def test_masks_and_norms_stay_silent(make):
+    model = compiled(keras.Sequential(make()), jit_compile=False)
+    with anynan.keras.track(model) as tracker:
+        x = np.array([[1, 2, 3, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
+        model.fit(x, np.ones((2, 1)), verbose=0, epochs=2)
+    assert not tracker.events
+    assert not tracker.notes
+
+
+def test_convolutions_and_ctc_stay_silent():
+    inputs = keras.Input((8, 8, 1))
+    x = keras.layers.Conv2D(4, 3, padding="same")(inputs)
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.Reshape((8, 32))(x)
+    model = keras.Model(inputs, keras.layers.Dense(5)(x))
+    model.compile("sgd", keras.losses.CTC(), jit_compile=False)
+    with anynan.keras.track(model) as tracker:
+        model.fit(np.ones((2, 8, 8, 1)), np.array([[1, 2], [3, 0]]), verbose=0)
+    assert not tracker.events
+
+
+def test_ragged_strings_integers_and_empty_batches():
+    class Count(keras.layers.Layer):
+        def call(self, words):
+            return tf.cast(tf.strings.length(words), tf.float32)
+
+    words = keras.Sequential([keras.Input((2,), dtype="string"), Count()])
+    numbers = models.functional(keras.layers.Dense(4, name="inner"))
+    with anynan.keras.track(words) as one, anynan.keras.track(numbers) as other:
+        words(tf.constant([["a", "bc"]]))
+        numbers(tf.zeros((0, 4)))
+    assert not one.events
+    assert not other.events
+
+    class Rag(tf.Module):
+        def __call__(self, x):
+            return tf.math.log(x)
+
+    with anynan.tensorflow.track(Rag()) as tracker:
+        module = tracker.fn
+        module(tf.ragged.constant([[1.0], [2.0, 3.0]]))
+        with pytest.raises(anynan.NonFiniteError):
+            module(tf.ragged.constant([[1.0], [-2.0, 3.0]]))

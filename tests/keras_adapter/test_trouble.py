@@ -1,0 +1,227 @@
+"""Bad input, trouble, and what tracking leaves behind."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from anynan.tensorflow import patches
+from tests.keras_adapter import models
+from tests.keras_adapter.models import Log, Root, compiled, data, line, positive, zero
+
+OWNERS = [
+    (keras.layers.Layer, "__call__"),
+    (keras.Model, "make_train_function"),
+    (keras.Model, "make_test_function"),
+    (keras.Model, "make_predict_function"),
+    (keras.optimizers.Optimizer, "apply"),
+    (keras.optimizers.LossScaleOptimizer, "apply"),
+    (tf.GradientTape, "gradient"),
+    (tf.GradientTape, "jacobian"),
+    (tf.GradientTape, "batch_jacobian"),
+    (tf.GradientTape, "__enter__"),
+    (tf.GradientTape, "__exit__"),
+    (type(tf.function(len)), "__call__"),
+]
+
+
+def test_remove_restores_every_class():
+    before = [vars(owner).get(name) for owner, name in OWNERS]
+    model = compiled(models.functional(Root(name="inner")))
+    tracker = anynan.keras.track(model)
+    assert [vars(owner).get(name) for owner, name in OWNERS] != before
+    tracker.remove()
+    tracker.remove()
+    assert [vars(owner).get(name) for owner, name in OWNERS] == before
+    assert not patches.sessions
+    assert not patches._layers
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, in deepcopy
+def test_copies_saving_and_checkpoints_know_nothing_of_it(tmp_path):
+    layers = [keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(1)]
+    model = compiled(keras.Sequential(layers))
+    names = [weight.path for weight in model.weights]
+    with anynan.keras.track(model) as tracker:
+        model.fit(*data(), verbose=0)
+        clone = keras.models.clone_model(model)
+        twin = copy.deepcopy(model)
+        model.save_weights(tmp_path / "model.weights.h5")
+        tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
+        seen = len(tracker.history)
+        clone(np.ones((1, 4)))
+        twin(np.ones((1, 4)))
+        assert len(tracker.history) == seen
+    assert [weight.path for weight in model.weights] == names
+    found = tf.train.list_variables(str(tmp_path / "checkpoint-1"))
+    assert not any("anynan" in name for name, _ in found)
+
+
+def test_unbuilt_model_is_refused():
+    model = keras.Sequential([keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="this Sequential is not built yet"):
+        anynan.keras.track(model)
+
+
+def test_tracking_twice_is_refused():
+    model = models.functional(keras.layers.Dense(4, name="inner"))
+    message = "is tracked already, by <anynan.Tracker watching"
+    with anynan.keras.track(model), pytest.raises(ValueError, match=message):
+        anynan.tensorflow.track(model)
+    with anynan.keras.track(model):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"skip": "blok"}, "skip='blok' matches no layer; did you mean 'block'"),
+        ({"colour": 1}, "track() has no option 'colour'"),
+        ({"stats": ("mean",)}, "stats=('mean',) is not there for TensorFlow yet"),
+    ],
+)
+def test_options_are_checked(options, message):
+    model = models.functional(keras.layers.Dense(4, name="inner"))
+    with pytest.raises((TypeError, ValueError)) as caught:
+        anynan.keras.track(model, **options)
+    assert message in str(caught.value)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="takes a Keras model, not int"):
+        anynan.keras.track(3)
+    with pytest.raises(TypeError, match="a Keras model, a tf.Module or a function, not int"):
+        anynan.tensorflow.track(3)
+    with pytest.raises(TypeError, match="not the class Model"):
+        anynan.keras.track(keras.Model)
+
+
+def test_skipped_layers_are_not_read():
+    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
+    positive(model)
+    with anynan.keras.track(model, skip="block") as tracker:
+        model.fit(*data(), verbose=0)
+        assert {r.layer for r in tracker.history.last() if r.phase == "forward"} == {
+            "first", "last", "",
+        }  # fmt: skip
+
+
+def test_graph_that_was_traced_before_is_said():
+    model = models.functional(Log(name="inner"))
+    call = tf.function(model)
+    call(tf.ones((2, 4)))
+    with anynan.keras.track(model) as tracker:
+        with pytest.warns(anynan.AnynanWarning, match="was traced before track"):
+            call(tf.ones((2, 4)))
+        call(tf.ones((2, 4)))
+        assert len(tracker.notes) == 1
+
+
+def test_model_that_was_fitted_before_is_traced_anew():
+    model = compiled(models.functional(Log(name="inner")), jit_compile=False)
+    zero(model)
+    model.predict(data()[0], verbose=0)
+    with anynan.keras.track(model), pytest.raises(anynan.NonFiniteError):
+        model.predict(data()[0], verbose=0)
+    model.predict(data()[0], verbose=0)
+
+
+def test_pause_and_resume():
+    model = compiled(models.functional(Log(name="inner")), jit_compile=False)
+    with anynan.keras.track(model) as tracker:
+        zero(model)
+        tracker.pause()
+        model.predict(data()[0], verbose=0)
+        tracker.resume()
+        with pytest.raises(anynan.NonFiniteError):
+            model.predict(data()[0], verbose=0)
+
+
+def test_bad_weight_is_found_at_once():
+    model = models.functional(keras.layers.Dense(4, name="inner"))
+    model.get_layer("last").bias.assign([np.inf])
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.keras.track(model)
+    assert (caught.value.event.phase, caught.value.event.parameter) == ("parameter", "last.bias")
+    assert not patches.sessions
+
+
+def test_bad_batch_and_bad_label_are_told_apart():
+    model = compiled(models.functional(keras.layers.Dense(4, name="inner")), jit_compile=False)
+    x, y = data()
+    with anynan.keras.track(model):
+        bad = x.copy()
+        bad[3, 1] = np.nan
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.fit(bad, y, shuffle=False, verbose=0)
+        assert caught.value.event.phase == "input"
+        assert caught.value.event.cause.tag == "bad_input"
+        bad = y.copy()
+        bad[3] = np.nan
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.fit(x, bad, shuffle=False, verbose=0)
+        assert (caught.value.event.phase, caught.value.event.tensor) == ("input", "y")
+        assert caught.value.event.cause.tag == "bad_label"
+
+
+def test_gradients_for_something_else_are_left_alone():
+    model = models.functional(keras.layers.Dense(4, name="inner"))
+    x = tf.ones((2, 4))
+    with anynan.keras.track(model) as tracker:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            out = model(x)
+        assert tape.gradient(out, x).shape == (2, 4)
+        assert tape.batch_jacobian(out, x).shape == (2, 1, 4)
+        assert isinstance(tape.gradient(out, {"w": model.trainable_variables}), dict)
+    assert not tracker.events
+
+
+def test_direct_checks():
+    anynan.check({"x": tf.ones(3), "words": tf.constant(["a"]), "v": tf.Variable(1)})
+    assert anynan.summarize(tf.Variable([1.0, 2.0], dtype="bfloat16")).dtype == "bfloat16"
+    with pytest.raises(anynan.NonFiniteError):
+        anynan.check(tf.constant([1.0, np.nan]))
+    with pytest.raises(TypeError, match="inside of a tf.function has none yet"):
+        tf.function(anynan.check)(tf.ones(2))
+
+
+class Scale(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable([1.0, 2.0])
+        self.inner = [Halve()]
+
+    def __call__(self, x):
+        return self.inner[0](x * self.weight)
+
+
+class Halve(tf.Module):
+    def __call__(self, x):
+        return tf.math.log(x) / 2  # bad module
+
+
+@pytest.mark.parametrize("jit", [None, False, True])
+def test_plain_module_and_function(jit):
+    module = Scale()
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(module(x))
+        module.weight.assign_sub(0.0 * tape.gradient(loss, module.weight))
+        return loss
+
+    fn = step if jit is None else tf.function(step, jit_compile=jit)
+    with anynan.tensorflow.track(fn) as tracked:
+        assert float(tracked(tf.constant([1.0, 1.0]))) == pytest.approx(np.log(2) / 2)
+        found = {(r.layer, r.phase) for r in tracked.history.last()}
+        assert {("inner.0", "forward"), ("inner.0", "backward"), (None, "loss")} <= found
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            tracked(tf.constant([1.0, -1.0]))
+        event = caught.value.event
+        assert (event.layer, event.operation.name, event.step) == ("inner.0", "log", 1)
+        assert event.operation.source.line == line(__file__, "bad module")
+        assert event.cause.tag == "log_of_negative"
