@@ -1,4 +1,4 @@
-"""Watch Keras models on whatever backend Keras runs."""
+"""Watch Keras models; so far on the TensorFlow backend."""
 
 try:
     import keras as _keras

@@ -16,12 +16,11 @@ def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Any, **options: Any) -> Tracker: ...
 def track(target: Any = None, **options: Any) -> Any:
-    """Watch a Keras model, forward and backward, on the backend that Keras runs on.
+    """Watch a Keras model, forward and backward; so far on the TensorFlow backend.
 
     The model goes on being used as before: ``fit``, ``train_on_batch``, ``evaluate``,
-    ``predict`` or a loop of your own. On TensorFlow this is ``anynan.tensorflow.track``, on
-    PyTorch ``anynan.torch.track``; on JAX the pure training step of the model is tracked with
-    ``anynan.jax.track`` in ``fit`` and ``train_on_batch``.
+    ``predict`` or a loop of your own. This is ``anynan.tensorflow.track``, whose documentation
+    says what is watched when.
 
     Args:
         target: A built model.
@@ -34,6 +33,7 @@ def track(target: Any = None, **options: Any) -> Any:
         TypeError: If the target is no Keras model, or an option is of the wrong type or unknown.
         ValueError: If the model is tracked already or is not built, a pattern matches no layer,
             or an option has an impossible value.
+        NotImplementedError: If Keras runs on another backend.
         NonFiniteError: If a weight is bad already.
 
     Example:

@@ -9,11 +9,12 @@ import tensorflow as tf
 from anynan.adapter import ReplayError
 from anynan.context import replay_context
 from anynan.lineage import Replay
-from anynan.tensorflow import names, probes
+from anynan.tensorflow import probes
 from anynan.tensorflow.frames import Step, tensors
 from anynan.tensorflow.operations import Operations, is_float
 from anynan.tensorflow.session import Session
 from anynan.tensorflow.traces import Trace
+from anynan.tensorflow.variables import read
 
 SPREAD = (
     "the step runs on several replicas, which cannot be run again: the report stays at layer level"
@@ -103,7 +104,7 @@ def prepare(session: Session, step: Step) -> Program:
             before = kept.get(id(variable))
             written = any(op.type != "ReadVariableOp" for op in placeholder.consumers())
             if before is not None or written:
-                content = probes_read(variable) if before is None else before
+                content = read(variable) if before is None else before
                 value = _Copied(variable, content)  # noqa: PLW2901
         feeds.append(value)
     return Program(
@@ -119,11 +120,6 @@ class _Copied:
 
     variable: Any
     content: Any
-
-
-def probes_read(variable: Any) -> Any:
-    """Read a variable."""
-    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def _whole(session: Session, step: Step) -> Any:
@@ -277,6 +273,3 @@ def _finite(x: Any) -> Any:
     if x.dtype.name.startswith("float8"):
         x = tf.cast(x, tf.float32)
     return tf.math.is_finite(x)
-
-
-RANDOM = names.RANDOM

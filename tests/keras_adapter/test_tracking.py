@@ -161,3 +161,26 @@ def test_loop_of_ones_own(way):
     assert event.operation.source.line == line(models.__file__, "bad sqrt")
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_one_write_for_each_phase_and_one_read_for_each_step(monkeypatch):
+    model = models.functional(Root(name="inner"))
+    positive(model)
+    step = loop(model, "graph", keras.optimizers.SGD(0.01))
+    x, y = (tf.constant(part) for part in data())
+    with anynan.keras.track(model) as tracker:
+        nodes = step.get_concrete_function(x, y).graph.get_operations()
+        assert [n.type for n in nodes].count("ResourceStridedSliceAssign") == 2
+        (board,) = tracker.adapter._boards
+        ((variable, _),) = board._parts
+        reads = []
+        read = type(variable).numpy
+
+        def count(self):
+            reads.append(self is variable)
+            return read(self)
+
+        monkeypatch.setattr(type(variable), "numpy", count)
+        for _ in range(3):
+            step(x, y)
+        assert reads == [True] * 3
