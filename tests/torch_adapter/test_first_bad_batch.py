@@ -430,7 +430,7 @@ def test_nothing_is_kept_alive() -> None:
     before = live_tensors()
     for every in (1, 3):
         first_bad_batch(run.step, batches(None), every=every)
-    assert live_tensors() == before
+    assert live_tensors() <= before  # less, where an earlier test's own are gone by now
 
 
 # Steps and batches of every kind.
