@@ -93,6 +93,11 @@ class Options:
             _whole("keep", self.keep, 0)
 
     @property
+    def only_watches(self) -> bool:
+        """Tell whether a bad reading changes nothing: no update is stopped, no step run again."""
+        return not self.replay and self.action in ("warn", "record") and not self.patience
+
+    @property
     def extra(self) -> tuple[str, ...]:
         """Name the statistics that smallest and largest value do not give for free."""
         return tuple(stat for stat in self.stats if stat in ("mean", "rms", "norm"))

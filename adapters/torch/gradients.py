@@ -95,6 +95,8 @@ def read_gradients(
     """
     every = session.options.read
     later = isinstance(every, int) and bool((rows.step + 1) % every)
+    # Nothing depends on the answer before the update: the device goes on into it unread.
+    later = later or (session.options.only_watches and not session.ranks.joined)
     slots = state.slots
     written = None
     if session.options.backward:

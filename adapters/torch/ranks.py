@@ -53,6 +53,11 @@ class Ranks:
 
     # What a session tells.
 
+    @property
+    def joined(self) -> bool:
+        """Tell whether other ranks wait for this one's answer."""
+        return self._joined and not self._alone
+
     def begin(self, session: "Session", state: State, rows: Rows) -> None:
         """Decide whether what this step finds is held, as it opens and at each of its calls."""
         if not self._wanted:

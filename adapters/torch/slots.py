@@ -151,6 +151,16 @@ class DeferredSlots:
             banks[-1].used = 0
 
 
+def _on_host(x: torch.Tensor) -> torch.Tensor:
+    """Copy a small tensor to the host, waiting for its own stream only."""
+    if not x.is_cuda:
+        return x.to("cpu", copy=True)
+    staged = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    staged.copy_(x, non_blocking=True)
+    torch.cuda.current_stream(x.device).synchronize()
+    return staged
+
+
 def _bring(tensors: list[torch.Tensor]) -> list[list[float]]:
     """Copy small tensors to the host, those of a device in one copy."""
     by_device: dict[torch.device, list[int]] = {}
@@ -162,7 +172,7 @@ def _bring(tensors: list[torch.Tensor]) -> list[list[float]]:
             wide = any(tensors[i].dtype == torch.float64 for i in which)
             dtype = torch.float64 if wide else torch.float32
             flat = torch.cat([tensors[i].reshape(-1).to(dtype) for i in which])
-            values = flat.to("cpu", copy=True).tolist()
+            values = _on_host(flat).tolist()
             at = 0
             for i in which:
                 found[i] = values[at : at + tensors[i].numel()]

@@ -606,6 +606,34 @@ def test_one_host_read_per_step() -> None:
     assert extra.reads == 4, extra.seen
 
 
+@pytest.mark.parametrize(("replay", "first"), [(True, "read"), (False, "update")])
+def test_the_update_waits_for_a_read_that_could_stop_it_only(replay: bool, first: str) -> None:
+    seen: list[str] = []
+
+    class Order(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = getattr(func, "__name__", "")
+            if name in {"tolist", "addcdiv_"}:
+                seen.append({"tolist": "read", "addcdiv_": "update"}[name])
+            return func(*args, **(kwargs or {}))
+
+    model = small()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    tracker = anynan.torch.track(model, read="step", action="warn", replay=replay)
+    model(torch.randn(3, 4)).sum().backward()
+    with Order():
+        optimizer.step()
+    assert seen[0] == first
+    assert seen.count("read") == 1
+    with pytest.warns(AnynanWarning, match="NaN|Inf"):
+        (model(torch.randn(3, 4)) * torch.inf).sum().backward()
+        optimizer.step()
+        tracker.remove()
+    assert tracker.count("bad") == 1
+
+
 def test_reading_every_n_steps_reads_every_n_steps() -> None:
     extra = counted(8, read=3)
     assert extra.reads in (2, 3), extra.seen
