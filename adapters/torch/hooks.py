@@ -17,7 +17,7 @@ from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, plain
 if TYPE_CHECKING:
     from anynan.torch.session import Session
 from anynan.torch.state import State
-from anynan.torch.transforms import PROXY, is_tracing, mode, say_traced
+from anynan.torch.transforms import PROXY, capturing, is_tracing, mode, say_traced
 
 _Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
@@ -141,6 +141,10 @@ class ForwardHook(_Hook):
         state = session.state()
         if state.idle:
             return
+        if state.slots.deferred and capturing():
+            if self.fixed is not None:
+                self.fixed.trace(output, self.backward)
+            return
         recompute = _task() != -1
         rows = state.rows
         if rows is None:
@@ -218,7 +222,7 @@ class RootEnter(_Hook):
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Hand over to the session."""
-        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None):
+        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None or capturing()):
             self.session.enter_root(module, self.path, args, kwargs)
 
 
@@ -232,7 +236,7 @@ class RootExit(_Hook):
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Hand over to the session."""
-        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None):
+        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None or capturing()):
             self.session.exit_root(module, output)
 
 

@@ -7,6 +7,13 @@ import torch
 if TYPE_CHECKING:
     from anynan.torch.session import Session
 
+
+def _never() -> bool:
+    return False
+
+
+# While a CUDA graph is captured nothing may be read, and its replays call no hook.
+capturing = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else _never
 is_tracing = torch._C._is_tracing
 mode = torch._C._get_dispatch_mode
 PROXY = torch._C._TorchDispatchModeKey.PROXY

@@ -18,6 +18,7 @@ from anynan.torch import compiled, scaling, skipping
 from anynan.torch.gradients import read_gradients
 from anynan.torch.growth import registered
 from anynan.torch.state import State, StepMarker, StopReplay
+from anynan.torch.transforms import capturing
 
 if TYPE_CHECKING:
     from anynan.torch.session import Session
@@ -71,12 +72,16 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 
 
 def _tell(optimizer: torch.optim.Optimizer) -> None:
+    if capturing():
+        return
     # In the order they were made, which is the same on every rank: each agrees with its own.
     for session in sorted(_sessions, key=lambda session: session.ranks.number):
         before_update(session, optimizer)
 
 
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if capturing():
+        return
     for session in list(_sessions):
         after_update(session, optimizer)
 

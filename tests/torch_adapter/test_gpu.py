@@ -98,6 +98,25 @@ def test_compiled_with_cuda_graphs(model: nn.Sequential) -> None:
     tracker.remove()
 
 
+def test_a_graph_captured_by_hand(model: nn.Sequential) -> None:
+    tracker = anynan.torch.track(model)
+    x = torch.randn(8, 64, device="cuda")
+    with torch.no_grad():
+        model(x)  # warm up
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(x)
+        graph.replay()
+        tracker.check()
+        assert tracker.count("bad") == 0
+        x.fill_(torch.nan)
+        graph.replay()
+        with pytest.raises(NonFiniteError) as caught:
+            tracker.check()
+    assert caught.value.event.layer == "0"
+    tracker.remove()
+
+
 def test_the_user_stream_is_the_one_that_is_read(model: nn.Sequential) -> None:
     tracker = anynan.torch.track(model)
     stream = torch.cuda.Stream()
