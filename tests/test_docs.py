@@ -7,11 +7,13 @@ The ``python`` blocks of a page run in order in one namespace. Where the next bl
 
 import contextlib
 import doctest
+import gc
 import importlib
 import io
 import linecache
 import pkgutil
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +43,18 @@ class Example:
     span: tuple[int, int] = (0, 0)
 
 
+@pytest.fixture
+def _nothing_stays() -> Iterator[None]:
+    """Take away what a page leaves tracked: its models and loss scalers are no other test's."""
+    yield
+    updates: Any = sys.modules.get("anynan.torch.updates")
+    for session in [] if updates is None else list(updates._sessions):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            session.tracker.remove()
+    gc.collect()
+
+
 def examples(page: str) -> list[Example]:
     """Find the python blocks of a page."""
     found: list[Example] = []
@@ -58,6 +72,13 @@ def examples(page: str) -> list[Example]:
 def outputs(page: list[Example]) -> Iterator[str]:
     """Run the blocks of a page in order, and give what each prints."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    try:
+        yield from _run(page, namespace)
+    finally:
+        namespace.clear()
+
+
+def _run(page: list[Example], namespace: dict[str, Any]) -> Iterator[str]:
     script: list[str] = []
     for example in page:
         code = compile("\n" * len(script) + example.code, SCRIPT, "exec")
@@ -92,6 +113,9 @@ def _name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+# Dynamo's own weak dictionaries complain when what they hold is collected.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("_nothing_stays")
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_page(page: Path) -> None:
     pytest.importorskip("torch")
