@@ -1,7 +1,9 @@
 """Fixtures that run a test over every backend: backend -> xp -> device -> space."""
 
+import gc
 import importlib
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,6 +30,15 @@ _CHOSEN = pytest.StashKey[list[Backend]]()
 # The same examples every time, and nothing written beside the code.
 hypothesis.settings.register_profile("suite", deadline=None, database=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
+
+
+@pytest.fixture(scope="module")
+def small_heap() -> Iterator[None]:
+    """Leave what is imported out of what an adapter may look for in the heap."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,10 +5,8 @@ with ``DIFFERENCES`` if there is a recipe that it cannot follow. ``builders_arra
 library that array code is written over.
 """
 
-import gc
 import importlib
 import inspect
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,7 +18,10 @@ from tests.conformance import recipes_operations
 from tests.conformance.recipes_operations import FAULTS, SILENT, StepRecipe
 
 # NumPy says by itself that it divided by zero.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("small_heap"),
+]
 
 
 def builders(backend: Backend) -> list[Any]:
@@ -47,15 +48,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for variant in made.VARIANTS
     ]
     metafunc.parametrize("variant", cases, indirect=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_heap() -> Iterator[None]:
-    """Leave what is imported out of what an adapter may look for in the heap."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

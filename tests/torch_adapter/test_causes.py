@@ -26,16 +26,9 @@ from anynan import AnomalyError, Event, Policy
 from anynan.causes import RULES
 from anynan.events import Kind, Phase
 
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 INF = math.inf
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_heap() -> Iterator[None]:
-    """Leave what is imported out of the search for scalers, which walks the heap."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 Row = list[list[float]]

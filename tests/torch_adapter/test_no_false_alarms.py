@@ -22,6 +22,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 INF = math.inf
 WORDS = 48
 STEPS = 3
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 # How a program is tracked: the model or the step, read at once or once a step, by operation.
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "model": ("model", {}),
@@ -32,15 +34,6 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "step-operation": ("step", {"level": "operation"}),
 }
 every_mode = pytest.mark.parametrize("mode", MODES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_heap() -> Iterator[None]:
-    """Leave what is imported out of the search for scalers, which walks the heap."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """The ways people train: a fault is named exactly, a clean run is as if nobody watched."""
 
-import gc
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,20 +24,14 @@ from tests.torch_adapter.training import (
 )
 
 # PyTorch's own, from the inner one of two nested reentrant regions.
-pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+    pytest.mark.usefixtures("small_heap"),
+]
 
 every_program = pytest.mark.parametrize("name", PROGRAMS)
 every_track = pytest.mark.parametrize("track", ["model", "step"])
 every_read = pytest.mark.parametrize("read", ["immediate", "step"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_heap() -> Iterator[None]:
-    """Leave what is imported out of the searches of the heap."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Run:
