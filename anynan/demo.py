@@ -12,8 +12,7 @@ import numpy as np
 from rich.console import Console
 
 import anynan
-from anynan.overview import tightest
-from anynan.reporting import render_rich
+from anynan.outcome import found, missed, trained
 from anynan.tracker import Tracker
 
 BUGS = {
@@ -140,23 +139,10 @@ def train(
                 if step % 50 == 0:
                     console.print(f"step {step}  loss {losses[-1]:.3g}")
     except anynan.NonFiniteError as error:
-        report = render_rich(error.event) if console.is_terminal else str(error)
-        console.print("", report, "", sep="\n")
-        at = error.event.step
-        if not fixed:
-            console.print(f"Found at step {at}. Run again with --fixed to see it train on.")
-            return 0
-        console.print(f"Step {at} went bad although the bug is fixed: please report this.")
-        return 1
+        return found(console, error, expected=not fixed)
     if not fixed:
-        console.print(f"No reading went bad in {steps} steps: it needs more of them (--steps).")
-        return 1
-    layers = {reading.layer for reading in train_step.history if reading.layer}
-    text = f"{len(losses)} steps, {len(layers)} scopes, no reading went bad"
-    for layer, reading in list(tightest(train_step).items())[:1]:
-        text += f"; tightest headroom {reading.headroom:.1f} bits at {layer or 'the function'}"
-    console.print(f"{text}.\nThe loss fell from {losses[0]:.2f} to {losses[-1]:.2f}.")
-    return 0
+        return missed(console, steps)
+    return trained(console, train_step, losses, parts="scopes")
 
 
 def main(

@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 import anynan
 from anynan.jax.tracking import track
-from anynan.reporting import render_rich
+from anynan.outcome import found, missed, trained
 from anynan.tracker import Tracker
 
 BUGS = {
@@ -187,27 +187,5 @@ def main(
         except anynan.NonFiniteError as error:
             return found(console, error, expected=not fixed)
     if not fixed:
-        console.print(
-            f"No reading went bad in {steps} steps: this bug needs more of them (--steps)."
-        )
-        return 1
-    layers = {reading.layer for reading in train_step.history if reading.layer}
-    console.print(f"{len(losses)} steps, {len(layers)} layers, no reading went bad.")
-    again = (len(losses) - 1) // EPOCH * EPOCH
-    if again:
-        console.print(
-            f"The loss of the first batch fell from {losses[0]:.2f} to {losses[again]:.2f}."
-        )
-    return 0
-
-
-def found(console: Console, error: anynan.NonFiniteError, *, expected: bool) -> int:
-    """Print the report, which is the exception's message, in colour where there is any."""
-    step = error.event.step
-    report = render_rich(error.event) if console.is_terminal else str(error)
-    console.print("", report, "", sep="\n")
-    if expected:
-        console.print(f"Found at step {step}. Run again with --fixed to see it train on.")
-        return 0
-    console.print(f"Step {step} went bad although the bug is fixed: please report this.")
-    return 1
+        return missed(console, steps)
+    return trained(console, train_step, losses, epoch=EPOCH)

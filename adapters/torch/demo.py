@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anynan
-from anynan.overview import tightest
-from anynan.reporting import render_rich
+from anynan.outcome import found, missed, trained
 from anynan.torch.tracking import track
 from anynan.tracker import Tracker
 
@@ -260,12 +259,8 @@ def main(bug: str = "mask", *, fixed: bool = False, steps: int | None = None, se
             bar.stop()
             return found(console, error, expected=not fixed)
     if not fixed:
-        console.print(
-            f"No reading went bad in {steps} steps: this bug needs more of them (--steps)."
-        )
-        return 1
-    console.print(summary(train_step, losses))
-    return 0
+        return missed(console, steps)
+    return trained(console, train_step, losses, epoch=EPOCH)
 
 
 def progress_bar(console: Console) -> Progress:
@@ -279,27 +274,3 @@ def progress_bar(console: Console) -> Progress:
         TextColumn("{task.fields[speed]:.0f} steps/s"),
         console=console,
     )
-
-
-def found(console: Console, error: anynan.NonFiniteError, *, expected: bool) -> int:
-    """Print the report, which is the exception's message, in colour where there is any."""
-    step = error.event.step
-    report = render_rich(error.event) if console.is_terminal else str(error)
-    console.print("", report, "", sep="\n")
-    if expected:
-        console.print(f"Found at step {step}. Run again with --fixed to see it train on.")
-        return 0
-    console.print(f"Step {step} went bad although the bug is fixed: please report this.")
-    return 1
-
-
-def summary(tracker: Tracker, losses: list[float]) -> str:
-    """Say in two lines what a training without the bug saw."""
-    layers = {reading.layer for reading in tracker.history if reading.layer}
-    text = f"{len(losses)} steps, {len(layers)} layers, no reading went bad"
-    for layer, reading in list(tightest(tracker).items())[:1]:
-        text += f"; tightest headroom {reading.headroom:.1f} bits at {layer or 'the model'}"
-    again = (len(losses) - 1) // EPOCH * EPOCH
-    if again:
-        text += f".\nThe loss of the first batch fell from {losses[0]:.2f} to {losses[again]:.2f}."
-    return text
