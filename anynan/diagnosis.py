@@ -20,7 +20,6 @@ _CLEAN_UNCOMPILED = (
     "arithmetic is fused, reordered and rounded elsewhere (or the code asks whether it is "
     "compiled), so the report stays at layer level"
 )
-_LABELS = ("label", "target", "truth", "y_true")
 
 
 @dataclass(slots=True)
@@ -128,15 +127,13 @@ def _operation_event(
     trail = monitor.trail(case.rows, upto, layer)
     if trail and phase == "forward" and layer and layer not in dict(trail):
         trail = (*trail, (layer, None))  # the origin's own layer had not ended yet
-    return Event(
-        backend=adapter.backend,
+    return _event(
+        case,
+        adapter,
         layer=layer,
         phase=phase,
         kind=kind,
-        severity="bad",
-        step=reading.step,
         call=call,
-        order=reading.order,
         tensor=tensor,
         parameter=parameter,
         summary=summary,
@@ -145,27 +142,32 @@ def _operation_event(
         trail=trail,
         spread=Spread(case.later, surfaced),
         expected=None if origin is None else origin.expected,
-        rank=adapter.rank(),
         iteration=None if origin is None else origin.iteration,
         shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
-        notes=tuple(dict.fromkeys(case.notes)),
     )
+
+
+def _event(case: Case, adapter: Adapter, **said: Any) -> Event:
+    """Make an event; what is not said is the reading's own."""
+    reading = case.reading
+    common = {
+        "backend": adapter.backend, "kind": case.kind, "severity": "bad", "step": reading.step,
+        "call": reading.call, "order": reading.order, "rank": adapter.rank(),
+        "notes": tuple(dict.fromkeys(case.notes)),
+    }  # fmt: skip
+    return Event(**{**common, **said})
 
 
 def _incoming_event(case: Case, monitor: Monitor, adapter: Adapter) -> Event:
     """Report a gradient that was bad before it reached the tracked model."""
     reading = case.reading
     summary = None if case.value is None else adapter.measure(case.value)
-    return Event(
-        backend=adapter.backend,
+    return _event(
+        case,
+        adapter,
         layer=None,
         phase="loss",
-        kind=case.kind,
-        severity="bad",
-        step=reading.step,
-        call=reading.call,
-        order=reading.order,
         tensor="gradient of the loss",
         summary=summary,
         cause=Cause(
@@ -176,8 +178,6 @@ def _incoming_event(case: Case, monitor: Monitor, adapter: Adapter) -> Event:
         ),
         trail=monitor.trail(case.rows, reading.order, ""),
         spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
-        rank=adapter.rank(),
-        notes=tuple(dict.fromkeys(case.notes)),
     )
 
 
@@ -192,25 +192,18 @@ def _input_event(case: Case, monitor: Monitor, adapter: Adapter, summary: Summar
             tensor=reading.site.tensor,
             summary=summary,
             rows=rows,
-            labels=_is_label(reading.site.tensor),
         )
     )
-    return Event(
-        backend=adapter.backend,
+    return _event(
+        case,
+        adapter,
         layer=reading.layer,
         phase="input",
-        kind=case.kind,
-        severity="bad",
-        step=reading.step,
-        call=reading.call,
-        order=reading.order,
         tensor=reading.site.tensor,
         summary=summary,
         cause=cause,
         trail=monitor.trail(case.rows, reading.order, reading.layer),
         spread=Spread(case.later),
-        rank=adapter.rank(),
-        notes=tuple(dict.fromkeys(case.notes)),
     )
 
 
@@ -233,26 +226,21 @@ def _outside_input(case: Case, adapter: Adapter, verdict: Verdict, outside: Toke
             summary=summary,
             rows=rows,
             record=origin,
-            labels=_is_label(tensor),
         )
     )
     reading = case.reading
-    return Event(
-        backend=adapter.backend,
+    return _event(
+        case,
+        adapter,
         layer=None,
         phase="input",
         kind=kind,
-        severity="bad",
-        step=reading.step,
-        call=reading.call,
         order=0,
         tensor=tensor,
         summary=summary,
         operation=None if origin is None else operation(origin),
         cause=cause,
         spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
-        rank=adapter.rank(),
-        notes=tuple(dict.fromkeys(case.notes)),
     )
 
 
@@ -294,18 +282,17 @@ def _parameter_event(
         )
     )
     others = len(bad) - 1
-    notes = list(case.notes)
     if others:
         word = "parameter or buffer is" if others == 1 else "parameters and buffers are"
-        notes.append(f"{others} more {word} bad too: {_names(bad, chosen)}")
-    return Event(
-        backend=adapter.backend,
+        case.notes.append(f"{others} more {word} bad too: {_names(bad, chosen)}")
+    return _event(
+        case,
+        adapter,
         layer=chosen.layer,
         phase=phase,
         kind=kind,
-        severity="bad",
+        call=0,
         step=step,
-        order=reading.order,
         tensor=chosen.name.rpartition(".")[2],
         parameter=chosen.name,
         summary=chosen.summary,
@@ -318,9 +305,7 @@ def _parameter_event(
             if reading.phase == "parameter"
             else place(reading.phase, reading.layer, reading.site.parameter),
         ),
-        rank=adapter.rank(),
         since=since,
-        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -378,12 +363,6 @@ def contained(record: OpRecord, rows: Rows, adapter: Adapter) -> Event:
         rank=adapter.rank(),
         notes=("contained: its bad values reached no layer output, loss or gradient",),
     )  # fmt: skip
-
-
-def _is_label(name: str) -> bool:
-    """Guess from its name whether an input is what the model should predict."""
-    base = name.partition("[")[0].lower()
-    return base == "y" or any(word in name.lower() for word in _LABELS)
 
 
 def _names(bad: list[BadParameter], chosen: BadParameter) -> str:

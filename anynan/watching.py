@@ -35,7 +35,6 @@ Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
 
 MAX_EVENTS = 10_000
 MAX_ROWS = 1000
-_LABELS = ("label", "target", "truth", "y_true")
 
 
 class Watched(Generic[T]):
@@ -184,13 +183,7 @@ def _rows(view: np.ndarray[Any, Any]) -> Iterator[int]:
                 yield start + i
 
 
-def is_label(name: str) -> bool:
-    """Guess from its name whether a field is what a model should predict."""
-    return any(word in name.lower() for word in _LABELS) or name.endswith(("['y']", ".y"))
-
-
 def _event(finding: Finding, others: list[Finding], number: int) -> Event:
-    labels = is_label(finding.path)
     return Event(
         backend=library_name(finding.array),
         layer=None,
@@ -207,7 +200,6 @@ def _event(finding: Finding, others: list[Finding], number: int) -> Event:
                 tensor=finding.path,
                 summary=finding.summary,
                 rows=bad_rows(finding.array) if finding.kind in NON_FINITE else (),
-                labels=labels,
             )
         ),
         spread=Spread(len(others)),

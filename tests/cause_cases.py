@@ -95,7 +95,7 @@ BATCH = held(NAN, 1.0, 2.0, NAN, shape=(2, 2))
 FIRES: dict[str, list[Situation]] = {
     "uninitialised_memory": [outside("uninitialised", "buffer", NAN)],
     "bad_label": [
-        case(phase="input", summary=BATCH, rows=(0, 1), labels=True),
+        case(phase="input", summary=BATCH, rows=(0, 1), tensor="batch['labels']"),
         outside("input", "batch['target']", NAN, name="target"),
     ],
     "bad_input": [

@@ -35,7 +35,7 @@ def event(record: OpRecord | None = None, **fields: Any) -> Event:
     """Build an event as the diagnosis does, its cause from the table."""
     known = {
         key: fields.pop(key)
-        for key in ("rows", "growth", "gradient", "state", "scale", "labels", "surfaced")
+        for key in ("rows", "growth", "gradient", "state", "scale", "surfaced")
         if key in fields
     }
     then = fields.pop("then", None)
@@ -183,7 +183,7 @@ EVENTS: dict[str, Event] = {
         summary=array((32, 4), nan=1, min=-1.0, max=1.0, first_bad=(6, 2)), rows=(6,),
     ),
     "input_labels": event(
-        phase="input", step=3, kind="posinf", tensor="batch['target']", labels=True, rows=(0, 6),
+        phase="input", step=3, kind="posinf", tensor="batch['target']", rows=(0, 6),
         summary=array((32,), posinf=2, min=0.0, max=9.0, first_bad=(0,)),
     ),
     "parameter_since": event(

@@ -1,5 +1,7 @@
 """Rules that look beyond one operation: the batch, the weights, the optimizer, the last steps."""
 
+import re
+
 from anynan.events import NON_FINITE
 from anynan.lineage import Operand
 from anynan.rules.evidence import (
@@ -16,7 +18,7 @@ from anynan.rules.situation import BACKWARD, FORWARD, Rule, Situation
 from anynan.summary import Summary
 
 _RUNNING = ("running_mean", "running_var", "moving_mean", "moving_variance")
-_LABELS = ("target", "label", "y_true")
+_LABELS = ("label", "target", "truth", "y_true")
 
 
 def _from_outside(s: Situation, source: str) -> Operand | None:
@@ -46,12 +48,18 @@ def _bad_label(s: Situation) -> str | None:
     if s.kind not in NON_FINITE:
         return None
     if s.phase == "input":
-        return _rows(s, s.summary) if s.labels else None
+        return _rows(s, s.summary) if is_label(s.tensor) else None
     item = _from_outside(s, "input")
     if item is None:
         return None
-    named = any(word in f"{item.name} {item.label or ''}".lower() for word in _LABELS)
+    named = is_label(item.label or "") or any(word in item.name.lower() for word in _LABELS)
     return f"{item.label or item.name}: {seen(item.summary)}" if named else None
+
+
+def is_label(name: str) -> bool:
+    """Guess from its name whether an input is what a model should predict."""
+    parts = re.split(r"\W+", name.lower())
+    return "y" in parts or any(word in part for part in parts for word in _LABELS)
 
 
 def _bad_input(s: Situation) -> str | None:

@@ -38,7 +38,6 @@ class Situation:
         gradient: Gradient of the bad parameter.
         state: Optimizer state of the bad parameter by name.
         scale: The loss scale, where one is in use.
-        labels: True if the bad input is a label.
         unread: Why bad gradients may have gone unseen before a weight went bad, empty if none did.
         finding: What the guard on the gradient norms saw.
         surfaced: Phase in which the harm was seen, where that is not the origin's own. A
@@ -59,7 +58,6 @@ class Situation:
     gradient: Summary | None = None
     state: Mapping[str, Summary] = field(default_factory=lambda: MappingProxyType({}))
     scale: float | None = None
-    labels: bool = False
     unread: str = ""
     finding: Finding | None = None
     surfaced: Phase | None = None
