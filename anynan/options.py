@@ -1,9 +1,10 @@
 """The options that every adapter shares, checked once."""
 
+import inspect
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from anynan.events import Event
 from anynan.patterns import Patterns
@@ -91,6 +92,25 @@ class Options:
             raise TypeError(msg)
         if self.keep != "step":
             _whole("keep", self.keep, 0)
+
+    @classmethod
+    def checked(cls, given: dict[str, Any], *own: str) -> Self:
+        """Check the options that somebody gave by name.
+
+        Args:
+            given: The options.
+            *own: Names of options that an adapter has beside these.
+
+        Raises:
+            TypeError: If one is unknown or of the wrong type.
+            ValueError: If one has an impossible value.
+        """
+        known = (*inspect.signature(cls).parameters, *own)
+        for name in given:
+            if name not in known:
+                msg = f"track() has no option {name!r}; the options are {', '.join(known)}"
+                raise TypeError(msg)
+        return cls(**{name: value for name, value in given.items() if name not in own})
 
     @property
     def only_watches(self) -> bool:

@@ -16,7 +16,7 @@ from anynan.registry import register
 from anynan.summary import Summary
 from anynan.trackable import is_array
 from anynan.tracked import TrackedArray
-from anynan.tracker import Tracker
+from anynan.tracker import Tracker, refuse_target
 
 
 @overload
@@ -119,12 +119,7 @@ def array_options(options: dict[str, Any]) -> Options:
         TypeError: If an option is unknown or of the wrong type.
         ValueError: If its value is impossible, or cannot be served.
     """
-    known = list(inspect.signature(Options).parameters)
-    for name in options:
-        if name not in known:
-            msg = f"track() has no option {name!r}; the options are {', '.join(known)}"
-            raise TypeError(msg)
-    chosen = Options(**options)
+    chosen = Options.checked(options)
     if chosen.action == "skip" or chosen.patience:
         name = "action='skip'" if chosen.action == "skip" else f"patience={chosen.patience}"
         msg = (
@@ -153,12 +148,7 @@ def start(target: Any, options: Options, session: type[ArraySession]) -> Tracker
     Raises:
         TypeError: If the target is no function.
     """
-    if isinstance(target, Tracker):
-        msg = f"this is a tracker already: {target!r}; track the function itself"
-        raise TypeError(msg)
-    if isinstance(target, type):
-        msg = f"track() takes a function, not the class {target.__name__}: create an object first"
-        raise TypeError(msg)
+    refuse_target(target, "function")
     if any(hasattr(kind, "named_parameters") for kind in type(target).__mro__):
         msg = (
             f"track() takes a function of array code, not a {type_name(target)}: a model is "

@@ -12,6 +12,24 @@ from anynan.monitor import History, Reading
 from anynan.options import Options, environment
 
 
+def refuse_target(target: Any, what: str) -> None:
+    """Refuse a tracker, or a class in its object's place; adapters ask at ``track``.
+
+    Args:
+        target: What was given to ``track``.
+        what: What it takes.
+
+    Raises:
+        TypeError: If it is one of these.
+    """
+    if isinstance(target, Tracker):
+        msg = f"this is a tracker already: {target!r}; track the {what} itself, its .fn"
+        raise TypeError(msg)
+    if isinstance(target, type):
+        msg = f"track() takes a {what}, not the class {target.__name__}: create an object first"
+        raise TypeError(msg)
+
+
 class Tracker(Judge):
     """Watch a model or a function, and act when a reading breaks the policy.
 

@@ -1,7 +1,6 @@
 """``track`` and ``untrack``: the public doors."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -13,7 +12,7 @@ from anynan.jax.program import tracing
 from anynan.jax.session import Session
 from anynan.options import Options
 from anynan.summary import Summary
-from anynan.tracker import Tracker
+from anynan.tracker import Tracker, refuse_target
 
 
 @overload
@@ -58,7 +57,7 @@ def track(target: Any = None, **options: Any) -> Any:
     if not isinstance(keep, bool):
         msg = f"keep_inputs= takes True or False, not {keep!r}"
         raise TypeError(msg)
-    chosen = _options(options)
+    chosen = Options.checked(options, "keep_inputs")
     if target is None:
         return functools.partial(_track, options=chosen, keep_inputs=keep)
     return _track(target, chosen, keep)
@@ -113,25 +112,10 @@ _NO_NUMBERS = (
 )
 
 
-def _options(options: dict[str, Any]) -> Options:
-    known = list(inspect.signature(Options).parameters)
-    for name in options:
-        if name not in known:
-            msg = f"track() has no option {name!r}; the options are {', '.join(known)}, keep_inputs"
-            raise TypeError(msg)
-    return Options(**options)
-
-
 def _track(target: Any, options: Options, keep_inputs: bool) -> Tracker:
-    if isinstance(target, Tracker):
-        msg = (
-            f"this is tracked already, by {target!r}; take anynan.jax.untrack(...) of it, or its "
-            ".fn, before tracking it again"
-        )
-        raise ValueError(msg)  # noqa: TRY004  the type is right, the state is not
-    if isinstance(target, type) or not callable(target):
-        what = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
-        msg = f"track() takes a function of arrays, not {what}"
+    refuse_target(target, "function of arrays")
+    if not callable(target):
+        msg = f"track() takes a function of arrays, not {type(target).__name__}"
         raise TypeError(msg)
     session = Session(target, options, keep_inputs=keep_inputs)
     name = getattr(target, "__name__", type(target).__name__)

@@ -1,7 +1,6 @@
 """``track`` and ``untrack``: the public doors."""
 
 import functools
-import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import tensorflow as tf
 from anynan.options import Options
 from anynan.tensorflow import patches
 from anynan.tensorflow.session import Session
-from anynan.tracker import Tracker
+from anynan.tracker import Tracker, refuse_target
 
 
 @overload
@@ -100,18 +99,15 @@ def checked(options: dict[str, Any]) -> Options:
         TypeError: If one is unknown or of the wrong type.
         ValueError: If one has an impossible value, or is not there for TensorFlow yet.
     """
-    known = list(inspect.signature(Options).parameters)
+    chosen = Options.checked(options)
     for name, value in options.items():
-        if name not in known:
-            msg = f"track() has no option {name!r}; the options are {', '.join(known)}"
-            raise TypeError(msg)
         if name in NOT_YET and value != NOT_YET[name]:
             msg = f"{name}={value!r} is not there for TensorFlow yet: leave it out"
             raise ValueError(msg)
     if options.get("read", "auto") not in ("auto", "step"):
         msg = f"read={options['read']!r} is not there for TensorFlow yet: every step is read"
         raise ValueError(msg)
-    return Options(**options)
+    return chosen
 
 
 def is_keras(target: Any) -> bool:
@@ -121,12 +117,7 @@ def is_keras(target: Any) -> bool:
 
 
 def _track(target: Any, options: Options) -> Tracker:
-    if isinstance(target, Tracker):
-        msg = f"this is a tracker already: {target!r}; track the model or the function itself"
-        raise TypeError(msg)
-    if isinstance(target, type):
-        msg = f"track() takes a model object, not the class {target.__name__}: create it first"
-        raise TypeError(msg)
+    refuse_target(target, "model or function")
     if is_keras(target):
         keras: Any = sys.modules["keras"]
         if keras.backend.backend() != "tensorflow":

@@ -141,7 +141,7 @@ def _check(step: Any, batches: Any, every: Any, options: dict[str, Any]) -> Opti
     if environment() == "off":
         msg = "ANYNAN=off turns watching off: unset it to look for the first bad batch"
         raise ValueError(msg)
-    chosen = tracking._options(options)
+    chosen = Options.checked(options)
     if isinstance(step, Tracker) and not options:
         chosen = step.options
     return replace(chosen, action="raise", patience=0, parameters=True, read="auto")

@@ -1,7 +1,6 @@
 """``track`` and ``untrack``: the public doors."""
 
 import functools
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any, overload
@@ -11,7 +10,7 @@ import torch
 from anynan.options import Options
 from anynan.torch.modelsession import ModelSession
 from anynan.torch.session import Session
-from anynan.tracker import Tracker
+from anynan.tracker import Tracker, refuse_target
 
 _tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"
 _tracked = weakref.WeakKeyDictionary()
@@ -69,7 +68,7 @@ def track(target: Any = None, **options: Any) -> Any:
         >>> len(tracker.events)
         0
     """
-    chosen = _options(options)
+    chosen = Options.checked(options)
     if target is None:
         return functools.partial(_track, options=chosen)
     return _track(target, chosen)
@@ -101,22 +100,8 @@ def untrack(model: torch.nn.Module) -> None:
     session.tracker.remove()
 
 
-def _options(options: dict[str, Any]) -> Options:
-    known = list(inspect.signature(Options).parameters)
-    for name in options:
-        if name not in known:
-            msg = f"track() has no option {name!r}; the options are {', '.join(known)}"
-            raise TypeError(msg)
-    return Options(**options)
-
-
 def _track(target: Any, options: Options) -> Tracker:
-    if isinstance(target, Tracker):
-        msg = f"this is a tracker already: {target!r}; track the model or the function itself"
-        raise TypeError(msg)
-    if isinstance(target, type):
-        msg = f"track() takes a model object, not the class {target.__name__}: create it first"
-        raise TypeError(msg)
+    refuse_target(target, "model or function")
     if isinstance(target, torch.nn.Module):
         return _track_model(target, options)
     if not callable(target):

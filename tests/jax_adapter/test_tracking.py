@@ -157,7 +157,7 @@ def test_unfit_targets():
     with pytest.raises(TypeError, match="not the class Dense"):
         anynan.jax.track(type("Dense", (), {}))
     tracked = anynan.jax.track(jnp.sin)
-    with pytest.raises(ValueError, match="tracked already"):
+    with pytest.raises(TypeError, match="a tracker already"):
         anynan.jax.track(tracked)
 
 

@@ -24,7 +24,7 @@ def net() -> nn.Module:
         ("model", ["nn.Module", "str"]),
         ([net()], ["nn.Module", "list"]),
         (torch.zeros(2), ["nn.Module", "Tensor"]),
-        (nn.Linear, ["class Linear", "create it first"]),
+        (nn.Linear, ["class Linear", "create an object first"]),
     ],
 )
 def test_what_cannot_be_tracked(target: Any, words: list[str]) -> None:
