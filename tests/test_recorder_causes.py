@@ -248,3 +248,17 @@ def test_every_tag_is_accounted_for() -> None:
     assert not here & set(NOT_HERE)
     left = tags - here - set(NOT_HERE)
     assert left == set()
+
+
+def test_a_complex_quotient_is_quoted_whole() -> None:
+    @anynan.track
+    def divide(x: Any, y: Any) -> Any:
+        return x / y
+
+    with pytest.raises(anynan.NonFiniteError) as caught, np.errstate(all="ignore"):
+        divide(np.array([1 + 2j, 3 + 0j]), np.array([1 + 0j, 0j]))
+    cause = caught.value.event.cause
+    assert cause is not None
+    assert cause.tag == "divide_by_zero"
+    assert cause.text == "a complex number divided by 0 is NaN"
+    assert "(3.0+0j) / (0.0+0j) at [1]" in str(caught.value)

@@ -188,8 +188,11 @@ def _divide_wording(s: Situation) -> tuple[str, str] | None:
         return None
     masked = "where(y == 0, 0, x / where(y == 0, 1, y))"
     if nan:
+        upper = s.value(*SELF)
         return (
-            "0/0 is NaN",
+            "a complex number divided by 0 is NaN"
+            if isinstance(upper, complex) and upper
+            else "0/0 is NaN",
             (
                 f"give the empty case a value of its own: {masked}; or add eps to the divisor: "
                 "x / (y + {eps})"
