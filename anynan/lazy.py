@@ -29,10 +29,11 @@ from anynan.chunked import is_chunked, sized
 from anynan.events import Phase, Source
 from anynan.lineage import Operand, OpRecord, Replay, Sink
 from anynan.measuring import measure
+from anynan.operands import at_broadcast, constant
 from anynan.opnames import is_number, named, params
 from anynan.policy import reading_kind
 from anynan.probing import probe
-from anynan.records import at_broadcast, constant, flagged
+from anynan.records import flagged
 from anynan.sources import user_source
 from anynan.summary import Summary
 from anynan.tape import Tape

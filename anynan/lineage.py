@@ -120,6 +120,15 @@ class Replay:
     incoming: bool = False
     uncompiled: bool = False
 
+    def end(self) -> None:
+        """Leave out what came after the first harm: it is spread, and tells nothing."""
+        for i, sink in enumerate(self.sinks):
+            if sink.parents and not (sink.kind == "neginf" and sink.phase == "forward"):
+                last = max(sink.parents)
+                self.records = self.records[: last + 1]
+                self.sinks = [s for s in self.sinks[: i + 1] if all(p <= last for p in s.parents)]
+                return
+
 
 @dataclass(frozen=True, slots=True)
 class Token:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anynan.arrays import BLOCK, device_name, dtype_name, namespace, on_host, type_name
+from anynan.arrays import device_name, dtype_name, namespace, on_host
 from anynan.lineage import Operand, OpRecord
 from anynan.measuring import measure
-from anynan.opnames import finite_number, is_number, named, params
+from anynan.operands import at, at_broadcast, at_first_nan, constant
+from anynan.opnames import is_number, named, params
 from anynan.probing import probe
 from anynan.summary import Summary
 from anynan.trackable import is_array
@@ -57,7 +58,7 @@ def make_record(
         for _, value, quick in flags
     )
     detailed = not spread and index < MAX_DETAILED
-    output = measure_bad(out) if detailed else light(out)
+    output = at_first_nan(measure(out), on_host(out)) if detailed else light(out)
     first = output.first_bad
     items = [
         _operand(tape, label, value, quick, first, np.shape(out), detailed, writes, before)
@@ -172,66 +173,6 @@ def flagged(blank: Summary, lo: float, hi: float) -> Summary:
         max=hi if math.isfinite(hi) else None,
         absmax=max(abs(lo), abs(hi)) if finite else None,
     )
-
-
-def measure_bad(raw: Any) -> Summary:
-    """Summarise a bad result, and point at its first NaN where it holds an Inf before that."""
-    summary = measure(raw)
-    if not (summary.nan and summary.posinf + summary.neginf):
-        return summary
-    view = on_host(raw)
-    if view is None or not view.ndim:
-        return summary
-    flat = view.reshape(-1) if view.flags.c_contiguous else view.ravel()
-    for start in range(0, flat.size, BLOCK):
-        bad = np.isnan(flat[start : start + BLOCK])
-        if bad.any():
-            index = np.unravel_index(start + int(bad.argmax()), view.shape)
-            return replace(summary, first_bad=tuple(int(i) for i in index))
-    return summary
-
-
-def constant(label: str, number: complex) -> Operand:
-    """Describe a Python number as an operand."""
-    finite = finite_number(number)
-    real = None if isinstance(number, complex) else float(number)
-    summary = Summary(
-        (), type_name(number), "host", 1,
-        nan=int(number != number),
-        posinf=int(real == math.inf or (real is None and not finite and number == number)),
-        neginf=int(real == -math.inf),
-        zero=int(number == 0),
-        min=real if finite else None, max=real if finite else None,
-        absmax=abs(number) if finite else None,
-        mean=real if finite else None, rms=abs(number) if finite else None,
-        first_bad=None if finite else (),
-    )  # fmt: skip
-    value = number if isinstance(number, complex) else float(number)
-    return Operand(label, summary, value, source=None if finite else "constant", label=label)
-
-
-def at(raw: Any, index: tuple[int, ...] | None) -> float | complex | None:
-    """Read one element."""
-    if index is None:
-        return None
-    try:
-        value = raw[index] if index else raw
-        return float(value)
-    except TypeError:
-        return complex(raw[index] if index else raw)
-
-
-def at_broadcast(
-    raw: Any, index: tuple[int, ...] | None, shape: tuple[int, ...]
-) -> float | complex | None:
-    """Read the element that met the result's first bad one, where shapes broadcast."""
-    own = tuple(np.shape(raw))
-    if index is None or len(own) > len(shape):
-        return None
-    start = len(shape) - len(own)
-    if any(size not in (1, whole) for size, whole in zip(own, shape[start:], strict=True)):
-        return None
-    return at(raw, tuple(0 if size == 1 else index[start + i] for i, size in enumerate(own)))
 
 
 def wide(

@@ -1,6 +1,5 @@
 """Records of operations with bad results, for the core's lineage."""
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from anynan.jax.operations import Op
 from anynan.jax.program import Program
 from anynan.jax.wide import widened
 from anynan.lineage import External, Operand, OpRecord, Sink
+from anynan.operands import at, at_broadcast, at_first_nan
 from anynan.summary import Summary
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class Recorder:
                     break
                 wanted.add(key)
         wanted.update((index, ()) for index in self.program.spoilt(self.found))
-        for index, at in wanted:
-            self.program.want(plan, index, "value", at)
+        for index, rounds in wanted:
+            self.program.want(plan, index, "value", rounds)
         keys: list[tuple[int, tuple[int, ...]]] = []
 
         def run(*inner: Any) -> list[Any]:
@@ -134,7 +134,11 @@ class Recorder:
         flag = self.found[worst]
         array = self._array(worst, op)
         value = self.graph.values[worst]
-        output = _light(value.aval, flag.word) if array is None else _measured(array)
+        output = (
+            _light(value.aval, flag.word)
+            if array is None
+            else at_first_nan(probes.measure(array), probes.on_host(array))
+        )
         first = output.first_bad
         shape = tuple(value.aval.shape)
         operands = []
@@ -146,7 +150,7 @@ class Recorder:
         phase = op.phase
         record = OpRecord(
             index, op.name, op.raw, op.layer, phase, output, tuple(operands), op.source,
-            self._params(op), _at(array, first), forward, self._feeds(op),
+            self._params(op), at(array, first), forward, self._feeds(op),
             self.program.allowed((op.forward or op).nodes[0]).get(output.kind or ""),
             call=op.call, direct=op.direct,
             iteration=flag.its[-1] if flag.its else None, shard=self._shard(op),
@@ -231,7 +235,11 @@ class Recorder:
         counts = host.dtype.kind in "iu" and op.name in ("divide", "pow")
         if host.dtype.kind in "biuO" and not counts:
             return None
-        item = Operand(name, _measured(array), _broadcast(host, first, shape))
+        item = Operand(
+            name,
+            at_first_nan(probes.measure(array), probes.on_host(array)),
+            at_broadcast(host, first, shape),
+        )
         if item.summary is not None and item.summary.bad:
             self._trace(item, index, order)
         return item
@@ -408,33 +416,3 @@ def _light(aval: Any, word: int) -> Summary:
         tuple(aval.shape), str(aval.dtype), "", int(aval.size), nan=int(word == probes.NAN),
         posinf=int(word == probes.POSINF), neginf=int(word == probes.NEGINF),
     )  # fmt: skip
-
-
-def _measured(x: Any) -> Summary:
-    """Summarise a result, and point at its first NaN where it holds an Inf before that."""
-    if not hasattr(x, "shape"):
-        x = np.asarray(x)
-    summary = probes.measure(x)
-    if summary.nan and summary.posinf + summary.neginf:
-        host = probes.on_host(x)
-        index = np.unravel_index(int(np.argmax(host != host)), host.shape)
-        summary = dataclasses.replace(summary, first_bad=tuple(int(i) for i in index))
-    return summary
-
-
-def _at(x: Any, index: Any) -> float | complex | None:
-    if x is None or index is None:
-        return None
-    found = probes.on_host(x)[index]
-    return complex(found) if np.iscomplexobj(found) else float(found)
-
-
-def _broadcast(x: Any, index: Any, shape: tuple[int, ...]) -> float | complex | None:
-    """Read the element that met the result's first bad one, where shapes broadcast."""
-    if index is None or x.ndim > len(shape) or not x.size:
-        return None
-    padded = (1,) * (len(shape) - x.ndim) + x.shape
-    if any(size not in (1, whole) for size, whole in zip(padded, shape, strict=True)):
-        return None
-    start = len(shape) - x.ndim
-    return _at(x, tuple(0 if x.shape[i] == 1 else index[start + i] for i in range(x.ndim)))

@@ -64,18 +64,8 @@ def replay(session: Session, step: Step) -> Replay:
         _trail(step, found)
         result, recorder = record(program, arrays, found, spots)
     step.spoilt = recorder.spoilt()
-    _end(result)
+    result.end()
     return result
-
-
-def _end(result: Replay) -> None:
-    """Leave out what came after the first harm: it is spread, and tells nothing."""
-    for i, sink in enumerate(result.sinks):
-        if sink.parents and not (sink.kind == "neginf" and sink.phase == "forward"):
-            last = max(sink.parents)
-            result.records = result.records[: last + 1]
-            result.sinks = [s for s in result.sinks[: i + 1] if all(p <= last for p in s.parents)]
-            return
 
 
 def everything(step: Step) -> Replay | None:

@@ -1,6 +1,5 @@
 """Records of operations with bad results, for the core's lineage."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from anynan.lineage import External, Operand, OpRecord, Replay, Sink
 from anynan.measuring import describe
+from anynan.operands import at, at_broadcast, at_first_nan
 from anynan.summary import Summary
 from anynan.tensorflow import names, probes
 from anynan.tensorflow.operations import Op, resolve
@@ -67,12 +67,7 @@ class Recorder:
         records = [self._record(i, op) for i, op in enumerate(self.bad)]
         found = Replay(records, self._sinks(), self._notes())
         found.uncompiled = self.program.compiled
-        for i, sink in enumerate(found.sinks):
-            if sink.parents and not (sink.kind == "neginf" and sink.phase == "forward"):
-                last = max(sink.parents)
-                found.records = found.records[: last + 1]
-                found.sinks = [s for s in found.sinks[: i + 1] if all(p <= last for p in s.parents)]
-                break
+        found.end()
         return found
 
     def _notes(self) -> list[str]:
@@ -92,7 +87,7 @@ class Recorder:
     def _record(self, index: int, op: Op) -> OpRecord:
         worst = self._worst(op)
         array = self.held.get(worst.name)
-        output = _light(worst) if array is None else _measured(array)
+        output = _light(worst) if array is None else at_first_nan(describe(array), array)
         first = output.first_bad
         operands = []
         for tensor, name in self._named(op):
@@ -102,7 +97,7 @@ class Recorder:
         forward = None if op.forward is None else self.index.get(op.forward.index)
         record = OpRecord(
             index, op.name, op.raw, op.layer, op.phase, output, tuple(operands), op.source,
-            self._params(op), _at(array, first), forward, self._feeds(op), None, call=op.call,
+            self._params(op), at(array, first), forward, self._feeds(op), None, call=op.call,
         )  # fmt: skip
         if op.name in ("softmax", "log_softmax") and operands:
             self._masked_rows(record, op)
@@ -158,7 +153,9 @@ class Recorder:
             flag = self.run.bad.get(tensor.name, False)
             item = Operand(name, _light(tensor) if flag else None)
         else:
-            item = Operand(name, _measured(array), _broadcast(array, first, shape))
+            item = Operand(
+                name, at_first_nan(describe(array), array), at_broadcast(array, first, shape)
+            )
         if item.summary is not None and item.summary.bad:
             self._origin(item, tensor, index)
         return item
@@ -253,30 +250,3 @@ def _light(tensor: Any) -> Summary:
     """Summarise by what is known without the values."""
     shape = tuple(n or 0 for n in (tensor.shape.as_list() if tensor.shape.rank is not None else ()))
     return Summary(shape, tensor.dtype.name, "cpu", math.prod(shape), nan=1)
-
-
-def _measured(x: Any) -> Summary:
-    """Summarise a result, and point at its first NaN where it holds an Inf before that."""
-    summary = describe(x)
-    if summary.nan and summary.posinf + summary.neginf:
-        index = np.unravel_index(int(np.argmax(x != x)), x.shape)
-        summary = dataclasses.replace(summary, first_bad=tuple(int(i) for i in index))
-    return summary
-
-
-def _at(x: Any, index: Any) -> float | complex | None:
-    if x is None or index is None:
-        return None
-    found = x[index]
-    return complex(found) if np.iscomplexobj(found) else float(found)
-
-
-def _broadcast(x: Any, index: Any, shape: tuple[int, ...]) -> float | complex | None:
-    """Read the element that met the result's first bad one, where shapes broadcast."""
-    if index is None or x.ndim > len(shape) or not x.size:
-        return None
-    padded = (1,) * (len(shape) - x.ndim) + x.shape
-    if any(size not in (1, whole) for size, whole in zip(padded, shape, strict=True)):
-        return None
-    start = len(shape) - x.ndim
-    return _at(x, tuple(0 if x.shape[i] == 1 else index[start + i] for i in range(x.ndim)))

@@ -139,46 +139,6 @@ def measure_bad(x: torch.Tensor) -> Summary:
     return replace(summary, first_bad=tuple(int(i) for i in first))
 
 
-def constant(name: str, value: float) -> Operand:
-    """Describe a Python number as an operand."""
-    number = float(value)
-    finite = math.isfinite(number)
-    summary = Summary(
-        (), "float", "host", 1,
-        nan=int(number != number), posinf=int(number == math.inf), neginf=int(number == -math.inf),
-        zero=int(number == 0),
-        min=number if finite else None, max=number if finite else None,
-        absmax=abs(number) if finite else None,
-        mean=number if finite else None, rms=abs(number) if finite else None,
-        first_bad=None if finite else (),
-    )  # fmt: skip
-    return Operand(name, summary, number, source=None if finite else "constant", label=name)
-
-
-def at(x: torch.Tensor, index: tuple[int, ...] | None) -> float | complex | None:
-    """Read one element."""
-    if index is None:
-        return None
-    value = x.detach()[index]
-    if value.dtype.is_complex:
-        return complex(value.item())
-    return float(value.to(torch.float64 if value.device.type != "mps" else torch.float32).item())
-
-
-def at_broadcast(
-    x: torch.Tensor, index: tuple[int, ...] | None, shape: tuple[int, ...]
-) -> float | complex | None:
-    """Read the element that met the result's first bad one, where shapes broadcast."""
-    if index is None or x.dim() > len(shape):
-        return None
-    padded = (1,) * (len(shape) - x.dim()) + tuple(x.shape)
-    if any(size not in (1, whole) for size, whole in zip(padded, shape, strict=True)):
-        return None
-    start = len(shape) - x.dim()
-    own = tuple(0 if x.shape[i] == 1 else index[start + i] for i in range(x.dim()))
-    return at(x, own)
-
-
 def saved(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Walk the float tensors that a backward node saved in the forward pass."""
     for name in dir(node):

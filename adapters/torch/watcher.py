@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from anynan import context
 from anynan.events import Source
 from anynan.lineage import External, Operand, OpRecord, Sink
+from anynan.operands import at, at_broadcast, constant
 from anynan.sources import is_library, own_folders, user_source
 from anynan.summary import Summary
 from anynan.torch import collectives, operands
@@ -302,7 +303,7 @@ class Watcher(TorchDispatchMode):
             first = output.first_bad
         for name, x, quick in flags:
             if quick is None:
-                items.append(operands.constant(name, x))
+                items.append(constant(name, float(x)))
                 continue
             value = before.get(id(x), x)
             items.append(self._operand(name, x, value, quick, first, tuple(out.shape), detailed))
@@ -343,9 +344,8 @@ class Watcher(TorchDispatchMode):
             source = self.line()
         expected = made.expected if made is not None else context.expectations()
         record = OpRecord(
-            index, name, raw, layer, phase, output, tuple(items), source, params,
-            operands.at(out, first), forward, feeds,
-            None if not expected else expected.get(output.kind or ""), None, direct, call,
+            index, name, raw, layer, phase, output, tuple(items), source, params, at(out, first),
+            forward, feeds, (expected or {}).get(output.kind or ""), None, direct, call,
         )  # fmt: skip
         if detailed:
             if name in ("softmax", "log_softmax"):
@@ -364,7 +364,7 @@ class Watcher(TorchDispatchMode):
         first: tuple[int, ...] | None, shape: tuple[int, ...], detailed: bool,
     ) -> Operand:  # fmt: skip
         summary = measure(value) if detailed else quick
-        item = Operand(name, summary, operands.at_broadcast(value, first, shape))
+        item = Operand(name, summary, at_broadcast(value, first, shape))
         if quick.bad:
             self._trace_operand(item, x)
         return item
