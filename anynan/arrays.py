@@ -325,7 +325,10 @@ def dtype_max(x: Any) -> float | None:
         return None if largest is None else as_float(largest)
     xp = namespace(x)
     try:
-        return None if xp is None else float(xp.finfo(dtype).max)
+        # Outside of the array API a dtype may know its own range.
+        own = getattr(dtype, "real_dtype", dtype)
+        found = getattr(own, "max", None) if xp is None else xp.finfo(dtype).max
+        return None if found is None else float(found)
     except REFUSALS:
         return None
 

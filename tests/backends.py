@@ -23,6 +23,7 @@ class Backend(Enum):
     TORCH_CUDA = "torch:cuda"
     JAX = "jax.numpy"
     DASK = "dask.array"
+    TENSORFLOW = "tensorflow"
 
     @property
     def module(self) -> str:
@@ -42,7 +43,7 @@ class Backend(Enum):
     @property
     def adapter(self) -> str | None:
         """Name our module that reads these arrays, None for the array API standard alone."""
-        adapted = self in (Backend.TORCH, Backend.TORCH_CUDA)
+        adapted = self in (Backend.TORCH, Backend.TORCH_CUDA, Backend.TENSORFLOW)
         return f"anynan.{self.library}" if adapted else None
 
     @property
@@ -101,6 +102,8 @@ class Space:
     def array(self, values: Any, dtype: str = "float32") -> Any:
         """Make an array from nested lists, numbers or a NumPy array."""
         options = {} if self.device is None else {"device": self.device}
+        if self.backend is Backend.TENSORFLOW:  # no array API
+            return self.xp.constant(_plain(values), self._dtype(dtype))
         made = self.xp.asarray(values, dtype=self._dtype(dtype), **options)
         return _VARIANTS.get(self.backend, _same)(made)
 
@@ -113,6 +116,13 @@ class Space:
 
 def _same(x: Any) -> Any:
     return x
+
+
+def _plain(values: Any) -> Any:
+    """Give any numbers as an array; TensorFlow converts its dtype, but not one element's."""
+    import numpy as np
+
+    return np.asarray(values)
 
 
 def _readonly(x: Any) -> Any:

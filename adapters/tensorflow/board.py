@@ -97,4 +97,5 @@ def read_all(found: list[Board]) -> list[tuple[Block, Any]]:
 def _join(one: Any, two: Any) -> Any:
     low = np.minimum(one[:, 0], two[:, 0])
     high = np.maximum(one[:, 1], two[:, 1])
-    return np.stack([low, high, one[:, 2] + two[:, 2]], axis=1)
+    norm = np.maximum(one[:, 3], two[:, 3])
+    return np.stack([low, high, one[:, 2] + two[:, 2], norm], axis=1)

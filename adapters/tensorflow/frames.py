@@ -1,5 +1,6 @@
 """What is being collected while a model runs or is traced."""
 
+import inspect
 import threading
 import weakref
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ class Frame:
     Attributes:
         graph: The graph that is traced, None outside.
         replaying: True where the step runs again: nothing is written then.
+        norms: True where the norms of weights' gradients are measured.
         spots: What is read.
         rows: The rows, as tensors.
         tensors: The tensors themselves, while the frame is open.
@@ -29,6 +31,7 @@ class Frame:
 
     graph: Any
     replaying: bool = False
+    norms: bool = False
     spots: list[Spot] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
@@ -45,7 +48,8 @@ class Frame:
         self.tensors.append(x)
         if not self.replaying:
             with tf.name_scope(SCOPE):
-                self.rows.append(probes.ends(x))
+                norm = self.norms and parameter is not None
+                self.rows.append(probes.ends(x, norm=norm))
 
 
 @dataclass
@@ -82,6 +86,8 @@ class State(threading.local):
     outputs: list[tuple[Any, Any, str, str]] = field(default_factory=list)
     open: bool = False
     held: bool = False
+    updated: bool = False
+    after: bool = False
     incoming: Any = None
     seen: dict[Any, int] = field(default_factory=dict)
 
@@ -111,6 +117,20 @@ def tensors(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from tensors(item, f"{name}.{fields[i]}" if fields else f"{name}[{i}]")
     elif probes.checkable(value):
         yield name, value
+
+
+def named_arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Name the arguments of a layer's call."""
+    call = getattr(layer, "call", None) or layer
+    try:
+        names = list(inspect.signature(call).parameters)
+    except (TypeError, ValueError):
+        names = []
+    found = {
+        names[i] if i < len(names) and names[i] not in ("args", "kwargs") else f"args[{i}]": value
+        for i, value in enumerate(args)
+    }
+    return {**found, **kwargs}
 
 
 def alive(ref: "weakref.ref[Any]") -> Any:

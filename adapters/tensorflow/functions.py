@@ -45,6 +45,8 @@ def modules_of(module: Any) -> dict[str, Any]:
 def _children(module: Any) -> list[tuple[str, Any]]:
     found = []
     for name, value in vars(module).items():
+        if name.startswith("_self_"):  # TensorFlow's own list of the same modules
+            continue
         items: list[tuple[str, Any]] = [(name, value)]
         if isinstance(value, list | tuple):
             items = [(f"{name}.{i}", item) for i, item in enumerate(value)]

@@ -64,7 +64,7 @@ class ModelSession(Session):
             return run()
         if state.open:
             self.end_step()
-        self.open_step(Step(fn, args, {}, self.weights.keep(all_of_them=not self.gated)))
+        self.open_step(Step(fn, args, {}, self.keep()))
         state.held = True
         try:
             return run()

@@ -48,6 +48,11 @@ RANDOM = frozenset(
         "RandomShuffle", "Multinomial", "RandomGamma", "ParameterizedTruncatedNormal",
     }
 )  # fmt: skip
+# How many outputs are results, where there are others.
+RESULTS = {
+    "FusedBatchNorm": 3, "FusedBatchNormV2": 3, "FusedBatchNormV3": 3,
+    "FusedBatchNormGrad": 3, "FusedBatchNormGradV2": 3, "FusedBatchNormGradV3": 3,
+}  # fmt: skip
 BINARY = ("self", "other")
 OPERANDS = {
     "Pow": ("self", "exponent"),

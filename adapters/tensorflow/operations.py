@@ -56,6 +56,12 @@ def is_float(tensor: Any) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
+def results(node: Any) -> list[Any]:
+    """Give a node's float results; the last ones of a batch norm are memory that it keeps."""
+    most = names.RESULTS.get(node.type)
+    return [out for out in node.outputs[:most] if is_float(out)]
+
+
 def resolve(tensor: Any) -> Any:
     """Follow a tensor back through what only hands it on."""
     while tensor.op.type in names.PASSING and tensor.op.type != "ReadVariableOp":
@@ -78,7 +84,7 @@ class Operations:
                 continue
             if SCOPE in node.name.split("/"):
                 continue
-            if any(is_float(out) for out in node.outputs):
+            if results(node):
                 self._add(node)
         for op in self.ops:
             self._border(op)
@@ -161,13 +167,18 @@ class Operations:
 
     def _border(self, op: Op) -> None:
         members = {node.name for node in op.nodes}
-        ins: dict[str, Any] = {}
-        for node in op.nodes:
-            for x in node.inputs:
-                if is_float(x) and resolve(x).op.name not in members:
-                    ins.setdefault(x.name, x)
-        op.ins = list(ins.values())
-        op.outs = [out for node in op.nodes for out in node.outputs if is_float(out)]
+        found = [
+            x
+            for node in op.nodes
+            for x in node.inputs
+            if is_float(x) and resolve(x).op.name not in members
+        ]
+        # Which operand is which goes by position in a single node.
+        op.ins = found if len(op.nodes) == 1 else list({x.name: x for x in found}.values())
+        outs = [out for node in op.nodes for out in results(node)]
+        # What only the nodes of one gradient see is no result of it.
+        left = [x for x in outs if any(n.name not in members for n in x.consumers())]
+        op.outs = left or outs
 
     def writer(self, tensor: Any) -> Op | None:
         """Give the operation that wrote a tensor, None if it came from outside."""

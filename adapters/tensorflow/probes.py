@@ -1,4 +1,4 @@
-"""Reduce a tensor to three numbers that say whether it is finite, and measure it on the host."""
+"""Reduce a tensor to numbers that say whether it is finite, and measure it on the host."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from anynan.measuring import describe
 from anynan.summary import Summary
 
 # A row that nobody wrote: its ends are in the wrong order, as an empty array's are.
-BLANK = (1.0, -1.0, 0.0)
+BLANK = (1.0, -1.0, 0.0, 0.0)
 # Times this, no sum of finite numbers overflows, and NaN and Inf stay what they are.
 SMALL = 2.0**-70
 _WIDE = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
@@ -30,11 +30,15 @@ def dtype_max(dtype: Any) -> float:
     return float((dtype.real_dtype if dtype.is_complex else dtype).max)
 
 
-def ends(x: Any) -> Any:
-    """Give the smallest and the largest value, and a sum that is NaN where a value is.
+def ends(x: Any, *, norm: bool = False) -> Any:
+    """Give the smallest and the largest value, a sum that is NaN where a value is, and a norm.
 
     The sum is there because XLA's minimum and maximum lose a NaN; they in turn tell the Inf,
     and are not lost where the sum of both signs is NaN.
+
+    Args:
+        x: A float or complex tensor.
+        norm: Measure the L2 norm too; it is 0 otherwise.
     """
     parts = [tf.math.real(x), tf.math.imag(x)] if x.dtype.is_complex else [x]
     rows = []
@@ -43,17 +47,18 @@ def ends(x: Any) -> Any:
             part = tf.cast(part, tf.float32)  # noqa: PLW2901  few kernels take 8 bits
         wide = tf.cast(part, tf.float32) if part.dtype.name in _WIDE else part
         row = [tf.reduce_min(part), tf.reduce_max(part), tf.reduce_sum(wide * SMALL)]
+        row.append(tf.norm(wide) if norm else tf.constant(0.0))
         rows.append(tf.stack([tf.cast(item, tf.float64) for item in row]))
     if len(rows) == 1:
         return rows[0]
     one, other = rows
     low, high = tf.minimum(one[0], other[0]), tf.maximum(one[1], other[1])
-    return tf.stack([low, high, one[2] + other[2]])
+    return tf.stack([low, high, one[2] + other[2], tf.norm([one[3], other[3]])])
 
 
 def read(row: Any) -> tuple[float, float] | None:
     """Turn a row into the two ends of a reading, None if nothing was written or to be read."""
-    low, high, total = (float(x) for x in row)
+    low, high, total = (float(x) for x in row[:3])
     if low != low or high != high:
         return math.nan, math.nan
     both = low == -math.inf and high == math.inf

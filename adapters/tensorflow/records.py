@@ -66,7 +66,7 @@ class Recorder:
         """Give the records and where harm was done."""
         records = [self._record(i, op) for i, op in enumerate(self.bad)]
         found = Replay(records, self._sinks(), self._notes())
-        found.uncompiled = self.program.compiled
+        found.uncompiled = self.program.compiled and not self.run.compiled
         found.end()
         return found
 

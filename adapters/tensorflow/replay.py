@@ -10,8 +10,8 @@ from anynan.adapter import ReplayError
 from anynan.context import replay_context
 from anynan.lineage import Replay
 from anynan.tensorflow import probes
-from anynan.tensorflow.frames import Step, tensors
-from anynan.tensorflow.operations import Operations, is_float
+from anynan.tensorflow.frames import Step, named_arguments, tensors
+from anynan.tensorflow.operations import Operations, is_float, results
 from anynan.tensorflow.session import Session
 from anynan.tensorflow.traces import Trace
 from anynan.tensorflow.variables import read
@@ -34,9 +34,9 @@ class Program:
         trace: What is known of it.
         feeds: The values of its inputs, in order.
         labels: Names of its inputs.
-        variables: Name of a resource input -> its variable, ours or not.
+            variables: Name of a resource input -> its variable, ours or not.
         compiled: True if XLA compiled it.
-    results: What a tracked function gives back.
+        results: What a tracked function gives back.
     """
 
     graph: Any
@@ -48,8 +48,14 @@ class Program:
     results: list[Any]
 
 
-def replay(session: Session, step: Step) -> Replay:
-    """Run a step again, and record its operations with bad results."""
+def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
+    """Run a step again, and record its operations with bad results.
+
+    Args:
+        session: Who watches.
+        step: What ran.
+        failed: A reading was bad, so it has to be found again, under XLA if need be.
+    """
     from anynan.tensorflow.records import Recorder
 
     if tf.distribute.get_strategy().num_replicas_in_sync > 1 or _spread(step.args):
@@ -60,9 +66,10 @@ def replay(session: Session, step: Step) -> Replay:
     try:
         with replay_context():
             program = prepare(session, step)
-            run = Run(program)
-            recorder = Recorder(session, program, run)
-            result = recorder.result()
+            result = Recorder(session, program, Run(program, failed=failed)).result()
+    except tf.errors.OpError as error:
+        msg = f"the step failed when it was run again: {type(error).__name__}: {_last(error)}"
+        raise ReplayError(msg) from error
     finally:
         state.replaying, state.tapes, state.frame, state.outputs = before
     return result
@@ -150,8 +157,6 @@ def arguments(step: Step, fn: Any) -> list[tuple[str, Any]]:
     except (TypeError, ValueError):
         known = []
     if step.layer:
-        from anynan.tensorflow.session import named_arguments
-
         known = list(named_arguments(step.fn, step.args, {}))
     found: list[tuple[str, Any]] = []
     for i, value in enumerate(step.args):
@@ -198,18 +203,23 @@ def _first(error: Exception) -> str:
 class Run:
     """Run a program, and look at what its nodes make."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, failed: bool) -> None:
         self.program = program
         self.operations = Operations(program.graph, program.trace)
         self._tensors = [
             out
             for node in program.graph.get_operations()
             if node.type not in ("Placeholder", "Const")
-            for out in node.outputs
-            if is_float(out)
+            for out in results(node)
         ]
         self._wrapped = self._wrap()
+        self.compiled = False
         self.bad = self._flags()
+        read = [spot.name for block in program.trace.blocks for spot in block.spots]
+        read += [x.name for x in program.results]
+        if failed and program.compiled and not any(self.bad.get(name) for name in read):
+            self.compiled = True  # what XLA alone does shows only under XLA
+            self.bad = self._flags()
 
     def _wrap(self) -> Any:
         program = self.program
@@ -225,7 +235,7 @@ class Run:
                 definition, input_map=inputs, return_elements=[t.name for t in self._tensors],
                 name="replay",
             )  # fmt: skip
-            return tf.stack([tf.reduce_all(_finite(x)) for x in made] or [tf.constant(True)])
+            return tf.stack([_fine(x) for x in made] or [tf.constant(True)])
 
         return tf.compat.v1.wrap_function(flags, signature)
 
@@ -243,7 +253,10 @@ class Run:
             if isinstance(x, _Copied)
         }
         feeds = [copies[i].handle if i in copies else x for i, x in enumerate(self.program.feeds)]
-        return run(*feeds)
+        if not self.compiled:
+            return run(*feeds)
+        under = tf.function(run, jit_compile=True, autograph=False)
+        return under(*feeds)
 
     def values(self, tensors: list[Any]) -> dict[str, Any]:
         """Give the values of these tensors, as host arrays."""
@@ -267,9 +280,16 @@ class Run:
         return found
 
 
-def _finite(x: Any) -> Any:
+def _last(error: Exception) -> str:
+    """Give what went wrong, without the stack that TensorFlow puts before it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "node" not in line), _first(error))[:200]
+
+
+def _fine(x: Any) -> Any:
+    """Tell whether all of a tensor is finite, whatever its shape was thought to be."""
     if x.dtype.is_complex:
-        return tf.logical_and(_finite(tf.math.real(x)), _finite(tf.math.imag(x)))
+        return tf.logical_and(_fine(tf.math.real(x)), _fine(tf.math.imag(x)))
     if x.dtype.name.startswith("float8"):
         x = tf.cast(x, tf.float32)
-    return tf.math.is_finite(x)
+    return tf.reduce_all(tf.math.is_finite(tf.reshape(x, [-1])))

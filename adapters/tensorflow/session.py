@@ -1,7 +1,6 @@
 """One tracked target: what runs, what it reads, where its steps end."""
 
 import functools
-import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,14 +10,23 @@ import numpy as np
 import tensorflow as tf
 
 from anynan.adapter import BadParameter, ReplayError
+from anynan.guarding import Guard
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows
 from anynan.options import Options
 from anynan.patterns import choose
 from anynan.summary import Summary
-from anynan.tensorflow import patches, probes, updates
+from anynan.tensorflow import ending, patches, probes, updates
 from anynan.tensorflow.board import boards, read_all, replica
-from anynan.tensorflow.frames import Frame, State, Step, here, is_loop, tensors
+from anynan.tensorflow.frames import (
+    Frame,
+    State,
+    Step,
+    here,
+    is_loop,
+    named_arguments,
+    tensors,
+)
 from anynan.tensorflow.traces import Spot, Trace
 from anynan.tensorflow.variables import Weights
 from anynan.tracker import Tracker
@@ -53,6 +61,8 @@ class Session:
         self._known = {path: weakref.ref(layer) for path, layer in layers.items()}
         self._model = weakref.ref(model) if model is not None else None
         self.scaler: Any = None
+        self.norms = Guard(options.policy).on
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.weights = Weights(layers)
         self.traces: weakref.WeakKeyDictionary[Any, Trace] = weakref.WeakKeyDictionary()
         self._state = State()
@@ -193,7 +203,7 @@ class Session:
         """Open a step where a model is called outside of every graph."""
         if self._over(state):
             self.end_step()
-        step = Step(layer, args, kwargs, self.weights.keep(all_of_them=False), layer=True)
+        step = Step(layer, args, kwargs, self.keep(updates=False), layer=True)
         if not state.open:
             self.open_step(step)
         elif not state.held and not state.depth:
@@ -224,7 +234,7 @@ class Session:
         if state.replaying:
             return
         values = tf.stack(frame.rows).numpy()
-        self._judge(frame.spots, values, frame.tensors)
+        self.judge(frame.spots, values, frame.tensors)
         if not backward and not state.tapes and not state.depth and not state.held:
             self.end_step()
 
@@ -259,7 +269,7 @@ class Session:
             self.tracker.remark(NESTED_GRADIENT)
         found = run(target, [flat, [item[1] for item in held]], *args, **kwargs)
         grads, of_outputs = found
-        frame = Frame(graph, state.replaying)
+        frame = Frame(graph, state.replaying, self.norms)
         for label, x in tensors(target, "loss"):
             if x.dtype != tf.float16 or self.scaler is None:
                 frame.take(x, None, "loss", label)
@@ -288,10 +298,7 @@ class Session:
         if state.replaying:
             return run(*args, **kwargs)
         known = fn in self._functions
-        if known or fn not in self._asked:
-            kept = self.weights.keep(all_of_them=not self.gated)
-        else:
-            kept = []
+        kept = self.keep() if known or fn not in self._asked else []
         count = fn.experimental_get_tracing_count()
         out = run(*args, **kwargs)
         if not state.tapes:
@@ -309,8 +316,9 @@ class Session:
         elif not state.depth and not state.held:
             state.step = Step(fn, args, kwargs, kept)
         state.backward = state.backward or not forward_only
+        state.updated = state.updated or any(updates.writes(self, block) for block, _ in written)
         for block, values in written:
-            self._judge(block.spots, values, None, last=block is written[-1][0])
+            self.judge(block.spots, values, None, last=block is written[-1][0])
         if not (forward_only and state.tapes) and not state.depth and not state.held:
             self.end_step()
         return out
@@ -333,29 +341,29 @@ class Session:
         """Open this thread's step."""
         state = self.state()
         state.open, state.backward, state.step, state.incoming = True, False, step, None
+        state.updated = False
         state.seen.clear()
         return self.tracker.rows()
 
+    def keep(self, *, updates: bool = True) -> list[tuple[Any, Any]]:
+        """Hold what a replay needs of before the step: the buffers, or what an update changes."""
+        every = self.options.level == "operation"
+        return self.weights.keep(all_of_them=every or (updates and not self.gated))
+
     def end_step(self) -> None:
         """Close this thread's step."""
-        state = self.state()
-        state.open = state.held = state.backward = False
-        state.outputs = []
-        rows = self.tracker.close_step()
-        try:
-            if rows is not None:
-                self.tracker.settle(rows)
-                if rows.failed is None and rows.lo:
-                    self.tracker.known_clean(rows.step)
-        finally:
-            state.step = None
+        ending.end_step(self)
 
-    def _judge(
+    def judge(
         self, spots: list[Spot], values: Any, arrays: list[Any] | None, *, last: bool = True
     ) -> None:
+        """Append these readings to the open step; after the last of them have it judged."""
         rows = self.tracker.rows()
         for i, spot in enumerate(spots):
+            order = len(rows.lo)
             self._append(rows, spot, probes.read(values[i]), None if arrays is None else arrays[i])
+            if self.norms and spot.parameter is not None and len(rows.lo) > order:
+                rows.norms[order] = float(values[i][3])
         if not last:
             return
         try:
@@ -386,7 +394,7 @@ class Session:
         """Read and judge what was written and not read."""
         written = read_all(self._boards)
         for block, values in written:
-            self._judge(block.spots, values, None, last=block is written[-1][0])
+            self.judge(block.spots, values, None, last=block is written[-1][0])
 
     def finish(self) -> None:
         """End the open step."""
@@ -416,7 +424,7 @@ class Session:
 
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights and buffers that are bad now."""
-        return self.weights.bad()
+        return ending.bad_parameters(self)
 
     def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
@@ -438,7 +446,7 @@ class Session:
         state = self.state()
         if state.depth or tf.inside_function():
             return fn(*args, **kwargs)
-        self.open_step(Step(fn, args, kwargs, self.weights.keep(all_of_them=not self.gated)))
+        self.open_step(Step(fn, args, kwargs, self.keep()))
         state.depth += 1
         try:
             out = fn(*args, **kwargs)
@@ -451,20 +459,6 @@ class Session:
             with self.tracker.softly(on=False):
                 self.end_step()
         return out
-
-
-def named_arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Name the arguments of a layer's call."""
-    call = getattr(layer, "call", None) or layer
-    try:
-        names = list(inspect.signature(call).parameters)
-    except (TypeError, ValueError):
-        names = []
-    found = {
-        names[i] if i < len(names) and names[i] not in ("args", "kwargs") else f"args[{i}]": value
-        for i, value in enumerate(args)
-    }
-    return {**found, **kwargs}
 
 
 def _symbolic(graph: Any) -> bool:

@@ -45,11 +45,13 @@ class Block:
         start: The first row on the board.
         spots: What each row reads.
         backward: True for what a gradient call wrote.
+        updates: True if its graph updates weights; None before that was asked.
     """
 
     start: int
     spots: list[Spot]
     backward: bool = False
+    updates: bool | None = None
 
 
 @dataclass

@@ -34,7 +34,10 @@ def track(target: Any = None, **options: Any) -> Any:
         target: A Keras model, a ``tf.Module`` or a function; None to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
             function of the Event), ``layers`` and ``skip`` (globs or predicates),
-            ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0).
+            ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
+            ``parameters`` (False; True reads every weight after each step that took gradients),
+            ``level`` (``"layer"``, or ``"operation"``, which runs every step a second time) and
+            ``stats`` (``"absmax"``, ``"min"``, ``"max"``).
 
     Returns:
         A Tracker, or a decorator that makes one.
@@ -89,7 +92,7 @@ def session_of(model: Any) -> Session | None:
     return next((found for found in patches.sessions if found.model() is model), None)
 
 
-NOT_YET = {"stats": (), "parameters": False, "level": "layer"}
+FREE = ("absmax", "min", "max")  # they are read anyway
 
 
 def checked(options: dict[str, Any]) -> Options:
@@ -99,15 +102,14 @@ def checked(options: dict[str, Any]) -> Options:
         TypeError: If one is unknown or of the wrong type.
         ValueError: If one has an impossible value, or is not there for TensorFlow yet.
     """
-    chosen = Options.checked(options)
-    for name, value in options.items():
-        if name in NOT_YET and value != NOT_YET[name]:
-            msg = f"{name}={value!r} is not there for TensorFlow yet: leave it out"
-            raise ValueError(msg)
-    if options.get("read", "auto") not in ("auto", "step"):
-        msg = f"read={options['read']!r} is not there for TensorFlow yet: every step is read"
+    found = Options.checked(options)
+    if found.read not in ("auto", "step"):
+        msg = f"read={found.read!r} is not there for TensorFlow yet: every step is read"
         raise ValueError(msg)
-    return chosen
+    if found.extra:
+        msg = f"stats={found.stats!r}: for TensorFlow there are only {', '.join(FREE)} so far"
+        raise ValueError(msg)
+    return found
 
 
 def is_keras(target: Any) -> bool:

@@ -5,12 +5,50 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from anynan.summary import Summary
 from anynan.tensorflow import probes
 from anynan.tensorflow.frames import here, tensors
-from anynan.tensorflow.traces import SCOPE
+from anynan.tensorflow.traces import SCOPE, Block
+from anynan.tensorflow.variables import raw, read
 
 if TYPE_CHECKING:
     from anynan.tensorflow.session import Session
+
+
+def writes(session: "Session", block: Block) -> bool:
+    """Tell whether the graph that a block is read in updates a tracked weight."""
+    if block.updates is None:
+        found = (graph for graph, trace in session.traces.items() if block in trace.blocks)
+        graph = next(found, None)
+        block.updates = graph is not None and (
+            bool(session.trace(graph).updates) or _assigns(session, graph)
+        )
+    return block.updates
+
+
+def _assigns(session: "Session", graph: Any) -> bool:
+    handles = {id(weight.handle) for weight in session.weights.trainable()}
+    return any(
+        id(outer) in handles and node.type.startswith("Assign")
+        for outer, inner in graph.captures
+        for node in inner.consumers()
+    )
+
+
+def state_of(session: "Session", weight: Any) -> dict[str, Summary]:
+    """Measure what the optimizers keep for a weight, under their own names."""
+    found = {}
+    for optimizer in session.optimizers:
+        mine = next((v for v in optimizer._trainable_variables if raw(v) is weight), None)
+        if mine is None:
+            continue
+        prefix = f"{mine.path.replace('/', '_')}_"
+        for variable in optimizer.variables:
+            name = variable.path.rpartition("/")[2]
+            held = raw(variable)
+            if name.startswith(prefix) and held is not None:
+                found[name.removeprefix(prefix)] = probes.measure(read(held))
+    return found
 
 
 def apply(
@@ -22,11 +60,13 @@ def apply(
     if not any(session.weights.name(v) for v in known):
         return run(grads, variables)
     grads = list(grads)
+    session.optimizers.add(optimizer)
     if graph is None:
         rows = session.tracker.rows()
         if state.replaying or rows.skip:
             return None
         out = run(grads, known)
+        state.updated = True
         if state.open and not state.depth and not state.held:
             session.end_step()
         return out

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from anynan.adapter import BadParameter
 from anynan.tensorflow import probes
+from anynan.tensorflow.traces import Spot
 
 
 class Weights:
@@ -15,6 +16,7 @@ class Weights:
     def __init__(self, layers: dict[str, Any]) -> None:
         self._of: dict[str, tuple[weakref.ref[Any], str, bool]] = {}
         self._names: dict[int, str] = {}
+        self._ends: Any = None
         for path, layer in layers.items():
             self.add(path, layer)
 
@@ -77,12 +79,36 @@ class Weights:
                 found.append((variable, read(variable)))
         return found
 
+    def variable(self, name: str) -> Any:
+        """Give a variable, None if it is gone."""
+        return self._of[name][0]()
+
+    def ends(self) -> tuple[list[Spot], Any]:
+        """Read the ends of every variable that could be bad, in one go."""
+        if self._ends is None:
+            spots, held = [], []
+            for name, (ref, path, _) in self._of.items():
+                variable = ref()
+                if variable is None or not (
+                    variable.dtype.is_floating or variable.dtype.is_complex
+                ):
+                    continue
+                local, dtype = name.rpartition(".")[2], variable.dtype
+                largest = probes.dtype_max(dtype)
+                spots.append(Spot(path, "parameter", local, dtype.name, largest, parameter=name))
+                held.append(ref)
+            every = tf.function(lambda: tf.stack([probes.ends(read(ref())) for ref in held]))
+            # Not the function itself: its calls would be watched like the user's own.
+            self._ends = spots, every.get_concrete_function()
+        spots, run = self._ends
+        return spots, run().numpy()
+
     def bad(self) -> list[BadParameter]:
         """List the variables that hold bad values now."""
         found = []
         for name, (ref, path, buffer) in self._of.items():
             variable = ref()
-            if variable is None or not (variable.dtype.is_floating or variable.dtype.is_complex):
+            if variable is None or not _can_be_bad(variable):
                 continue
             value = read(variable)
             if not bool(probes.fine(value)):
@@ -101,10 +127,12 @@ def own_variables(layer: Any) -> list[tuple[str, Any]]:
         return found + [(f"{seed.name}.state", seed.state) for seed in seeds]
     found = []
     for name, value in vars(layer).items():
-        items = value if isinstance(value, list | tuple) else [value]
-        for i, item in enumerate(items):
-            if isinstance(item, tf.Variable):
-                found.append((name if item is value else f"{name}.{i}", item))
+        items: dict[str, Any] = {name: value}
+        if isinstance(value, list | tuple):
+            items = {f"{name}.{i}": item for i, item in enumerate(value)}
+        elif isinstance(value, dict) and not name.startswith("_self_"):  # TensorFlow's own list
+            items = {f"{name}.{key}": item for key, item in value.items()}
+        found += [pair for pair in items.items() if isinstance(pair[1], tf.Variable)]
     return found
 
 
@@ -121,6 +149,10 @@ def read(variable: Any) -> Any:
     if not _local(variable):
         return tf.convert_to_tensor(variable)
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def _can_be_bad(variable: Any) -> bool:
+    return bool(variable.dtype.is_floating or variable.dtype.is_complex)
 
 
 def _local(variable: Any) -> bool:

@@ -141,7 +141,9 @@ def _gradient_text(s: Situation) -> str:
 
 
 def _second_moment(s: Situation) -> tuple[str, Summary] | None:
-    names = ("exp_avg_sq", "nu", "v", "max_exp_avg_sq", "square_avg", "sum")
+    names = (
+        "exp_avg_sq", "nu", "v", "velocity", "max_exp_avg_sq", "square_avg", "sum", "accumulator",
+    )  # fmt: skip
     return next(((name, s.state[name]) for name in names if name in s.state), None)
 
 

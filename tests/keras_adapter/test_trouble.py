@@ -80,7 +80,10 @@ def test_tracking_twice_is_refused():
     [
         ({"skip": "blok"}, "skip='blok' matches no layer; did you mean 'block'"),
         ({"colour": 1}, "track() has no option 'colour'"),
-        ({"stats": ("mean",)}, "stats=('mean',) is not there for TensorFlow yet"),
+        (
+            {"stats": ("mean",)},
+            "stats=('mean',): for TensorFlow there are only absmax, min, max so far",
+        ),
     ],
 )
 def test_options_are_checked(options, message):

@@ -1,0 +1,93 @@
+"""How TensorFlow builds and tracks the programs of ``recipes_operations``.
+
+TensorFlow is imported by the first program: it takes seconds, and may come only after PyTorch.
+"""
+
+import functools
+from typing import Any
+
+import anynan
+from tests.backends import Space
+from tests.conformance.recipes_operations import StepRecipe
+
+# What is varied: how the step is compiled, and the options of ``track``.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "eager": {"compiled": None},
+    "graph": {"compiled": False},
+    "xla": {"compiled": True},
+}
+
+# Recipes that TensorFlow cannot follow, and why.
+DIFFERENCES = {
+    "where_gradient_trap": "TensorFlow's own kernel takes the slope of a square root for 0 where "
+    "the gradient that comes in is 0; XLA's does not: keras_adapter/test_causes.py",
+}
+
+
+class Ops:
+    """Hand out TensorFlow's functions under the array API's names."""
+
+    def __init__(self, tf: Any) -> None:
+        self.sum, self.max, self.minimum = tf.reduce_sum, tf.reduce_max, tf.minimum
+        self.log, self.exp, self.sqrt, self.acos = tf.math.log, tf.exp, tf.sqrt, tf.acos
+        self.where, self.isnan, self.matmul = tf.where, tf.math.is_nan, tf.matmul
+        self.concat, self.softmax = tf.concat, functools.partial(tf.nn.softmax, axis=-1)
+        self.stop_gradient, self.array = tf.stop_gradient, tf.constant
+
+
+class Program:
+    """A step over three modules, tracked."""
+
+    def __init__(
+        self, recipe: StepRecipe, space: Space, *, compiled: bool | None, **options: Any
+    ) -> None:
+        import tensorflow as tf
+
+        class Layer(tf.Module):
+            def __init__(self, call: Any) -> None:
+                super().__init__()
+                self.call = call
+
+            def __call__(self, x: Any) -> Any:
+                return self.call(x)
+
+        class Scale(tf.Module):
+            def __init__(self, weight: Any) -> None:
+                super().__init__()
+                self.weight = weight
+
+            def __call__(self, x: Any) -> Any:
+                return x * self.weight
+
+        class Net(tf.Module):
+            def __init__(self, *layers: Any) -> None:
+                super().__init__()
+                self.scale, self.body, self.after = layers
+
+            def __call__(self, x: Any) -> Any:
+                return self.after(self.body(self.scale(x)))
+
+        ops = Ops(tf)
+        self.space, self.dtype = space, recipe.dtype
+        self.weight = tf.Variable(space.array([1.0], recipe.dtype))
+        net = Net(
+            Scale(self.weight),
+            Layer(functools.partial(recipe.body, ops)),
+            Layer(functools.partial(recipe.after, ops)),
+        )
+
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = recipe.loss(ops, net(x))
+            return loss, tape.gradient(loss, net.scale.weight)
+
+        fn = step if compiled is None else tf.function(step, jit_compile=compiled)
+        self.tracker: anynan.Tracker = anynan.tensorflow.track(fn, **options)
+
+    def step(self, values: Any) -> None:
+        """Run one step."""
+        self.tracker(self.space.array(values, self.dtype))
+
+    def spoil(self) -> None:
+        """Write NaN into the weight, between two steps."""
+        self.weight.assign([float("nan")])

@@ -1,0 +1,361 @@
+"""Every cause that TensorFlow can produce, produced for real, at its line.
+
+A fault is a function of one weighted array; the line at fault ends in ``# bad``. The rows that
+TensorFlow cannot produce stand in ``NOT_IN_TENSORFLOW``, each with its reason.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from anynan.causes import RULES
+
+FAULTS = {}
+
+
+def fault(tag, operation, x, *, phase="loss", kind="nan", dtype="float32", jit=False):
+    """List a function among the faults."""
+
+    def add(fn):
+        FAULTS[fn.__name__] = (fn, tag, operation, x, phase, kind, dtype, jit)
+        return fn
+
+    return add
+
+
+@fault("log_of_zero", "log", [[0, 200]], kind="neginf")
+def entropy(x):
+    p = tf.nn.softmax(x)
+    logs = tf.math.log(p)  # bad
+    return -tf.reduce_sum(p * logs)
+
+
+@fault("log_of_negative", "log", [0.5, -0.3])
+def log_of_negative(x):
+    return tf.reduce_sum(tf.math.log(x))  # bad
+
+
+@fault("divide_by_zero", "divide", [[1, 2], [0, 0]])
+def shares(x):
+    return tf.reduce_sum(x / tf.reduce_sum(x, -1, keepdims=True))  # bad
+
+
+@fault("cosine_of_zero_vector", "divide", [[1, 2], [0, 0]])
+def normalize(x):
+    lengths = tf.norm(x, axis=-1, keepdims=True)
+    cosine_similarity = x / lengths  # bad
+    return tf.reduce_sum(cosine_similarity)
+
+
+@fault("epsilon_underflow", "divide", [[1, 2], [0, 0]], dtype="float16")
+def lost_epsilon(x):
+    return tf.reduce_sum(x / (tf.reduce_sum(x, -1, keepdims=True) + 1e-8))  # bad
+
+
+@fault("inf_over_inf", "divide", [1, 2])
+def placed_quotient(x):
+    both = tf.where(x > 0, np.inf, x)
+    return tf.reduce_sum(both / both)  # bad
+
+
+@fault("remainder_by_zero", "remainder", [1, 0])
+def remainder(x):
+    return tf.reduce_sum(tf.math.floormod(x + 1, x))  # bad
+
+
+@fault("sqrt_of_negative", "sqrt", [1, -4])
+def root(x):
+    return tf.reduce_sum(tf.sqrt(x))  # bad
+
+
+@fault("power_domain", "pow", [1, 0], kind="posinf")
+def power(x):
+    return tf.reduce_sum(x**-0.5)  # bad
+
+
+@fault("inverse_trig_domain", "acos", [1, 1.5])
+def angle(x):
+    return tf.reduce_sum(tf.acos(x))  # bad
+
+
+@fault("lgamma_pole", "lgamma", [1, 0], kind="posinf")
+def gamma(x):
+    return tf.reduce_sum(tf.math.lgamma(x))  # bad
+
+
+@fault("trig_of_inf", "sin", [1, 2])
+def sine(x):
+    return tf.reduce_sum(tf.sin(tf.where(x > 1, np.inf, x)))  # bad
+
+
+@fault("singular_matrix", "cholesky", [[1, 2], [2, 1]], jit=True)
+def factor(x):
+    return tf.reduce_sum(tf.linalg.cholesky(x))  # bad
+
+
+@fault("softmax_of_inf", "softmax", [1, 2])
+def softmax_of_inf(x):
+    scores = tf.where(x > 1, np.inf, x)
+    return tf.nn.softmax(scores)[0]  # bad
+
+
+@fault("softmax_fully_masked", "softmax", [[1, 2], [3, 4]])
+def masked(x):
+    scores = tf.where(x > 2, -np.inf, x)
+    return tf.reduce_sum(tf.nn.softmax(scores))  # bad
+
+
+@fault("target_class_masked", "cross_entropy", [[1, 2], [3, 4]], kind="posinf")
+def masked_target(x):
+    scores = tf.where(x > 3, -np.inf, x)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits([0, 1], scores)  # bad
+    return tf.reduce_sum(losses)
+
+
+@fault("inf_minus_inf", "subtract", [1, 2])
+def shifted(x):
+    scores = tf.where(x > 0, -np.inf, x)
+    return tf.reduce_sum(scores - tf.reduce_max(scores))  # bad
+
+
+@fault("zero_times_inf", "multiply", [1, 2])
+def masked_by_multiplying(x):
+    return tf.reduce_sum(tf.where(x > 1, np.inf, x) * tf.constant([1.0, 0.0]))  # bad
+
+
+@fault("normalisation_of_inf", "batch_norm", [1, 2, 3, 4])
+def norm_of_inf(x):
+    image = tf.reshape(tf.where(x > 3, np.inf, x), (1, 2, 2, 1))
+    return tf.reduce_sum(tf.compat.v1.nn.fused_batch_norm(image, [1.0], [0.0])[0])  # bad
+
+
+@fault("empty_mean", "mean", [1, 2])
+def empty(x):
+    return tf.reduce_mean(x[2:])  # bad
+
+
+@fault("exp_overflow", "exp", [1, 100], kind="posinf")
+def grown(x):
+    return tf.reduce_sum(tf.exp(x))  # bad
+
+
+@fault("overflow_in_dtype", "matmul", [[300, 300], [300, 300]], kind="posinf", dtype="float16")
+def scores(x):
+    return tf.reduce_sum(x @ x)  # bad
+
+
+@fault("written_constant", "where", [1, 2], kind="posinf")
+def placed(x):
+    return tf.reduce_sum(tf.where(x > 0, np.inf, x))  # bad
+
+
+@fault("where_gradient_trap", "log", [1, 0], kind="neginf")
+def trap(x):
+    return tf.reduce_sum(tf.where(x > 0, tf.math.log(x), 0.0))  # bad
+
+
+@fault("where_gradient_trap", "sqrt", [1, 0], phase="backward", jit=True)
+def trap_under_xla(x):
+    return tf.reduce_sum(tf.where(x > 0, tf.sqrt(x), 0.0))  # bad
+
+
+@fault("norm_gradient_at_zero", "sqrt", [0, 0], phase="backward", kind="posinf")
+def norm(x):
+    return tf.norm(x)  # bad
+
+
+@fault("sqrt_gradient_at_zero", "sqrt", [1, 0], phase="backward", kind="posinf")
+def root_of_zero(x):
+    return tf.reduce_sum(tf.sqrt(x))  # bad
+
+
+@fault("power_gradient_domain", "pow", [1, 0], phase="backward", kind="posinf")
+def power_at_zero(x):
+    return tf.reduce_sum(x**0.3)  # bad
+
+
+@fault("inverse_trig_gradient_at_one", "acos", [0.5, 1], phase="backward", kind="neginf")
+def angle_at_one(x):
+    return tf.reduce_sum(tf.acos(x))  # bad
+
+
+@fault("atan2_origin_gradient", "atan2", [0, 0], phase="backward")
+def direction(x):
+    return tf.atan2(x[0], x[1])  # bad
+
+
+@fault("exp_gradient_overflow", "exp", [1, 80], phase="backward", kind="posinf")
+def steep(x):
+    y = tf.exp(x)  # bad
+    return tf.reduce_sum((y - tf.stop_gradient(y)) * 1e10)
+
+
+@fault("slope_overflow", "divide", [1, 1e-30], phase="backward", kind="neginf")
+def slope(x):
+    return tf.reduce_sum(1 / x)  # bad
+
+
+@fault("singular_matrix_gradient", "qr", [[0, 0], [0, 0]], phase="backward", jit=True)
+def factors(x):
+    return tf.reduce_sum(tf.linalg.qr(x)[1])  # bad
+
+
+def report(fn, x, dtype="float32", *, jit=False):
+    weight = tf.Variable(tf.ones((), dtype))
+
+    @tf.function(jit_compile=jit)
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = fn(x * weight)
+        return loss, tape.gradient(loss, weight)
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.tensorflow.track(step)(tf.constant(x, dtype))
+    return caught.value
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_cause_is_named_at_its_line(name):
+    fn, tag, operation, x, phase, kind, dtype, jit = FAULTS[name]
+    error = report(fn, x, dtype, jit=jit)
+    event = error.event
+    assert event.operation is not None, str(error)
+    found = (event.cause.tag, event.operation.name, event.phase, event.kind)
+    assert found == (tag, operation, phase, kind), str(error)
+    assert event.cause.evidence
+    lines, first = inspect.getsourcelines(fn)
+    marked = [first + i for i, line in enumerate(lines) if line.rstrip().endswith("# bad")]
+    assert (event.operation.source.file, [event.operation.source.line]) == (__file__, marked)
+
+
+def caught(model, *args, fit=False, **options):
+    with anynan.keras.track(model, **options), pytest.raises(anynan.AnomalyError) as error:
+        if fit:
+            model.fit(*args, batch_size=1, shuffle=False, verbose=0)
+        else:
+            model.predict(*args, verbose=0)
+    return error.value.event
+
+
+def linear(**options):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(jit_compile=False, **options)
+    model.set_weights([np.ones((2, 1), "float32")])
+    return model
+
+
+def test_running_statistics():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(name="norm")])
+    with anynan.keras.track(model):
+        norm = model.get_layer("norm")
+        norm.moving_mean.assign(np.full(2, np.nan))
+        with pytest.raises(anynan.NonFiniteError) as error:
+            model.predict(np.ones((1, 2)), verbose=0)
+    assert error.value.event.cause.tag == "running_statistics_bad"
+
+
+def test_a_learning_rate_that_is_too_high():
+    model = linear(optimizer=keras.optimizers.SGD(1e4), loss="mse")
+    event = caught(model, np.ones((40, 2)), np.zeros((40, 1)), fit=True)
+    assert event.cause.tag in ("learning_rate_divergence", "exploding_gradient"), event
+
+
+def test_a_value_beyond_the_limit():
+    policy = anynan.Policy(large=1e6, bad=("large",))
+    event = caught(linear(), np.full((1, 2), 1e7, "float32"), policy=policy)
+    assert event.cause.tag == "beyond_limit"
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**30])
+def test_a_loss_scale_that_does_not_help(scale):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), scale)
+
+    def loss(y, found):
+        return tf.reduce_mean(found) * (1e30 if scale == 1 else 1.0)
+
+    model = linear(optimizer=optimizer, loss=loss)
+    policy = anynan.Policy(streak=2)
+    event = caught(model, np.ones((8, 2)), np.zeros((8, 1)), fit=True, policy=policy)
+    assert event.phase == "backward"
+    assert event.cause.tag == ("loss_scale_floor" if scale == 1 else "loss_scale_too_high"), event
+
+
+def spoilt(optimizer, *, dtype="float32", size=1.0, **options):
+    """Train until an update from finite gradients spoils a weight."""
+    keras.config.set_dtype_policy(dtype)
+    try:
+        model = linear(optimizer=optimizer, loss=lambda y, found: tf.reduce_mean(found))
+        event = caught(model, np.full((4, 2), size), np.zeros((4, 1)), fit=True, **options)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return event
+
+
+@pytest.mark.parametrize("parameters", [True, False])
+def test_an_update_that_is_too_large(parameters):
+    event = spoilt(keras.optimizers.SGD(1e25), size=1e15, parameters=parameters)
+    assert (event.phase, event.kind, event.step) == ("optimizer", "neginf", 0), event
+    assert event.cause.tag == "optimizer_step_too_large"
+    assert event.parameter == "dense.kernel"
+    assert ("the gradient reached 1e+15" in event.cause.evidence) == parameters
+
+
+def test_an_optimizer_state_that_is_bad():
+    model = linear(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.variables[-1].assign(np.full((2, 1), np.nan))
+    event = caught(model, np.ones((4, 2)), np.zeros((4, 1)), fit=True, parameters=True)
+    assert (event.phase, event.cause.tag) == ("optimizer", "optimizer_state_bad"), event
+
+
+def test_an_epsilon_that_rounds_to_zero():
+    optimizer = keras.optimizers.Adam(1e-3, epsilon=1e-8)
+    event = spoilt(optimizer, dtype="float16", size=1e-5, parameters=True)
+    assert event.cause.tag == "optimizer_epsilon_underflow", event
+
+
+def test_a_gradient_that_vanishes_or_jumps():
+    policy = anynan.Policy(vanishing=1e-6, bad=("vanishing",))
+    event = spoilt(keras.optimizers.SGD(0.1), size=1e-9, policy=policy)
+    assert event.cause.tag == "vanishing_gradient"
+    model = linear(optimizer="sgd", loss=lambda y, found: tf.reduce_mean(found))
+    x = np.ones((7, 2))
+    x[6] = 100
+    event = caught(model, x, x[:, :1], fit=True, policy=anynan.Policy(spike=10, bad=("spike",)))
+    assert (event.kind, event.cause.tag, event.step) == ("spike", "exploding_gradient", 6)
+
+
+NOT_IN_TENSORFLOW = {
+    "uninitialised_memory": "every tensor of TensorFlow's public functions is filled",
+    "logit_of_zero_or_one": "there is no logit: its division or logarithm is named",
+    "logit_gradient_at_bound": "there is no logit: its division or logarithm is named",
+    "binary_cross_entropy_saturated": "Keras's loss clips, and TensorFlow's takes logits",
+    "kl_div_domain": "Keras's loss clips; by hand, its logarithm is named",
+    "variance_of_one": "every variance divides by n; a batch norm of one value by 1",
+    "cdist_gradient_at_zero": "a distance is a square root of a sum: norm_gradient_at_zero",
+    "eigen_gradient_degenerate": "the gradient takes 1/0 for 0 between equal eigenvalues",
+    "product_gradient_at_zero": "prod has no division in its gradient, cumprod divides 0/0 to 0",
+    "lgamma_gradient_at_pole": "the forward result is +Inf already, which is lgamma_pole",
+    "optimizer_state_overflow": "an infinite second moment makes the update 0, so no weight goes "
+    "bad of it",
+    "log_gradient_at_zero": "a logarithm's result is -Inf already, and xlogy takes 0/0 for 0",
+}
+ELSEWHERE = {  # produced by the tests of this folder's other files
+    "bad_input", "bad_label", "bad_parameter", "sqrt_gradient_at_zero",
+}  # fmt: skip
+HERE = {
+    "running_statistics_bad", "learning_rate_divergence", "exploding_gradient", "beyond_limit",
+    "loss_scale_floor", "loss_scale_too_high", "optimizer_step_too_large",
+    "optimizer_state_bad", "optimizer_epsilon_underflow",
+    "vanishing_gradient",
+}  # fmt: skip
+
+
+def test_every_row_is_produced_or_has_its_reason():
+    made = {tag for _, tag, *_ in FAULTS.values()} | HERE | ELSEWHERE | set(NOT_IN_TENSORFLOW)
+    assert {rule.tag for rule in RULES} == made
