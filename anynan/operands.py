@@ -1,5 +1,6 @@
 """What an operation was given, element by element: shared by all records of bad results."""
 
+import cmath
 import math
 from dataclasses import replace
 from typing import Any
@@ -8,13 +9,12 @@ import numpy as np
 
 from anynan.arrays import BLOCK, type_name
 from anynan.lineage import Operand
-from anynan.opnames import finite_number
 from anynan.summary import Summary
 
 
 def constant(label: str, number: complex) -> Operand:
     """Describe a Python number as an operand."""
-    finite = finite_number(number)
+    finite = isinstance(number, int) or cmath.isfinite(number)  # an int may be beyond a float
     real = None if isinstance(number, complex) else float(number)
     summary = Summary(
         (), type_name(number), "host", 1,

@@ -7,15 +7,15 @@ from types import ModuleType
 from typing import Any, overload
 
 from anynan.arrays import type_name
-from anynan.arraysession import ArraySession
 from anynan.measuring import measure
-from anynan.namespaces import Namespace, recording
 from anynan.options import Options
 from anynan.probing import Span, probe
+from anynan.recording.namespaces import Namespace, recording
+from anynan.recording.session import ArraySession
+from anynan.recording.trackable import is_array
+from anynan.recording.tracked import TrackedArray
 from anynan.registry import register
 from anynan.summary import Summary
-from anynan.trackable import is_array
-from anynan.tracked import TrackedArray
 from anynan.tracker import Tracker, refuse_target
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan import arrays, lazy
-from anynan.lazy import StandardSlots
+from anynan import arrays
+from anynan.recording import lazy
+from anynan.recording.lazy import StandardSlots
 from tests.backends import Backend, Space
 
 pytestmark = [

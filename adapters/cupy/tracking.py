@@ -9,19 +9,19 @@ from typing import Any, Self, overload
 import cupy
 
 import anynan
-from anynan.arraysession import ArraySession
 from anynan.cupy.slots import DeviceSlots
 from anynan.errors import AnynanWarning, NonFiniteError
 from anynan.events import Event
-from anynan.lazy import LazyTape, Slots
-from anynan.namespaces import Namespace, recording
 from anynan.options import Options
 from anynan.policy import Policy
 from anynan.recorder import array_options, start
+from anynan.recording.lazy import LazyTape, Slots
+from anynan.recording.namespaces import Namespace, recording
+from anynan.recording.session import ArraySession
+from anynan.recording.tape import now
+from anynan.recording.trackable import unwrap
+from anynan.recording.tracked import TrackedArray
 from anynan.reporting import render
-from anynan.tape import now
-from anynan.trackable import unwrap
-from anynan.tracked import TrackedArray
 from anynan.tracker import Tracker
 
 WORDS = ("raise", "warn", "ignore")

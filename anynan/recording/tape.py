@@ -11,17 +11,17 @@ import numpy as np
 from anynan import context
 from anynan.arrays import dtype_max, dtype_name, library_name
 from anynan.events import Phase
-from anynan.floatflags import Flags
 from anynan.lineage import Replay
 from anynan.monitor import Rows, Site
-from anynan.namespaces import Namespace
-from anynan.opnames import UNWRITTEN, canonical
+from anynan.recording.floatflags import Flags
+from anynan.recording.names import UNWRITTEN, canonical
+from anynan.recording.namespaces import Namespace
+from anynan.recording.trackable import is_array
+from anynan.recording.tracked import Cell, TrackedArray, is_view
 from anynan.sources import is_library, user_source
-from anynan.trackable import is_array
-from anynan.tracked import Cell, TrackedArray, is_view
 
 if TYPE_CHECKING:
-    from anynan.arraysession import ArraySession
+    from anynan.recording.session import ArraySession
 
 CLEAN, UNKNOWN = -1, -2
 now: ContextVar["Tape | None"] = ContextVar("anynan_tape", default=None)
@@ -85,7 +85,7 @@ class Tape:
 
     def namespace_of(self, raw: Any) -> Namespace:
         """Give the recording namespace of an array's library."""
-        from anynan.namespaces import namespace_of
+        from anynan.recording.namespaces import namespace_of
 
         return namespace_of(raw)
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from anynan import context
 from anynan.events import Phase
-from anynan.floatflags import WORTH, Flags, honest
 from anynan.lineage import OpRecord, Replay, Sink
 from anynan.policy import reading_kind
 from anynan.probing import is_clean, probe
-from anynan.records import make_record
+from anynan.recording.floatflags import WORTH, Flags, honest
+from anynan.recording.records import make_record
+from anynan.recording.tape import CLEAN, UNKNOWN, Tape
+from anynan.recording.tracked import TrackedArray
 from anynan.sources import user_source
-from anynan.tape import CLEAN, UNKNOWN, Tape
-from anynan.tracked import TrackedArray
 
 # Operations that can only pass values on.
 CARRYING = frozenset(

@@ -12,14 +12,14 @@ from anynan.arrays import device_name, dtype_name, namespace, on_host
 from anynan.lineage import Operand, OpRecord
 from anynan.measuring import measure
 from anynan.operands import at, at_broadcast, at_first_nan, constant
-from anynan.opnames import is_number, named, params
 from anynan.probing import probe
+from anynan.recording.names import is_number, named, params
+from anynan.recording.trackable import is_array
+from anynan.recording.tracked import TrackedArray
 from anynan.summary import Summary
-from anynan.trackable import is_array
-from anynan.tracked import TrackedArray
 
 if TYPE_CHECKING:
-    from anynan.live import LiveTape
+    from anynan.recording.live import LiveTape
 
 MAX_DETAILED = 200
 _SOFTMAX = ("softmax", "log_softmax")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anynan.opnames import VIEWS, WRITING, WRITING_METHODS, canonical
+from anynan.recording.names import VIEWS, WRITING, WRITING_METHODS, canonical
 
 if TYPE_CHECKING:
-    from anynan.tape import Tape
+    from anynan.recording.tape import Tape
 
 # Protocols that would let a library reach the elements past the recorder unseen.
 _CLOSED = frozenset(

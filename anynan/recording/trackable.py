@@ -9,7 +9,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from anynan.tracked import TrackedArray
+from anynan.recording.tracked import TrackedArray
 
 _MUTABLE = (dict, list, OrderedDict, defaultdict)
 Change = Callable[[Any, str], Any]

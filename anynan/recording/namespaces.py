@@ -5,7 +5,7 @@ from typing import Any
 
 import array_api_compat
 
-from anynan.opnames import WRITING
+from anynan.recording.names import WRITING
 
 _spaces: dict[int, "Namespace"] = {}
 
@@ -60,11 +60,11 @@ class _Function:
         self._function, self._name = function, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from anynan.tape import now
+        from anynan.recording.tape import now
 
         tape = now.get()
         if tape is None or tape.closed:
-            from anynan.tape import strip
+            from anynan.recording.tape import strip
 
             plain = tuple(strip(value, []) for value in args)
             return self._function(*plain, **{k: strip(v, []) for k, v in kwargs.items()})

@@ -1,6 +1,5 @@
 """What array functions are called in reports, and what their arguments are."""
 
-import math
 from functools import lru_cache
 from typing import Any
 
@@ -60,7 +59,7 @@ def canonical(name: str) -> str:
         name: Such as ``true_divide``, ``add.reduce`` or ``linalg.inv``.
 
     Example:
-        >>> from anynan.opnames import canonical
+        >>> from anynan.recording.names import canonical
         >>> canonical("arccos"), canonical("add.reduce"), canonical("linalg.norm")
         ('acos', 'sum', 'vector_norm')
     """
@@ -121,10 +120,3 @@ def params(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     if name == "pow" and len(args) > 1 and is_number(args[1]) and not isinstance(args[1], complex):
         found["exponent"] = args[1]
     return found
-
-
-def finite_number(value: Any) -> bool:
-    """Tell whether a Python number is finite."""
-    if isinstance(value, complex):
-        return math.isfinite(value.real) and math.isfinite(value.imag)
-    return isinstance(value, int) or math.isfinite(value)

@@ -78,7 +78,7 @@ def honest(ufunc: Any, method: str, dtype: np.dtype[Any]) -> bool:
 
     Example:
         >>> import numpy
-        >>> from anynan.floatflags import honest
+        >>> from anynan.recording.floatflags import honest
         >>> honest(numpy.log, "__call__", numpy.dtype("float64"))
         True
     """

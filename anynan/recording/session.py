@@ -14,16 +14,16 @@ from anynan.arrays import namespace, on_host, type_name
 from anynan.chunked import is_chunked
 from anynan.containers import leaves
 from anynan.context import replay_context
-from anynan.lazy import LazyTape, Slots, StandardSlots
 from anynan.lineage import Replay
-from anynan.live import LiveTape
 from anynan.measuring import measure
 from anynan.monitor import Reading, Rows
 from anynan.options import Options
+from anynan.recording.lazy import LazyTape, Slots, StandardSlots
+from anynan.recording.live import LiveTape
+from anynan.recording.tape import Tape, now
+from anynan.recording.trackable import change, is_array, unwrap
+from anynan.recording.tracked import TrackedArray
 from anynan.summary import Summary
-from anynan.tape import Tape, now
-from anynan.trackable import change, is_array, unwrap
-from anynan.tracked import TrackedArray
 from anynan.tracker import Tracker
 from anynan.watching import bad_rows
 

@@ -30,15 +30,15 @@ from anynan.events import Phase, Source
 from anynan.lineage import Operand, OpRecord, Replay, Sink
 from anynan.measuring import measure
 from anynan.operands import at_broadcast, constant
-from anynan.opnames import is_number, named, params
 from anynan.policy import reading_kind
 from anynan.probing import probe
-from anynan.records import flagged
+from anynan.recording.names import is_number, named, params
+from anynan.recording.records import flagged
+from anynan.recording.tape import Tape
+from anynan.recording.trackable import is_array
+from anynan.recording.tracked import TrackedArray
 from anynan.sources import user_source
 from anynan.summary import Summary
-from anynan.tape import Tape
-from anynan.trackable import is_array
-from anynan.tracked import TrackedArray
 
 Span = tuple[float, float]
 MAX_DETAILED = 8
