@@ -88,6 +88,7 @@ class State(threading.local):
     held: bool = False
     updated: bool = False
     after: bool = False
+    inline: bool = False
     incoming: Any = None
     seen: dict[Any, int] = field(default_factory=dict)
 

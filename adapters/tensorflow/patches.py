@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from anynan.tensorflow import inlining
+
 if TYPE_CHECKING:
     from anynan.tensorflow.session import Session
 
@@ -151,7 +153,10 @@ def _exit(original: Any) -> Any:
 def _function_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         run = functools.partial(original, self)
-        if not tf.inside_function():
+        if any(session.state().inline for session in sessions):
+            if tf.inside_function():
+                return inlining.call(self, args, kwargs)
+        elif not tf.inside_function():
             for session in sessions:
                 if not session.paused:
                     run = functools.partial(session.function_call, run, self)

@@ -17,6 +17,7 @@ from anynan.tensorflow.session import Session
 from anynan.tensorflow.traces import Spot
 from anynan.tensorflow.wide import widened
 
+REMEDY = ": written as a Python loop, or called as a plain function, its operations are named"
 DETAILED = 200
 BYTES = 256 * 2**20
 
@@ -68,6 +69,9 @@ class Recorder:
         found = Replay(records, self._sinks(), self._notes())
         found.uncompiled = self.program.compiled and not self.run.compiled
         found.end()
+        opaque = [names.OPAQUE.get(kind) for r in found.records for kind in r.raw.split(", ")]
+        for what in dict.fromkeys(filter(None, opaque)):
+            found.notes.append(f"the inside of a {what} of the graph is not looked into{REMEDY}")
         return found
 
     def _notes(self) -> list[str]:
@@ -76,10 +80,6 @@ class Recorder:
         if types & names.RANDOM:
             drawn = ", ".join(sorted(types & names.RANDOM))
             notes.append(f"{drawn} drew other numbers when the step was run again")
-        for op in self.bad[:1]:
-            what = names.OPAQUE.get(op.nodes[0].type)
-            if what is not None:
-                notes.append(f"what is inside of a {what} of the graph is not looked into")
         return notes
 
     # Records.
@@ -95,9 +95,11 @@ class Recorder:
             if item is not None:
                 operands.append(item)
         forward = None if op.forward is None else self.index.get(op.forward.index)
+        looped = op.layer in self.session.looped  # it was unrolled: each call is an iteration
         record = OpRecord(
             index, op.name, op.raw, op.layer, op.phase, output, tuple(operands), op.source,
-            self._params(op), at(array, first), forward, self._feeds(op), None, call=op.call,
+            self._params(op), at(array, first), forward, self._feeds(op), None,
+            call=0 if looped else op.call, iteration=op.call if looped else None,
         )  # fmt: skip
         if op.name in ("softmax", "log_softmax") and operands:
             self._masked_rows(record, op)

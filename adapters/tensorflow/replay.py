@@ -9,7 +9,7 @@ import tensorflow as tf
 from anynan.adapter import ReplayError
 from anynan.context import replay_context
 from anynan.lineage import Replay
-from anynan.tensorflow import probes
+from anynan.tensorflow import inlining, names, probes
 from anynan.tensorflow.frames import Step, named_arguments, tensors
 from anynan.tensorflow.operations import Operations, is_float, results
 from anynan.tensorflow.session import Session
@@ -67,6 +67,8 @@ def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
         with replay_context():
             program = prepare(session, step)
             result = Recorder(session, program, Run(program, failed=failed)).result()
+            if failed and any(record.raw in names.OPAQUE for record in result.records):
+                result = _deeper(session, step) or result
     except tf.errors.OpError as error:
         msg = f"the step failed when it was run again: {type(error).__name__}: {_last(error)}"
         raise ReplayError(msg) from error
@@ -75,10 +77,28 @@ def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
     return result
 
 
-def prepare(session: Session, step: Step) -> Program:
-    """Get the graph of a step, traced once more where it ran without one."""
+def _deeper(session: Session, step: Step) -> Replay | None:
+    """Run a step again with what is nested in place; None if that shows nothing."""
+    from anynan.tensorflow.records import Recorder
+
+    for unrolled in (True, False):
+        try:
+            with inlining.in_place(session, unrolled=unrolled):
+                program = prepare(session, step, fresh=True)
+            result = Recorder(session, program, Run(program, failed=True)).result()
+        except (ReplayError, tf.errors.OpError):
+            continue
+        if result.records:
+            return result
+    return None
+
+
+def prepare(session: Session, step: Step, *, fresh: bool = False) -> Program:
+    """Get the graph of a step, traced once more where it ran without one, or if wanted."""
     compiled = hasattr(step.fn, "get_concrete_function")
     fn, args, kwargs = step.fn, step.args, step.kwargs
+    if fresh and compiled:
+        fn = inlining.anew(fn)
     if not compiled:
         fn = tf.function(_whole(session, step) if step.layer else step.fn)
     try:

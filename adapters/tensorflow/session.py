@@ -69,7 +69,7 @@ class Session:
         self._lock = threading.RLock()
         rows = 3 * len(layers) + 4 * len(self.weights.names) + 16
         self._boards = boards(rows, self.weights.replicas())
-        self._looped: set[str] = set()
+        self.looped: set[str] = set()
         self._functions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
         self.gated = options.action in ("raise", "skip") or options.patience > 0
@@ -131,7 +131,7 @@ class Session:
 
     def watched(self) -> list[str]:
         """List the layers that ought to be read when they run."""
-        return [path for path in self.chosen if path and path not in self._looped]
+        return [path for path in self.chosen if path and path not in self.looped]
 
     def set_paused(self, paused: bool) -> None:
         """Stop reading; what was traced goes on writing its rows, and nobody looks."""
@@ -185,8 +185,8 @@ class Session:
         return out
 
     def _inside(self, path: str) -> None:
-        if path not in self._looped:
-            self._looped.add(path)
+        if path not in self.looped:
+            self.looped.add(path)
             if path in self.chosen:
                 self.tracker.remark(f"{path or 'the model'} {INSIDE}")
 

@@ -1,0 +1,119 @@
+"""The replay goes into nested functions and recurrent layers; other loops it says are closed."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from tests.keras_adapter.models import line
+
+
+@tf.function
+def outer(x):
+    if tf.reduce_sum(x) > 1000:
+        x = x / 2
+    return tf.reduce_sum(inner(x) * 2)
+
+
+@tf.function
+def inner(x):
+    return tf.math.log(x)  # bad log
+
+
+class Root(tf.Module):
+    @tf.function
+    def __call__(self, x):
+        return tf.reduce_sum(tf.sqrt(x))  # bad sqrt
+
+
+def gradient(fn, *, compiled):
+    weight = tf.Variable(1.0)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = fn(x * weight)
+        return loss, tape.gradient(loss, weight)
+
+    return tf.function(step, jit_compile=compiled) if compiled is not None else step
+
+
+WAYS = pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "graph", "xla"])
+
+
+@WAYS
+def test_nested_functions_are_looked_into(compiled):
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.tensorflow.track(gradient(outer, compiled=compiled))(tf.constant([1.0, -2.0]))
+    event = caught.value.event
+    assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative"), str(caught.value)
+    assert event.operation.source.file == __file__
+    assert event.operation.source.line == line(__file__, "bad log")
+    assert not event.notes
+
+
+@WAYS
+def test_gradients_of_nested_functions_are_looked_into(compiled):
+    root = Root()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.tensorflow.track(gradient(root, compiled=compiled))(tf.constant([1.0, 0.0]))
+    event = caught.value.event
+    assert (event.phase, event.operation.name) == ("backward", "sqrt"), str(caught.value)
+    assert event.cause.tag == "sqrt_gradient_at_zero"
+    assert event.operation.source.line == line(__file__, "bad sqrt")
+
+
+class Cell(keras.layers.Layer):
+    state_size = output_size = 2
+
+    def call(self, x, states):
+        (h,) = states
+        h = tf.math.log(x) + 0.5 * h  # bad cell
+        return h, [h]
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_an_iteration_of_a_recurrent_layer_is_named(eagerly):
+    inputs = keras.Input((5, 2))
+    layers = [keras.layers.RNN(Cell(name="cell"), name="rnn"), keras.layers.Dense(1, name="last")]
+    model = keras.Sequential([inputs, *layers])
+    model.compile("sgd", "mse", jit_compile=False, run_eagerly=eagerly)
+    x, y = np.ones((4, 5, 2), "float32"), np.ones((4, 1), "float32")
+    with anynan.keras.track(model):
+        model.fit(x, y, verbose=0)
+        x[2, 3] = -1
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.fit(x, y, verbose=0)
+    event = caught.value.event
+    assert (event.layer, event.phase) == ("rnn.cell", "forward"), str(caught.value)
+    assert event.operation.name == "log"
+    assert event.operation.source.line == line(__file__, "bad cell")
+    assert (event.iteration, event.call) == (3, 0)
+    assert "iteration 3" in str(caught.value)
+    assert not layers[0].unroll
+
+
+def test_a_loop_of_the_graph_is_said_to_be_closed():
+    def step(x):
+        while tf.reduce_max(x) < 10:
+            x = tf.math.log(x)
+        return tf.reduce_sum(x)
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.tensorflow.track(tf.function(step))(tf.constant([0.5, 2.0]))
+    event = caught.value.event
+    assert event.operation.name == "while"
+    assert any("the inside of a loop of the graph is not looked into" in n for n in event.notes)
+
+
+def test_a_branch_of_the_graph_is_said_to_be_closed():
+    def step(x):
+        if tf.reduce_sum(x) < 10:
+            x = tf.math.log(x)
+        return tf.reduce_sum(x)
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.tensorflow.track(tf.function(step))(tf.constant([-0.5, 2.0]))
+    event = caught.value.event
+    assert event.operation.name == "cond"
+    assert any("the inside of a branch of the graph" in note for note in event.notes)
