@@ -34,7 +34,7 @@ class Program:
         trace: What is known of it.
         feeds: The values of its inputs, in order.
         labels: Names of its inputs.
-            variables: Name of a resource input -> its variable, ours or not.
+        variables: Name of a resource input -> its variable, ours or not.
         compiled: True if XLA compiled it.
         results: What a tracked function gives back.
     """
