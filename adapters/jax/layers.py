@@ -7,7 +7,8 @@ from typing import Any
 
 from anynan.events import Phase
 from anynan.jax.graph import Graph, Node
-from anynan.jax.probes import CHECKED, checkable
+from anynan.jax.probes import CHECKED, LOSS, checkable
+from anynan.jax.stacks import LAYER
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,11 @@ class Layers:
 
     def __init__(self, graph: Graph, roots: frozenset[str]) -> None:
         self.graph = graph
-        roots = roots | linen_names()
+        roots = roots | linen_names() | {LAYER}
         methods = linen_methods()
         named = [_clean(node.place.names, methods) for node in graph.nodes]
+        if any(names[:1] == (LAYER,) for names in named):
+            named = [names if names[:1] == (LAYER,) else () for names in named]
         first = {names[0] for names in named if names and names[0] in roots}
         # One model alone needs no name in front of its layers.
         alone = first if len(first) == 1 else set()
@@ -116,14 +119,17 @@ class Layers:
                         yield Spot(index, layer, "forward", "output", self.call(node, layer))
 
     def checked(self) -> list[Spot]:
-        """List what the user's own code asked to be checked."""
-        return [
-            Spot(
-                node.ins[0], self.of(node), "value", "checked value", self.call(node, self.of(node))
-            )
-            for node in self.graph.nodes
-            if node.name == "name" and node.eqn.params.get("name") == CHECKED
-        ]
+        """List what the user's own code asked to be checked, and losses by their mark."""
+        found = []
+        for node in self.graph.nodes:
+            name = node.eqn.params.get("name") if node.name == "name" else None
+            if name == CHECKED:
+                path = self.of(node)
+                call = self.call(node, path)
+                found.append(Spot(node.ins[0], path, "value", "checked value", call))
+            elif name == LOSS and not node.backward and self._float(node.ins[0]):
+                found.append(Spot(node.ins[0], None, "loss", "loss"))
+        return found
 
     def _goes(self, index: int) -> set[str | None]:
         """Give the layers in which a forward value is read."""

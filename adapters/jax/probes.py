@@ -15,6 +15,8 @@ from anynan.summary import Summary
 
 # The name that a check inside a traced function gives its value.
 CHECKED = "anynan_checked"
+# The name that a loss gets whose step does not return it.
+LOSS = "anynan_loss"
 _finfo: Any = jnp.finfo
 FINE, NEGINF, POSINF, NAN = range(4)
 KINDS: tuple[Any, ...] = (None, "neginf", "posinf", "nan")

@@ -159,7 +159,10 @@ class Program:
                 returned.add(key)
                 pairs += zip(mine, theirs, strict=True)
                 break
-        self.leaves: list[Leaf] = signature.leaves_of(tree, names, returned)
+        self.leaves: list[Leaf] = [
+            replace(leaf, role="state") if leaf.argument in self.settings.tallies else leaf
+            for leaf in signature.leaves_of(tree, names, returned)
+        ]
         for a, b in pairs:
             value = self.graph.values[self.graph.results[b]]
             grad = value.writer is not None and self.graph.nodes[value.writer].backward
@@ -237,7 +240,8 @@ class Program:
         for i, index in enumerate(self.graph.results):
             value = values[index]
             # A result that only hands an argument on was read before it came in.
-            if value.argument is None and not value.known and checkable(value.aval):
+            fresh = value.argument is None and not value.known
+            if fresh and checkable(value.aval) and not self._tally(i):
                 result = self._result(i, index)
                 if backward or result.phase != "backward" or self.settings.backward:
                     nodes, _ = self.graph.origins(index)
@@ -245,6 +249,13 @@ class Program:
                     keyed.append((max(last, value.writer or 0), 3, result))
         order = sorted(range(len(keyed)), key=lambda i: (keyed[i][0], keyed[i][1], i))
         return _numbered([keyed[i][2] for i in order])
+
+    def _tally(self, i: int) -> bool:
+        """Tell whether a result only counts up what was read where it came from."""
+        result, tallies = self.results[i], self.settings.tallies
+        if result.source is None:
+            return bool(tallies) and result.name.startswith("result[0]")
+        return self.leaves[result.source].argument in tallies
 
     def _result(self, i: int, index: int) -> Spot:
         result = self.results[i]
@@ -452,6 +463,8 @@ class Settings:
     drops: bool = False
     raises: bool = False
     plain: bool = False
+    # Arguments that come back and only count up, as metrics do; the first result does, too.
+    tallies: frozenset[Hashable] = frozenset()
 
     def restores(self, donated: tuple[int, ...]) -> bool:
         """Tell whether a bad step gives the old state back."""

@@ -11,6 +11,9 @@ _TRANSFORMS = frozenset(
 )  # fmt: skip
 # What a scope is called that stands for an expectation.
 MARK = "anynan_expected_"
+# What a scope's name begins with that gives a whole layer path: inside a model that has such
+# scopes no other scope is a layer.
+LAYER = "anynan_layer:"
 _OURS = "rematted_computation"
 _NO_LAYER = frozenset({_OURS, "checkpoint", "remat", "remat2", "~"})
 
@@ -50,6 +53,10 @@ def place(stack: str) -> Place:
     names = [name for i, name in enumerate(names) if not i or not name.startswith("eqx.nn.")]
     marks = tuple(int(name.removeprefix(MARK)) for name in names if name.startswith(MARK))
     names = [name for name in names if not name.startswith(MARK)]
+    given = [name for name in names if name.startswith(LAYER)]
+    if given:
+        path = given[-1].removeprefix(LAYER)
+        names = [LAYER, *(path.split(".") if path else ())]
     return Place(tuple(names), backward, differentiated, marks)
 
 

@@ -1,4 +1,4 @@
-"""Watch Keras models; so far on the TensorFlow backend."""
+"""Watch Keras models, on whichever backend Keras runs."""
 
 try:
     import keras as _keras

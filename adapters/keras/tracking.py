@@ -1,4 +1,4 @@
-"""``track`` and ``untrack``: they hand a model to the adapter of the backend that Keras runs on."""
+"""``track`` and ``untrack``: they hand a model to the part that knows Keras's backend."""
 
 import functools
 import importlib
@@ -16,11 +16,11 @@ def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Any, **options: Any) -> Tracker: ...
 def track(target: Any = None, **options: Any) -> Any:
-    """Watch a Keras model, forward and backward; so far on the TensorFlow backend.
+    """Watch a Keras model, forward and backward, on the backend that Keras runs on.
 
     The model goes on being used as before: ``fit``, ``train_on_batch``, ``evaluate``,
-    ``predict`` or a loop of your own. This is ``anynan.tensorflow.track``, whose documentation
-    says what is watched when.
+    ``predict`` or a loop of your own. The documentation's Keras page says what is watched on
+    which backend, and those of TensorFlow, PyTorch and JAX how.
 
     Args:
         target: A built model.
@@ -73,6 +73,13 @@ def untrack(target: Any) -> None:
     adapter().untrack(target)
 
 
+BACKENDS = {
+    "tensorflow": "anynan.tensorflow",
+    "torch": "anynan.torch",
+    "jax": "anynan.keras.jax_backend",
+}
+
+
 def adapter() -> Any:
     """Import the adapter of the backend that Keras runs on.
 
@@ -80,7 +87,7 @@ def adapter() -> Any:
         NotImplementedError: If there is none for it.
     """
     backend = keras.backend.backend()
-    name = {"tensorflow": "anynan.tensorflow"}.get(backend)
+    name = BACKENDS.get(backend)
     if name is None:
         msg = f"anynan.keras cannot watch Keras on the {backend} backend yet"
         raise NotImplementedError(msg)

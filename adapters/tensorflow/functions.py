@@ -58,14 +58,16 @@ def _children(module: Any) -> list[tuple[str, Any]]:
 
 def track_function(fn: Any, options: Options) -> Tracker:
     """Watch a function, and the models that it uses."""
-    from anynan.tensorflow.models import layers_of
-
     layers: dict[str, Any] = {}
     found = models_in(fn)
     keras = False
     for name, model in found.items():
-        inside = layers_of(model) if is_keras(model) else modules_of(model)
-        keras = keras or is_keras(model)
+        if is_keras(model):
+            from anynan.keras.layers import layers_of
+
+            keras, inside = True, layers_of(model)
+        else:
+            inside = modules_of(model)
         for path, layer in inside.items():
             whole = path if len(found) == 1 else f"{name}.{path}" if path else name
             layers[whole] = layer

@@ -2,9 +2,10 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from anynan.keras.layers import layers_of
 from anynan.options import Options
 from anynan.tensorflow.frames import Step
 from anynan.tensorflow.session import Session
@@ -71,37 +72,3 @@ class ModelSession(Session):
         finally:
             if state.open:
                 self.end_step()
-
-
-def layers_of(model: Any) -> dict[str, Any]:
-    """Give a model's layers by path: Keras's own, joined by dots, without the model's name."""
-    root = model.path or model.name
-    found = {"": model}
-    for layer in _inside(model):
-        if layer is model or type(layer).__name__ == "InputLayer":
-            continue
-        path = layer.path or layer.name
-        path = path.removeprefix(f"{root}/").replace("/", ".")
-        while path in found and found[path] is not layer:
-            path += "_"
-        found[path] = layer
-    return found
-
-
-def _inside(layer: Any) -> Iterator[Any]:
-    """Yield every layer inside a layer, each once, outer ones first."""
-    import keras
-
-    seen = {id(layer)}
-    todo = [layer]
-    while todo:
-        for child in _children(todo.pop(0)):
-            if isinstance(child, keras.layers.Layer) and id(child) not in seen:
-                seen.add(id(child))
-                todo.append(child)
-                yield child
-
-
-def _children(layer: Any) -> list[Any]:
-    found = getattr(layer, "_layers", None)
-    return list(found) if isinstance(found, list | tuple) else list(getattr(layer, "layers", ()))

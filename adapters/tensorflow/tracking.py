@@ -139,16 +139,12 @@ def _track(target: Any, options: Options) -> Tracker:
 
 def track_model(model: Any, options: Options) -> Tracker:
     """Watch a Keras model on the TensorFlow backend."""
+    from anynan.keras.layers import refuse_unbuilt
     from anynan.tensorflow.models import ModelSession
 
     name = type(model).__name__
     refuse_twice(model)
-    if not model.built:
-        msg = (
-            f"this {name} is not built yet, so its layers and weights are not all there: call it "
-            "on a batch once, or model.build(input_shape), before tracking it"
-        )
-        raise ValueError(msg)
+    refuse_unbuilt(model)
     session = ModelSession(model, options)
     return begin(session, weakref.ref(model), name)
 

@@ -22,7 +22,7 @@ from anynan.torch.names import node_name
 from anynan.torch.probes import local, nonfinite
 from anynan.torch.recompute import Regions
 from anynan.torch.rootcall import RandomState, RootCall
-from anynan.torch.session import Session, named_layers
+from anynan.torch.session import Session
 from anynan.torch.state import State, StepMarker, StopReplay
 from anynan.torch.watcher import Watcher
 from anynan.torch.weights import all_tensors
@@ -47,7 +47,7 @@ def replay(session: Session, state: State, reading: Reading) -> Replay:
             "report stays at layer level"
         )
         raise ReplayError(msg)
-    is_step = isinstance(session, StepMarker)
+    is_step = session.in_step
     roots = _roots(state, reading, is_step)
     if not roots and compiled.ran(session):
         msg = (
@@ -80,7 +80,7 @@ def again(session: Session, state: State, reading: Reading, roots: list[RootCall
     """
     result = Replay(uncompiled=compiled.ran(session))
     together = session.ranks.together
-    is_step = isinstance(session, StepMarker)
+    is_step = session.in_step
     with session.ranks.replaying(session), _no_trace(session, state, result):
         for root in roots:
             if root.changed():
@@ -272,7 +272,7 @@ def layer_stack(
             found.check_sink("backward", path, name, grad)
 
     try:
-        for path, module in named_layers(prefix, model).items():
+        for path, module in session.named(prefix, model).items():
             handles.append(
                 module.register_forward_pre_hook(functools.partial(enter, path), prepend=True)
             )

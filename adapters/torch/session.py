@@ -42,6 +42,8 @@ class Session:
 
     backend = "torch"
     roots_are_models = False
+    # Whether the open step is one call of a function, which a replay runs as a whole.
+    in_step = False
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -157,7 +159,7 @@ class Session:
 
     def paths(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Give the watched layers of a model by path, patterns applied."""
-        named = named_layers(prefix, model)
+        named = self.named(prefix, model)
         if self.options.layers is None and self.options.skip is None:
             return named
         # A pattern need not match in every model of a step.
@@ -165,9 +167,13 @@ class Session:
         for other, ref in self.models:
             found = ref()
             if found is not None and found is not model:
-                every.update(named_layers(other, found))
+                every.update(self.named(other, found))
         chosen = choose(every, self.options.layers, self.options.skip)
         return {path: module for path, module in named.items() if path in chosen}
+
+    def named(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+        """Give the layers of a model by path."""
+        return named_layers(prefix, model)
 
     def watched(self) -> list[str]:
         """List the layers that have a forward pass of their own."""
@@ -376,6 +382,15 @@ class Session:
                 for name, p in model.named_parameters():
                     found.setdefault(id(p), (join(prefix, clean_path(name)), p))
         return list(found.values())
+
+    def buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """List the buffers by their full clean names."""
+        return [
+            (join(prefix, clean_path(name)), x)
+            for prefix, ref in self.models
+            if (model := ref()) is not None
+            for name, x in model.named_buffers()
+        ]
 
     def held(self, optimizer: torch.optim.Optimizer) -> "Held":
         """List the watched parameters that an optimizer holds, with their gradient slots."""

@@ -21,6 +21,8 @@ from anynan.torch.weights import check_parameters, write_parameters
 class StepSession(Session, StepMarker):
     """Watch a function: its models, its inputs, what it returns, its updates."""
 
+    in_step = True
+
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         super().__init__(options)
         self.fn = fn

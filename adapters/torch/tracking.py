@@ -1,6 +1,7 @@
 """``track`` and ``untrack``: the public doors."""
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, overload
@@ -115,6 +116,16 @@ def _track(target: Any, options: Options) -> Tracker:
     return tracker.start(session)
 
 
+def _session(model: torch.nn.Module, options: Options) -> ModelSession:
+    """Make the session of a model; one of Keras names its layers and weights itself."""
+    keras: Any = sys.modules.get("keras")
+    if keras is not None and isinstance(model, getattr(keras, "Layer", ())):
+        from anynan.keras.torch_backend import KerasSession
+
+        return KerasSession(model, options)
+    return ModelSession(model, options)
+
+
 def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
     inner = getattr(model, "_orig_mod", None)  # what a compiled module was compiled from
     same = [model] if inner is None else [model, inner]
@@ -133,7 +144,7 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
             "(to_empty and load its weights) before tracking it"
         )
         raise ValueError(msg)
-    session = ModelSession(model, options)
+    session = _session(model, options)
     if not session.paths("", model):  # patterns that match nothing fail here, too
         msg = f"skip={options.skip!r} leaves no layer of this {name} to watch"
         raise ValueError(msg)

@@ -7,7 +7,6 @@ import torch
 
 from anynan.adapter import BadParameter
 from anynan.monitor import Rows
-from anynan.torch.paths import clean_path, join
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain, read_ends
 
 if TYPE_CHECKING:
@@ -34,12 +33,7 @@ def write_parameters(session: "Session", state: "State", rows: Rows) -> None:
 
 def all_tensors(session: "Session") -> list[tuple[str, torch.Tensor]]:
     """List weights and buffers by their full clean names."""
-    found: list[tuple[str, torch.Tensor]] = list(session.parameters())
-    for prefix, ref in session.models:
-        model = ref()
-        if model is not None:
-            found += [(join(prefix, clean_path(name)), x) for name, x in model.named_buffers()]
-    return found
+    return [*session.parameters(), *session.buffers()]
 
 
 def check_parameters(session: "Session") -> None:

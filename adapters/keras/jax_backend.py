@@ -1,0 +1,277 @@
+"""Keras on JAX: a batch of ``fit`` is a traced step, a plain call is read as it runs."""
+
+import functools
+import weakref
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from anynan.adapter import BadParameter, ReplayError
+from anynan.jax import probes
+from anynan.jax.layers import Spot
+from anynan.jax.program import tracing
+from anynan.jax.stacks import LAYER
+from anynan.jax.tracking import _options
+from anynan.keras import seams
+from anynan.keras.jax_calls import Calls
+from anynan.keras.jax_steps import Part, Steps
+from anynan.keras.layers import Weight, layers_of, refuse_unbuilt, weights_of
+from anynan.lineage import Replay
+from anynan.monitor import Reading
+from anynan.options import Options
+from anynan.patterns import choose
+from anynan.summary import Summary
+from anynan.tracker import Tracker
+
+# What keeps sessions alive where nobody keeps their tracker; the models themselves do not.
+_watching: "set[KerasSession]" = set()
+
+
+def track(model: Any, **options: Any) -> Tracker:
+    """Watch a Keras model on the JAX backend; ``anynan.keras.track`` calls this."""
+    keep = options.pop("keep_inputs", False)
+    chosen = _options(options)
+    name = type(model).__name__
+    first = session_of(model)
+    if first is not None:
+        msg = (
+            f"this {name} is tracked already, by {first.tracker!r}; call its remove(), or "
+            "anynan.keras.untrack(model), before tracking it again"
+        )
+        raise ValueError(msg)
+    refuse_unbuilt(model)
+    session = KerasSession(model, chosen, keep_inputs=keep)
+    tracker = session.tracker = Tracker(weakref.ref(model), chosen, name)
+    weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
+    return tracker.start(session)
+
+
+def untrack(model: Any) -> None:
+    """Stop watching a model; ``anynan.keras.untrack`` calls this."""
+    session = session_of(model)
+    if session is None:
+        msg = f"this {type(model).__name__} is not tracked"
+        raise ValueError(msg)
+    session.tracker.remove()
+
+
+def session_of(model: Any) -> "KerasSession | None":
+    """Return the session of a tracked model, None if it is not tracked."""
+    return next((found for found in seams.sessions() if found.model() is model), None)
+
+
+def _gone(ref: "weakref.ref[KerasSession]") -> None:
+    """Put the classes back when the model is gone."""
+    session = ref()
+    if session is not None and session.tracker.adapter is session:
+        session.tracker.remove()
+
+
+class KerasSession:
+    """Watch a Keras model: each of its ways to run is a part with programs of its own."""
+
+    backend = "jax"
+
+    def __init__(self, model: Any, options: Options, *, keep_inputs: bool) -> None:
+        self.options = options
+        self.keep_inputs = keep_inputs
+        self.tracker: Tracker
+        self._model = weakref.ref(model)
+        layers = layers_of(model)
+        self.chosen = frozenset(choose(layers, options.layers, options.skip))
+        self.paths = {id(layer): path for path, layer in layers.items()}
+        self._kept = [weakref.ref(layer) for layer in layers.values()]
+        self.weights: list[Weight] = weights_of(layers)
+        self.calls = Calls(self)
+
+    # Life.
+
+    def model(self) -> Any:
+        """Give the model, None if it is gone."""
+        return self._model()
+
+    def attach(self) -> None:
+        """Change the classes; look at the weights once."""
+        model = self.model()
+        seams.watch(self)
+        _watching.add(self)
+        owners = {seams.owner_of(type(x), "__call__"): None for ref in self._kept if (x := ref())}
+        for owner in owners:
+            seams.change(owner, "__call__", _layer_call)
+        seams.change(keras.layers.Layer, "stateless_call", _stateless_call)
+        if isinstance(model, keras.Model):
+            seams.change(seams.owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
+            for kind in seams.KINDS:
+                self.made(model, kind)
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        bad = self.bad_parameters()
+        if not bad:
+            self.tracker.known_clean(self.tracker.step)
+            return
+        worst = bad[0]
+        (value,) = (w.variable._value for w in self.weights if w.name == worst.name)
+        spot = Spot(-1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name)
+        rows, part = self.tracker.rows(), self.calls.part()
+        words = np.asarray(probes.ends(value, self.options.extra))[None]
+        try:
+            part._write(rows, part._sites([spot], [value]), [spot], words)
+            self.tracker.judge(rows)
+        finally:
+            rows.failed = None
+
+    def detach(self) -> None:
+        """Put the classes and the model's functions back; safe to call twice."""
+        seams.unwatch(self)
+        _watching.discard(self)
+        model = self.model()
+        for kind in seams.KINDS:
+            function = getattr(model, f"{kind}_function", None)
+            if isinstance(function, Batches) and function.session() is self:
+                setattr(model, f"{kind}_function", function.function)
+        for part in self._parts():
+            part.detach()
+
+    def made(self, model: Any, kind: str) -> None:
+        """Make each batch that a function of the model runs on a step."""
+        function = getattr(model, f"{kind}_function", None)
+        if function is not None and not isinstance(function, Batches):
+            setattr(model, f"{kind}_function", Batches(self, model, function, kind))
+
+    def _parts(self) -> list[Part]:
+        model = self.model()
+        functions = [getattr(model, f"{kind}_function", None) for kind in seams.KINDS]
+        found = [x.steps.part for x in functions if isinstance(x, Batches)]
+        return [part for part in found if part is not None]
+
+    def set_paused(self, paused: bool) -> None:
+        """Do nothing more: while the tracker is paused, what Keras made runs."""
+        if paused:
+            self.read()
+
+    def watched(self) -> list[str]:
+        """List the layers that something was read of."""
+        found = {path for part in self._parts() for path in part.watched()} | self.calls.seen
+        return [path for path in self.chosen if path in found]
+
+    def read(self) -> None:
+        """Read and judge the steps not read yet."""
+        for part in self._parts():
+            part.read()
+
+    def finish(self) -> None:
+        """Read what is left."""
+        self.read()
+
+    # What the core asks for.
+
+    def _judged(self) -> Part | None:
+        return next((part for part in self._parts() if part.step is not None), None)
+
+    def replay(self, reading: Reading) -> Replay:
+        """Run the failing step again, operation by operation."""
+        call, part = self.calls.judged, self._judged()
+        if call is not None:
+            return self.calls.replay(call)
+        if part is None:
+            msg = "this step is over, so it cannot be run again: the report stays at layer level"
+            raise ReplayError(msg)
+        return part.replay(reading)
+
+    def measure(self, value: Any) -> Summary:
+        """Summarise an array."""
+        return probes.measure(value)
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List the weights that are bad now, or that the step that is judged made bad."""
+        part = self._judged()
+        if part is not None:
+            return part.bad_parameters()
+        found = []
+        for name, layer, variable in self.weights:
+            value = variable._value
+            if value is None or not probes.checkable(value) or not int(_code(value)):
+                continue
+            summary = probes.measure(value)
+            found.append(BadParameter(name, layer, summary, not variable.trainable))
+        return found
+
+    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+        """List the rows of a batch that hold bad values."""
+        return probes.bad_rows(value)
+
+    def loss_scale(self) -> float | None:
+        """Give the loss scale in force."""
+        part = self._judged()
+        function = getattr(self.model(), "train_function", None)
+        if part is None or part.step is None or not isinstance(function, Batches):
+            return None
+        return function.steps.scale(part.step) if function.steps.part is part else None
+
+    def rank(self) -> int | None:
+        """Give the process in a run over several."""
+        return int(jax.process_index()) if jax.process_count() > 1 else None
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function; a model is called as before."""
+        return fn(*args, **kwargs)
+
+
+class Batches:
+    """Stand for a function that ``fit`` and the like run on batches."""
+
+    def __init__(self, session: KerasSession, model: Any, function: Any, kind: str) -> None:
+        self.session = weakref.ref(session)
+        self.function = function
+        self.steps = Steps(session, model, kind)
+
+    def __call__(self, state: Any, iterator: Any) -> Any:
+        """Run batches."""
+        session = self.session()
+        if session is None or session.tracker.adapter is not session or session.tracker.paused:
+            return self.function(state, iterator)
+        return self.steps.run(session.model(), state, iterator)
+
+
+_code = jax.jit(probes.code)
+
+
+# What stands in for the methods.
+
+
+def _layer_call(original: Any) -> Any:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        run = functools.partial(original, self)
+        for session in seams.sessions():
+            path = session.paths.get(id(self))
+            if path is not None and not session.tracker.paused:
+                return session.calls.layer(run, self, path, args, kwargs)
+        return run(*args, **kwargs)
+
+    return __call__
+
+
+def _stateless_call(original: Any) -> Any:
+    def stateless_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for session in seams.sessions():
+            path = session.paths.get(id(self))
+            if path is not None and tracing() is not None and not session.tracker.paused:
+                with jax.named_scope(LAYER + path):
+                    return original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return stateless_call
+
+
+def _compute_loss(original: Any) -> Any:
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(self, *args, **kwargs)
+        if tracing() is not None and isinstance(out, jax.core.Tracer):
+            checkpoint_name(out, probes.LOSS)
+        return out
+
+    return compute_loss

@@ -1,0 +1,204 @@
+"""Plain calls of a Keras model on JAX: run as they are, and read when the model's call is over."""
+
+import functools
+import inspect
+import threading
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anynan import context
+from anynan.containers import leaves
+from anynan.jax import probes, signature
+from anynan.jax.layers import Spot
+from anynan.jax.program import tracing
+from anynan.jax.session import Step
+from anynan.jax.stacks import LAYER
+from anynan.keras.jax_steps import Part
+from anynan.keras.layers import layers_of, weights_of
+from anynan.lineage import Replay
+
+if TYPE_CHECKING:
+    from anynan.keras.jax_backend import KerasSession
+
+TRACED = (
+    "the model was called inside a function that JAX traces (jit, grad, vmap), where a tracked "
+    "model is not watched: track that function with anynan.jax.track, and its layers are named"
+)
+
+
+class Call:
+    """Hold what one plain call of the outermost layer left behind."""
+
+    def __init__(
+        self, layer: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.layer, self.path, self.args, self.kwargs = layer, path, args, kwargs
+        self.spots: list[Spot] = []
+        self.arrays: list[Any] = []
+        self.expected: dict[int, dict[str, str]] = {}
+        self.counts: dict[str, int] = {}
+        self.traced = False
+        # Arrays do not change: what the variables hold now is there for a replay.
+        self.before = {
+            id(w.variable): w.variable._value for w in weights_of({"": layer, **layers_of(layer)})
+        }
+
+    def take(self, layer: str | None, phase: Any, label: str, value: Any) -> None:
+        """Note what is to be read of a value."""
+        count = 0
+        if layer is not None:
+            count = self.counts.get(layer, 0)
+            self.counts[layer] = count + 1
+        for name, x in leaves(value, label):
+            if isinstance(x, jax.core.Tracer):
+                self.traced = True
+            elif isinstance(x, jax.Array | np.ndarray) and probes.checkable(x):
+                allowed = context._expected.get()
+                if allowed is not None:
+                    self.expected[len(self.spots)] = allowed
+                self.spots.append(Spot(-1, layer, phase, name, count))
+                self.arrays.append(x)
+
+
+class Calls:
+    """Read what leaves the layers when a model is called outside of every trace."""
+
+    def __init__(self, owner: "KerasSession") -> None:
+        self.owner = owner
+        self._local = threading.local()
+        self._part: Part | None = None
+        self.seen: set[str] = set()
+
+    @property
+    def judged(self) -> Call | None:
+        """Give the call that is judged at this moment."""
+        return getattr(self._local, "judged", None)
+
+    def layer(
+        self, run: Callable[..., Any], layer: Any, path: str, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Run a layer, and read what comes out of it."""
+        stack: list[Any] = self._local.__dict__.setdefault("stack", [])
+        if stack and stack[-1] is layer:  # a class that calls its base's
+            return run(*args, **kwargs)
+        stack.append(layer)
+        try:
+            if tracing() is not None:
+                with jax.named_scope(LAYER + path):
+                    return run(*args, **kwargs)
+            call: Call | None = getattr(self._local, "call", None)
+            if call is not None:
+                out = run(*args, **kwargs)
+                self._take(call, path, out)
+                return out
+            return self._root(run, layer, path, args, kwargs)
+        finally:
+            stack.pop()
+
+    def _take(self, call: Call, path: str, out: Any) -> None:
+        if path in self.owner.chosen:
+            call.take(path, "forward", "output", out)
+
+    def _root(
+        self, run: Callable[..., Any], layer: Any, path: str, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        call = self._local.call = Call(layer, path, args, kwargs)
+        for name, value in _arguments(layer, args, kwargs).items():
+            call.take(None, "input", name, value)
+        try:
+            out = run(*args, **kwargs)
+        finally:
+            self._local.call = None
+        self._take(call, path, out)
+        if call.traced and not symbolic():
+            self.owner.tracker.say(TRACED)
+        if call.arrays and not call.traced:
+            self._judge(call)
+        return out
+
+    def _judge(self, call: Call) -> None:
+        """Bring the readings to the host in one read, and have them judged."""
+        owner, part = self.owner, self.part()
+        self.seen.update(spot.layer for spot in call.spots if spot.layer is not None)
+        words = np.asarray(jnp.stack([_ends(x, owner.options.extra) for x in call.arrays]))
+        rows = owner.tracker.rows()
+        rows.expected.update(call.expected)
+        for order, x in enumerate(call.arrays):
+            rows.live[order] = functools.partial(_itself, x)
+        part._write(rows, part._sites(call.spots, call.arrays), call.spots, words)
+        owner.tracker.close_step()
+        self._local.judged = call
+        try:
+            owner.tracker.settle(rows)
+        finally:
+            self._local.judged = None
+        if rows.failed is None:
+            owner.tracker.known_clean(rows.step + 1)
+
+    def part(self) -> Part:
+        """Give a session that writes readings."""
+        if self._part is None:
+            self._part = Part(self.owner, _itself, (), frozenset())
+        return self._part
+
+    def replay(self, call: Call) -> Replay:
+        """Run a call again as a traced program, operation by operation."""
+        from anynan.jax.replay import replay
+
+        layer = call.layer
+        flat, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
+        data = {i: x for i, x in enumerate(flat) if signature.is_data(x)}
+        sets = [layer.trainable_variables, layer.non_trainable_variables]
+        held = [[call.before.get(id(v), v._value) for v in variables] for variables in sets]
+
+        def pure(params: Any, buffers: Any, inputs: Any) -> Any:
+            given = [inputs.get(str(i), x) for i, x in enumerate(flat)]
+            args, kwargs = jax.tree_util.tree_unflatten(tree, given)
+            with jax.named_scope(LAYER + call.path):
+                return layer.stateless_call(params, buffers, *args, **kwargs)
+
+        inputs = {str(i): x for i, x in data.items()}
+        part = Part(self.owner, pure, ("params", "buffers", "inputs"), frozenset({-1}))
+        one = signature.flatten((*held, inputs), {}, set())
+        program = part._program(pure, None, one, None)
+        watch = program.watch()
+        outs, words = watch.run(np.bool_(True), part._table(watch), *one.arrays)
+        blank = [1.0] * len(watch.spots)
+        rows: Any = types.SimpleNamespace(lo=list(blank), hi=list(blank))
+        return replay(part, Step(program, one.arrays, outs, words, rows))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _ends(x: Any, extra: tuple[str, ...]) -> Any:
+    return probes.ends(jnp.asarray(x), extra)
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def _arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Name the arguments of a layer's call."""
+    try:
+        names = list(inspect.signature(layer.call).parameters)
+    except (TypeError, ValueError):
+        names = []
+    named = {
+        names[i] if i < len(names) and names[i] not in ("args", "kwargs") else f"args[{i}]": value
+        for i, value in enumerate(args)
+    }
+    return {**named, **kwargs}
+
+
+def symbolic() -> bool:
+    """Tell whether Keras itself traces, to find out shapes."""
+    try:
+        from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+    except ImportError:  # pragma: no cover - another version of Keras
+        return False
+    return bool(in_symbolic_scope())

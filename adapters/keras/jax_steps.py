@@ -1,0 +1,259 @@
+"""The functions that ``fit``, ``evaluate`` and ``predict`` run on JAX, as tracked functions."""
+
+import dataclasses
+import itertools
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from anynan.jax.layers import Spot
+from anynan.jax.program import Program
+from anynan.jax.session import Session, Step
+from anynan.keras.layers import moments_of
+
+if TYPE_CHECKING:
+    from anynan.keras.jax_backend import KerasSession
+
+DATA = ("x", "y", "sample_weight")
+# What Keras hands to each function besides the batch, and takes back.
+STATES = {
+    "train": ("params", "buffers", "opt_state", "metrics"),
+    "test": ("params", "buffers", "metrics"),
+    "predict": ("params", "buffers"),
+}
+UNCOMPILED = (
+    "the model was compiled with run_eagerly=True or jit_compile=False: fit, evaluate and predict "
+    "run compiled while it is tracked, so Python code in them runs once for each kind of batch"
+)
+
+
+class Part(Session):
+    """Watch one function of a model for the tracker of the model."""
+
+    def __init__(
+        self,
+        owner: "KerasSession",
+        fn: Callable[..., Any],
+        names: tuple[str, ...],
+        tallies: frozenset[Hashable],
+        *,
+        scaled: bool = False,
+    ) -> None:
+        options = dataclasses.replace(owner.options, layers=None, skip=None)
+        super().__init__(fn, options, keep_inputs=owner.keep_inputs)
+        self.tracker = owner.tracker
+        self._static = set()
+        self._chosen = owner.chosen
+        self._scaled = scaled
+        gradients = self.settings.gradients or (scaled and self.settings.backward)
+        self.settings = dataclasses.replace(
+            self.settings, names=names, tallies=tallies, gradients=gradients
+        )
+        self.left: Step | None = None
+
+    @property
+    def step(self) -> Step | None:
+        """Give the step that is judged at this moment."""
+        return getattr(self._local, "step", None)
+
+    def read(self) -> None:
+        """Read and judge the steps not read yet; keep the last one if that raises."""
+        last = self._unread[-1] if self._unread else None
+        try:
+            super().read()
+        except BaseException:
+            self.left = last
+            raise
+
+    def watched(self) -> list[str]:
+        """List the watched layers that were found in the traced programs."""
+        return [path for path in super().watched() if path in self._chosen]
+
+    def _program(self, *args: Any) -> Program:
+        found = super()._program(*args)
+        found.chosen = (found.chosen or set()) & self._chosen
+        return found
+
+    def _refuse(self, program: Program) -> None:
+        """Refuse nothing: where there is no update, none is dropped."""
+
+    def bad_words(self, spot: Spot) -> Any:
+        """Say which words of a reading are bad; a loss scaler takes care of gradients itself."""
+        if self._scaled and spot.phase == "backward":
+            return np.zeros(4, bool)
+        return super().bad_words(spot)
+
+
+class Steps:
+    """Run the batches of one of a model's functions as steps."""
+
+    def __init__(self, owner: "KerasSession", model: Any, kind: str) -> None:
+        self.kind = kind
+        self._owner = weakref.ref(owner)
+        self._model = weakref.ref(model)
+        self._names: list[list[str]] = []
+        self._fn: Callable[..., Any] | None = None
+        self.part: Part | None = None
+        if model.run_eagerly or not model.jit_compile:
+            owner.tracker.say(UNCOMPILED)
+
+    def run(self, model: Any, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
+        """Run as many batches as Keras runs at once, each as a step.
+
+        Raises:
+            StopIteration: If there is none.
+            AnomalyError: As the tracker's action says.
+        """
+        outs = []
+        for data in itertools.islice(iterator, int(model.steps_per_execution)):
+            out, state = self._batch(model, state, data)
+            outs.append(out)
+        if not outs:
+            raise StopIteration
+        if self.kind != "predict" or len(outs) == 1:
+            return outs[-1], state
+        return keras.tree.map_structure(lambda *parts: jnp.concatenate(parts), *outs), state
+
+    def _batch(self, model: Any, state: Any, data: Any) -> tuple[Any, Any]:
+        if self.part is None or self._fn is None:
+            self._prepare(model, state)
+        assert self.part is not None
+        trees = [_wrapped(i, names, x) for i, (names, x) in enumerate(self._pairs(state))]
+        plain = type(data) in (tuple, list) and len(data) <= len(DATA)
+        try:
+            out = self.part.call(self._fn, (*trees, *(data if plain else (data,))), {})
+        except BaseException:
+            self._put_back(model, state)
+            raise
+        return self._parted(out)
+
+    def _pairs(self, state: Any) -> Any:
+        return zip(self._names, state, strict=True)
+
+    def _parted(self, out: Any) -> tuple[Any, Any]:
+        first, *trees = out
+        trees = [_bare(i, names, tree) for i, (names, tree) in enumerate(self._pairs(trees))]
+        return first, tuple(trees)
+
+    def _prepare(self, model: Any, state: Any) -> None:
+        """Name the variables, and make the function."""
+        owner = self._owner()
+        assert owner is not None
+        weights = {id(w.variable): w.name for w in owner.weights}
+        self._names = [
+            _unique([_name(group, v, weights, model) for v in _variables(model, group)])
+            for group in STATES[self.kind]
+        ]
+        count = len(self._names)
+        tallies = {count - 1} if self.kind != "predict" else {-1}
+        scaler = getattr(model, "optimizer", None)
+        scaled = self.kind == "train" and isinstance(scaler, keras.optimizers.LossScaleOptimizer)
+        fn = functional(self._model, self)
+        if model.jit_compile and not model.run_eagerly:
+            shardings = None
+            if keras.distribution.distribution() is not None:
+                shared = [
+                    _wrapped(i, names, [x.sharding for x in part])
+                    for i, (names, part) in enumerate(self._pairs(state))
+                ]
+                shardings = (None, *shared)
+            # Evaluation changes next to nothing of its state: it is left for a second run.
+            donated = tuple(range(count)) if self.kind == "train" else ()
+            fn = jax.jit(fn, donate_argnums=donated, out_shardings=shardings)
+        self._fn = fn
+        names = (*STATES[self.kind], *DATA)
+        self.part = Part(owner, fn, names, frozenset(tallies), scaled=scaled)
+
+    def pure(self, model: Any, args: tuple[Any, ...]) -> Any:
+        """Run the model's own step on arrays."""
+        count = len(self._names)
+        parts = zip(self._names, args[:count], strict=True)
+        state = tuple(_bare(i, names, tree) for i, (names, tree) in enumerate(parts))
+        data = args[count:]
+        if self.kind == "predict":
+            out, buffers = model.predict_step(state, data)
+            state = state[0], buffers
+        else:
+            out, state = getattr(model, f"{self.kind}_step")(state, data)
+        trees = [_wrapped(i, names, x) for i, (names, x) in enumerate(self._pairs(state))]
+        return out, *trees
+
+    def _put_back(self, model: Any, state: Any) -> None:
+        """Give the model its state, which Keras took away for the time of the training."""
+        part = self.part
+        left = None if part is None else part.left
+        if part is not None:
+            part.left = None
+        if left is not None and any(_gone(x) for x in jax.tree_util.tree_leaves(state)):
+            _, state = self._parted(left.program.joined(left.outs))
+        for group, values in zip(STATES[self.kind], state, strict=True):
+            for variable, value in zip(_variables(model, group), values, strict=True):
+                if not _gone(value):
+                    variable.assign(value)
+        model._jax_state_synced = True
+
+    def scale(self, step: Step) -> float | None:
+        """Give the loss scale after a step."""
+        model = self._model()
+        scaler = getattr(model, "optimizer", None)
+        if self.kind != "train" or not isinstance(scaler, keras.optimizers.LossScaleOptimizer):
+            return None
+        _, state = self._parted(step.program.joined(step.outs))
+        at = [variable is scaler.dynamic_scale for variable in scaler.variables].index(True)
+        return float(state[2][at])
+
+
+def functional(model: Any, steps: Steps) -> Callable[..., Any]:
+    """Make the function of a model's step that is traced; it keeps no model alive."""
+
+    def step(*args: Any) -> Any:
+        return steps.pure(model(), args)
+
+    return step
+
+
+def _variables(model: Any, group: str) -> list[Any]:
+    if group == "opt_state":
+        return list(model.optimizer.variables)
+    names = {"params": "trainable", "buffers": "non_trainable", "metrics": "metrics"}
+    return list(getattr(model, f"{names[group]}_variables"))
+
+
+def _name(group: str, variable: Any, weights: dict[int, str], model: Any) -> str:
+    """Name a variable: a weight by its own name, what is kept for it by that name, too."""
+    if group == "opt_state":
+        for weight in model.trainable_variables:
+            for moment, held in moments_of(model.optimizer, weight):
+                if held is variable:
+                    return f"{moment}.{weights.get(id(weight), weight.path.replace('/', '.'))}"
+    return weights.get(id(variable), variable.path.replace("/", "."))
+
+
+def _unique(names: list[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        made = name
+        while made in found:
+            made += "_"
+        found.append(made)
+    return found
+
+
+def _wrapped(i: int, names: list[str], values: Any) -> dict[str, Any]:
+    """Give a part of the state as a tree by names; what is not trained says so."""
+    tree = dict(zip(names, values, strict=True))
+    return {"batch_stats": tree} if i == 1 and tree else tree
+
+
+def _bare(i: int, names: list[str], tree: dict[str, Any]) -> list[Any]:
+    held = tree["batch_stats"] if i == 1 and names else tree
+    return [held[name] for name in names]
+
+
+def _gone(x: Any) -> bool:
+    return isinstance(x, jax.Array) and x.is_deleted()

@@ -1,0 +1,103 @@
+"""The layers and variables of a Keras model, by the names that every backend gives them."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Weight(NamedTuple):
+    """Describe one variable of a model.
+
+    Attributes:
+        name: Its layer's path and its own name: ``block.dense.kernel``.
+        layer: Path of the layer that holds it.
+        variable: The Keras variable.
+    """
+
+    name: str
+    layer: str
+    variable: Any
+
+
+def refuse_unbuilt(model: Any) -> None:
+    """Refuse a model whose layers and weights are not all there.
+
+    Raises:
+        ValueError: If it is not built.
+    """
+    if not model.built:
+        msg = (
+            f"this {type(model).__name__} is not built yet, so its layers and weights are not all "
+            "there: call it on a batch once, or model.build(input_shape), before tracking it"
+        )
+        raise ValueError(msg)
+
+
+def layers_of(model: Any) -> dict[str, Any]:
+    """Give a model's layers by path: Keras's own, joined by dots, without the model's name.
+
+    The layers of a model inside the model go by its path: Keras itself names them as if they
+    stood alone.
+    """
+    import keras
+
+    root = model.path or model.name
+    found = {"": model}
+    seen = {id(model)}
+    todo = [("", model)]
+    while todo:
+        around, outer = todo.pop(0)
+        for layer in _children(outer):
+            if not isinstance(layer, keras.layers.Layer) or id(layer) in seen:
+                continue
+            seen.add(id(layer))
+            if type(layer).__name__ == "InputLayer":
+                continue
+            path = (layer.path or layer.name).removeprefix(f"{root}/").replace("/", ".")
+            if around and not path.startswith(f"{around}."):
+                path = f"{around}.{layer.name}"
+            while path in found:
+                path += "_"
+            found[path] = layer
+            todo.append((path, layer))
+    return found
+
+
+def weights_of(layers: dict[str, Any]) -> list[Weight]:
+    """List the variables that layers hold, each once."""
+    found: list[Weight] = []
+    names: set[str] = set()
+    seen: set[int] = set()
+    for path, layer in layers.items():
+        for local, variable in _variables(layer):
+            if id(variable) in seen:
+                continue
+            seen.add(id(variable))
+            name = f"{path}.{local}" if path else local
+            while name in names:
+                name += "_"
+            names.add(name)
+            found.append(Weight(name, path, variable))
+    return found
+
+
+def moments_of(optimizer: Any, variable: Any) -> Iterator[tuple[str, Any]]:
+    """Walk what an optimizer keeps for a weight: ``momentum``, ``velocity``, by short names."""
+    start = variable.path.replace("/", "_") + "_"
+    for other in getattr(optimizer, "variables", ()):
+        name = other.path.rpartition("/")[2]
+        if name.startswith(start) and tuple(other.shape) == tuple(variable.shape):
+            yield name.removeprefix(start), other
+
+
+def _children(layer: Any) -> list[Any]:
+    found = getattr(layer, "_layers", None)
+    return list(found) if isinstance(found, list | tuple) else list(getattr(layer, "layers", ()))
+
+
+def _variables(layer: Any) -> Iterator[tuple[str, Any]]:
+    """Walk the variables that a layer holds itself, not its sublayers."""
+    for kind in ("_trainable_variables", "_non_trainable_variables"):
+        for variable in getattr(layer, kind, ()):
+            yield variable.name, variable
+    for seed in getattr(layer, "_seed_generators", None) or ():
+        yield f"{seed.name}.state", seed.state

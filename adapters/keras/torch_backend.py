@@ -1,0 +1,438 @@
+"""Keras on PyTorch: its layers are modules; its variables, optimizers and ``fit`` are its own."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from anynan.containers import leaves
+from anynan.context import replaying
+from anynan.errors import AnomalyError
+from anynan.keras import seams
+from anynan.keras.layers import Weight, layers_of, moments_of, refuse_unbuilt, weights_of
+from anynan.lineage import Replay
+from anynan.monitor import Reading, Rows
+from anynan.options import Options
+from anynan.torch import compiled
+from anynan.torch.gradients import read_gradients
+from anynan.torch.hooks import tensors
+from anynan.torch.modelsession import ModelSession
+from anynan.torch.paths import join
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.rootcall import RandomState, RootCall
+from anynan.torch.state import State, StopReplay
+from anynan.torch.weights import write_parameters
+
+
+class KerasSession(ModelSession):
+    """Watch a Keras model: a batch of ``fit``, ``evaluate`` or ``predict`` is one step."""
+
+    def __init__(self, model: Any, options: Options) -> None:
+        refuse_unbuilt(model)
+        super().__init__(model, options)
+        self._updates: weakref.WeakKeyDictionary[Any, Update] = weakref.WeakKeyDictionary()
+        self._scaler: weakref.ref[Any] | None = None
+        self._weights: list[Weight] | None = None
+
+    # Life.
+
+    def model(self) -> Any:
+        """Give the model, None if it is gone."""
+        return self.models[0][1]()
+
+    def attach(self) -> None:
+        """Install the hooks, and change what Keras trains with."""
+        model = self.model()
+        seams.watch(self)
+        for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+            seams.change(owner, "apply", _apply)
+        seams.change(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
+        if isinstance(model, keras.Model):
+            seams.change(seams.owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
+            for kind in seams.KINDS:
+                self.made(model, kind)
+        super().attach()
+
+    def detach(self) -> None:
+        """Undo everything; safe to call twice."""
+        super().detach()
+        seams.unwatch(self)
+        model = self.model()
+        for kind in seams.KINDS:
+            function = getattr(model, f"{kind}_function", None)
+            if isinstance(function, Batches) and function.session() is self:
+                setattr(model, f"{kind}_function", function.function)
+
+    def __del__(self) -> None:
+        super().__del__()
+        seams.unwatch(self)
+
+    def made(self, model: Any, kind: str) -> None:
+        """Make each batch that a function of the model runs on a step."""
+        function = getattr(model, f"{kind}_function", None)
+        if function is None or isinstance(function, Batches):
+            return
+        jitted = bool(getattr(model, "jit_compile", False))
+        if jitted:
+            self.tracker.say(COMPILED)
+        setattr(model, f"{kind}_function", Batches(self, function, jitted=jitted))
+
+    def _install(self) -> None:
+        self._weights = None
+        super()._install()
+
+    # Names.
+
+    def named(self, prefix: str, model: Any) -> dict[str, torch.nn.Module]:
+        """Give the layers by Keras's paths, and the modules inside those that wrap one."""
+        found: dict[str, torch.nn.Module] = {}
+        for path, layer in layers_of(model).items():
+            found[join(prefix, path)] = layer
+            inner = getattr(layer, "module", None)
+            if isinstance(layer, keras.layers.TorchModuleWrapper):
+                for name, module in inner.named_modules() if inner is not None else ():
+                    if name:
+                        found[join(prefix, join(path, name))] = module
+        return found
+
+    def weights(self) -> list[Weight]:
+        """List the variables of the model that hold a value."""
+        model = self.model()
+        if model is None:
+            return []
+        if self._weights is None:
+            self._weights = weights_of(layers_of(model))
+        return [weight for weight in self._weights if weight.variable._value is not None]
+
+    def parameters(self) -> list[tuple[str, Any]]:
+        """List the weights."""
+        return [(w.name, w.variable._value) for w in self.weights() if w.variable.trainable]
+
+    def buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """List the variables that are not trained."""
+        return [(w.name, w.variable._value) for w in self.weights() if not w.variable.trainable]
+
+    def _named_inputs(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Name the inputs; ``train_on_batch`` hands NumPy arrays on as they are."""
+        yield from super()._named_inputs(fn, args, kwargs)
+        for i, item in enumerate(args):
+            for name, x in leaves(item, DATA[i] if i < len(DATA) else f"args[{i}]"):
+                if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+                    yield name, torch.from_numpy(x)
+
+    # Steps.
+
+    @property
+    def in_step(self) -> bool:  # type: ignore[override]
+        """Tell whether the open step is a batch of ``fit`` or the like."""
+        return getattr(self._local, "in_step", False)
+
+    def batch(self, function: Callable[[Any], Any], data: Any) -> Any:
+        """Run one batch of ``fit``, ``evaluate`` or ``predict`` as one step."""
+        state = self.state()
+        if state.idle or state.depth:
+            return function(data)
+        if state.rows is not None:
+            self.end_step(state)
+        args = data[0] if type(data[0]) in (tuple, list) and len(data[0]) <= len(DATA) else None
+
+        def step(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+            given = (x, y, sample_weight) if args is None else (x, y, sample_weight)[: len(args)]
+            self._local.loss = None
+            out = function([x] if args is None else [given])
+            # What the metrics say is an average over earlier batches, too.
+            return self._local.loss if replaying() else out
+
+        state.depth = 1
+        self._local.in_step = True
+        try:
+            self.open_step(state)
+            args = data[:1] if args is None else tuple(args)
+            self.start_root(state, step, None, args, {})
+            out = step(*args)
+            if self.options.parameters and state.rows is not None:
+                write_parameters(self, state, state.rows)
+        except BaseException:
+            with self.tracker.softly(), self.ranks.alone(self):
+                self._close(state)
+            raise
+        else:
+            self._close(state)
+        finally:
+            self._local.in_step = False
+            self._local.loss = None
+            state.depth = 0
+            state.in_optimizer = False
+        return out
+
+    def _close(self, state: State) -> None:
+        if state.rows is not None:
+            self.end_step(state)
+
+    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+        """Begin a call of the model; inside a batch, the batch is the root."""
+        state = self.state()
+        if not state.idle and any(x.is_meta for _, x in tensors((args, kwargs), "x")):
+            # Keras finds out shapes: nothing is computed.
+            state.idle = self._local.symbolic = True
+        elif not self.in_step:
+            super().enter_root(module, path, args, kwargs)
+
+    def exit_root(self, module: Any, output: Any) -> None:
+        """End a call of the model."""
+        if getattr(self._local, "symbolic", False):
+            self.state().idle = self._local.symbolic = False
+        elif not self.in_step:
+            super().exit_root(module, output)
+
+    def finish_update(self, state: State) -> None:
+        """End the step at the update, unless it is a batch."""
+        if not self.in_step:
+            super().finish_update(state)
+
+    def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
+        """Have one reading judged; Keras leaves what is raised as it is."""
+        try:
+            super().flag(state, rows, order, value)
+        except AnomalyError as error:
+            # Otherwise Keras makes a new error of it that says which arguments a layer got.
+            error._keras_call_info_injected = True  # type: ignore[attr-defined]
+            raise error.with_traceback(None) from None
+
+    def loss(self, value: Any) -> None:
+        """Read the loss of a batch."""
+        state = self.state()
+        self._local.loss = value
+        if state.idle or state.rows is None or not self.in_step:
+            return
+        if isinstance(value, torch.Tensor) and value.dtype in DTYPE_NAME:
+            dtype, limit = DTYPE_NAME[value.dtype], DTYPE_MAX[value.dtype]
+            site = self.tracker.monitor.site(None, "loss", "loss", dtype, limit)
+            self.write(state, state.rows, site, 0, value)
+
+    # Updates.
+
+    def apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
+        """Update the weights, unless the gradients are bad and that is not wanted."""
+        grads = list(grads)
+        known = optimizer._trainable_variables if variables is None else list(variables)
+        state = self.owner(self.state())
+        again = functools.partial(run, grads, known)
+        if state.in_optimizer:  # what a loss scaler hands on
+            self._local.made = True
+            return again()
+        update = self._updates.get(optimizer)
+        if update is None or [id(v) for v in update.variables] != [id(v) for v in known]:
+            update = self._updates[optimizer] = Update(weakref.ref(optimizer), known)
+        held = self.held(update)  # type: ignore[arg-type]
+        if not held.parameters:
+            return again()
+        if state.replaying:
+            raise StopReplay
+        if state.idle:
+            return again()
+        given = {id(v._value): g for v, g in zip(known, grads, strict=False)}
+        gradients = [given.get(id(p)) for p in held.parameters]
+        rows = self._before(state, optimizer, held, gradients)
+        if rows is not None and rows.skip:
+            state.in_optimizer = False
+            self.finish_update(state)
+            return None
+        scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        self._local.made = not scaled
+        try:
+            out = again()
+        finally:
+            state.in_optimizer = False
+        rows = state.rows
+        if self._local.made and (rows is None or rows.failed is None):
+            self.tracker.updated(self.tracker.step if rows is None else rows.step)
+        self.finish_update(state)
+        return out
+
+    def _before(self, state: State, optimizer: Any, held: Any, gradients: list[Any]) -> Rows | None:
+        """Read the gradients and the step so far."""
+        state.in_optimizer = True
+        self._optimizer_known = True
+        compiled.take(self, state)
+        rows = state.rows
+        try:
+            if rows is None:
+                if all(grad is None for grad in gradients):
+                    return None
+                rows = self.open_step(state)
+            scale = None
+            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                self.scales(optimizer)
+                scale = rows.scale = _scale(optimizer)
+            read_gradients(self, state, rows, held, gradients, scale)
+            reading = rows.pending
+            if reading is not None and scale is None:
+                rows.pending = None
+                with self.aside(state):
+                    self.tracker.fail(rows, reading, reading.kind or "nan")
+            every = self.options.read
+            if not isinstance(every, int) or not (rows.step + 1) % every:
+                self.ranks.before_update(self, state, rows)
+        except BaseException:
+            state.in_optimizer = False
+            raise
+        return rows
+
+    def scales(self, optimizer: Any) -> None:
+        """Note that this optimizer scales the loss."""
+        self._scaler = weakref.ref(optimizer)
+
+    def loss_scale(self) -> float | None:
+        """Give the loss scale in force."""
+        scaler = None if self._scaler is None else self._scaler()
+        if scaler is None:
+            scaler = getattr(self.model(), "optimizer", None)
+        if isinstance(scaler, keras.optimizers.LossScaleOptimizer):
+            return float(scaler.dynamic_scale if scaler.built else scaler.initial_scale)
+        return super().loss_scale()
+
+    # Replays.
+
+    def start_root(
+        self, state: State, fn: Callable[..., Any], layer: str | None, args: Any, kwargs: Any
+    ) -> RootCall:
+        """Remember a root call for a replay, with the seeds that Keras keeps in variables."""
+        root = super().start_root(state, fn, layer, args, kwargs)
+        seeds = [(w.variable, w.variable._value.detach().clone()) for w in self._seeded()]
+        root.random = Seeds(
+            root.random.cpu, root.random.devices, root.random.numpy, root.random.python, seeds
+        )
+        return root
+
+    def _seeded(self) -> list[Weight]:
+        return [w for w in self.weights() if not w.variable._value.dtype.is_floating_point]
+
+    def replay(self, reading: Reading) -> Replay:
+        """Run the failing call again under the operation watcher."""
+        with self._untouched():
+            return super().replay(reading)
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """Let the second run write to other tensors: the user's graph may have saved these."""
+        model = self.model()
+        held = [w.variable for w in self.weights() if not w.variable.trainable]
+        held += getattr(model, "metrics_variables", [])
+        kept = [(variable, variable._value) for variable in held if variable._value is not None]
+        try:
+            for variable, value in kept:
+                variable._value = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
+            yield
+        finally:
+            for variable, value in kept:
+                variable._value = value
+
+
+DATA = ("x", "y", "sample_weight")
+COMPILED = (
+    "the model was compiled with jit_compile=True: fit, evaluate and predict run uncompiled while "
+    "it is tracked, since the layers inside one compiled step cannot be seen"
+)
+
+
+class Batches:
+    """Stand for a function that ``fit`` and the like run on each batch."""
+
+    def __init__(
+        self, session: KerasSession, function: Callable[[Any], Any], *, jitted: bool
+    ) -> None:
+        self.session = weakref.ref(session)
+        self.function = function
+        self.jitted = jitted
+
+    def __call__(self, data: Any) -> Any:
+        """Run a batch."""
+        session = self.session()
+        if session is None or session.tracker.adapter is not session or session.tracker.paused:
+            return self.function(data)
+        with compiled.eager() if self.jitted else nullcontext():
+            return session.batch(self.function, data)
+
+
+@dataclass(slots=True)
+class Seeds(RandomState):
+    """Hold Keras's seeds, too."""
+
+    seeds: list[tuple[Any, torch.Tensor]]
+
+    def restore(self) -> None:
+        """Put the states back."""
+        RandomState.restore(self)
+        for variable, value in self.seeds:
+            with torch.no_grad():
+                variable._value.copy_(value)
+
+
+class Update:
+    """Show an optimizer of Keras as one of PyTorch: its parameters, and its state of each."""
+
+    def __init__(self, optimizer: "weakref.ref[Any]", variables: list[Any]) -> None:
+        self.optimizer, self.variables = optimizer, variables
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Give the parameters."""
+        return [{"params": [variable._value for variable in self.variables]}]
+
+    @property
+    def state(self) -> dict[Any, dict[str, torch.Tensor]]:
+        """Give the moments, by parameter and by their short names."""
+        optimizer = self.optimizer()
+        return {
+            variable._value: {name: x._value for name, x in moments_of(optimizer, variable)}
+            for variable in self.variables
+        }
+
+
+def _scale(optimizer: Any) -> torch.Tensor:
+    """Give the loss scale that a step runs under, not read: it changes at the update."""
+    if not optimizer.built:
+        return torch.tensor(float(optimizer.initial_scale))
+    scale: torch.Tensor = optimizer.dynamic_scale._value.detach().clone()
+    return scale
+
+
+# What stands in for the methods.
+
+
+def _apply(original: Any) -> Any:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        run = functools.partial(original, self)
+        for session in seams.sessions():
+            if not session.tracker.paused:
+                run = functools.partial(session.apply, run, self)
+        return run(grads, trainable_variables)
+
+    return apply
+
+
+def _scale_loss(original: Any) -> Any:
+    def scale_loss(self: Any, loss: Any) -> Any:
+        for session in seams.sessions():
+            session.scales(self)
+        return original(self, loss)
+
+    return scale_loss
+
+
+def _compute_loss(original: Any) -> Any:
+    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(self, *args, **kwargs)
+        for session in seams.sessions():
+            if session.model() is self and not session.tracker.paused:
+                session.loss(out)
+        return out
+
+    return compute_loss

@@ -1,0 +1,410 @@
+"""What holds for Keras on PyTorch and on JAX alike; each backend runs this in its own process."""
+
+import copy
+from contextlib import nullcontext
+
+import keras
+import numpy as np
+import pytest
+
+import anynan
+from anynan.keras import seams
+from tests.keras_backends import models
+from tests.keras_backends.models import (
+    LAYERS,
+    NAMES,
+    Log,
+    Root,
+    compiled,
+    data,
+    line,
+    positive,
+    zero,
+)
+
+BACKEND = keras.backend.backend()
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    keras.utils.set_random_seed(1)
+    yield
+    for session in seams.sessions():
+        session.tracker.remove()
+    keras.mixed_precision.set_global_policy("float32")
+
+
+def layers(tracker, phase):
+    return {reading.layer for reading in tracker.history.last() if reading.phase == phase}
+
+
+def same(one, other):
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_fit_reads_every_layer(kind):
+    model = compiled(Root(name="inner"), kind)
+    positive(model)
+    with anynan.keras.track(model) as tracker:
+        model.fit(*data(), batch_size=4, epochs=2, verbose=0)
+        assert layers(tracker, "forward") == set(LAYERS)
+        if BACKEND == "torch":
+            assert layers(tracker, "backward") == set(LAYERS)
+            names = {f"{name}.{part}" for name in NAMES for part in ("kernel", "bias")}
+            assert names == {r.site.parameter for r in tracker.history.last() if r.site.parameter}
+        assert {r.site.tensor for r in tracker.history.last() if r.phase == "input"} == {"x", "y"}
+        assert len(tracker.history) == 4
+    assert not tracker.events
+    assert not tracker.notes
+
+
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_forward_fault_is_found_in_fit(kind):
+    model = compiled(Log(name="inner"), kind)
+    positive(model)
+    anynan.keras.track(model)
+    model.fit(*data(), verbose=0)
+    zero(model)
+    before = model.get_weights()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    event = caught.value.event
+    assert (event.backend, event.layer, event.phase) == (BACKEND, "block.inner", "forward")
+    assert (event.kind, event.step) == ("neginf", 1), str(caught.value)
+    assert event.operation.name == "log"
+    assert event.operation.source.file == models.__file__
+    assert event.operation.source.line == line(models.__file__, "bad log")
+    assert event.cause.tag == "log_of_zero"
+    assert event.cause.fix
+    same(before, model.get_weights())
+    positive(model)
+    model.fit(*data(), verbose=0)  # the model is as usable as it was
+
+
+def test_backward_fault_is_found_in_fit():
+    model = compiled(Root(name="inner"))
+    zero(model)
+    anynan.keras.track(model)
+    before = model.get_weights()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.operation.name) == ("block.inner", "backward", "sqrt")
+    assert event.operation.source.line == line(models.__file__, "bad sqrt")
+    assert event.cause.tag == "sqrt_gradient_at_zero"
+    same(before, model.get_weights())
+
+
+@pytest.mark.parametrize("what", ["fit", "evaluate"])
+def test_fault_inside_the_loss(what):
+    def loss(y, found):
+        return keras.ops.mean(keras.ops.log(y - 2.0) * found)  # bad loss
+
+    model = compiled(keras.layers.Dense(4, name="inner"), optimizer="sgd", loss=loss)
+    anynan.keras.track(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        getattr(model, what)(*data(), verbose=0)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.kind) == (None, "loss", "nan")
+    assert event.operation.name == "log"
+    assert event.operation.source.line == line(__file__, "bad loss")
+    assert event.cause.tag == "log_of_negative"
+
+
+@pytest.mark.parametrize("what", ["evaluate", "predict", "train_on_batch", "call"])
+def test_the_other_ways_are_watched(what):
+    model = compiled(Log(name="inner"))
+    positive(model)
+    x, y = data()
+
+    def run():
+        if what == "call":
+            with no_gradients():
+                return model(x)
+        arguments = (x,) if what == "predict" else (x, y)
+        options = {} if what == "train_on_batch" else {"verbose": 0}
+        return getattr(model, what)(*arguments, **options)
+
+    plain = run() if what in ("predict", "call") else None
+    tracker = anynan.keras.track(model)
+    out = run()
+    if plain is not None:
+        same(*(keras.ops.convert_to_numpy(part) for part in (plain, out)))
+    assert layers(tracker, "forward") == set(LAYERS)
+    zero(model)
+    before = model.get_weights()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        run()
+    event = caught.value.event
+    assert (event.layer, event.phase, event.step) == ("block.inner", "forward", 1)
+    assert event.operation.name == "log"
+    assert event.operation.source.line == line(models.__file__, "bad log")
+    same(before, model.get_weights())
+
+
+def no_gradients():
+    """Make a call a whole step, where gradients would keep it open."""
+    return pytest.importorskip("torch").no_grad() if BACKEND == "torch" else nullcontext()
+
+
+def train(action):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, activation="gelu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    tracker = None if action is None else anynan.keras.track(model, action=action)
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+    history = model.fit(x, np.arange(12) % 3, batch_size=4, epochs=2, verbose=0).history
+    if tracker is not None:
+        tracker.remove()
+    return [*model.get_weights(), history["loss"]]
+
+
+def test_training_is_the_same_with_tracking():
+    plain = train(None)
+    for action in ("raise", "record"):
+        same(plain, train(action))
+
+
+def test_record_does_what_would_have_happened():
+    def run(action):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((4,))
+        x = keras.layers.Dropout(0.5)(inputs)
+        x = models.Block(Root(name="inner"), name="block")(keras.layers.BatchNormalization()(x))
+        model = keras.Model(inputs, keras.layers.Dense(1, name="last")(x))
+        model.compile("adam", "mse", metrics=["mae"])
+        zero(model)
+        more = {"keep_inputs": True} if BACKEND == "jax" else {}
+        tracker = None if action is None else anynan.keras.track(model, action=action, **more)
+        losses = model.fit(*data(), batch_size=4, verbose=0, shuffle=False).history
+        return [*model.get_weights(), losses["loss"], losses["mae"]], tracker
+
+    found, tracker = run("record")
+    same(found, run(None)[0])
+    assert (tracker.events[0].layer, tracker.events[0].operation.name) == ("block.inner", "sqrt")
+
+
+def test_skip_drops_the_update_and_goes_on():
+    model = compiled(Root(name="inner"))
+    zero(model)
+    before = model.get_weights()
+    with anynan.keras.track(model, action="skip") as tracker:
+        with pytest.warns(anynan.AnynanWarning, match="the update of this step is dropped"):
+            model.fit(*data(), batch_size=4, verbose=0)
+        same(before, model.get_weights())
+        assert tracker.count("bad") == 2
+        positive(model)
+        model.fit(*data(), verbose=0)
+        assert tracker.count("bad") == 2
+        model.predict(data()[0], verbose=0)
+    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def test_warn_and_callback_go_on():
+    seen = []
+    for action in ("warn", seen.append):
+        model = compiled(Log(name="inner"))
+        zero(model)
+        with anynan.keras.track(model, action=action) as tracker:
+            if action == "warn":
+                with pytest.warns(anynan.AnynanWarning, match="the logarithm of 0 is -Inf"):
+                    model.predict(data()[0], verbose=0)
+            else:
+                model.predict(data()[0], verbose=0)
+                assert [event.layer for event in seen] == ["block.inner"]
+            assert tracker.count("bad") == 1
+
+
+def test_exploding_learning_rate():
+    # The first update makes the weights so large that the next forward pass overflows.
+    model = compiled(keras.layers.Dense(4, name="inner"), optimizer=keras.optimizers.SGD(1e30))
+    anynan.keras.track(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), batch_size=4, epochs=3, verbose=0)
+    event = caught.value.event
+    assert event.step > 0
+    assert event.layer
+    assert event.operation is not None or event.parameter
+    assert event.cause is not None
+
+
+def test_bad_batch_and_bad_label_are_told_apart():
+    model = compiled(keras.layers.Dense(4, name="inner"))
+    x, y = data()
+    with anynan.keras.track(model):
+        bad = x.copy()
+        bad[3, 1] = np.nan
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.fit(bad, y, shuffle=False, verbose=0)
+        assert (caught.value.event.phase, caught.value.event.tensor) == ("input", "x")
+        assert caught.value.event.cause.tag == "bad_input"
+        bad = y.copy()
+        bad[3] = np.nan
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.train_on_batch(x, bad)
+        assert (caught.value.event.phase, caught.value.event.tensor) == ("input", "y")
+        assert caught.value.event.cause.tag == "bad_label"
+
+
+def test_bad_weight_is_found_at_once():
+    model = compiled(keras.layers.Dense(4, name="inner"))
+    model.get_layer("last").bias.assign([np.inf])
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.keras.track(model)
+    assert (caught.value.event.phase, caught.value.event.parameter) == ("parameter", "last.bias")
+    assert not seams.sessions()
+
+
+def test_mixed_float16_overflow_is_expected():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), 2.0**30)
+    model = compiled(keras.layers.Dense(4, name="inner"), optimizer=optimizer)
+    tracker = anynan.keras.track(model)
+    model.fit(*data(), verbose=0)
+    assert tracker.count("expected") == 1
+    assert tracker.count("bad") == 0
+    assert {event.severity for event in tracker.events} == {"suspect"}
+
+
+def test_patterns_and_nested_models():
+    inputs = keras.Input((4,))
+    inner = keras.Model(inputs, keras.layers.Dense(4, name="deep")(inputs), name="sub")
+    model = keras.Model(inputs, keras.layers.Dense(1, name="last")(inner(inputs)), name="net")
+    x, _ = data()
+    with anynan.keras.track(model) as tracker:
+        model.predict(x, verbose=0)
+        assert layers(tracker, "forward") == {"sub", "sub.deep", "last", ""}
+    with anynan.keras.track(model, skip="sub") as tracker:
+        model.predict(x, verbose=0)
+        assert layers(tracker, "forward") == {"last", ""}
+    with anynan.keras.track(model, layers="sub*") as tracker:
+        model.predict(x, verbose=0)
+        assert layers(tracker, "forward") == {"sub", "sub.deep"}
+    with pytest.raises(ValueError, match="skip='lost' matches no layer; did you mean 'last'"):
+        anynan.keras.track(model, skip="lost")
+    assert not seams.sessions()
+
+
+def test_what_cannot_be_tracked_is_refused():
+    with pytest.raises(ValueError, match="this Sequential is not built yet"):
+        anynan.keras.track(keras.Sequential([keras.layers.Dense(2)]))
+    with pytest.raises(TypeError, match="takes a Keras model, not int"):
+        anynan.keras.track(3)
+    with pytest.raises(TypeError, match="not the class Model"):
+        anynan.keras.track(keras.Model)
+    model = compiled(keras.layers.Dense(4, name="inner"))
+    with pytest.raises(TypeError, match=r"track\(\) has no option 'colour'"):
+        anynan.keras.track(model, colour=1)
+    message = "is tracked already, by <anynan.Tracker watching"
+    with anynan.keras.track(model), pytest.raises(ValueError, match=message):
+        anynan.keras.track(model)
+    tracker = anynan.keras.track(model)
+    anynan.keras.untrack(model)
+    assert tracker.adapter is None
+    with pytest.raises(ValueError, match="this Functional is not tracked"):
+        anynan.keras.untrack(model)
+
+
+def changed():
+    """Give what the classes of Keras hold of their own."""
+    owners = [
+        keras.layers.Layer, keras.Model, keras.optimizers.Optimizer,
+        keras.optimizers.LossScaleOptimizer, *keras.Model.__mro__,
+    ]  # fmt: skip
+    return [dict(vars(owner)) for owner in owners]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, in deepcopy
+def test_remove_leaves_nothing_and_copies_are_not_tracked(tmp_path):
+    before = changed()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="first")])
+    model.compile("adam", "mse")
+    model.fit(*data(), verbose=0)
+    held = {name: model.__dict__[name] for name in ("train_function", "test_function")}
+    tracker = anynan.keras.track(model)
+    assert changed() != before
+    model.fit(*data(), verbose=0)
+    twin = keras.models.clone_model(model)
+    model.save_weights(tmp_path / "model.weights.h5")
+    seen = len(tracker.history)
+    twin(np.ones((1, 4), "float32"))
+    copy.deepcopy(model.get_layer("first"))(np.ones((1, 4), "float32"))
+    assert len(tracker.history) == seen
+    tracker.remove()
+    tracker.remove()
+    assert changed() == before
+    if BACKEND == "torch":
+        assert {name: model.__dict__[name] for name in held} == held
+    model.fit(*data(), verbose=0)
+
+
+def test_pause_and_resume():
+    model = compiled(Log(name="inner"))
+    with anynan.keras.track(model) as tracker:
+        zero(model)
+        tracker.pause()
+        model.predict(data()[0], verbose=0)
+        model(data()[0])
+        tracker.resume()
+        assert not len(tracker.history)
+        with pytest.raises(anynan.NonFiniteError):
+            model.predict(data()[0], verbose=0)
+
+
+class Spoil(keras.callbacks.Callback):
+    """Make the model go bad at the third batch of the second epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.epoch = 0
+        self.seen = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen.append(batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == (1, 1):
+            if BACKEND == "jax":
+                self.model.jax_state_sync()
+            zero(self.model)
+
+
+WHERE = "epoch 2, batch 3 of fit"
+
+
+@pytest.mark.parametrize("action", ["stop", "raise", "skip"])
+def test_monitor(action):
+    model = compiled(Root(name="inner"))
+    positive(model)
+    monitor, spoil = anynan.keras.Monitor(action=action), Spoil()
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+
+    def run():
+        model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[spoil, monitor])
+
+    if action == "raise":
+        with pytest.raises(anynan.NonFiniteError, match=WHERE):
+            run()
+        monitor.on_train_end()
+    else:
+        with pytest.warns(anynan.AnynanWarning, match=WHERE):
+            run()
+    assert spoil.seen[:7] == [0, 1, 2, 3, 0, 1, 2]
+    assert (len(spoil.seen) == 7) == (action != "skip")
+    event = monitor.events[0]
+    assert (event.layer, event.phase, event.operation.name) == ("block.inner", "backward", "sqrt")
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    assert monitor.tracker.adapter is None

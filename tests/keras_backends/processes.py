@@ -1,0 +1,33 @@
+"""Run checks in a process of their own, under one backend of Keras."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anynan
+
+HERE = Path(__file__).parent
+
+
+def run(backend, *files):
+    """Run the checks of some files, and fail with what the process says."""
+    roots = [str(HERE.parents[1]), str(Path(anynan.__file__).parents[1])]
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider",
+            "-o", "filterwarnings=error::anynan.AnynanWarning",  # Keras and PyTorch have their own
+            *(str(HERE / file) for file in files),
+        ],
+        env={
+            **os.environ,
+            "KERAS_BACKEND": backend,
+            "PYTHONPATH": os.pathsep.join([*roots, os.environ.get("PYTHONPATH", "")]),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        cwd=HERE.parents[1],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,13 @@
+"""Keras on JAX, in a process of its own: Keras chooses its backend when it is imported."""
+
+import pytest
+
+from tests.keras_backends.processes import run
+
+pytestmark = pytest.mark.multiprocess
+
+
+def test_on_jax():
+    pytest.importorskip("jax")
+    pytest.importorskip("keras")
+    run("jax", "checks.py", "jax_checks.py")

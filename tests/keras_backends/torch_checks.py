@@ -1,0 +1,118 @@
+"""What only Keras on PyTorch has: loops of one's own, modules inside layers, torch.compile."""
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import anynan
+from tests.keras_backends import models
+from tests.keras_backends.checks import _fresh, layers, same  # noqa: F401
+from tests.keras_backends.models import LAYERS, Log, Root, compiled, data, line, positive, zero
+
+
+def loop(model, kind):
+    if kind == "keras":
+        optimizer = keras.optimizers.Adam(0.01)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    x, y = (torch.from_numpy(part) for part in data())
+
+    def step():
+        model.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        if kind == "torch":
+            optimizer.step()
+            return
+        weights = model.trainable_weights
+        with torch.no_grad():
+            optimizer.apply([weight.value.grad for weight in weights], weights)
+
+    return step
+
+
+@pytest.mark.parametrize("kind", ["keras", "torch"])
+def test_loop_of_ones_own(kind):
+    model = models.functional(Root(name="inner"))
+    positive(model)
+    step = loop(model, kind)
+    tracker = anynan.torch.track(model)  # hands it to the part that knows Keras
+    for _ in range(3):
+        step()
+    assert len(tracker.history) == 3
+    assert layers(tracker, "forward") == layers(tracker, "backward") == set(LAYERS)
+    assert not tracker.events
+    zero(model)
+    before = model.get_weights()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        step()
+    event = caught.value.event
+    assert (event.layer, event.phase, event.step) == ("block.inner", "backward", 3)
+    assert event.operation.source.line == line(models.__file__, "bad sqrt")
+    same(before, model.get_weights())
+
+
+def test_loop_is_the_same_with_tracking():
+    def run(action):
+        keras.utils.set_random_seed(3)
+        model = models.functional(Root(name="inner"))
+        zero(model)
+        tracker = None if action is None else anynan.keras.track(model, action=action)
+        step = loop(model, "keras")
+        for _ in range(2):
+            step()
+        return model.get_weights(), tracker
+
+    plain, _ = run(None)
+    found, tracker = run("record")
+    same(plain, found)
+    assert tracker.events[0].layer == "block.inner"
+
+
+def test_modules_inside_a_layer_have_paths():
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    layer = keras.layers.TorchModuleWrapper(inner, name="wrapped")
+    model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1, name="last")])
+    with anynan.keras.track(model) as tracker, torch.no_grad():
+        model(torch.ones(2, 4))
+        assert layers(tracker, "forward") == {"wrapped", "wrapped.0", "wrapped.1", "last", ""}
+
+
+def test_jit_compile_is_said_and_watched():
+    model = compiled(Log(name="inner"), jit_compile=True)
+    model.make_predict_function()
+    function = model.predict_function
+    with pytest.warns(anynan.AnynanWarning, match="run uncompiled while it is tracked"):
+        tracker = anynan.keras.track(model)
+    zero(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.predict(data()[0], verbose=0)
+    assert caught.value.event.layer == "block.inner"
+    tracker.remove()
+    assert model.predict_function is function
+
+
+def test_nothing_is_kept_alive():
+    import gc
+    import weakref
+
+    model = compiled(Root(name="inner"))
+    positive(model)
+    anynan.keras.track(model)
+    model.fit(*data(), verbose=0)
+    ref = weakref.ref(model)
+    del model
+    gc.collect()
+    assert ref() is None
+
+
+def test_recurrent_layer():
+    inputs = keras.Input((5, 2))
+    x = keras.layers.SimpleRNN(3, name="rnn")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1, name="last")(x))
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 5, 2), "float32"), np.ones((4, 1), "float32")
+    with anynan.keras.track(model) as tracker:
+        model.fit(x, y, verbose=0)
+        assert {"rnn", "rnn.simple_rnn_cell", "last"} <= layers(tracker, "forward")
+        assert not tracker.events
