@@ -66,7 +66,7 @@ def session_of(model: Any) -> "KerasSession | None":
 def _gone(ref: "weakref.ref[KerasSession]") -> None:
     """Put the classes back when the model is gone."""
     session = ref()
-    if session is not None and session.tracker.adapter is session:
+    if session is not None:
         session.tracker.remove()
 
 
@@ -92,6 +92,10 @@ class KerasSession:
     def model(self) -> Any:
         """Give the model, None if it is gone."""
         return self._model()
+
+    def watching(self) -> bool:
+        """Tell whether it is to look at what runs now."""
+        return self.tracker.adapter is self and not self.tracker.paused
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
@@ -232,7 +236,7 @@ class Batches:
     def __call__(self, state: Any, iterator: Any) -> Any:
         """Run batches."""
         session = self.session()
-        if session is None or session.tracker.adapter is not session or session.tracker.paused:
+        if session is None or not session.watching():
             return self.function(state, iterator)
         return self.steps.run(session.model(), state, iterator)
 

@@ -54,6 +54,7 @@ class Part(Session):
         self.settings = dataclasses.replace(
             self.settings, names=names, tallies=tallies, gradients=gradients
         )
+        self.fn = fn
         self.left: Step | None = None
 
     @property
@@ -97,7 +98,6 @@ class Steps:
         self._owner = weakref.ref(owner)
         self._model = weakref.ref(model)
         self._names: list[list[str]] = []
-        self._fn: Callable[..., Any] | None = None
         self.part: Part | None = None
         if model.run_eagerly or not model.jit_compile:
             owner.tracker.say(UNCOMPILED)
@@ -120,13 +120,11 @@ class Steps:
         return keras.tree.map_structure(lambda *parts: jnp.concatenate(parts), *outs), state
 
     def _batch(self, model: Any, state: Any, data: Any) -> tuple[Any, Any]:
-        if self.part is None or self._fn is None:
-            self._prepare(model, state)
-        assert self.part is not None
+        part = self.part or self._prepare(model, state)
         trees = [_wrapped(i, names, x) for i, (names, x) in enumerate(self._pairs(state))]
         plain = type(data) in (tuple, list) and len(data) <= len(DATA)
         try:
-            out = self.part.call(self._fn, (*trees, *(data if plain else (data,))), {})
+            out = part.call(part.fn, (*trees, *(data if plain else (data,))), {})
         except BaseException:
             self._put_back(model, state)
             raise
@@ -140,7 +138,7 @@ class Steps:
         trees = [_bare(i, names, tree) for i, (names, tree) in enumerate(self._pairs(trees))]
         return first, tuple(trees)
 
-    def _prepare(self, model: Any, state: Any) -> None:
+    def _prepare(self, model: Any, state: Any) -> Part:
         """Name the variables, and make the function."""
         owner = self._owner()
         assert owner is not None
@@ -165,9 +163,9 @@ class Steps:
             # Evaluation changes next to nothing of its state: it is left for a second run.
             donated = tuple(range(count)) if self.kind == "train" else ()
             fn = jax.jit(fn, donate_argnums=donated, out_shardings=shardings)
-        self._fn = fn
         names = (*STATES[self.kind], *DATA)
-        self.part = Part(owner, fn, names, frozenset(tallies), scaled=scaled)
+        made = self.part = Part(owner, fn, names, frozenset(tallies), scaled=scaled)
+        return made
 
     def pure(self, model: Any, args: tuple[Any, ...]) -> Any:
         """Run the model's own step on arrays."""
@@ -231,7 +229,8 @@ def _name(group: str, variable: Any, weights: dict[int, str], model: Any) -> str
             for moment, held in moments_of(model.optimizer, weight):
                 if held is variable:
                     return f"{moment}.{weights.get(id(weight), weight.path.replace('/', '.'))}"
-    return weights.get(id(variable), variable.path.replace("/", "."))
+    path: str = variable.path
+    return weights.get(id(variable), path.replace("/", "."))
 
 
 def _unique(names: list[str]) -> list[str]:

@@ -46,6 +46,10 @@ class KerasSession(ModelSession):
         """Give the model, None if it is gone."""
         return self.models[0][1]()
 
+    def watching(self) -> bool:
+        """Tell whether it is to look at what runs now."""
+        return self.tracker.adapter is self and not self.tracker.paused
+
     def attach(self) -> None:
         """Install the hooks, and change what Keras trains with."""
         model = self.model()
@@ -355,7 +359,7 @@ class Batches:
     def __call__(self, data: Any) -> Any:
         """Run a batch."""
         session = self.session()
-        if session is None or session.tracker.adapter is not session or session.tracker.paused:
+        if session is None or not session.watching():
             return self.function(data)
         with compiled.eager() if self.jitted else nullcontext():
             return session.batch(self.function, data)

@@ -1,3 +1,99 @@
-"""What only Keras on JAX has."""
+"""What only Keras on JAX has: state that is given away, programs, functions of one's own."""
 
-from tests.keras_backends.checks import _fresh  # noqa: F401
+import gc
+import weakref
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import anynan
+from tests.keras_backends import models
+from tests.keras_backends.checks import _fresh, layers, same  # noqa: F401
+from tests.keras_backends.models import Log, Root, compiled, data, line, positive, zero
+
+
+def test_several_batches_at_once():
+    def run(*, track):
+        keras.utils.set_random_seed(3)
+        model = compiled(Root(name="inner"), steps_per_execution=2)
+        positive(model)
+        tracker = anynan.keras.track(model) if track else None
+        losses = model.fit(*data(12), batch_size=4, verbose=0, shuffle=False).history["loss"]
+        return [*model.get_weights(), losses, model.predict(data(12)[0], 4, verbose=0)], tracker
+
+    found, tracker = run(track=True)
+    same(found, run(track=False)[0])
+    assert len(tracker.history) == 6
+
+
+def test_donated_state_without_a_second_run_is_said():
+    model = compiled(Log(name="inner"))
+    zero(model)
+    with anynan.keras.track(model, action="record") as tracker:
+        model.train_on_batch(*data())
+    (event,) = [event for event in tracker.events if event.severity == "bad"][:1]
+    assert event.operation is None
+    assert any("keep_inputs=True" in note for note in event.notes)
+
+
+def test_running_uncompiled_is_said_and_watched():
+    model = compiled(Log(name="inner"), run_eagerly=True)
+    zero(model)
+    with pytest.warns(anynan.AnynanWarning, match="run compiled while it is tracked"):
+        tracker = anynan.keras.track(model)
+        model.make_predict_function()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.predict(data()[0], verbose=0)
+    assert caught.value.event.operation.source.line == line(models.__file__, "bad log")
+    tracker.remove()
+
+
+def test_a_function_of_ones_own():
+    model = models.functional(Log(name="inner"))
+    positive(model)
+    x, _ = data()
+
+    def loss(params, x):
+        out, _ = model.stateless_call(params, [v.value for v in model.non_trainable_variables], x)
+        return out.sum()
+
+    params = [v.value for v in model.trainable_variables]
+    with anynan.keras.track(model) as tracker:
+        with pytest.warns(anynan.AnynanWarning, match=r"with anynan.jax.track, and its layers"):
+            jax.jit(lambda x: model(x))(x)
+        assert not len(tracker.history)
+        with anynan.jax.track(jax.value_and_grad(loss)) as step:
+            step(params, x)
+            assert {"first", "block", "block.dense", "block.inner", "last"} <= layers(
+                step, "forward"
+            )
+
+
+def test_nothing_is_kept_alive():
+    model = compiled(Root(name="inner"))
+    positive(model)
+    anynan.keras.track(model)
+    model(data()[0])
+    ref = weakref.ref(model)
+    del model
+    gc.collect()
+    assert ref() is None
+
+
+def test_plain_calls_run_as_they_are():
+    class Counting(keras.layers.Layer):
+        calls = 0
+
+        def call(self, x):
+            Counting.calls += 1
+            return np.float32(2.0) * x
+
+    model = keras.Sequential([keras.Input((4,)), Counting(name="count")])
+    before = Counting.calls
+    with anynan.keras.track(model) as tracker:
+        for _ in range(3):
+            model(np.ones((1, 4), "float32"))
+    assert Counting.calls == before + 3
+    assert len(tracker.history) == 3

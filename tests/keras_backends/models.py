@@ -72,7 +72,7 @@ KINDS = {"functional": functional, "sequential": sequential, "subclassed": subcl
 
 def compiled(inner, kind="functional", **options):
     model = KINDS[kind](inner)
-    options = {"optimizer": keras.optimizers.Adam(0.01), "loss": "mse"} | options
+    options = {"optimizer": keras.optimizers.SGD(0.01), "loss": "mse"} | options
     model.compile(**options)
     return model
 
