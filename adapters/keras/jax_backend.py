@@ -14,7 +14,6 @@ from anynan.jax import probes
 from anynan.jax.layers import Spot
 from anynan.jax.program import tracing
 from anynan.jax.stacks import LAYER
-from anynan.jax.tracking import _options
 from anynan.keras import seams
 from anynan.keras.jax_calls import Calls
 from anynan.keras.jax_steps import Part, Steps
@@ -32,8 +31,11 @@ _watching: "set[KerasSession]" = set()
 
 def track(model: Any, **options: Any) -> Tracker:
     """Watch a Keras model on the JAX backend; ``anynan.keras.track`` calls this."""
-    keep = options.pop("keep_inputs", False)
-    chosen = _options(options)
+    keep = options.get("keep_inputs", False)
+    if not isinstance(keep, bool):
+        msg = f"keep_inputs= takes True or False, not {keep!r}"
+        raise TypeError(msg)
+    chosen = Options.checked(options, "keep_inputs")
     name = type(model).__name__
     first = session_of(model)
     if first is not None:

@@ -30,6 +30,11 @@ TRACED = (
     "model is not watched: track that function with anynan.jax.track, and its layers are named"
 )
 
+LAYERS_ONLY = (
+    "in a plain call of a model on JAX only inputs and layers are read: level='operation' and "
+    "parameters=True are for fit, evaluate and predict"
+)
+
 
 class Call:
     """Hold what one plain call of the outermost layer left behind."""
@@ -124,6 +129,8 @@ class Calls:
     def _judge(self, call: Call) -> None:
         """Bring the readings to the host in one read, and have them judged."""
         owner, part = self.owner, self.part()
+        if owner.options.level == "operation" or owner.options.parameters:
+            owner.tracker.say(LAYERS_ONLY)
         self.seen.update(spot.layer for spot in call.spots if spot.layer is not None)
         words = np.asarray(jnp.stack([_ends(x, owner.options.extra) for x in call.arrays]))
         rows = owner.tracker.rows()
