@@ -254,7 +254,7 @@ class Program:
         """Tell whether a result only counts up what was read where it came from."""
         result, tallies = self.results[i], self.settings.tallies
         if result.source is None:
-            return bool(tallies) and result.name.startswith("result[0]")
+            return -1 in tallies and result.name.startswith("result[0]")
         return self.leaves[result.source].argument in tallies
 
     def _result(self, i: int, index: int) -> Spot:
@@ -463,7 +463,7 @@ class Settings:
     drops: bool = False
     raises: bool = False
     plain: bool = False
-    # Arguments that come back and only count up, as metrics do; the first result does, too.
+    # Arguments that come back and only count up, as metrics do; -1 for the first result.
     tallies: frozenset[Hashable] = frozenset()
 
     def restores(self, donated: tuple[int, ...]) -> bool:

@@ -30,6 +30,7 @@ TRACED = (
     "model is not watched: track that function with anynan.jax.track, and its layers are named"
 )
 
+INSIDE = "runs inside a loop, and is read where the loop ends when the model is called plainly"
 LAYERS_ONLY = (
     "in a plain call of a model on JAX only inputs and layers are read: level='operation' and "
     "parameters=True are for fit, evaluate and predict"
@@ -47,7 +48,7 @@ class Call:
         self.arrays: list[Any] = []
         self.expected: dict[int, dict[str, str]] = {}
         self.counts: dict[str, int] = {}
-        self.traced = False
+        self.traced: set[str | None] = set()
         # Arrays do not change: what the variables hold now is there for a replay.
         self.before = {
             id(w.variable): w.variable._value for w in weights_of({"": layer, **layers_of(layer)})
@@ -61,7 +62,7 @@ class Call:
             self.counts[layer] = count + 1
         for name, x in leaves(value, label):
             if isinstance(x, jax.core.Tracer):
-                self.traced = True
+                self.traced.add(layer)
             elif isinstance(x, jax.Array | np.ndarray) and probes.checkable(x):
                 allowed = context._expected.get()
                 if allowed is not None:
@@ -120,9 +121,12 @@ class Calls:
         finally:
             self._local.call = None
         self._take(call, path, out)
-        if call.traced and not symbolic():
+        whole = call.traced & {None, path}
+        if whole and not symbolic():
             self.owner.tracker.say(TRACED)
-        if call.arrays and not call.traced:
+        if call.arrays and not whole:
+            for inner in call.traced:
+                self.owner.tracker.remark(f"{inner} {INSIDE}")
             self._judge(call)
         return out
 

@@ -78,6 +78,10 @@ class Part(Session):
     def _program(self, *args: Any) -> Program:
         found = super()._program(*args)
         found.chosen = (found.chosen or set()) & self._chosen
+        tallies = self.settings.tallies
+        if tallies != {-1} and not any(spot.phase == "loss" for spot in found.layers.checked()):
+            # A step that never asks the model for its loss: what it returns tells of it.
+            found.settings = dataclasses.replace(self.settings, tallies=tallies - {-1})
         return found
 
     def _refuse(self, program: Program) -> None:
@@ -148,7 +152,7 @@ class Steps:
             for group in STATES[self.kind]
         ]
         count = len(self._names)
-        tallies = {count - 1} if self.kind != "predict" else {-1}
+        tallies = {-1} if self.kind == "predict" else {count - 1, -1}
         scaler = getattr(model, "optimizer", None)
         scaled = self.kind == "train" and isinstance(scaler, keras.optimizers.LossScaleOptimizer)
         fn = functional(self._model, self)

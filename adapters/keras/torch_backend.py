@@ -85,7 +85,7 @@ class KerasSession(ModelSession):
         jitted = bool(getattr(model, "jit_compile", False))
         if jitted:
             self.tracker.say(COMPILED)
-        setattr(model, f"{kind}_function", Batches(self, function, jitted=jitted))
+        setattr(model, f"{kind}_function", Batches(self, function, kind, jitted=jitted))
 
     def _install(self) -> None:
         self._weights = None
@@ -137,7 +137,7 @@ class KerasSession(ModelSession):
         """Tell whether the open step is a batch of ``fit`` or the like."""
         return getattr(self._local, "in_step", False)
 
-    def batch(self, function: Callable[[Any], Any], data: Any) -> Any:
+    def batch(self, function: Callable[[Any], Any], data: Any, kind: str) -> Any:
         """Run one batch of ``fit``, ``evaluate`` or ``predict`` as one step."""
         state = self.state()
         if state.idle or state.depth:
@@ -151,7 +151,7 @@ class KerasSession(ModelSession):
             self._local.loss = None
             out = function([x] if args is None else [given])
             # What the metrics say is an average over earlier batches, too.
-            return self._local.loss if replaying() else out
+            return out if self._local.loss is None or not replaying() else self._local.loss
 
         state.depth = 1
         self._local.in_step = True
@@ -160,6 +160,10 @@ class KerasSession(ModelSession):
             args = data[:1] if args is None else tuple(args)
             self.start_root(state, step, None, args, {})
             out = step(*args)
+            if kind != "predict" and self._local.loss is None:
+                # A step that never asks the model for its loss: what it returns tells of it.
+                for name, x in tensors(out, "result"):
+                    self._read_loss(state, name, x)
             if self.options.parameters and state.rows is not None:
                 write_parameters(self, state, state.rows)
         except BaseException:
@@ -211,14 +215,17 @@ class KerasSession(ModelSession):
 
     def loss(self, value: Any) -> None:
         """Read the loss of a batch."""
-        state = self.state()
         self._local.loss = value
-        if state.idle or state.rows is None or not self.in_step:
-            return
-        if isinstance(value, torch.Tensor) and value.dtype in DTYPE_NAME:
+        state = self.state()
+        if isinstance(value, torch.Tensor) and self.in_step and not state.idle:
+            self._read_loss(state, "loss", value)
+
+    def _read_loss(self, state: State, name: str, value: torch.Tensor) -> None:
+        rows = state.rows
+        if rows is not None and rows.failed is None and value.dtype in DTYPE_NAME:
             dtype, limit = DTYPE_NAME[value.dtype], DTYPE_MAX[value.dtype]
-            site = self.tracker.monitor.site(None, "loss", "loss", dtype, limit)
-            self.write(state, state.rows, site, 0, value)
+            site = self.tracker.monitor.site(None, "loss", name, dtype, limit)
+            self.write(state, rows, site, 0, value)
 
     # Updates.
 
@@ -350,10 +357,11 @@ class Batches:
     """Stand for a function that ``fit`` and the like run on each batch."""
 
     def __init__(
-        self, session: KerasSession, function: Callable[[Any], Any], *, jitted: bool
+        self, session: KerasSession, function: Callable[[Any], Any], kind: str, *, jitted: bool
     ) -> None:
         self.session = weakref.ref(session)
         self.function = function
+        self.kind = kind
         self.jitted = jitted
 
     def __call__(self, data: Any) -> Any:
@@ -362,7 +370,7 @@ class Batches:
         if session is None or not session.watching():
             return self.function(data)
         with compiled.eager() if self.jitted else nullcontext():
-            return session.batch(self.function, data)
+            return session.batch(self.function, data, self.kind)
 
 
 @dataclass(slots=True)

@@ -110,6 +110,24 @@ def test_fault_inside_the_loss(what):
     assert event.cause.tag == "log_of_negative"
 
 
+def test_step_of_ones_own_that_never_asks_for_the_loss():
+    class Own(keras.Model):
+        def test_step(self, *given):
+            y = given[-1][1]
+            found = keras.ops.mean(keras.ops.log(y - 2.0))  # bad step
+            return {"loss": found} if len(given) == 1 else ({"loss": found}, given[0])
+
+    inputs = keras.Input((4,))
+    model = Own(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd")
+    anynan.keras.track(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.evaluate(*data(), verbose=0)
+    event = caught.value.event
+    assert (event.phase, event.operation.name) == ("loss", "log")
+    assert event.operation.source.line == line(__file__, "bad step")
+
+
 @pytest.mark.parametrize("what", ["evaluate", "predict", "train_on_batch", "call"])
 def test_the_other_ways_are_watched(what):
     model = compiled(Log(name="inner"))

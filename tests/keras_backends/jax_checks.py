@@ -71,6 +71,37 @@ def test_a_function_of_ones_own():
             )
 
 
+def test_cell_inside_a_loop():
+    inputs = keras.Input((5, 2))
+    x = keras.layers.SimpleRNN(3, name="rnn")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1, name="last")(x))
+    model.compile("sgd", "mse")
+    x = np.ones((4, 5, 2), "float32")
+    with anynan.keras.track(model) as tracker:
+        model.predict(x, verbose=0)
+        assert {"rnn", "rnn.simple_rnn_cell", "last"} <= layers(tracker, "forward")
+        assert not tracker.remarks
+        model(x)
+        assert layers(tracker, "forward") == {"rnn", "last", ""}
+        assert any("rnn.simple_rnn_cell runs inside a loop" in text for text in tracker.remarks)
+    assert not tracker.notes
+
+
+def test_two_devices():
+    devices = ["cpu:0", "cpu:1"]
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
+    try:
+        model = compiled(Log(name="inner"))
+        zero(model)
+        anynan.keras.track(model)
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            model.fit(*data(), verbose=0)
+    finally:
+        keras.distribution.set_distribution(None)
+    assert caught.value.event.layer == "block.inner"
+    assert caught.value.event.operation.source.line == line(models.__file__, "bad log")
+
+
 def test_nothing_is_kept_alive():
     model = compiled(Root(name="inner"))
     positive(model)
