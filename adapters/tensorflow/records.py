@@ -65,8 +65,11 @@ class Recorder:
 
     def result(self) -> Replay:
         """Give the records and where harm was done."""
-        records = [self._record(i, op) for i, op in enumerate(self.bad)]
-        found = Replay(records, self._sinks(), self._notes())
+        sinks = self._sinks()
+        # What came after the first harm is left out, and costs nothing.
+        harm = (max(s.parents) for s in sinks if s.parents and not _mask(s))
+        bad = self.bad[: next(harm, len(self.bad)) + 1]
+        found = Replay([self._record(i, op) for i, op in enumerate(bad)], sinks, self._notes())
         found.uncompiled = self.program.compiled and not self.run.compiled
         found.end()
         opaque = [names.OPAQUE.get(kind) for r in found.records for kind in r.raw.split(", ")]
@@ -246,6 +249,10 @@ class Recorder:
             label = spot.parameter or spot.tensor
             found.append(Sink(spot.phase, spot.layer, label, parents, word))
         return found
+
+
+def _mask(sink: Sink) -> bool:
+    return sink.kind == "neginf" and sink.phase == "forward"
 
 
 def _light(tensor: Any) -> Summary:

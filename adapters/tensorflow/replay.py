@@ -1,5 +1,7 @@
 """Run the graph of a failing step again, on copies of its variables, with every operation read."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +66,7 @@ def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
     before = state.replaying, state.tapes, state.frame, state.outputs
     state.replaying, state.tapes, state.frame, state.outputs = True, 0, None, []
     try:
-        with replay_context():
+        with replay_context(), as_written():
             program = prepare(session, step)
             result = Recorder(session, program, Run(program, failed=failed)).result()
             if failed and any(record.raw in names.OPAQUE for record in result.records):
@@ -232,7 +234,7 @@ class Run:
             if node.type not in ("Placeholder", "Const")
             for out in results(node)
         ]
-        self._wrapped = self._wrap()
+        self._definition = program.graph.as_graph_def()
         self.compiled = False
         self.bad = self._flags()
         read = [spot.name for block in program.trace.blocks for spot in block.spots]
@@ -241,28 +243,31 @@ class Run:
             self.compiled = True  # what XLA alone does shows only under XLA
             self.bad = self._flags()
 
-    def _wrap(self) -> Any:
-        program = self.program
-        definition = program.graph.as_graph_def()
-        signature = [tf.TensorSpec(t.shape, t.dtype) for t in program.graph.inputs]
+    def _wrap(self, tensors: list[Any], look: Callable[[list[Any]], Any]) -> Any:
+        """Make a function of the program's inputs that gives what is seen of some tensors."""
+        # Only what they are made of: no variable is written that nobody reads afterwards.
+        part = _behind(self._definition, [x.op.name for x in tensors])
+        there = {node.name for node in part.node}
+        inputs = self.program.graph.inputs
 
-        def flags(*args: Any) -> Any:
-            inputs = {
+        def run(*args: Any) -> Any:
+            held = {
                 f"{placeholder.op.name}:0": value
-                for placeholder, value in zip(program.graph.inputs, args, strict=True)
+                for placeholder, value in zip(inputs, args, strict=True)
+                if placeholder.op.name in there
             }
-            made = tf.graph_util.import_graph_def(
-                definition, input_map=inputs, return_elements=[t.name for t in self._tensors],
-                name="replay",
-            )  # fmt: skip
-            return tf.stack([_fine(x) for x in made] or [tf.constant(True)])
+            names = [x.name for x in tensors]
+            return look(
+                tf.graph_util.import_graph_def(
+                    part, input_map=held, return_elements=names, name="replay"
+                )
+            )
 
-        return tf.compat.v1.wrap_function(flags, signature)
+        signature = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
+        return tf.compat.v1.wrap_function(run, signature)
 
     def _flags(self) -> dict[str, bool]:
-        run = self._wrapped.prune(self._wrapped.inputs, self._wrapped.outputs)
-        (fine,) = self._call(run)
-        host = fine.numpy()
+        host = self._call(self._wrap(self._tensors, _each_fine)).numpy()
         return {t.name: not bool(ok) for t, ok in zip(self._tensors, host, strict=False)}
 
     def _call(self, run: Any) -> Any:
@@ -292,10 +297,7 @@ class Run:
             elif tensor.op.type != "Placeholder":
                 wanted.append(tensor)
         if wanted:
-            graph = self._wrapped.graph
-            fetches = [graph.get_tensor_by_name(f"replay/{t.name}") for t in wanted]
-            run = self._wrapped.prune(self._wrapped.inputs, fetches)
-            out = self._call(run)
+            out = self._call(self._wrap(wanted, list))
             found.update({t.name: probes.on_host(x) for t, x in zip(wanted, out, strict=True)})
         return found
 
@@ -306,10 +308,46 @@ def _last(error: Exception) -> str:
     return next((line for line in reversed(lines) if "node" not in line), _first(error))[:200]
 
 
-def _fine(x: Any) -> Any:
-    """Tell whether all of a tensor is finite, whatever its shape was thought to be."""
-    if x.dtype.is_complex:
-        return tf.logical_and(_fine(tf.math.real(x)), _fine(tf.math.imag(x)))
-    if x.dtype.name.startswith("float8"):
-        x = tf.cast(x, tf.float32)
-    return tf.reduce_all(tf.math.is_finite(tf.reshape(x, [-1])))
+def _behind(definition: Any, wanted: list[str]) -> Any:
+    """Cut a graph down to what some of its nodes are made of."""
+    nodes = {node.name: node for node in definition.node}
+    seen: set[str] = set()
+    todo = list(wanted)
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += [x.lstrip("^").partition(":")[0] for x in nodes[name].input]
+    part = tf.compat.v1.GraphDef(versions=definition.versions, library=definition.library)
+    part.node.extend(node for node in definition.node if node.name in seen)
+    return part
+
+
+def _each_fine(found: list[Any]) -> Any:
+    """Tell of each tensor whether all of it is finite, whatever its shape was thought to be."""
+    if not found:
+        return tf.constant([True])
+    flat, axis = tf.constant([-1]), tf.constant([0])
+
+    def fine(x: Any) -> Any:
+        if x.dtype.is_complex:
+            return tf.logical_and(fine(tf.math.real(x)), fine(tf.math.imag(x)))
+        if x.dtype.name.startswith("float8"):
+            x = tf.cast(x, tf.float32)
+        # There are thousands of these: the plain operations are made faster.
+        whole = tf.raw_ops.IsFinite(x=tf.raw_ops.Reshape(tensor=x, shape=flat))
+        return tf.raw_ops.All(input=whole, axis=axis)
+
+    return tf.stack([fine(x) for x in found])
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Run graphs without TensorFlow's optimizer, which takes longer than the one run it is for."""
+    name = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(name, False)
+    tf.config.optimizer.set_experimental_options({name: True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({name: before})

@@ -1,0 +1,76 @@
+"""The demo: each bug strikes, and the report names its line."""
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import anynan
+from anynan.keras import demo
+from anynan.sources import is_library
+from anynan.tensorflow import demo as same
+
+FOUND = {
+    "length": (
+        "regulariser", "backward", "sqrt", "norm_gradient_at_zero",
+        "size = ops.sqrt(square)",
+    ),
+    "mask": (
+        "attention_0", "forward", "softmax", "softmax_fully_masked",
+        "weights = ops.softmax(scores, axis=-1)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", FOUND)
+def test_a_bug_is_named(bug):
+    model, tracker, text = demo.setup(bug, 0)
+    with tracker, pytest.raises(anynan.NonFiniteError) as caught:
+        for batch in (0, 39):
+            model.train_on_batch(*text[batch])
+    event = caught.value.event
+    operation = event.operation
+    found = (event.layer, event.phase, operation.name, event.cause.tag, operation.source.text)
+    assert found == FOUND[bug], str(caught.value)
+    assert not is_library(operation.source.file)
+
+
+def test_both_names_run_the_same_demo():
+    assert (same.BUGS, same.main) == (demo.BUGS, demo.main)
+    assert set(FOUND) == set(demo.BUGS)
+
+
+@pytest.mark.slow
+def test_without_the_bug_it_trains_on(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert demo.main("length", fixed=True, steps=41) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"41 steps, \d+ layers, no reading went bad", printed), printed
+    fell = re.search(r"The loss of the first batch fell from (\S+) to (\d+\.\d+)\.", printed)
+    assert float(fell[2]) < float(fell[1]) - 0.5
+
+
+def test_too_few_steps_are_said(capsys):
+    assert demo.main("mask", steps=2) == 1
+    assert "--steps" in capsys.readouterr().out
+
+
+@pytest.mark.multiprocess
+def test_another_backend_is_pointed_to():
+    pytest.importorskip("jax")
+    root = str(Path(anynan.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "anynan", "demo", "--framework", "tensorflow"],
+        env={**os.environ, "KERAS_BACKEND": "jax", "PYTHONPATH": root},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Keras is set to run on jax: anynan demo --framework keras" in done.stderr
