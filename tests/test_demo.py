@@ -177,6 +177,8 @@ def test_the_fixed_demo_trains(bug: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    if script.stem.startswith("keras"):
+        pytest.importorskip("tensorflow")
     return subprocess.run(
         [sys.executable, str(script.relative_to(ROOT)), *arguments],
         cwd=ROOT,
