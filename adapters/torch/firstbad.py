@@ -15,7 +15,7 @@ from anynan.events import Event
 from anynan.options import Options, environment
 from anynan.reporting import render
 from anynan.torch import discovery, looking, tracking
-from anynan.torch.rootcall import RandomState
+from anynan.torch.randomstate import RandomState
 from anynan.torch.snapshot import Snapshot
 from anynan.torch.stateful import objects_of, pause_trackers
 from anynan.torch.stepsession import StepSession

@@ -1,5 +1,6 @@
 """Read the accumulated gradients of the weights, right before an update."""
 
+import functools
 import math
 import sys
 import weakref
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from anynan.torch.session import Session
 from anynan.torch.state import State
 
+_norm = torch.linalg.vector_norm
 _HALF = (torch.float16, torch.bfloat16)
 _CHUNK = 1 << 16
+# Elements of a gradient, and gradients of one shape, from which a copy side by side pays off.
+_SMALL, _FEWEST = 1 << 10, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +36,23 @@ class Held:
         sites: Their gradient slots.
         limit: The tightest of the slots' limits.
         dtype: What their norms are computed in, None for their own dtype.
+        alike: Positions of small weights on a CPU that have one shape, those of the rest first;
+            empty where that does not matter.
     """
 
     size: int
     parameters: list[torch.Tensor]
     sites: list[Site]
     limit: float
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None
+    alike: list[list[int]]
+
+    @classmethod
+    def of(cls, size: int, parameters: list[torch.Tensor], sites: list[Site]) -> "Held":
+        """Note what is the same for every update."""
+        limit = min((site.limit for site in sites), default=math.inf)
+        dtype = norm_dtype(parameters)
+        return cls(size, parameters, sites, limit, dtype, _alike(parameters) if not dtype else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,19 @@ def norm_dtype(parameters: Iterable[torch.Tensor]) -> torch.dtype | None:
     if len(found) == 1 and not found.intersection(_HALF):
         return None
     return torch.float64 if torch.float64 in found else torch.float32
+
+
+def _alike(parameters: list[torch.Tensor]) -> list[list[int]]:
+    if not all(type(p) is torch.nn.Parameter and p.is_cpu for p in parameters):
+        return []
+    by_shape: dict[Any, list[int]] = {}
+    for i, p in enumerate(parameters):
+        small = p.dim() == 1 and p.numel() <= _SMALL
+        by_shape.setdefault(p.shape if small else None, []).append(i)
+    rest = by_shape.pop(None, [])
+    for shape in [shape for shape, which in by_shape.items() if len(which) < _FEWEST]:
+        rest += by_shape.pop(shape)
+    return [rest, *by_shape.values()]
 
 
 def read_gradients(
@@ -109,12 +136,19 @@ def read_gradients(
             by_ends = slots.deferred and (later or strict)
             # What cannot be read again is kept from overflowing.
             dtype = _widest(gradients[0]) if by_ends else held.dtype
-            norms, gradients, sites = _norms(gradients, sites, dtype, scale)
-            if by_ends or norms is None:
+            sizes = norms = None
+            if held.alike and not slots.deferred and sites is held.sites and scale is None:
+                sizes = _sizes(gradients, held.alike)
+            if sizes is None:
+                norms, gradients, sites = _norms(gradients, sites, dtype, scale)
+            if sizes is None and (by_ends or norms is None):
                 _write_ends(session, state, rows, sites, gradients, norms)
             else:
                 written = Written(gradients, sites, held.limit, scale)
-                _write_norms(slots, rows, sites, norms)
+                if norms is not None:
+                    _write_norms(slots, rows, sites, norms)
+                elif sizes is not None:
+                    _append(rows, sites, sizes)
     if not slots.deferred:
         if written is not None:
             for order, grad in _confirm(session, rows, written):
@@ -133,6 +167,24 @@ def read_gradients(
             if not skipped:
                 session.tracker.judge(rows)
                 session.tracker.guard(rows)
+
+
+def _sizes(gradients: list[Any], alike: list[list[int]]) -> list[float] | None:
+    """Return L2 norms on the host, those of small gradients of one shape by one call."""
+    found = [0.0] * len(gradients)
+    with torch.no_grad():
+        try:
+            rest = alike[0]
+            norms = torch._foreach_norm([gradients[i] for i in rest], 2) if rest else ()
+            for i, norm in zip(rest, norms, strict=True):
+                found[i] = norm.item()
+            for which in alike[1:]:
+                beside = torch.stack([gradients[i] for i in which])
+                for i, size in zip(which, _norm(beside, 2, 1).tolist(), strict=True):
+                    found[i] = size
+        except RuntimeError:  # a sparse gradient
+            return None
+    return found
 
 
 def _widest(x: torch.Tensor) -> torch.dtype:
@@ -165,16 +217,17 @@ def _foreach_norm(gradients: list[Any], dtype: torch.dtype | None) -> list[torch
 
 
 def _write_norms(slots: Any, rows: Rows, sites: list[Site], norms: list[torch.Tensor]) -> None:
-    def place(sizes: list[float]) -> None:
-        rows.sites.extend(sites)
-        rows.calls.extend([0] * len(sites))
-        rows.lo.extend([-size for size in sizes])
-        rows.hi.extend(sizes)
-
     if slots.deferred:
-        slots.later(_stacked(norms, norms[0].dtype), place)
+        slots.later(_stacked(norms, norms[0].dtype), functools.partial(_append, rows, sites))
     else:
-        place([norm.item() for norm in norms])
+        _append(rows, sites, [norm.item() for norm in norms])
+
+
+def _append(rows: Rows, sites: list[Site], sizes: list[float]) -> None:
+    rows.sites += sites
+    rows.calls += [0] * len(sites)
+    rows.lo += [-size for size in sizes]
+    rows.hi += sizes
 
 
 def _stacked(norms: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

@@ -12,7 +12,8 @@ from anynan.containers import leaves
 from anynan.monitor import Rows, Site
 from anynan.torch.compiled import run_outside
 from anynan.torch.fixed import Layer
-from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, plain
+from anynan.torch.lasthook import hook_last
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
 
 if TYPE_CHECKING:
     from anynan.torch.session import Session
@@ -22,6 +23,7 @@ from anynan.torch.transforms import PROXY, capturing, is_tracing, mode, say_trac
 _Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_compiler = torch.compiler
 _is_dynamo = torch.compiler.is_dynamo_compiling
 _is_exporting = torch.compiler.is_exporting
 _task = torch._C._current_graph_task_id
@@ -55,52 +57,43 @@ class _Hook:
 class GradHook(_Hook):
     """Read the gradient that arrives at one output. It must never hold that output."""
 
-    __slots__ = ("call", "expected", "number", "root", "session", "site", "state")
+    # PyTorch need not warn that a tensor is saved without it.
+    __torch_unserializable__ = True
+    __slots__ = ("call", "expected", "root", "session", "site", "state")
 
     def __init__(
         self,
         session: "weakref.ref[Session]",
         state: "State",
+        root: Any,
         site: Site,
         call: int,
-        number: int,
         expected: dict[str, str] | None,
     ) -> None:
-        self.session, self.state, self.site, self.call = session, state, site, call
-        self.root, self.number, self.expected = state.root, number, expected
+        self.session, self.state, self.root = session, state, root
+        self.site, self.call, self.expected = site, call, expected
 
-    def __call__(self, gradients: Any) -> None:
+    def __call__(self, grad: Any) -> None:
         """Write the reading of this gradient."""
         state = self.state
         rows = state.rows
         if rows is None or state.idle:
             return
         state.saw_backward = True
-        grad = gradients[self.number] if type(gradients) is tuple else gradients
-        values = None if grad is None else plain(grad)
-        if values is None:
+        if grad is None:
             return
         order = len(rows.sites)
+        bad = state.slots.write(rows, self.site, self.call, grad)
+        if bad is None:
+            return
         if self.expected is not None:
             rows.expected[order] = self.expected
         if self.root is not None:
             state.roots[order] = self.root
-        if state.slots.write(rows, self.site, self.call, values):
+        if bad:
             session = self.session()
             if session is not None:
                 session.flag(state, rows, len(rows.lo) - 1, grad)
-
-
-def hook_gradient(x: torch.Tensor, hook: GradHook) -> None:
-    """Call a hook with the gradient that arrives at a tensor.
-
-    A hook on the node costs half of one on the tensor, and runs after the tensor's own.
-    """
-    node = x.grad_fn
-    if node is None:
-        x.register_hook(hook)
-    else:
-        node.register_prehook(hook)
 
 
 class KeepGradHook(_Hook):
@@ -121,32 +114,37 @@ class KeepGradHook(_Hook):
 class ForwardHook(_Hook):
     """Read a layer's outputs, and hook their gradients."""
 
-    __slots__ = ("__weakref__", "backward", "fixed", "path", "session", "sites", "weak")
+    __slots__ = (
+        "__weakref__", "backward", "dtype", "fixed", "pair", "path", "session", "sites", "weak",
+    )  # fmt: skip
 
     def __init__(self, session: "Session", path: str, fixed: Layer | None) -> None:
         self.session, self.path, self.fixed = session, path, fixed
         self.weak = weakref.ref(session)
         self.backward = session.options.backward
         self.sites: dict[Any, tuple[Site, Site]] = {}
+        # Those of a layer whose output is one tensor, and its dtype when it ran last.
+        self.dtype: torch.dtype | None = None
+        self.pair: tuple[Site, Site] | None = None
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Write the readings of the outputs, in order."""
-        if _is_compiling() or is_tracing() or mode(PROXY) is not None:
+        if _is_dynamo() or _compiler._is_compiling_flag or is_tracing() or mode(PROXY) is not None:
             if self.fixed is not None and _is_dynamo() and not _is_exporting():
                 self.fixed.trace(output, self.backward)
             else:
                 say_traced(self.session)
             return
         session = self.session
-        state = session.state()
+        state = session.own.state or session.state()
         if state.idle:
             return
-        if state.slots.deferred and capturing():
+        if state.deferred and capturing():
             if self.fixed is not None:
                 self.fixed.trace(output, self.backward)
             return
+        rows, root = state.rows, state.root
         recompute = _task() != -1
-        rows = state.rows
         if rows is None:
             if recompute:
                 # The engine runs a device's backward passes in a thread of its own.
@@ -157,38 +155,45 @@ class ForwardHook(_Hook):
             else:
                 rows = session.open_step(state)
                 session.past()
-        calls, root = state.calls, state.root
+            root = state.root
+        path, calls = self.path, state.calls
         if recompute or (root is not None and root.grad and not _grad_enabled()):
-            call, root = state.regions.number(calls, self.path, again=recompute, root=root)
-        else:
-            call = calls.get(self.path, 0)
-            calls[self.path] = call + 1
-        if recompute:
-            self._recomputed(state, output, call, root)
-        elif type(output) is _Tensor:
-            self._read(state, rows, output, "output", call)
-        else:
-            for name, tensor in tensors(output, "output"):
-                self._read(state, rows, tensor, name, call)
-
-    def _read(self, state: "State", rows: Rows, x: Any, name: str, call: int) -> None:
-        pair = self.sites.get((name, x.dtype))
-        if pair is None:
-            if x.dtype not in DTYPE_NAME:
+            call, root = state.regions.number(calls, path, again=recompute, root=root)
+            if recompute:
+                self._recomputed(state, output, call, root)
                 return
-            pair = self._sites(x, name)
-        values = plain(x)
-        if values is None:
+            root = state.root
+        else:
+            call = calls.get(path, 0)
+            calls[path] = call + 1
+        if type(output) is not _Tensor:
+            for name, x in tensors(output, "output"):
+                self._read(state, rows, root, x, self._sites(x, name), call)
+        elif output.dtype is self.dtype:
+            self._read(state, rows, root, output, self.pair, call)
+        else:
+            self.dtype, self.pair = output.dtype, self._sites(output, "output")
+            self._read(state, rows, root, output, self.pair, call)
+
+    def _read(
+        self, state: "State", rows: Rows, root: Any, x: torch.Tensor,
+        pair: tuple[Site, Site] | None, call: int,
+    ) -> None:  # fmt: skip
+        if pair is None:
+            return
+        order = len(rows.sites)
+        bad = state.slots.write(rows, pair[0], call, x)
+        if bad is None:
             if x.numel() and not x.is_meta:
                 self.session.unseen(self.path, x)
             return
         expected = _expectations()
         if expected is not None:
-            rows.expected[len(rows.sites)] = expected
-        if state.slots.write(rows, pair[0], call, values):
+            rows.expected[order] = expected
+        if bad:
             self.session.flag(state, rows, len(rows.lo) - 1, x)
-        if values is not x and self.backward and x.requires_grad:
-            hook_gradient(x, GradHook(self.weak, state, pair[1], call, x.output_nr, expected))
+        if self.backward and x.requires_grad:
+            hook_last(x, GradHook(self.weak, state, root, pair[1], call, expected))
 
     def _recomputed(self, state: "State", output: Any, call: int, root: Any) -> None:
         # The first pass of reentrant checkpointing has no graph, so the second one is hooked.
@@ -196,19 +201,20 @@ class ForwardHook(_Hook):
         for name, x in tensors(output, "output"):
             pair = self.sites.get((name, x.dtype))
             if pair is not None and self.backward and x.requires_grad:
-                hook = GradHook(self.weak, state, pair[1], call, x.output_nr, _expectations())
-                hook.root = root
-                hook_gradient(x, hook)
+                hook_last(x, GradHook(self.weak, state, root, pair[1], call, _expectations()))
 
-    def _sites(self, x: torch.Tensor, name: str) -> tuple[Site, Site]:
-        dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
-        site = self.session.tracker.monitor.site
-        grad = "grad" if name == "output" else f"grad of {name}"
-        pair = (
-            site(self.path, "forward", name, dtype, limit),
-            site(self.path, "backward", grad, dtype, limit),
-        )
-        self.sites[(name, x.dtype)] = pair
+    def _sites(self, x: torch.Tensor, name: str) -> tuple[Site, Site] | None:
+        """Give the slots of an output and of its gradient; None for what is never bad."""
+        key = (name, x.dtype)
+        pair = self.sites.get(key)
+        if pair is None and x.dtype in DTYPE_NAME:
+            dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
+            site = self.session.tracker.monitor.site
+            grad = "grad" if name == "output" else f"grad of {name}"
+            pair = self.sites[key] = (
+                site(self.path, "forward", name, dtype, limit),
+                site(self.path, "backward", grad, dtype, limit),
+            )
         return pair
 
 

@@ -22,6 +22,14 @@ DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
 DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
 _transform = torch._C._functorch.maybe_current_level
 _CHUNK = 1 << 18
+_Tensor = torch.Tensor
+_aminmax, _amin, _amax = torch.aminmax, torch.amin, torch.amax
+_grad_enabled, _set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+_strided = torch.strided
+# Elements between which two reductions that are bound by memory, out of a CPU's cache, are faster
+# than aminmax, which is bound by its arithmetic.
+_CACHED = range(1 << 17, 1 << 21)
+_TWICE = frozenset({torch.float32, torch.float64})
 
 
 def plain(x: Any) -> torch.Tensor | None:
@@ -93,6 +101,44 @@ def _in_order(x: torch.Tensor) -> torch.Tensor:
     if 0 in strides:  # an expanded dimension repeats its values
         x = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
     return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
+
+
+def ends_into(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Write smallest and largest value into two scalars, of a tensor of the usual kind.
+
+    Args:
+        x: Any tensor of a native float dtype.
+        pair: Two scalars of its dtype, on its device.
+
+    Returns:
+        False, and nothing is done, for what ``plain`` has to look at first.
+    """
+    if (
+        type(x) is not _Tensor
+        or x.layout is not _strided
+        or _transform() is not None
+        or _dual._current_level >= 0
+        or not x.is_contiguous()
+        or x.is_meta
+    ):
+        return False
+    size = x.numel()
+    if not size:
+        return False
+    # Out of the graph; a detached view would cost as much as the reduction.
+    hidden = x.requires_grad and _grad_enabled()
+    if hidden:
+        _set_grad_enabled(False)
+    try:
+        if size in _CACHED and x.is_cpu and x.dtype in _TWICE:
+            _amin(x, (), out=pair[0])
+            _amax(x, (), out=pair[1])
+        else:
+            _aminmax(x, out=pair)
+    finally:
+        if hidden:
+            _set_grad_enabled(True)
+    return True
 
 
 def ends(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

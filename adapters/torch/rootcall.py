@@ -1,10 +1,8 @@
 """What a replay needs of one root call: inputs, random state, modes."""
 
 import copy
-import ctypes
 import inspect
 import linecache
-import random
 import sys
 import weakref
 from collections import UserDict
@@ -14,74 +12,15 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-import numpy as np
 import torch
 
 from anynan.events import Source
 from anynan.sources import is_library
+from anynan.torch.randomstate import RandomState
 from anynan.torch.recompute import inside
 
 _CUDA = torch.backends.cuda.is_built()
 _AUTOCAST_DEVICES = ("cpu", "cuda") if _CUDA else ("cpu",)
-
-
-class _NumpyState:
-    """Take NumPy's global state, which is slow to take, only for programs that use it.
-
-    Its raw bytes are compared first. Once they have moved, the whole state is taken every
-    time, since a cached Gaussian does not show in them.
-    """
-
-    # A Mersenne Twister's 624 words and its position.
-    SIZE = 624 * 4 + 4
-
-    def __init__(self) -> None:
-        self._raw: bytes | None = None
-        self._state: Any = None
-        self._moves = False
-
-    def state(self) -> Any:
-        if not self._moves:
-            generator = np.random.mtrand.get_bit_generator()
-            if type(generator) is np.random.MT19937:
-                raw = ctypes.string_at(generator.ctypes.state_address, self.SIZE)
-                if raw == self._raw:
-                    return self._state
-                self._moves = self._raw is not None
-                self._raw = raw
-            else:
-                self._moves = True
-        self._state = np.random.get_state()  # noqa: NPY002  the user's global state, not ours
-        return self._state
-
-
-_numpy = _NumpyState()
-
-
-@dataclass(slots=True)
-class RandomState:
-    """Hold the states of the generators a step may draw from."""
-
-    cpu: torch.Tensor
-    devices: dict[int, torch.Tensor]
-    numpy: Any
-    python: Any
-
-    @classmethod
-    def now(cls) -> "RandomState":
-        """Take the present states; nothing is drawn and no device is read."""
-        devices = {}
-        if _CUDA and torch.cuda.is_initialized():
-            devices = {i: torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
-        return cls(torch.get_rng_state(), devices, _numpy.state(), random.getstate())
-
-    def restore(self) -> None:
-        """Put the states back."""
-        torch.set_rng_state(self.cpu)
-        for device, state in self.devices.items():
-            torch.cuda.set_rng_state(state, device)
-        np.random.set_state(self.numpy)  # noqa: NPY002
-        random.setstate(self.python)
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -175,6 +114,8 @@ class RootCall:
 def _copied(value: Any) -> Any:
     """Copy the containers of an argument, not what they hold."""
     kind = type(value)
+    if kind is torch.Tensor:
+        return value
     if kind is dict:
         return {key: _copied(item) for key, item in value.items()}
     if kind in (list, tuple):

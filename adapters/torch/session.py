@@ -1,6 +1,5 @@
 """One tracked target: its hooks, its step boundaries, its reads."""
 
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from anynan.patterns import choose
 from anynan.summary import Summary
 from anynan.torch import compiled, endings, entrances, scaling, updates
 from anynan.torch.fixed import Board
-from anynan.torch.gradients import Held, gradient_site, norm_dtype
+from anynan.torch.gradients import Held, gradient_site
 from anynan.torch.growth import registered
 from anynan.torch.hooks import (
     ForwardHook,
@@ -27,7 +26,7 @@ from anynan.torch.hooks import (
     tensors,
 )
 from anynan.torch.paths import clean_path, inner, join, remark_slow_paths
-from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure, plain
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure
 from anynan.torch.ranks import Ranks
 from anynan.torch.rootcall import RootCall, argument_names
 from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
@@ -35,6 +34,20 @@ from anynan.torch.state import State
 from anynan.torch.transforms import say_unseen
 from anynan.torch.weights import bad_parameters, check_parameters, write_parameters
 from anynan.tracker import Tracker
+
+
+class Own(threading.local):
+    """Hold the state of each thread."""
+
+    state: State | None = None
+
+
+class _Rest:
+    """Stand in for it while hooks have to stay, but not to look."""
+
+    def __init__(self) -> None:
+        self.state: State | None = State(ImmediateSlots(()))
+        self.state.idle = True
 
 
 class Session:
@@ -51,7 +64,7 @@ class Session:
         self.models: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self.wanted: set[str] | None = None
         self.handles: list[Any] = []
-        self._local = threading.local()
+        self.own: Own | _Rest = Own()
         # Held strongly: what an ended thread left unread is still read at the end.
         self._states: set[State] = set()
         self.masks: set[str] = set()
@@ -63,7 +76,7 @@ class Session:
         self.boards: list[Board] = []
         self.renewed = False
         self.parts = False
-        self._resting: State | None = None
+        self._awake: Own | _Rest | None = None
         self.ranks = Ranks(options.across_ranks)
         self.hooked: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self.grown = registered.count
@@ -105,14 +118,14 @@ class Session:
             updates.unwatch(self)
             if compiled.ran(self):
                 # Graphs compiled without the hooks would not take them up again.
-                self._resting = State(ImmediateSlots(()))
-                self._resting.idle = True
+                self._awake, self.own = self.own, _Rest()
             else:
                 self._uninstall()
         else:
-            if self._resting is None:
+            if self._awake is None:
                 self._install()
-            self._resting = None
+            else:
+                self.own, self._awake = self._awake, None
             for board in self.boards:
                 board.take()
             updates.watch(self)
@@ -193,16 +206,14 @@ class Session:
 
     def state(self) -> State:
         """Return this thread's state."""
-        if self._resting is not None:
-            return self._resting
-        state: State | None = getattr(self._local, "state", None)
+        state = self.own.state
         if state is None:
             slots: Slots = (
                 ImmediateSlots(self.options.extra)
                 if self._immediate()
                 else DeferredSlots(self.options.extra)
             )
-            state = self._local.state = State(slots)
+            state = self.own.state = State(slots)
             self._states -= {other for other in self._states if other.spent}
             self._states.add(state)
         return state
@@ -211,7 +222,7 @@ class Session:
         """Return this thread's state, None if nothing ran in it."""
         if compiled.ran(self):  # graphs do not say in which thread they ran
             return self.state()
-        return getattr(self._local, "state", None)
+        return self.own.state
 
     def _immediate(self) -> bool:
         read = self.options.read
@@ -310,8 +321,7 @@ class Session:
 
     def write(self, state: State, rows: Rows, site: Site, call: int, value: torch.Tensor) -> None:
         """Write one reading and have it judged if it needs to be."""
-        values = plain(value)
-        if values is not None and state.slots.write(rows, site, call, values):
+        if state.slots.write(rows, site, call, value):
             self.flag(state, rows, len(rows.lo) - 1, value)
 
     def unseen(self, path: str, x: torch.Tensor) -> None:
@@ -395,14 +405,13 @@ class Session:
     def held(self, optimizer: torch.optim.Optimizer) -> "Held":
         """List the watched parameters that an optimizer holds, with their gradient slots."""
         groups = optimizer.param_groups
-        size = sum(len(group["params"]) for group in groups)
+        size = sum([len(group["params"]) for group in groups])
         entry = self._held.get(optimizer)
         if entry is None or entry.size != size:
             names = {id(p): name for name, p in self.parameters()}
             mine = [p for group in groups for p in group["params"] if id(p) in names]
             sites = [gradient_site(self, names[id(p)], p) for p in mine]
-            limit = min((site.limit for site in sites), default=math.inf)
-            entry = self._held[optimizer] = Held(size, mine, sites, limit, norm_dtype(mine))
+            entry = self._held[optimizer] = Held.of(size, mine, sites)
         return entry
 
     def owner(self, state: State) -> State:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from anynan.monitor import Rows, Site
-from anynan.torch.probes import EXTRA, NATIVE, ends
+from anynan.torch.probes import EXTRA, NATIVE, ends, ends_into, plain
 
-_aminmax = torch.aminmax
 Placed = Callable[[list[float]], None]
+_FLOATS = (torch.float32, torch.float64)
 
 
 class ImmediateSlots:
@@ -21,20 +21,27 @@ class ImmediateSlots:
         self._extra = extra
         self._scratch: dict[torch.dtype, tuple[Any, Any]] = {}
 
-    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool:
-        """Append one reading of a ``plain`` tensor; tell whether it needs judging."""
+    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool | None:
+        """Append one reading of a tensor.
+
+        Returns:
+            Whether it needs judging; None, and nothing is appended, if it cannot be looked at.
+        """
         entry = self._scratch.get(x.dtype)
-        if entry is None or not x.is_cpu:
-            entry = self._prepare(x)
-        out, view = entry
-        if view is not None and x.is_contiguous():
-            _aminmax(x, out=out)
-            lo, hi = view[0], view[1]
+        if entry is not None and x.is_cpu and ends_into(x, entry[0]):
+            lo, hi = entry[1]
         else:
-            low, high = ends(x)
+            values = plain(x)
+            if values is None:
+                return None
+            low, high = ends(values)
             lo, hi = low.item(), high.item()
+            if entry is None and values.dtype in _FLOATS:
+                self._prepare(values.dtype)
         if self._extra:
-            rows.stats[len(rows.lo)] = tuple(EXTRA[name](x).item() for name in self._extra)
+            values = plain(x)
+            assert values is not None
+            rows.stats[len(rows.lo)] = tuple(EXTRA[name](values).item() for name in self._extra)
         rows.sites.append(site)
         rows.calls.append(call)
         rows.lo.append(lo)
@@ -42,18 +49,12 @@ class ImmediateSlots:
         limit = site.limit
         return not (-limit <= lo and hi <= limit)
 
-    def _prepare(self, x: torch.Tensor) -> tuple[Any, Any]:
-        view = out = None
-        if x.is_cpu and x.dtype in (torch.float32, torch.float64):
-            # A buffer made in inference mode could not be written outside it.
-            with torch.inference_mode(False):
-                buffer = torch.zeros(2, dtype=x.dtype)
-            view = memoryview(buffer.numpy())  # type: ignore[arg-type]
-            out = (buffer[0], buffer[1])
-        if not x.is_cpu:
-            return out, view
-        self._scratch[x.dtype] = (out, view)
-        return out, view
+    def _prepare(self, dtype: torch.dtype) -> None:
+        # A buffer made in inference mode could not be written outside it.
+        with torch.inference_mode(False):
+            buffer = torch.zeros(2, dtype=dtype, device="cpu")
+        view = memoryview(buffer.numpy())  # type: ignore[arg-type]
+        self._scratch[dtype] = ((buffer[0], buffer[1]), view)
 
     def read(self) -> None:
         """Do nothing: everything is on the host already."""
@@ -62,8 +63,8 @@ class ImmediateSlots:
 class _Bank:
     """Hold preallocated rows of one dtype on one device."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, size: int = 64) -> None:
-        self.size = size
+    def __init__(self, dtype: torch.dtype, device: torch.device, size: int) -> None:
+        self.dtype, self.device, self.size = dtype, device, size
         with torch.inference_mode(False), torch.no_grad():
             self.buffer = torch.zeros((2, size), dtype=dtype, device=device)
             self.pairs = list(zip(self.buffer[0].unbind(), self.buffer[1].unbind(), strict=True))
@@ -78,22 +79,36 @@ class DeferredSlots:
     def __init__(self, extra: tuple[str, ...]) -> None:
         self._extra = extra
         self._banks: dict[tuple[torch.dtype, torch.device], list[_Bank]] = {}
+        self._open: dict[tuple[torch.dtype, torch.device], _Bank] = {}  # the last, with free rows
         self._where: list[tuple[Rows, _Bank, int]] = []
         self._later: list[tuple[Placed, torch.Tensor]] = []
         self._stats: list[torch.Tensor] = []
         self._stats_of: list[tuple[Rows, int]] = []
 
-    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool:
-        """Append one reading of a ``plain`` tensor; it is judged at the read."""
-        pair = self._next(rows, x.dtype if x.dtype in NATIVE else torch.float32, x.device)
-        if x.dtype in NATIVE and x.is_contiguous():
-            _aminmax(x, out=pair)
-        else:
-            low, high = ends(x)
+    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool | None:
+        """Append one reading of a tensor; it is judged at the read.
+
+        Returns:
+            False; None, and nothing is appended, if it cannot be looked at.
+        """
+        bank = self._open.get((x.dtype, x.device))
+        if bank is None or not ends_into(x, bank.pairs[bank.used]):
+            values = plain(x)
+            if values is None:
+                return None
+            bank = self._bank(values.dtype, values.device)
+            pair = bank.pairs[bank.used]
+            low, high = ends(values)
             pair[0].copy_(low)
             pair[1].copy_(high)
+        self._where.append((rows, bank, bank.used))
+        bank.used += 1
+        if bank.used == bank.size:
+            del self._open[(bank.dtype, bank.device)]
         if self._extra:
-            self._stats.extend(EXTRA[name](x) for name in self._extra)
+            values = plain(x)
+            assert values is not None
+            self._stats.extend(EXTRA[name](values) for name in self._extra)
             self._stats_of.append((rows, len(rows.sites)))
         rows.sites.append(site)
         rows.calls.append(call)
@@ -103,20 +118,15 @@ class DeferredSlots:
         """Bring values along in the next read, and hand them on once the rows are there."""
         self._later.append((place, values))
 
-    def _next(
-        self, rows: Rows, dtype: torch.dtype, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        banks = self._banks.get((dtype, device))
-        if banks is None:
-            banks = self._banks[(dtype, device)] = [_Bank(dtype, device)]
-        bank = banks[-1]
-        if bank.used == bank.size:
-            bank = _Bank(dtype, device, bank.size * 2)
+    def _bank(self, dtype: torch.dtype, device: torch.device) -> _Bank:
+        """Return a bank with a free row."""
+        key = dtype if dtype in NATIVE else torch.float32, device
+        bank = self._open.get(key)
+        if bank is None:
+            banks = self._banks.setdefault(key, [])
+            bank = self._open[key] = _Bank(*key, banks[-1].size * 2 if banks else 64)
             banks.append(bank)
-        pair: tuple[torch.Tensor, torch.Tensor] = bank.pairs[bank.used]
-        self._where.append((rows, bank, bank.used))
-        bank.used += 1
-        return pair
+        return bank
 
     def read(self) -> None:
         """Bring what was written since the last read to the host: one read per device."""
@@ -145,10 +155,11 @@ class DeferredSlots:
         self._where.clear()
         self._stats.clear()
         self._stats_of.clear()
-        for banks in self._banks.values():
+        for key, banks in self._banks.items():
             # The largest bank is enough for every later step of this size.
             del banks[:-1]
             banks[-1].used = 0
+            self._open[key] = banks[-1]
 
 
 def _on_host(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anynan.torch.rootcall import RandomState
+from anynan.torch.randomstate import RandomState
 
 _set_versions = torch._C._autograd._unsafe_set_version_counter
 # Python objects whose attributes are their whole state.

@@ -25,6 +25,7 @@ class State:
         "base",
         "broken",
         "calls",
+        "deferred",
         "depth",
         "ended",
         "idle",
@@ -46,6 +47,7 @@ class State:
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
+        self.deferred = slots.deferred
         self.thread = threading.current_thread()
         self.rows: Rows | None = None
         self.idle = False

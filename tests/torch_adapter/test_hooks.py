@@ -1,0 +1,124 @@
+"""What the hooks on outputs and the states taken at a call leave to the user's own code."""
+
+import io
+import math
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan.torch.randomstate import RandomState
+from tests.torch_adapter.training import Fault, bad
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), Fault(), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_a_gradient_is_read_after_the_users_own_hooks(read: Any) -> None:
+    model = net()
+    model[1].armed = "backward"
+    tracker = anynan.torch.track(model, action="record", read=read)
+    hidden: torch.Tensor = model[0](torch.randn(3, 4))
+    order: list[str] = []
+
+    def repair(grad: torch.Tensor) -> torch.Tensor:
+        order.append("repair")
+        return grad.nan_to_num(0.0, 0.0, 0.0)
+
+    def spoil(grad: torch.Tensor) -> torch.Tensor:
+        order.append("spoil")
+        return grad * math.nan
+
+    spoiled = hidden.register_hook(spoil)
+    hidden.register_hook(repair)
+    spoiled.remove()
+    with anynan.expect(nan=True, posinf=True):  # the fault's own output and gradient
+        model[2](model[1](hidden)).sum().backward()
+    tracker.remove()
+    assert order == ["repair"]
+    assert not bad(tracker)
+    first = model[0].weight.grad
+    assert first is not None
+    assert first.isfinite().all()
+
+
+def test_a_hook_that_a_layer_puts_on_its_own_output_is_kept() -> None:
+    class Clipped(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x)
+            out.register_hook(lambda grad: grad.clamp(-1, 1))
+            return out
+
+    model = nn.Sequential(Clipped(4, 4), nn.Linear(4, 1))
+    tracker = anynan.torch.track(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (model(torch.ones(2, 4)) * 1e3).sum().backward()
+    optimizer.step()
+    seen = {
+        r.layer: r.absmax for r in tracker.history if r.phase == "backward" and not r.site.parameter
+    }
+    assert seen[""] == seen["1"] == 1e3
+    assert seen["0"] == 1
+
+
+def test_saving_an_output_warns_of_no_hook() -> None:
+    model = net()
+    anynan.torch.track(model)
+    out = model(torch.randn(3, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.save(model[0](torch.randn(3, 4)), io.BytesIO())
+    out.sum().backward()
+
+
+def test_the_same_output_of_several_layers_is_read_for_each() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
+    tracker = anynan.torch.track(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    layers = [r.layer for r in tracker.history if r.phase == "backward" and not r.site.parameter]
+    assert layers == ["0.0", "0", ""]
+
+
+def test_random_states_are_put_back_whole() -> None:
+    random.gauss(0, 1)  # leaves a second number for the next call
+    np.random.standard_normal()  # noqa: NPY002
+
+    def draw() -> list[Any]:
+        python = [random.gauss(0, 1), random.random(), random.randrange(10**9)]
+        numpy = [np.random.standard_normal(), np.random.rand()]  # noqa: NPY002
+        return [*python, *map(float, numpy), torch.rand(3).tolist()]
+
+    for _ in range(3):
+        before = random.getstate()
+        state = RandomState.now()
+        first = draw()
+        state.restore()
+        assert random.getstate() == before
+        assert draw() == first
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_arrays_of_the_size_of_a_cache_are_read_alike(dtype: torch.dtype, value: Any) -> None:
+    x = torch.linspace(-3, 5, 2**17 + 5, dtype=dtype)
+    if value is not None:
+        x[2**17 + 1] = value
+    model = nn.Identity()
+    tracker = anynan.torch.track(model, action="record", replay=False)
+    model(x)
+    tracker.remove()
+    seen = [reading for reading in tracker.history if reading.phase == "forward"]
+    assert [r.kind for r in seen] == [
+        {None: None, math.inf: "posinf", -math.inf: "neginf"}.get(value, "nan")
+    ]
+    if value is None:
+        assert (seen[0].lo, seen[0].hi) == (-3, 5)
