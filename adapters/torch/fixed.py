@@ -16,6 +16,7 @@ import torch
 # Inductor takes its inputs to be aligned to 16 bytes, and copies those that are not: a pair has
 # the room of four numbers.
 _ROOM = 4
+_is_dynamo = torch.compiler.is_dynamo_compiling
 _depth = torch._C._functorch.get_dynamic_layer_stack_depth
 _SIGNS = np.array([-1, 1], np.float32)
 _LARGEST = torch.finfo(torch.float32).max
@@ -38,7 +39,10 @@ class Ends:
         x = x.detach()
         if x.is_complex():
             x = torch.view_as_real(x)
-        ends = torch.stack((-x.amin(), x.amax()))
+        if _is_dynamo():  # made where it is taken in; of a stack inductor makes a buffer and views
+            ends = torch.select_scatter(x.amax().expand(2), -x.amin(), 0, 0)
+        else:
+            ends = torch.stack((-x.amin(), x.amax()))
         if x.dtype is torch.float64:
             # The pair is float32: what is finite must stay finite in it.
             ends = torch.where(ends.isinf(), ends, ends.clamp(-_LARGEST, _LARGEST))

@@ -12,7 +12,7 @@ from anynan.containers import leaves
 from anynan.monitor import Rows, Site
 from anynan.torch.compiled import run_outside
 from anynan.torch.fixed import Layer
-from anynan.torch.lasthook import hook_last
+from anynan.torch.lasthook import hook_last, own_hooks
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
 
 if TYPE_CHECKING:
@@ -94,6 +94,24 @@ class GradHook(_Hook):
             session = self.session()
             if session is not None:
                 session.flag(state, rows, len(rows.lo) - 1, grad)
+
+
+def read_before(state: "State", rows: Rows, x: torch.Tensor) -> tuple[float, float] | None:
+    """Return both ends of what a watched layer gave in this step, where the host has them already.
+
+    A loss that is a layer's output need not be read a second time after the update.
+    """
+    if x._version or not state.deferred or len(rows.lo) < len(rows.sites):
+        return None
+    for hook in own_hooks(x):
+        if isinstance(hook, GradHook) and hook.root is state.root:
+            grad = hook.site
+            name = "output" if grad.tensor == "grad" else grad.tensor.removeprefix("grad of ")
+            for order, site in enumerate(rows.sites):
+                found = site.layer, site.phase, site.tensor, rows.calls[order]
+                if found == (grad.layer, "forward", name, hook.call):
+                    return rows.lo[order], rows.hi[order]
+    return None
 
 
 class KeepGradHook(_Hook):

@@ -50,3 +50,9 @@ def hook_last(x: torch.Tensor, hook: _Hook) -> None:
     else:  # the user's own came first
         number = x.output_nr
         node.register_prehook(lambda gradients: hook(gradients[number]))
+
+
+def own_hooks(x: torch.Tensor) -> list[_Hook]:
+    """List what ``hook_last`` put on a tensor itself."""
+    hooks: Any = x._backward_hooks if x.grad_fn is not None else None
+    return [hook for key, hook in hooks.items() if key is hook] if type(hooks) is _LastHooks else []

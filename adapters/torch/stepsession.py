@@ -11,7 +11,7 @@ from anynan.options import Options
 from anynan.torch import compiled, tracking
 from anynan.torch.discovery import find_modules, in_arguments
 from anynan.torch.growth import follow, registered
-from anynan.torch.hooks import tensors
+from anynan.torch.hooks import read_before, tensors
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.session import Session
 from anynan.torch.state import State, StepMarker
@@ -139,7 +139,14 @@ class StepSession(Session, StepMarker):
                     None, phase, "loss" if name == "result" and x.numel() == 1 else name,
                     DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype],
                 )  # fmt: skip
-                self.write(state, rows, site, 0, x)
+                known = read_before(state, rows, x)
+                if known is None:
+                    self.write(state, rows, site, 0, x)
+                else:
+                    rows.sites.append(site)
+                    rows.calls.append(0)
+                    rows.lo.append(known[0])
+                    rows.hi.append(known[1])
         for name, x in leaves(result, "result"):
             if isinstance(x, float):
                 site = self.tracker.monitor.site(

@@ -606,6 +606,55 @@ def test_one_host_read_per_step() -> None:
     assert extra.reads == 4, extra.seen
 
 
+@pytest.mark.parametrize(
+    ("loss", "reads"),
+    [
+        (nn.MSELoss(), 1),  # a layer's output: read with all the others before the update
+        (nn.functional.mse_loss, 2),  # known when the step returns it, after the update
+        (lambda x, y: None, 0),
+    ],
+)
+def test_host_reads_of_a_tracked_step_by_what_it_returns(loss: Any, reads: int) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor | None:
+        found: torch.Tensor | None = loss(model(x), torch.zeros(3, 2))
+        if found is not None:
+            optimizer.zero_grad()
+            found.backward()
+            optimizer.step()
+        return found
+
+    run = anynan.torch.track(step, read="step")
+    run(torch.randn(3, 4))
+    with Count() as count:
+        for _ in range(4):
+            run(torch.randn(3, 4))
+    assert count.reads == 4 * max(reads, 1)
+    run.remove()
+    losses = [reading for reading in run.history if reading.phase == "loss"]
+    assert len(losses) == (5 if reads else 0)
+    assert all(r.lo == r.hi and r.lo > 0 for r in losses)
+
+
+def test_a_loss_that_is_changed_after_its_layer_is_read_again() -> None:
+    model, criterion = nn.Linear(4, 2), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @anynan.torch.track(read="step")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = criterion(model(x), torch.zeros(3, 2))
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            return loss.log_().neg_().sqrt_().mul_(-1).log_()
+
+    with pytest.raises(NonFiniteError) as caught:
+        step(torch.randn(3, 4))
+    assert caught.value.event.phase == "loss"
+
+
 @pytest.mark.parametrize(("replay", "first"), [(True, "read"), (False, "update")])
 def test_the_update_waits_for_a_read_that_could_stop_it_only(replay: bool, first: str) -> None:
     seen: list[str] = []
