@@ -40,14 +40,14 @@ def hook_last(x: torch.Tensor, hook: _Hook) -> None:
     hooks: Any = x._backward_hooks
     if node is None:
         x.register_hook(hook)  # a leaf, as a weight that a layer returns
-    elif hooks is None:
+    elif hooks is None and type(x) is torch.Tensor:
         hooks = _LastHooks()
         _set(hooks, hook, hook)
         x._backward_hooks = hooks
         node._register_hook_dict(x)
     elif type(hooks) is _LastHooks:
         _set(hooks, hook, hook)
-    else:  # the user's own came first
+    else:  # the user's own came first, or a subclass decides what its attributes are
         number = x.output_nr
         node.register_prehook(lambda gradients: hook(gradients[number]))
 

@@ -36,8 +36,8 @@ def track(target: Any = None, **options: Any) -> Any:
     replaced by the returned tracker: one call is one step, and its loss and its update are
     covered too. Without a target a decorator is returned.
 
-    The forward part uses ``register_forward_hook``, the backward part a prehook on the nodes of
-    the outputs; reads come at ``register_optimizer_step_pre_hook``. The documentation's PyTorch
+    The forward part uses ``register_forward_hook``, the backward part a hook on the gradient of
+    each output; reads come at ``register_optimizer_step_pre_hook``. The documentation's PyTorch
     page says what is watched when.
 
     Args:
