@@ -23,7 +23,7 @@ from anynan.torch.probes import local, nonfinite
 from anynan.torch.randomstate import RandomState
 from anynan.torch.recompute import Regions
 from anynan.torch.rootcall import RootCall
-from anynan.torch.session import Session, named_layers
+from anynan.torch.session import Session
 from anynan.torch.state import State, StepMarker, StopReplay
 from anynan.torch.watcher import Watcher
 from anynan.torch.weights import all_tensors
