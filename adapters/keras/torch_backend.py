@@ -1,6 +1,7 @@
 """Keras on PyTorch: its layers are modules; its variables, optimizers and ``fit`` are its own."""
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,7 +26,8 @@ from anynan.torch.hooks import tensors
 from anynan.torch.modelsession import ModelSession
 from anynan.torch.paths import join
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
-from anynan.torch.rootcall import RandomState, RootCall
+from anynan.torch.randomstate import RandomState
+from anynan.torch.rootcall import RootCall
 from anynan.torch.state import State, StopReplay
 from anynan.torch.weights import write_parameters
 
@@ -36,6 +38,7 @@ class KerasSession(ModelSession):
     def __init__(self, model: Any, options: Options) -> None:
         refuse_unbuilt(model)
         super().__init__(model, options)
+        self._flags = threading.local()  # where each thread is in a step of Keras
         self._updates: weakref.WeakKeyDictionary[Any, Update] = weakref.WeakKeyDictionary()
         self._scaler: weakref.ref[Any] | None = None
         self._weights: list[Weight] | None = None
@@ -135,7 +138,7 @@ class KerasSession(ModelSession):
     @property
     def in_step(self) -> bool:  # type: ignore[override]
         """Tell whether the open step is a batch of ``fit`` or the like."""
-        return getattr(self._local, "in_step", False)
+        return getattr(self._flags, "in_step", False)
 
     def batch(self, function: Callable[[Any], Any], data: Any, kind: str) -> Any:
         """Run one batch of ``fit``, ``evaluate`` or ``predict`` as one step."""
@@ -148,19 +151,19 @@ class KerasSession(ModelSession):
 
         def step(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
             given = (x, y, sample_weight) if args is None else (x, y, sample_weight)[: len(args)]
-            self._local.loss = None
+            self._flags.loss = None
             out = function([x] if args is None else [given])
             # What the metrics say is an average over earlier batches, too.
-            return out if self._local.loss is None or not replaying() else self._local.loss
+            return out if self._flags.loss is None or not replaying() else self._flags.loss
 
         state.depth = 1
-        self._local.in_step = True
+        self._flags.in_step = True
         try:
             self.open_step(state)
             args = data[:1] if args is None else tuple(args)
             self.start_root(state, step, None, args, {})
             out = step(*args)
-            if kind != "predict" and self._local.loss is None:
+            if kind != "predict" and self._flags.loss is None:
                 # A step that never asks the model for its loss: what it returns tells of it.
                 for name, x in tensors(out, "result"):
                     self._read_loss(state, name, x)
@@ -173,8 +176,8 @@ class KerasSession(ModelSession):
         else:
             self._close(state)
         finally:
-            self._local.in_step = False
-            self._local.loss = None
+            self._flags.in_step = False
+            self._flags.loss = None
             state.depth = 0
             state.in_optimizer = False
         return out
@@ -188,14 +191,14 @@ class KerasSession(ModelSession):
         state = self.state()
         if not state.idle and any(x.is_meta for _, x in tensors((args, kwargs), "x")):
             # Keras finds out shapes: nothing is computed.
-            state.idle = self._local.symbolic = True
+            state.idle = self._flags.symbolic = True
         elif not self.in_step:
             super().enter_root(module, path, args, kwargs)
 
     def exit_root(self, module: Any, output: Any) -> None:
         """End a call of the model."""
-        if getattr(self._local, "symbolic", False):
-            self.state().idle = self._local.symbolic = False
+        if getattr(self._flags, "symbolic", False):
+            self.state().idle = self._flags.symbolic = False
         elif not self.in_step:
             super().exit_root(module, output)
 
@@ -215,7 +218,7 @@ class KerasSession(ModelSession):
 
     def loss(self, value: Any) -> None:
         """Read the loss of a batch."""
-        self._local.loss = value
+        self._flags.loss = value
         state = self.state()
         if isinstance(value, torch.Tensor) and self.in_step and not state.idle:
             self._read_loss(state, "loss", value)
@@ -236,7 +239,7 @@ class KerasSession(ModelSession):
         state = self.owner(self.state())
         again = functools.partial(run, grads, known)
         if state.in_optimizer:  # what a loss scaler hands on
-            self._local.made = True
+            self._flags.made = True
             return again()
         update = self._updates.get(optimizer)
         if update is None or [id(v) for v in update.variables] != [id(v) for v in known]:
@@ -256,13 +259,13 @@ class KerasSession(ModelSession):
             self.finish_update(state)
             return None
         scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        self._local.made = not scaled
+        self._flags.made = not scaled
         try:
             out = again()
         finally:
             state.in_optimizer = False
         rows = state.rows
-        if self._local.made and (rows is None or rows.failed is None):
+        if self._flags.made and (rows is None or rows.failed is None):
             self.tracker.updated(self.tracker.step if rows is None else rows.step)
         self.finish_update(state)
         return out
