@@ -22,6 +22,9 @@ ADAPTERS = {
     "torch": ({"torch"}, "PyTorch"),
 }
 
+# Keras runs on other frameworks: `jax_steps.py` is where its adapter meets JAX.
+RUNS_ON = {"jax": "jax", "torch": "torch"}
+
 # What a demo trains a model with, beside its framework.
 TRAINED_WITH = {"jax": {"flax", "optax"}}
 
@@ -124,7 +127,7 @@ def _strangers(folder: Path, allowed: set[str], skip: frozenset[str] = frozenset
         for file in sorted(folder.rglob("*.py"))
         if file.relative_to(folder).parts[0] not in skip
         for name, line in _imports(file)
-        if name not in may
+        if name not in may | {RUNS_ON.get(file.stem.partition("_")[0], "")}
     ]
 
 
