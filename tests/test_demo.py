@@ -169,7 +169,9 @@ def test_the_demo_finds_its_bug(bug: str, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", demo.BUGS)
 def test_the_fixed_demo_trains(bug: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(bug, fixed=True) == 0
+    # One to its end; three epochs tell of the others.
+    steps = None if bug == "mask" else 3 * demo.EPOCH + 1
+    assert demo.main(bug, fixed=True, steps=steps) == 0
     printed = capsys.readouterr().out
     found = re.search(r"fell from (\S+) to (\d+\.\d+)\.", printed)
     assert found, printed
