@@ -113,7 +113,7 @@ class Judge(Actor):
         reading = rows.reading(order)
         site = reading.site
         judged = self.options.policy.judge(
-            site.phase, reading.lo, reading.hi, layer=site.layer, dtype_max=site.dtype_max
+            site.phase, rows.lo[order], rows.hi[order], layer=site.layer, dtype_max=site.dtype_max
         )
         if judged is None:
             return
@@ -356,7 +356,7 @@ class Judge(Actor):
         reading = rows.reading(order)
         site = reading.site
         judged = self.options.policy.judge(
-            site.phase, reading.lo, reading.hi, layer=site.layer, dtype_max=site.dtype_max
+            site.phase, rows.lo[order], rows.hi[order], layer=site.layer, dtype_max=site.dtype_max
         )
         if judged is None or judged[1] != "bad":
             return False

@@ -58,8 +58,8 @@ class Reading:
         order: Position in the step.
         call: Which call of the layer in the step.
         site: What was read.
-        lo: Smallest value, NaN if any value is NaN.
-        hi: Largest value, NaN likewise.
+        lo: Smallest value, NaN if any value is NaN, None if it was not read how large they are.
+        hi: Largest value, NaN and None likewise.
         stats: Extra statistics asked for with ``stats=``.
         norm: L2 norm of a weight's gradient, None for all else.
     """
@@ -68,8 +68,8 @@ class Reading:
     order: int
     call: int
     site: Site
-    lo: float
-    hi: float
+    lo: float | None
+    hi: float | None
     stats: tuple[float, ...] = ()
     norm: float | None = None
 
@@ -86,11 +86,13 @@ class Reading:
     @property
     def kind(self) -> Kind | None:
         """Name the non-finite kind, None if the values are finite."""
-        return reading_kind(self.lo, self.hi)
+        return None if self.lo is None or self.hi is None else reading_kind(self.lo, self.hi)
 
     @property
-    def absmax(self) -> float:
-        """Give the largest magnitude; an upper bound where the slot holds a norm."""
+    def absmax(self) -> float | None:
+        """Give the largest magnitude, None if it was not read; a bound where it is a norm."""
+        if self.lo is None or self.hi is None:
+            return None
         return max(abs(self.lo), abs(self.hi)) if self.lo == self.lo else math.nan
 
     @property
@@ -117,7 +119,10 @@ class Held:
 
 
 class Rows:
-    """Collect one step's readings in execution order, in one thread."""
+    """Collect one step's readings in execution order, in one thread.
+
+    A row whose ``lo`` is above its ``hi`` says that nothing is bad, and not how large it is.
+    """
 
     __slots__ = (
         "__weakref__", "applied", "calls", "expected", "failed", "guarded", "held", "hi", "holding",
@@ -170,11 +175,14 @@ class Rows:
             order,
             self.calls[order],
             self.sites[order],
-            self.lo[order],
-            self.hi[order],
+            *_known(self.lo[order], self.hi[order]),
             self.stats.get(order, ()),
             self.hi[order] if self.sites[order].bound else self.norms.get(order),
         )
+
+
+def _known(lo: float, hi: float) -> tuple[float | None, float | None]:
+    return (None, None) if lo > hi else (lo, hi)
 
 
 class _Entry:
@@ -230,7 +238,7 @@ class History:
         for order, (site, call, lo, hi) in enumerate(pairs):
             stats = entry.stats.get(order, ())
             norm = hi if site.bound else entry.norms.get(order)
-            yield Reading(entry.step, order, call, site, lo, hi, stats, norm)
+            yield Reading(entry.step, order, call, site, *_known(lo, hi), stats, norm)
 
     @property
     def nbytes(self) -> int:
@@ -276,7 +284,7 @@ class History:
             values = [
                 max(abs(lo), abs(hi))
                 for at, lo, hi in zip(entry.sites, entry.lo, entry.hi, strict=True)
-                if at is site or at.place == site.place
+                if (at is site or at.place == site.place) and not lo > hi
             ]
             if values:
                 points.append((entry.step, max(values)))
@@ -391,6 +399,8 @@ class Monitor:
             if site.layer in around and site.layer != layer:
                 continue
             value = rows.reading(order).absmax
+            if value is None:
+                continue
             held = shown.get(site.layer, 0.0)
             if held is None or not math.isfinite(value):
                 shown[site.layer] = None

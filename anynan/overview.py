@@ -35,12 +35,13 @@ def metrics(tracker: "Tracker") -> dict[str, float]:
             name = f"anynan/headroom/{reading.phase}/{reading.layer or 'model'}"
         if bits is not None:
             numbers[name] = min(bits, numbers.get(name, bits))
-        if reading.site.bound:
+        absmax, lo, hi = reading.absmax, reading.lo, reading.hi
+        if reading.site.bound or absmax is None or lo is None or hi is None:
             continue
         name = f"anynan/absmax/{reading.phase}/{reading.site.parameter or reading.layer or 'model'}"
-        numbers[name] = max(reading.absmax, numbers.get(name, 0.0), key=_nan_first)
+        numbers[name] = max(absmax, numbers.get(name, 0.0), key=_nan_first)
         stats = dict(zip(tracker.options.extra, reading.stats, strict=False))
-        stats |= {"min": reading.lo, "max": reading.hi}
+        stats |= {"min": lo, "max": hi}
         for stat in tracker.options.stats:
             if stat in stats:
                 numbers[name.replace("absmax", stat, 1)] = stats[stat]

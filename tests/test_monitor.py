@@ -177,9 +177,22 @@ def test_past_readings_come_back_as_they_were() -> None:
         (3, 2, 1, "a", "forward"),
     ]
     assert (found[0].lo, found[0].hi, found[2].hi) == (-1.0, 2.0, INF)
+    assert found[1].lo is not None
     assert math.isnan(found[1].lo)
     assert [r.stats for r in found] == [(), (0.5,), ()]
     assert [r.order for r in m.history.last()] == [0, 1, 2]
+
+
+def test_a_row_that_is_known_to_be_finite_has_no_magnitude() -> None:
+    m = monitor()
+    a, b = slot(m, "a"), slot(m, "b")
+    rows = filled(0, (a, INF, -INF), (b, -1.0, 1.0))
+    assert m.flagged(rows) == []
+    m.history.append(rows)
+    found = m.history.last()[0]
+    assert (found.kind, found.lo, found.hi, found.absmax, found.headroom) == (None,) * 5
+    assert m.history.curve(a) == ()
+    assert m.trail(rows, 1, "b") == (("b", 1.0),)
 
 
 def test_rows_that_were_never_read_are_left_out() -> None:

@@ -20,7 +20,9 @@ from anynan.jax import probes
 from anynan.jax.nesting import JITS, REMAT, Body, bodies, dropped
 
 Path = tuple[Any, ...]
-What = Literal["code", "ends", "value"]
+What = Literal["code", "sum", "ends", "span", "value"]
+# Their first column is a total, which is a word only after a loop.
+TOTALS = ("sum", "span")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +31,16 @@ class Probe:
 
     Attributes:
         key: What the reading is known by.
-        what: ``code`` (the word), ``ends`` (word, smallest, largest) or ``value`` (all of it).
+        what: ``code`` (the word), ``ends`` (word, smallest, largest), ``value`` (all of it); for
+            every step ``sum`` (the total) and ``span`` (total, smallest, largest).
         at: For ``value``: the iteration of each loop around it, outermost first.
+        number: For ``sum`` and ``span``: its place among the readings.
     """
 
     key: Any
     what: What = "code"
     at: tuple[int, ...] = ()
+    number: int = 0
 
 
 @dataclass
@@ -71,7 +76,7 @@ class Emission:
 
     Attributes:
         probe: What was asked for.
-        data: The word, the ends or the array; with a leading axis of devices inside shard_map.
+        data: The word, total, ends or array; with a leading axis of devices inside shard_map.
         its: Iteration of each loop around it in which the worst word was seen, outermost first.
         shards: True if there is a leading axis of devices.
     """
@@ -84,7 +89,13 @@ class Emission:
     @property
     def word(self) -> Any:
         """Give the word out of the data."""
-        return self.data[..., 0] if self.probe.what == "ends" else self.data
+        found = self.data[..., 0] if self.wide else self.data
+        return found if self.its or self.probe.what not in TOTALS else probes.words(found)
+
+    @property
+    def wide(self) -> bool:
+        """Tell whether there is a row of numbers, and not one."""
+        return self.probe.what in ("ends", "span")
 
 
 Rule = Callable[["Evaluator", Any, list[Any], Path], tuple[list[Any], list[Emission]]]
@@ -107,9 +118,16 @@ def silent(eqn: Any) -> bool:
 
 
 def _take(probe: Probe, x: Any, extra: tuple[str, ...]) -> Any:
-    if probe.what == "value":
-        return x
-    return probes.ends(x, extra) if probe.what == "ends" else probes.code(x)
+    match probe.what:
+        case "sum":
+            return probes.total([x], probe.number)
+        case "span":
+            return probes.span(x, extra, probe.number)
+        case "ends":
+            return probes.ends(x, extra)
+        case "code":
+            return probes.code(x)
+    return x
 
 
 class Evaluator:
@@ -211,7 +229,10 @@ class Evaluator:
 
     def blank(self, shape: "Shape") -> Emission:
         """Make a reading of nothing, to start a loop with."""
-        data = self.vary(jnp.zeros(*shape.data))
+        data = jnp.zeros(*shape.data)
+        if shape.probe.what in ("ends", "span"):  # of no value at all
+            data = data.at[..., 1].set(jnp.inf).at[..., 2].set(-jnp.inf)
+        data = self.vary(data)
         lead = shape.data[0][:1] if shape.shards else ()
         its = tuple(self.vary(jnp.zeros(lead, jnp.int32)) for _ in range(shape.loops))
         return Emission(shape.probe, data, its, shape.shards)
@@ -238,7 +259,9 @@ class Shape:
 def _shape(probe: Probe, aval: Any, width: int) -> tuple[tuple[int, ...], Any]:
     if probe.what == "value":
         return tuple(aval.shape), aval.dtype
-    return ((width,), probes.wide()) if probe.what == "ends" else ((), jnp.float32)
+    if probe.what == "code":
+        return (), jnp.float32
+    return () if probe.what == "sum" else (width,), probes.wide()
 
 
 def _flat(items: list[Emission]) -> list[list[Any]]:
@@ -310,13 +333,13 @@ def _fold(new: Emission, old: Emission, it: Any, depth: int) -> Emission:
         return replace_data(new, jnp.where(now, new.data, old.data))
     worse = new.word > old.word
     data = new.data
-    if new.probe.what == "ends":
+    if new.wide:
         low = jnp.minimum(new.data[..., 1], old.data[..., 1])
         high = jnp.maximum(new.data[..., 2], old.data[..., 2])
-        word = jnp.maximum(new.word, old.word)
+        word = jnp.maximum(new.word, old.word).astype(data.dtype)
         data = jnp.concatenate([jnp.stack([word, low, high], axis=-1), new.data[..., 3:]], axis=-1)
     else:
-        data = jnp.maximum(new.data, old.data)
+        data = jnp.maximum(new.word, old.word).astype(data.dtype)
     its = (jnp.broadcast_to(it, new.word.shape), *new.its)
     kept = tuple(jnp.where(worse, a, b) for a, b in zip(its, old.its, strict=True))
     return Emission(new.probe, data, kept, new.shards)

@@ -1,4 +1,4 @@
-"""Reduce an array to one word that says whether it is finite, and measure it on the host."""
+"""Reduce an array to a number that says whether it is finite, and measure it on the host."""
 
 import dataclasses
 import functools
@@ -20,8 +20,8 @@ LOSS = "anynan_loss"
 _finfo: Any = jnp.finfo
 FINE, NEGINF, POSINF, NAN = range(4)
 KINDS: tuple[Any, ...] = (None, "neginf", "posinf", "nan")
-# What stands for each word where only the kind is known.
-ENDS = ((0.0, 0.0), (-math.inf, 0.0), (0.0, math.inf), (math.nan, math.nan))
+# The two ends of a reading that says only that nothing is bad.
+UNREAD = (math.inf, -math.inf)
 
 
 def checkable(aval: Any) -> bool:
@@ -59,28 +59,70 @@ def code(x: Any) -> Any:
     The word itself is finite, so that it survives a maximum across devices: there the
     maximum of the values would lose a NaN.
     """
-    return jnp.max(each(x))
-
-
-def together(arrays: list[Any]) -> Any:
-    """Reduce several arrays of one shape to one word, in one pass."""
-    return jnp.max(functools.reduce(jnp.maximum, map(each, arrays)))
-
-
-def each(x: Any) -> Any:
-    """Give the word of every element."""
     found = []
     for part in parts(x):
         top = jnp.asarray(_finfo(part.dtype).max, part.dtype)
         high = jnp.where(part > top, 2.0, 3.0)
         low = jnp.where(part >= -top, 0.0, 1.0)
         found.append(jnp.where(part <= top, low, high).astype(jnp.float32))
-    return functools.reduce(jnp.maximum, found)
+    return jnp.max(functools.reduce(jnp.maximum, found))
+
+
+def total(arrays: list[Any], number: int) -> Any:
+    """Add up arrays of one shape, scaled so that what is finite stays finite.
+
+    A NaN and an Inf come through, also through a sum across devices; both Infs together come
+    out as NaN. XLA runs it as one pass without an array of its own, unlike comparisons, which
+    it writes down before it reduces them; and unlike a maximum, which loses a NaN there.
+
+    Args:
+        arrays: What to read together. One number alone is given as it is.
+        number: A number of its own for each reading of a program. XLA keeps a constant that
+            several share as a whole array.
+    """
+    if len(arrays) == 1 and single(arrays[0]):
+        return jnp.reshape(arrays[0], ()).astype(wide())
+    terms = [term(x, sum(x.size for x in arrays), number) for x in arrays]
+    return jnp.sum(functools.reduce(jnp.add, terms)).astype(wide())
+
+
+def totals(rows: Any, number: int) -> Any:
+    """Add up each row of a matrix, as ``total`` does."""
+    return jnp.sum(term(rows, rows.shape[1], number), axis=1).astype(wide())
+
+
+def term(x: Any, size: int, number: int) -> Any:
+    """Scale an array so that a sum of so many of its values stays finite."""
+    exponent = min(0, 120 - int(_finfo(x.dtype).maxexp)) - math.ceil(math.log2(2 * size))
+    scale = 2.0**exponent * (1 + number % 2**19 * 2.0**-20)
+    found = [part.astype(jnp.promote_types(part.dtype, jnp.float32)) for part in parts(x)]
+    return functools.reduce(jnp.add, [part * np.asarray(scale, part.dtype) for part in found])
+
+
+def single(aval: Any) -> bool:
+    """Tell whether an array is one real number."""
+    return aval.size == 1 and not jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
+def words(found: Any, xp: Any = jnp) -> Any:
+    """Turn totals into words; Infs of both signs read as NaN."""
+    inf = xp.where(found == math.inf, POSINF, xp.where(found == -math.inf, NEGINF, FINE))
+    return xp.where(found != found, NAN, inf).astype(found.dtype)
 
 
 def wide() -> Any:
     """Give the dtype that magnitudes are kept in."""
     return jnp.result_type(float)
+
+
+def span(x: Any, extra: tuple[str, ...], number: int) -> Any:
+    """Give the total, the smallest and the largest value, and further statistics.
+
+    What is not finite may be missing from the two ends: the total tells.
+    """
+    low = functools.reduce(jnp.minimum, [jnp.min(part).astype(wide()) for part in parts(x)])
+    high = functools.reduce(jnp.maximum, [jnp.max(part).astype(wide()) for part in parts(x)])
+    return jnp.stack([total([x], number), low, high, *_more(x, extra)])
 
 
 def ends(x: Any, extra: tuple[str, ...] = ()) -> Any:
@@ -91,12 +133,13 @@ def ends(x: Any, extra: tuple[str, ...] = ()) -> Any:
         top = jnp.asarray(_finfo(part.dtype).max, part.dtype)
         lows.append(jnp.min(jnp.where(fine, part, top)).astype(wide()))
         highs.append(jnp.max(jnp.where(fine, part, -top)).astype(wide()))
-    low, high = lows[0], highs[0]
-    for other_low, other_high in zip(lows[1:], highs[1:], strict=True):
-        low, high = jnp.minimum(low, other_low), jnp.maximum(high, other_high)
-    more = [EXTRA[name](x.astype(jnp.promote_types(x.dtype, jnp.float32))) for name in extra]
-    more = [jnp.real(item).astype(wide()) for item in more]
-    return jnp.stack([code(x).astype(wide()), low, high, *more])
+    low, high = functools.reduce(jnp.minimum, lows), functools.reduce(jnp.maximum, highs)
+    return jnp.stack([code(x).astype(wide()), low, high, *_more(x, extra)])
+
+
+def _more(x: Any, extra: tuple[str, ...]) -> list[Any]:
+    found = [EXTRA[name](x.astype(jnp.promote_types(x.dtype, jnp.float32))) for name in extra]
+    return [jnp.real(item).astype(wide()) for item in found]
 
 
 EXTRA: dict[str, Callable[[Any], Any]] = {
@@ -107,13 +150,19 @@ EXTRA: dict[str, Callable[[Any], Any]] = {
 
 
 def read(row: Any) -> tuple[float, float]:
-    """Turn a word, or a word with two ends, into the two ends of a reading."""
+    """Turn a word with two ends into the two ends of a reading.
+
+    Where they are not known the first is the larger one, as the core has it.
+    """
     word, low, high = round(float(row[0])), float(row[1]), float(row[2])
+    known = low <= high
     if word == NAN:
         return math.nan, math.nan
-    if low > high:  # nothing in it is finite
-        low = high = 0.0
-    return (-math.inf, high) if word == NEGINF else (low, math.inf if word == POSINF else high)
+    if word == NEGINF:
+        return -math.inf, high if known else -math.inf
+    if word == POSINF:
+        return low if known else math.inf, math.inf
+    return (low, high) if known else UNREAD
 
 
 def on_host(x: Any) -> Any:

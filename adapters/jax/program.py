@@ -1,16 +1,15 @@
 """One traced form of a function: its operations, its readings, its compiled programs."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from threading import local
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax, tree_util
+from jax import tree_util
 
 from anynan.context import marker
-from anynan.jax import probes, signature
+from anynan.jax import signature
 from anynan.jax.evaluate import Emission, Evaluator, Plan, Probe, placed
 from anynan.jax.graph import Graph, Node
 from anynan.jax.layers import Layers, Spot
@@ -20,11 +19,11 @@ from anynan.jax.probes import checkable
 from anynan.jax.scopes import named
 from anynan.jax.signature import Flat, Leaf, Slot
 from anynan.jax.stacks import MARK
-from anynan.monitor import Site
 from anynan.patterns import Patterns, choose
 
 if TYPE_CHECKING:
     from anynan.jax.operations import Operations
+    from anynan.jax.watching import Watch
 
 _state = local()
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
@@ -93,9 +92,14 @@ class Program:
         self.layers = Layers(self.graph, self.roots)
         tree = flat.arguments(map(Slot, range(len(flat.arrays))))
         self.results = self._match(tree, flat)
+        # What is spread over devices is not put side by side: that would move it.
+        self.alone = all(not isinstance(x, jax.Array) or _alone(x) for x in flat.arrays)
         self._always: Watch | None = None
         self._operations: Operations | None = None
         self.replays: dict[Any, Any] = {}
+        # Values that are read exactly, as of so many masks known; values known to hold a NaN.
+        self.exact: tuple[int, set[int]] | None = None
+        self.sure: set[int] = set()
         self.chosen: set[str] | None = None
 
     def _mark(self, what: str | dict[str, str]) -> Any:
@@ -112,6 +116,11 @@ class Program:
             if number < len(self.expected):  # else from a trace before this one
                 found.update(self.expected[number])
         return found
+
+    def excused(self, index: int) -> dict[str, str]:
+        """Give what is expected of a value by the operation that makes it."""
+        writer = self.graph.values[index].writer
+        return {} if writer is None else self.allowed(self.graph.nodes[writer])
 
     def _pure(self, fn: Callable[..., Any], flat: Flat) -> Callable[..., list[Any]]:
         def pure(*arrays: Any) -> list[Any]:
@@ -354,10 +363,12 @@ class Program:
             self._operations = Operations(self.graph, self.layers)
         return self._operations
 
-    def watch(self) -> "Watch":
-        """Give the program that runs every step, made once."""
-        if self._always is None:
-            self._always = Watch(self)
+    def watch(self, exact: Iterable[int] = ()) -> "Watch":
+        """Give the program that runs every step; made again where more must be exact."""
+        if self._always is None or not self._always.exact.issuperset(exact):
+            from anynan.jax.watching import Watch
+
+            self._always = Watch(self, exact)
         return self._always
 
     def evaluate(
@@ -367,86 +378,12 @@ class Program:
         consts = self.closed.consts if consts is None else consts
         return Evaluator(plan).run(self.closed.jaxpr, consts, arrays)
 
-    def want(self, plan: Plan, index: int, what: Any, at: tuple[int, ...] = ()) -> None:
+    def want(
+        self, plan: Plan, index: int, what: Any, at: tuple[int, ...] = (), number: int = 0
+    ) -> None:
         """Ask for a reading of a value."""
         value = self.graph.values[index]
-        plan.add(value.path, value.var, Probe(index, what, at))
-
-
-class Watch:
-    """The program that runs every step: the function itself, and a few numbers more."""
-
-    def __init__(self, program: Program) -> None:
-        settings = program.settings
-        self.program = program
-        self.spots = program.inputs() + program.spots(backward=settings.gradients)
-        self.groups = {} if settings.ends else self._groups()
-        inside = {i for group in self.groups.values() for i in group[1:]}
-        hidden = {program.graph.results[i] for i in inside}
-        self.spots = [spot for spot in self.spots if spot.value not in hidden]
-        self.values = list(dict.fromkeys(spot.value for spot in self.spots))
-        self.plan = Plan(extra=settings.extra)
-        for index in self.values:
-            if index in self.groups:
-                continue
-            single = program.graph.values[index].aval.size == 1
-            program.want(self.plan, index, "ends" if single or settings.ends else "code")
-        self.at = {index: i for i, index in enumerate(self.values)}
-        self.order = [self.at[spot.value] for spot in self.spots]
-        self.sites: list[Site] | None = None
-        self.table: tuple[int, Any] | None = None
-        donated = program.donated if settings.donate else ()
-        self.restored = program.restorable if settings.restores(donated) else {}
-        self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in donated))
-        self.donated = donated
-
-    def _groups(self) -> dict[int, list[int]]:
-        """Put a new weight and its optimizer state together, to be read in one pass."""
-        program, found = self.program, {}
-        shapes = [(v.shape, v.dtype) for v in program.closed.out_avals]
-        wanted = {spot.value for spot in self.spots}
-        for i, result in enumerate(program.results):
-            index = program.graph.results[i]
-            if not result.state or result.source is None or index not in wanted:
-                continue
-            leaf = program.leaves[result.source]
-            moments = [j for j, _ in program.moments(leaf) if shapes[j] == shapes[i]]
-            if leaf.role == "parameter" and moments:
-                found[index] = [i, *moments]
-        return found
-
-    def _run(self, drop: Any, table: Any, *arrays: Any) -> tuple[list[Any], Any]:
-        outs, found = self.program.evaluate(self.plan, arrays)
-        width = 3 + len(self.plan.extra)
-        rows = {item.probe.key: _row(item, width) for item in found}
-        for index, group in self.groups.items():
-            word = probes.together([outs[i] for i in group]).astype(probes.wide())
-            rows[index] = jnp.zeros(width, word.dtype).at[0].set(word)
-        if not rows:
-            return outs, jnp.zeros((0, 3), probes.wide())
-        words = jnp.stack([rows[index] for index in self.values])
-        if self.restored:
-            kinds = words[:, 0].astype(jnp.int32)
-            bad = drop & jnp.any(jnp.take_along_axis(table, kinds[:, None], axis=1))
-            new = [outs[i] for i in self.restored]
-            old = [arrays[source] for source in self.restored.values()]
-            kept = lax.cond(bad, lambda a, _: a, lambda _, b: b, old, new)
-            for i, x in zip(self.restored, kept, strict=True):
-                outs[i] = x
-        return outs, words
-
-
-def _row(item: Emission, width: int) -> Any:
-    """Give the same columns for every reading."""
-    data = item.data.astype(probes.wide())
-    if item.probe.what == "code":
-        word = jnp.max(data)
-        return jnp.zeros(width, data.dtype).at[0].set(word)
-    if not item.shards:
-        return data
-    return jnp.concatenate(
-        [jnp.max(data[:, :1], 0), jnp.min(data[:, 1:2], 0), jnp.max(data[:, 2:], 0)]
-    )
+        plan.add(value.path, value.var, Probe(index, what, at, number))
 
 
 @dataclass(frozen=True)
@@ -488,6 +425,10 @@ def _numbered(spots: list[Spot]) -> list[Spot]:
         else:
             found.append(spot)
     return found
+
+
+def _alone(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer) or len(x.sharding.device_set) == 1
 
 
 def _alike(structure: Any, item: Any) -> bool:

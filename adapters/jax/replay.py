@@ -13,7 +13,8 @@ from anynan.jax.layers import Spot
 from anynan.jax.operations import Op
 from anynan.jax.program import Program
 from anynan.jax.records import Recorder
-from anynan.jax.session import Session, Step
+from anynan.jax.session import Session
+from anynan.jax.steps import Step
 from anynan.lineage import Replay
 
 # Readings in one second run: more of them take long to compile, and layers are read first.
@@ -41,9 +42,8 @@ def replay(session: Session, step: Step) -> Replay:
     """Run a step again and record its operations with bad results."""
     program = step.program
     arrays = step.inputs()
-    watch = program.watch()
-    host = probes.on_host(step.words)
-    words = {index: int(host[at, 0]) for index, at in watch.at.items()}
+    watch = step.watch
+    words = {index: int(step.read[at, 0]) for index, at in watch.at.items()}
     spots = program.spots(backward=True)
     bad = [spot for spot in watch.spots if words[spot.value] and spot.phase != "input"]
     # A mask is no failure of its own: what came after it is looked for first.
@@ -182,9 +182,9 @@ def _flag(item: Emission, data: Any, its: list[Any]) -> Flag:
 def _trail(step: Step, found: dict[int, Flag]) -> None:
     """Fill in how large the values of each layer were."""
     rows = step.rows
-    for order, spot in enumerate(step.program.watch().spots):
+    for order, spot in enumerate(step.watch.spots):
         flag = found.get(spot.value)
         if flag is not None and flag.row is not None and spot.phase == "forward":
             low, high = probes.read(flag.row)
-            if not rows.lo[order] and not rows.hi[order]:
+            if rows.lo[order] > rows.hi[order]:
                 rows.lo[order], rows.hi[order] = low, high

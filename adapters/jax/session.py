@@ -5,7 +5,6 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,8 +15,10 @@ from anynan.errors import AnomalyError
 from anynan.jax import probes, signature, taps
 from anynan.jax.layers import Spot
 from anynan.jax.objects import Objects, objects_of
-from anynan.jax.program import Program, Settings, Watch, tracing
+from anynan.jax.program import Program, Settings, tracing
+from anynan.jax.steps import Step, alive, unread, weakly
 from anynan.jax.taps import traced
+from anynan.jax.watching import Watch
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
@@ -25,59 +26,21 @@ from anynan.summary import Summary
 from anynan.tracker import Tracker
 
 
-@dataclass
-class Step:
-    """Hold what a step left behind, until it is judged.
-
-    Attributes:
-        program: What ran.
-        arrays: What went in; what was donated is gone.
-        outs: What came out.
-        words: The readings, on the device.
-        rows: The rows they belong in.
-        spoilt: Weights that a replay found to be spoilt by the update.
-    """
-
-    program: Program
-    arrays: list[Any]
-    outs: list[Any]
-    words: Any
-    rows: Rows
-    spoilt: list[BadParameter] = field(default_factory=list)
-
-    def inputs(self) -> list[Any]:
-        """Give the arrays to run the step with again.
-
-        Raises:
-            ReplayError: If they were donated and did not come back.
-        """
-        watch = self.program.watch()
-        found = list(self.arrays)
-        back = {source: i for i, source in watch.restored.items()}
-        for i in watch.donated:
-            array = found[i]
-            if not (isinstance(array, jax.Array) and array.is_deleted()):
-                continue
-            if i not in back:
-                msg = (
-                    f"{self.program.leaves[i].name} was donated to the step, so the step cannot "
-                    "be run again: keep_inputs=True keeps what is donated, and the operation is "
-                    "named"
-                )
-                raise ReplayError(msg)
-            found[i] = self.outs[back[i]]
-        return found
-
-
 class Session:
     """Watch one function for one tracker."""
 
     backend = "jax"
 
-    def __init__(self, fn: Callable[..., Any], options: Options, *, keep_inputs: bool) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], options: Options, *, keep_inputs: bool, lag: int | None
+    ) -> None:
         self.options = options
         self.tracker: Tracker
-        self.keep_inputs = keep_inputs
+        if lag is None:  # where nothing depends on the answer nobody has to wait for it
+            lag = int(options.only_watches and options.read == "auto")
+        self.lag = lag
+        # Without a replay a step that is read late is not worth keeping alive.
+        self.light = bool(lag) and not options.replay and options.level == "layer"
         self._programs: dict[Hashable, Program] = {}
         self._kept: list[Any] = []
         self._lock = threading.RLock()
@@ -124,9 +87,15 @@ class Session:
 
     def read(self) -> None:
         """Read and judge the steps not read yet."""
-        unread, self._unread = self._unread, []
-        while unread:
-            self._settle(unread.pop(0))
+        self._read()
+
+    def _read(self, but: int = 0) -> None:
+        """Read and judge the steps not read yet, but for so many of the last."""
+        try:
+            while len(self._unread) > but:
+                self._settle(self._unread.pop(0))
+        finally:
+            unread(self, bool(self._unread))
 
     def finish(self) -> None:
         """Read what is left."""
@@ -149,16 +118,19 @@ class Session:
         program = self._program(made, inner, flat, objects)
         if traced(flat.arrays) or traced(program.closed.consts):
             return taps.run(self, program, flat.arrays)
-        watch = program.watch()
+        watch = program.watch(self._exact(program))
         rows = self.tracker.rows()
         drop = np.bool_(True)
         outs, words = watch.run(drop, self._table(watch), *flat.arrays)
         self.tracker.close_step()
-        self._unread.append(Step(program, flat.arrays, outs, words, rows))
+        hold = weakly if self.light else list
+        self._unread.append(Step(program, watch, hold(flat.arrays), hold(outs), words, rows))
         every = self.options.read
-        if not isinstance(every, int) or not (rows.step + 1) % every:
+        if isinstance(every, int) and (rows.step + 1) % every:
+            unread(self, True)
+        else:
             try:
-                self.read()
+                self._read(self.lag)
             except AnomalyError as error:
                 # The user's stack is what matters, not the way through the core.
                 raise error.with_traceback(None) from None
@@ -223,6 +195,20 @@ class Session:
             watch.table = known, table
         return watch.table[1]
 
+    def _exact(self, program: Program) -> set[int]:
+        """List the values where a NaN and Infs of both signs are judged differently."""
+        known = len(self.tracker.monitor.downgraded)
+        if program.exact is None or program.exact[0] != known:
+            # What only an operation says is expected is known to the rows, not to the policy.
+            spots = program.inputs() + program.spots(backward=self.settings.gradients)
+            found = set() if program.exact is None else program.exact[1]
+            for spot in spots:
+                bad = self.bad_words(spot)
+                if bad[probes.NAN] != bad[probes.POSINF] or program.excused(spot.value):
+                    found.add(spot.value)
+            program.exact = known, found
+        return program.exact[1]
+
     def bad_words(self, spot: Spot) -> Any:
         """Say which words of a reading are bad."""
         found = np.zeros(4, bool)
@@ -241,29 +227,32 @@ class Session:
         """Judge readings that the caller's program sent because one of them is bad."""
         with self._lock:
             rows = self.tracker.rows()
-            filled = np.zeros((len(words), 3))
-            filled[:, 0] = words
+            filled = np.empty((len(words), 3))
+            filled[:, 0], filled[:, 1:] = words, probes.UNREAD
             self._write(rows, self._sites(spots, avals), spots, filled)
             self.tracker.close_step()
             self.tracker.settle(rows)
 
     def _settle(self, step: Step) -> None:
         """Bring a step's readings to the host: one read; have them judged."""
-        watch, rows = step.program.watch(), step.rows
-        words = probes.on_host(step.words)
+        watch, rows = step.watch, step.rows
+        step.read = watch.rows(probes.on_host(step.words))
         graph = step.program.graph
         if watch.sites is None:
             avals = [graph.values[spot.value].aval for spot in watch.spots]
             watch.sites = self._sites(watch.spots, avals)
         if step.program.expected:
             for order, spot in enumerate(watch.spots):
-                writer = graph.values[spot.value].writer
-                allowed = {} if writer is None else step.program.allowed(graph.nodes[writer])
+                allowed = step.program.excused(spot.value)
                 if allowed:
                     rows.expected[order] = allowed
-        self._write(rows, watch.sites, watch.spots, words[watch.order])
-        self._live(step, watch)
-        self._guard(step, words[watch.order])
+        if self.options.replay and (step.read[:, 0] == probes.NAN).any():
+            self._sure(step)
+        read = step.read[watch.order]
+        self._write(rows, watch.sites, watch.spots, read)
+        if read[:, 0].any():
+            self._live(step, watch)
+        self._guard(step, read)
         self._local.step = step
         try:
             if self.options.level == "operation":
@@ -274,13 +263,38 @@ class Session:
         if rows.failed is None:
             self.tracker.known_clean(rows.step + 1)
 
+    def _sure(self, step: Step) -> None:
+        """Look once more at the first values that read as NaN: they may be Infs of both signs.
+
+        A sum cannot tell them apart. What is one is read exactly from now on.
+        """
+        from anynan.jax.replay import flags
+
+        program, watch = step.program, step.watch
+        for index in dict.fromkeys(spot.value for spot in watch.spots):
+            at = watch.at[index]
+            if step.read[at, 0] != probes.NAN:
+                continue
+            if index in watch.exact or index in program.sure:
+                return
+            members = watch.members(index)
+            try:
+                found = flags(program, step.inputs(), dict.fromkeys(members, "code"))
+            except ReplayError:
+                return
+            word = max(found[i].word for i in members)
+            if word != probes.POSINF:  # or it did not happen again
+                program.sure.add(index)
+                return
+            step.read[at, :3] = word, *probes.UNREAD
+            if program.exact is not None:
+                program.exact[1].add(index)
+
     def _write(self, rows: Rows, sites: list[Site], spots: list[Spot], words: Any) -> None:
         """Write readings into a step's rows."""
         rows.sites.extend(sites)
         rows.calls.extend(spot.call for spot in spots)
         low, high = words[:, 1].astype(float), words[:, 2].astype(float)
-        empty = low > high  # nothing in it is finite
-        low[empty] = high[empty] = 0.0
         for order in np.flatnonzero(words[:, 0]):
             low[order], high[order] = probes.read(words[order])
         if words.shape[1] > 3:
@@ -298,7 +312,7 @@ class Session:
             return
         norms = [
             float(row[-1])
-            for spot, row in zip(step.program.watch().spots, words, strict=True)
+            for spot, row in zip(step.watch.spots, words, strict=True)
             if spot.phase == "backward" and spot.parameter is not None
         ]
         if norms:
@@ -330,7 +344,7 @@ class Session:
             held.update(zip(graph.arguments, step.arrays, strict=True))
         for order, spot in enumerate(watch.spots):
             if spot.value in held:
-                step.rows.live[order] = functools.partial(_alive, held[spot.value])
+                step.rows.live[order] = functools.partial(alive, held[spot.value])
 
     # What the core asks for.
 
@@ -360,7 +374,7 @@ class Session:
         found = []
         for leaf, array in zip(program.leaves, step.arrays, strict=True):
             if leaf.role in ("parameter", "buffer") and _is_bad(array):
-                summary = probes.measure(array)
+                summary = probes.measure(alive(array))
                 found.append(
                     BadParameter(leaf.name, program.owner(leaf), summary, leaf.role == "buffer")
                 )
@@ -379,11 +393,8 @@ class Session:
         return int(jax.process_index()) if jax.process_count() > 1 else None
 
 
-def _alive(x: Any) -> Any:
-    return None if isinstance(x, jax.Array) and x.is_deleted() else x
-
-
 def _is_bad(x: Any) -> bool:
-    if _alive(x) is None or not probes.checkable(signature.aval(x)):
+    x = alive(x)
+    if x is None or not probes.checkable(signature.aval(x)):
         return False
     return bool(probes.code(jax.numpy.asarray(x)) > 0)

@@ -22,6 +22,7 @@ _STATES = re.compile(
 )
 _COLLECTIONS = ("params", "batch_stats", "variables", "model", "value", "raw_value", "state")
 _STATISTICS = ("batch_stats",)
+_known: dict[type, bool] = {}
 
 
 class Slot(int):
@@ -62,6 +63,15 @@ def aval(x: Any) -> Any:
     return find(x)
 
 
+def kind(x: Any) -> Hashable:
+    """Say what of an argument a trace depends on."""
+    # The type with its sharding is slow to make and to compare, which counts for every weight.
+    if type(getattr(x, "sharding", None)) is jax.sharding.SingleDeviceSharding:
+        known: Hashable = x.aval
+        return known
+    return type(x) if not hasattr(x, "dtype") else None, aval(x)
+
+
 @dataclass(frozen=True)
 class Fixed:
     """Hold an argument that the user's own jit takes as static."""
@@ -87,7 +97,10 @@ def static_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def is_data(x: Any) -> bool:
     """Tell whether a leaf is an array, and no plain number."""
-    return isinstance(x, jax.Array | np.ndarray | np.generic)
+    known = _known.get(type(x))
+    if known is None:  # asking JAX takes longer than to remember
+        known = _known[type(x)] = isinstance(x, jax.Array | np.ndarray | np.generic)
+    return known
 
 
 @dataclass(frozen=True)
@@ -109,16 +122,13 @@ class Flat:
     def key(self) -> Hashable:
         """Say what a compiled program depends on."""
         fixed = tuple((i, x if _hashable(x) else id(x)) for i, x in self.fixed)
-        kinds = tuple((type(x) if not hasattr(x, "dtype") else None, aval(x)) for x in self.arrays)
-        return self.tree, fixed, kinds
+        return self.tree, fixed, tuple(map(kind, self.arrays))
 
     def joined(self, arrays: Any) -> Any:
         """Put other arrays into the arrays' places."""
-        leaves: list[Any] = [None] * self.size
-        taken = dict(self.fixed)
-        left = iter(arrays)
-        for i in range(self.size):
-            leaves[i] = taken[i] if i in taken else next(left)
+        leaves = list(arrays)
+        for i, x in self.fixed:  # in rising order
+            leaves.insert(i, x)
         return tree_util.tree_unflatten(self.tree, leaves)
 
     def arguments(self, arrays: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

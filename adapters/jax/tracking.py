@@ -36,9 +36,10 @@ def track(target: Any = None, **options: Any) -> Any:
             function of the Event), ``layers`` and ``skip`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
-            ``read`` (``"auto"``, or every n steps), ``level`` (``"layer"`` or ``"operation"``);
-            and, here only, ``keep_inputs`` (False): keep donated arguments, so that a bad step
-            can always be run again.
+            ``read`` (``"auto"``, ``"step"``, or every n steps), ``level`` (``"layer"`` or
+            ``"operation"``); and, here only, ``keep_inputs`` (False): keep donated arguments, so
+            that a bad step can always be run again, and ``lag`` (0): with 1 a step is read after
+            the next one has been started, so that nobody waits for it.
 
     Returns:
         A Tracker, to be called in the function's place, or a decorator that makes one.
@@ -57,10 +58,14 @@ def track(target: Any = None, **options: Any) -> Any:
     if not isinstance(keep, bool):
         msg = f"keep_inputs= takes True or False, not {keep!r}"
         raise TypeError(msg)
-    chosen = Options.checked(options, "keep_inputs")
+    lag = options.pop("lag", None)
+    if lag is not None and (isinstance(lag, bool) or lag not in (0, 1)):
+        msg = f"lag= takes 0 (read each step) or 1 (read it after the next one began), not {lag!r}"
+        raise ValueError(msg)
+    chosen = Options.checked(options, "keep_inputs", "lag")
     if target is None:
-        return functools.partial(_track, options=chosen, keep_inputs=keep)
-    return _track(target, chosen, keep)
+        return functools.partial(_track, options=chosen, keep_inputs=keep, lag=lag)
+    return _track(target, chosen, keep, lag)
 
 
 def untrack(tracker: Any) -> Any:
@@ -112,12 +117,12 @@ _NO_NUMBERS = (
 )
 
 
-def _track(target: Any, options: Options, keep_inputs: bool) -> Tracker:
+def _track(target: Any, options: Options, keep_inputs: bool, lag: int | None) -> Tracker:
     refuse_target(target, "function of arrays")
     if not callable(target):
         msg = f"track() takes a function of arrays, not {type(target).__name__}"
         raise TypeError(msg)
-    session = Session(target, options, keep_inputs=keep_inputs)
+    session = Session(target, options, keep_inputs=keep_inputs, lag=lag)
     name = getattr(target, "__name__", type(target).__name__)
     tracker = Tracker(target, options, name)
     session.tracker = tracker

@@ -1,0 +1,91 @@
+"""Steps that ran and are not judged yet."""
+
+import atexit
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from anynan.adapter import BadParameter, ReplayError
+from anynan.jax.program import Program
+from anynan.jax.watching import Watch
+from anynan.monitor import Rows
+
+if TYPE_CHECKING:
+    from anynan.jax.session import Session
+
+
+@dataclass
+class Step:
+    """Hold what a step left behind, until it is judged.
+
+    Attributes:
+        program: What it was.
+        watch: What ran.
+        arrays: What went in; what was donated is gone.
+        outs: What came out.
+        words: The readings, on the device.
+        rows: The rows they belong in.
+        read: The readings on the host: word, smallest, largest and statistics of each value.
+        spoilt: Weights that a replay found to be spoilt by the update.
+    """
+
+    program: Program
+    watch: Watch
+    arrays: list[Any]
+    outs: list[Any]
+    words: Any
+    rows: Rows
+    read: Any = None
+    spoilt: list[BadParameter] = field(default_factory=list)
+
+    def inputs(self) -> list[Any]:
+        """Give the arrays to run the step with again.
+
+        Raises:
+            ReplayError: If they were donated and did not come back.
+        """
+        found = [alive(x) for x in self.arrays]
+        back = {source: i for i, source in self.watch.restored.items()}
+        for i, array in enumerate(found):
+            if array is None and i in back:
+                found[i] = alive(self.outs[back[i]])
+            if found[i] is None:
+                msg = (
+                    f"{self.program.leaves[i].name} was donated to the step, so the step cannot "
+                    "be run again: keep_inputs=True keeps what is donated, and the operation is "
+                    "named"
+                )
+                raise ReplayError(msg)
+        return found
+
+
+def alive(x: Any) -> Any:
+    """Give an array, None if it was donated or is gone."""
+    if isinstance(x, weakref.ref):
+        x = x()
+    return None if isinstance(x, jax.Array) and x.is_deleted() else x
+
+
+def weakly(arrays: list[Any]) -> list[Any]:
+    """Hold arrays without keeping them alive."""
+    return [weakref.ref(x) if isinstance(x, jax.Array) else x for x in arrays]
+
+
+# Kept until they are read, also where the user forgets the tracker.
+_unread: "dict[int, Session]" = {}
+
+
+def unread(session: "Session", waiting: bool) -> None:
+    """Note whether a session has steps that nobody has read."""
+    if waiting:
+        _unread[id(session)] = session
+    else:
+        _unread.pop(id(session), None)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for session in list(_unread.values()):
+        session.tracker.remove()

@@ -1,0 +1,250 @@
+"""What a step's readings cost and say, and when they cross to the host."""
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anynan
+from anynan.jax import probes
+from tests.jax_adapter.models import made
+
+INF, NAN = np.inf, np.nan
+DTYPES = ("float32", "float16", "bfloat16", "complex64", "float8_e5m2")
+VALUES = [
+    ((), probes.FINE), ((NAN,), probes.NAN), ((INF,), probes.POSINF), ((-INF,), probes.NEGINF),
+    ((-INF, -INF), probes.NEGINF), ((INF, INF), probes.POSINF), ((INF, -INF, NAN), probes.NAN),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 100, 70_000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_total_tells_what_is_bad_and_never_overflows(dtype, size, sign):
+    top = jnp.full(size, sign * float(probes._finfo(dtype).max), dtype)
+    total = jax.jit(lambda x, y: probes.total([x, y], 7))
+    for values, word in VALUES:
+        at = np.arange(len(values)) % size
+        if len(values) > size:
+            continue
+        x = top.at[at].set(jnp.array(values, dtype))
+        assert probes.words(np.asarray(total(x, top)), np) == word
+        assert probes.words(np.asarray(total(top, x)), np) == word
+
+
+def test_infs_of_both_signs_are_no_nan():
+    def fn(x):
+        with jax.named_scope("layer"):
+            return 1 / x
+
+    tracked = anynan.jax.track(fn, action="record")
+    for last in (1.0, NAN, 2.0):
+        tracked(jnp.array([0.0, -0.0, last]))
+    kinds = [r.kind for r in tracked.history if r.layer == "layer"]
+    assert kinds == ["posinf", "nan", "posinf"]
+
+
+def test_limits_of_both_signs_that_are_only_placed_are_no_failure():
+    def fn(x):
+        with jax.named_scope("bounds"):
+            bounds = jnp.where(x > 2, INF, -INF)
+        with jax.named_scope("clip"):
+            return jnp.clip(x, jnp.min(bounds), jnp.max(bounds)).sum()
+
+    tracked = anynan.jax.track(fn)
+    for _ in range(3):
+        tracked(jnp.arange(5.0))
+    assert [event.severity for event in tracked.events] == ["suspect"]
+    with pytest.raises(anynan.NonFiniteError):
+        tracked(jnp.array([1.0, NAN, 3.0, 4.0, 5.0]))
+
+
+# What it costs, counted.
+
+
+def big():
+    size = 256
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {f"layer{i}": jax.random.normal(k, (size, size)) / 16 for i, k in enumerate(keys)}
+
+    def loss(params, x):
+        for name, weight in params.items():
+            with jax.named_scope(name):
+                x = jnp.tanh(x @ weight)
+        return (x**2).mean()
+
+    def step(params, x):
+        value, grads = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    return step, params, jnp.ones((size, size))
+
+
+def test_no_array_is_made_for_the_readings():
+    step, params, x = big()
+    plain = jax.jit(step).lower(params, x).compile().memory_analysis()
+    tracked = anynan.jax.track(step)
+    tracked(params, x)
+    (program,) = tracked.adapter._programs.values()
+    watch = program.watch()
+    run = watch.run.lower(np.bool_(True), tracked.adapter._table(watch), *params.values(), x)
+    mine = run.compile().memory_analysis()
+    rows = 4 * len(watch.values)
+    assert mine.output_size_in_bytes - plain.output_size_in_bytes <= rows + 64
+    assert mine.temp_size_in_bytes - plain.temp_size_in_bytes < x.nbytes / 4
+
+
+def test_an_argument_more_costs_few_calls_of_python():
+    def calls(count):
+        xs = {f"x{i}": jnp.ones(2) for i in range(count)}
+        tracked = anynan.jax.track(lambda xs: sum(x.sum() for x in xs.values()))
+        tracked(xs)
+        seen = []
+        sys.setprofile(lambda frame, event, _: event == "call" and seen.append(frame))
+        try:
+            tracked(xs)
+        finally:
+            sys.setprofile(None)
+        return len(seen)
+
+    assert (calls(120) - calls(20)) / 100 < 8
+
+
+# When it is read.
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    seen = []
+    on_host = probes.on_host
+    monkeypatch.setattr(probes, "on_host", lambda x: seen.append(x) or on_host(x))
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"action": "warn"}, {"replay": False, "read": "step"}])
+def test_a_step_is_read_once_before_it_returns(options, reads):
+    step, *state = made()
+    tracked = anynan.jax.track(step, **options)
+    for i in range(3):
+        tracked(*state)
+        assert (len(reads), len(tracked.history)) == (i + 1, i + 1)
+
+
+@pytest.mark.parametrize("options", [{"action": "record", "replay": False}, {"lag": 1}])
+def test_a_step_is_read_after_the_next_where_nobody_has_to_wait(options, reads):
+    step, *state = made()
+    tracked = anynan.jax.track(step, **options)
+    for i in range(3):
+        tracked(*state)
+        assert (len(reads), len(tracked.history)) == (i, i)
+    tracked.check()
+    assert tracked.history.steps() == [0, 1, 2]
+
+
+def test_a_late_step_is_the_one_that_is_reported():
+    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), lag=1)
+    tracked(jnp.array([-1.0]))
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(jnp.array([1.0]))
+    assert (caught.value.event.step, caught.value.event.operation.name) == (0, "log")
+
+
+def test_what_is_unread_at_the_end_is_warned_about():
+    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), action="record", replay=False)
+    tracked(jnp.array([-1.0]))
+    assert tracked.events == ()
+    with pytest.warns(anynan.AnynanWarning, match="NaN first appeared in the loss of step 0"):
+        tracked.remove()
+    with (
+        pytest.raises(anynan.NonFiniteError),
+        anynan.jax.track(lambda x: jnp.log(x).sum(), lag=1) as tracked,
+    ):
+        tracked(jnp.array([-1.0]))
+
+
+def test_a_late_step_keeps_nothing_alive_that_it_does_not_need():
+    tracked = anynan.jax.track(lambda x: jnp.log(x), action="record", replay=False)
+    count = len(jax.live_arrays())
+    tracked(jnp.ones(1000))
+    assert len(jax.live_arrays()) == count + 1  # the readings
+    tracked.remove()
+
+
+def test_a_donated_late_step_says_that_it_cannot_be_run_again():
+    step = jax.jit(lambda params: jax.tree.map(jnp.log, params), donate_argnums=0)
+    tracked = anynan.jax.track(step, lag=1)
+    params = tracked({"w": -jnp.ones(2)})
+    with pytest.raises(anynan.NonFiniteError, match="donated to the step"):
+        tracked(params)
+    with pytest.raises(anynan.NonFiniteError):
+        tracked.check()
+
+
+def test_interpreter_exit_reads_what_is_left():
+    code = """
+        import anynan, jax.numpy as jnp
+        step = anynan.jax.track(lambda x: jnp.log(x).sum(), action="warn", replay=False)
+        step(jnp.array([-1.0]))
+        del step
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert "NaN first appeared in the loss of step 0" in done.stderr
+
+
+@pytest.mark.parametrize("lag", [2, True, "1"])
+def test_unfit_lags(lag):
+    with pytest.raises(ValueError, match="lag= takes 0"):
+        anynan.jax.track(lambda x: x, lag=lag)
+
+
+# What the history says.
+
+
+def test_magnitudes_that_were_not_read_are_not_made_up():
+    step, *state = made()
+    tracked = anynan.jax.track(step)
+    tracked(*state)
+    readings = {r.phase: r for r in tracked.history}
+    assert readings["loss"].absmax > 0
+    assert readings["forward"].absmax is readings["forward"].headroom is None
+    assert readings["forward"].kind is None
+    assert not any("absmax/forward" in name for name in tracked.metrics())
+
+
+def test_a_branch_that_is_not_taken_has_no_magnitude():
+    def fn(x):
+        def taken(x):
+            with jax.named_scope("taken"):
+                return x * 2
+
+        def left(x):
+            with jax.named_scope("left"):
+                return x * 3
+
+        return jax.lax.cond(x[0] > 0, taken, left, x).sum()
+
+    tracked = anynan.jax.track(fn, stats="absmax")
+    tracked(jnp.array([1.0, 2.0]))
+    found = {r.layer: (r.lo, r.hi) for r in tracked.history if r.phase == "forward"}
+    assert found == {"taken": (2, 4), "left": (None, None)}
+
+
+def test_a_loop_gives_the_smallest_and_largest_of_all_rounds():
+    def fn(x):
+        def step(carry, item):
+            with jax.named_scope("cell"):
+                item = item + 1
+            return carry + item, item
+
+        return jax.lax.scan(step, 0.0, x)[0]
+
+    tracked = anynan.jax.track(fn, stats="absmax")
+    tracked(jnp.array([1.0, 5.0, 3.0]))
+    found = {r.layer: (r.lo, r.hi) for r in tracked.history if r.phase == "forward"}
+    assert found == {"cell": (2, 6)}
