@@ -9,17 +9,19 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
-INSTALL := $(RUN) -m pip install --disable-pip-version-check -c tests/constraints.txt
-REQUIREMENTS := pyproject.toml tests/constraints.txt
+CONSTRAINTS := tests/constraints.txt
+INSTALL := $(RUN) -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
+REQUIREMENTS := pyproject.toml $(CONSTRAINTS)
+OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint types docs wheel bench bench-gpu test-gpu clean
+.PHONY: help demo test test-jax-older lint types docs wheel bench bench-gpu test-gpu clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
-		printf '  make %-10s %s\n' "$$name" "$$what"; done
+		printf '  make %-14s %s\n' "$$name" "$$what"; done
 
 demo: $(VENV)/demo.stamp ## Break a small model and print the report
 	$(RUN) -m anynan demo
@@ -28,6 +30,14 @@ demo: $(VENV)/demo.stamp ## Break a small model and print the report
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/test.stamp ## Run the tests
 	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+
+# The conformance suite, the tracker itself, and the demo from beginning to end.
+test-jax-older: export OMP_NUM_THREADS = 1
+test-jax-older: ## Run what matters of the tests with an older JAX, in .venv-jax
+	$(MAKE) $(OLDER) .venv-jax/jax.stamp
+	.venv-jax/bin/python -m pytest -n $(JOBS) --backends jax.numpy \
+		tests/conformance tests/jax_adapter/test_tracking.py $(ARGS)
+	.venv-jax/bin/python -m anynan demo --framework jax --bug mask
 
 lint: $(VENV)/lint.stamp ## Check style and formatting
 	$(RUN) -m ruff check .
@@ -53,7 +63,7 @@ test-gpu: $(VENV)/test.stamp ## Run the tests that need an accelerator
 	$(RUN) -m pytest -m gpu $(ARGS)
 
 clean: ## Remove everything the other targets made
-	rm -rf $(VENV) build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-jax build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find anynan adapters tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Some systems' Python has venv without ensurepip; then the system's pip fills the folder.
@@ -73,6 +83,10 @@ $(VENV)/lint.stamp: EXTRA = lint
 $(VENV)/docs.stamp: EXTRA = docs
 $(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/bench.stamp $(VENV)/lint.stamp $(VENV)/docs.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
 	$(INSTALL) -e '.[$(EXTRA)]'
+	@touch $@
+
+$(VENV)/jax.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
+	$(INSTALL) -e '.[jax]' flax hypothesis optax pytest pytest-xdist
 	@touch $@
 
 $(VENV)/wheel.stamp: $(VENV)/python.stamp $(REQUIREMENTS)

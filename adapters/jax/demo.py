@@ -143,8 +143,8 @@ def setup(broken: str, seed: int) -> tuple[Tracker, Any, Any, Loader]:
     loader = Loader(seed)
     model = GPT(len(loader.numbers) + 1, broken)
     optimizer = optax.adamw(3e-3)
-    params = model.init(jax.random.key(seed), jnp.asarray(loader.batch(0)[0]))
-    opt_state = optimizer.init(params)
+    params = jax.jit(model.init)(jax.random.key(seed), loader.batch(0)[0])
+    opt_state = jax.jit(optimizer.init)(params)
 
     def loss_fn(params: Any, x: Any, y: Any) -> Any:
         logits, hidden = model.apply(params, x)

@@ -112,6 +112,13 @@ def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
+def jit_once(fn: Callable[..., Any]) -> Any:
+    """Compile what runs once or twice: there the compiler's time counts, not the program's."""
+    if jax.default_backend() != "cpu":
+        return jax.jit(fn)
+    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
+
+
 def silent(eqn: Any) -> bool:
     """Tell whether an equation is run only for its effect, such as a print."""
     return bool(eqn.effects) and all(dropped(var) for var in eqn.outvars)

@@ -190,6 +190,12 @@ def measure(x: Any) -> Summary:
     return dataclasses.replace(describe(on_host(x)), device=device_name(x))
 
 
+def holds_nan(x: Any) -> bool:
+    """Tell whether an array holds a NaN."""
+    host = on_host(x)
+    return bool((host != host).any())
+
+
 def bad_rows(x: Any) -> tuple[int, ...]:
     """List the rows of a batch that hold a NaN or an Inf."""
     if x is None or not checkable(x) or not x.shape:

@@ -8,7 +8,7 @@ import numpy as np
 
 from anynan.adapter import BadParameter
 from anynan.jax import names, probes
-from anynan.jax.evaluate import Plan
+from anynan.jax.evaluate import Plan, jit_once
 from anynan.jax.graph import Node, Value
 from anynan.jax.layers import Spot
 from anynan.jax.operations import Op
@@ -87,8 +87,13 @@ class Recorder:
             keys[:] = [(item.probe.key, item.probe.at) for item in made]
             return [item.data for item in made]
 
-        out = jax.jit(run)(*arrays)
+        out = jit_once(run)(*arrays)
         self.held = dict(zip(keys, out, strict=True))
+        for (index, _), array in self.held.items():
+            flag = self.found.get(index)
+            # A sum of Infs of both signs reads as NaN.
+            if flag is not None and flag.word == probes.NAN and not probes.holds_nan(array):
+                flag.word = probes.POSINF
 
     def _looked_at(self, value: Value, op: Op) -> bool:
         if value.known:

@@ -8,7 +8,7 @@ import numpy as np
 
 from anynan.context import replay_context
 from anynan.jax import probes
-from anynan.jax.evaluate import Emission, Plan, silent
+from anynan.jax.evaluate import TOTALS, Emission, Plan, jit_once, silent
 from anynan.jax.layers import Spot
 from anynan.jax.operations import Op
 from anynan.jax.program import Program
@@ -38,28 +38,34 @@ class Flag:
     row: Any = None
 
 
-def replay(session: Session, step: Step) -> Replay:
-    """Run a step again and record its operations with bad results."""
+def replay(session: Session, step: Step, first: int) -> Replay:
+    """Run a step again and record its operations with bad results.
+
+    Args:
+        session: Whose step it is.
+        step: What is run again.
+        first: Number of the reading to explain; those before it were excused.
+    """
     program = step.program
     arrays = step.inputs()
     watch = step.watch
     words = {index: int(step.read[at, 0]) for index, at in watch.at.items()}
     spots = program.spots(backward=True)
-    bad = [spot for spot in watch.spots if words[spot.value] and spot.phase != "input"]
+    bad = [spot for spot in watch.spots[first:] if words[spot.value] and spot.phase != "input"]
     # A mask is no failure of its own: what came after it is looked for first.
-    bad.sort(key=lambda spot: words[spot.value] == probes.NEGINF and spot.phase == "forward")
+    masks = [s for s in bad[1:] if words[s.value] == probes.NEGINF and s.phase == "forward"]
+    bad.sort(key=masks.__contains__)
     with replay_context():
         chosen = _slice(program, bad, words)
         if len(chosen) > MOST:
             between = [spot.value for spot in spots if spot.value in chosen]
-            found = flags(program, arrays, dict.fromkeys(between, "code"))
+            found = flags(program, arrays, dict.fromkeys(between, "sum"))
             words.update({index: flag.word for index, flag in found.items()})
-            more = [spot for spot in spots if words.get(spot.value)]
+            here = {spot.value for spot in watch.spots[:first]}
+            more = [s for s in spots if words.get(s.value) and s.value not in here]
             chosen = _slice(program, more or bad, words)
-        wanted: dict[int, Any] = dict.fromkeys(chosen, "code")
-        for spot in spots:
-            if spot.phase == "forward" or spot.value in chosen:
-                wanted[spot.value] = "ends"
+        wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
+        wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
         found = flags(program, arrays, wanted)
         _trail(step, found)
         result, recorder = record(program, arrays, found, spots)
@@ -68,13 +74,20 @@ def replay(session: Session, step: Step) -> Replay:
     return result
 
 
+def _before(spots: list[Spot], chosen: set[int]) -> list[int]:
+    """Give the layers' outputs up to the last value that is looked at: the report's trail."""
+    last = max((i for i, spot in enumerate(spots) if spot.value in chosen), default=-1)
+    before = spots[: last + 1]
+    return [spot.value for spot in before if spot.phase == "forward" or spot.value in chosen]
+
+
 def everything(step: Step) -> Replay | None:
     """Run a step again with every operation read; None if all of it is finite."""
     program = step.program
     arrays = step.inputs()
     spots = program.spots(backward=True)
-    wanted: dict[int, Any] = {i: "code" for op in program.operations().ops for i in op.outs}
-    wanted.update(dict.fromkeys((spot.value for spot in spots), "code"))
+    wanted: dict[int, Any] = {i: "sum" for op in program.operations().ops for i in op.outs}
+    wanted.update(dict.fromkeys((spot.value for spot in spots), "sum"))
     with replay_context():
         found = flags(program, arrays, wanted)
         if not any(flag.word for flag in found.values()):
@@ -101,15 +114,15 @@ def record(
 def _slice(program: Program, bad: list[Spot], words: dict[int, int]) -> set[int]:
     """Give the results of every operation that may have made the first bad values.
 
-    The way back from a bad value ends where a value was read and is finite.
+    The way back from a bad value ends where a value was read and is finite. What comes after
+    the first NaN is bad because of it.
     """
     operations = program.operations()
     chosen: set[int] = set()
     for spot in bad:
-        chosen |= _behind(program, spot.value, words)
-        if len(chosen) > MOST:
+        chosen |= {spot.value, *_behind(program, spot.value, words)}
+        if len(chosen) > MOST or words[spot.value] == probes.NAN:
             break
-    chosen |= {spot.value for spot in bad}
     return chosen | {
         i for op in operations.ops if any(o in chosen for o in op.outs) for i in op.outs
     }
@@ -155,8 +168,8 @@ def flags(program: Program, arrays: list[Any], wanted: dict[int, Any]) -> dict[i
 
 def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emission]]:
     plan = Plan(replaying=True)
-    for index, what in wanted.items():
-        program.want(plan, index, what)
+    for number, (index, what) in enumerate(wanted.items()):
+        program.want(plan, index, what, number=number)
     made: list[Emission] = []
 
     def run(*inner: Any) -> list[list[Any]]:
@@ -164,19 +177,20 @@ def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emiss
         made[:] = found
         return [[item.data, *item.its] for item in found]
 
-    return jax.jit(run), made
+    return jit_once(run), made
 
 
 def _flag(item: Emission, data: Any, its: list[Any]) -> Flag:
-    data = np.asarray(data)
+    data = np.array(data)
+    words = data[..., 0] if item.wide else data
+    if item.probe.what in TOTALS and not its:
+        words[...] = probes.words(words, np)
     shard = None
     if item.shards:
-        words = data[:, 0] if item.probe.what == "ends" else data
         shard = int(np.argmax(words))
         data, its = data[shard], [it[shard] for it in its]
-    row = data if item.probe.what == "ends" else None
-    word = int(data[0] if row is not None else data)
-    return Flag(word, tuple(int(it) for it in its), shard, row)
+    word = int(data[0] if item.wide else data)
+    return Flag(word, tuple(int(it) for it in its), shard, data if item.wide else None)
 
 
 def _trail(step: Step, found: dict[int, Flag]) -> None:

@@ -359,7 +359,7 @@ class Session:
                 "step to run again: track the outermost function, and the operation is named"
             )
             raise ReplayError(msg)
-        return replay(self, step)
+        return replay(self, step, reading.order)
 
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""

@@ -1,5 +1,6 @@
 """What goes into a function and comes out: arrays apart from the rest, each with a name."""
 
+import functools
 import inspect
 import itertools
 import re
@@ -63,13 +64,24 @@ def aval(x: Any) -> Any:
     return find(x)
 
 
-def kind(x: Any) -> Hashable:
-    """Say what of an argument a trace depends on."""
-    # The type with its sharding is slow to make and to compare, which counts for every weight.
-    if type(getattr(x, "sharding", None)) is jax.sharding.SingleDeviceSharding:
-        known: Hashable = x.aval
-        return known
+def kinds(arrays: list[Any]) -> Hashable:
+    """Say what of the arguments a trace depends on."""
+    # The type with its sharding is slow to make and to compare, and this is done for every
+    # weight in every step.
+    array: Any = _array()
+    alone = jax.sharding.SingleDeviceSharding
+    return tuple(
+        [x.aval if type(x) is array and type(x.sharding) is alone else _kind(x) for x in arrays]
+    )
+
+
+def _kind(x: Any) -> Hashable:
     return type(x) if not hasattr(x, "dtype") else None, aval(x)
+
+
+@functools.cache
+def _array() -> type:
+    return type(jax.numpy.zeros(()))
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ class Flat:
     def key(self) -> Hashable:
         """Say what a compiled program depends on."""
         fixed = tuple((i, x if _hashable(x) else id(x)) for i, x in self.fixed)
-        return self.tree, fixed, tuple(map(kind, self.arrays))
+        return self.tree, fixed, kinds(self.arrays)
 
     def joined(self, arrays: Any) -> Any:
         """Put other arrays into the arrays' places."""
@@ -169,6 +181,9 @@ def flatten(
 def parted(tree: Any, *, plain: bool = False) -> Flat:
     """Take a tree apart into data and the rest."""
     leaves, structure = tree_util.tree_flatten(tree)
+    one_of_each = {type(leaf): leaf for leaf in leaves}
+    if all(map(is_data, one_of_each.values())):  # as in most training steps
+        return Flat(leaves, (), structure, len(leaves))
     arrays, fixed = [], []
     modules = set() if plain else _in_modules(tree)
     for i, leaf in enumerate(leaves):
