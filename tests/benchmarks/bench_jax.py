@@ -10,7 +10,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -196,12 +196,13 @@ def memory() -> tuple[int, int]:
     state = params, OPTIMIZER.init(params)
     tracked = anynan.jax.track(train_step)
     tracked(*state, TOKENS)
-    (program,) = tracked.adapter._programs.values()
+    session: Any = tracked.adapter
+    (program,) = session._programs.values()
     watch = program.watch()
     leaves = jax.tree.leaves((*state, TOKENS))
-    mine = watch.run.lower(np.bool_(True), tracked.adapter._table(watch), *leaves).compile()
+    mine = watch.run.lower(np.bool_(True), session._table(watch), *leaves).compile()
     plain = jax.jit(train_step).lower(*state, TOKENS).compile()
-    a, b = mine.memory_analysis(), plain.memory_analysis()
+    a, b = mine.memory_analysis(), cast(Any, plain.memory_analysis())
     return (
         a.output_size_in_bytes - b.output_size_in_bytes,
         a.temp_size_in_bytes - b.temp_size_in_bytes,
