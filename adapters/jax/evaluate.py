@@ -54,6 +54,7 @@ class Plan:
         opaque: Primitives that are not to be opened.
         extra: Further statistics beside the ends.
         detached: Keep the readings out of the caller's differentiation.
+        factors: What totals are scaled by, while the program is traced.
     """
 
     probes: dict[Path, dict[Any, list[Probe]]] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Plan:
     opaque: frozenset[str] = frozenset()
     extra: tuple[str, ...] = ()
     detached: bool = False
+    factors: Any = None
 
     def add(self, path: Path, var: Any, probe: Probe) -> None:
         """Ask for a reading."""
@@ -124,14 +126,14 @@ def silent(eqn: Any) -> bool:
     return bool(eqn.effects) and all(dropped(var) for var in eqn.outvars)
 
 
-def _take(probe: Probe, x: Any, extra: tuple[str, ...]) -> Any:
+def _take(probe: Probe, x: Any, plan: Plan) -> Any:
     match probe.what:
         case "sum":
-            return probes.total([x], probe.number)
+            return probes.total([x], plan.factors, probe.number)
         case "span":
-            return probes.span(x, extra, probe.number)
+            return probes.span(x, plan.extra, plan.factors, probe.number)
         case "ends":
-            return probes.ends(x, extra)
+            return probes.ends(x, plan.extra)
         case "code":
             return probes.code(x)
     return x
@@ -165,7 +167,7 @@ class Evaluator:
             env[var] = value
             for probe in wanted.get(var, ()):
                 seen = lax.stop_gradient(value) if plan.detached else value
-                found.append(Emission(probe, self.vary(_take(probe, seen, plan.extra))))
+                found.append(Emission(probe, self.vary(_take(probe, seen, plan))))
 
         for var, value in [
             *zip(jaxpr.constvars, consts, strict=True),

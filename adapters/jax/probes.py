@@ -68,7 +68,17 @@ def code(x: Any) -> Any:
     return jnp.max(functools.reduce(jnp.maximum, found))
 
 
-def total(arrays: list[Any], number: int) -> Any:
+def scales(count: int) -> Any:
+    """Give the factors for so many totals, to be handed to the program when it runs.
+
+    They are no constants of it: the compiler joins a constant with one of the user's, so that
+    an overflow in ``x * 1e30`` would be gone. And there is one for each reading: a factor that
+    several share is kept as an array of their size.
+    """
+    return np.tile(np.array([2.0**-48, 2.0**-944]).astype(wide())[:, None], count)
+
+
+def total(arrays: list[Any], factors: Any, number: int) -> Any:
     """Add up arrays of one shape, scaled so that what is finite stays finite.
 
     A NaN and an Inf come through, also through a sum across devices; both Infs together come
@@ -77,26 +87,25 @@ def total(arrays: list[Any], number: int) -> Any:
 
     Args:
         arrays: What to read together. One number alone is given as it is.
-        number: A number of its own for each reading of a program. XLA keeps a constant that
-            several share as a whole array.
+        factors: What ``scales`` made.
+        number: Which of them is this reading's.
     """
     if len(arrays) == 1 and single(arrays[0]):
         return jnp.reshape(arrays[0], ()).astype(wide())
-    terms = [term(x, sum(x.size for x in arrays), number) for x in arrays]
+    terms = [_term(x, factors, number) for x in arrays]
     return jnp.sum(functools.reduce(jnp.add, terms)).astype(wide())
 
 
-def totals(rows: Any, number: int) -> Any:
+def totals(rows: Any, factors: Any, number: int) -> Any:
     """Add up each row of a matrix, as ``total`` does."""
-    return jnp.sum(term(rows, rows.shape[1], number), axis=1).astype(wide())
+    return jnp.sum(_term(rows, factors, number), axis=1).astype(wide())
 
 
-def term(x: Any, size: int, number: int) -> Any:
-    """Scale an array so that a sum of so many of its values stays finite."""
-    exponent = min(0, 120 - int(_finfo(x.dtype).maxexp)) - math.ceil(math.log2(2 * size))
-    scale = 2.0**exponent * (1 + number % 2**19 * 2.0**-20)
+def _term(x: Any, factors: Any, number: int) -> Any:
+    """Scale an array so that a sum of as many values as there can be stays finite."""
+    factor = factors[int(int(_finfo(x.dtype).maxexp) > 128), number]
     found = [part.astype(jnp.promote_types(part.dtype, jnp.float32)) for part in parts(x)]
-    return functools.reduce(jnp.add, [part * np.asarray(scale, part.dtype) for part in found])
+    return functools.reduce(jnp.add, [part * factor.astype(part.dtype) for part in found])
 
 
 def single(aval: Any) -> bool:
@@ -115,14 +124,14 @@ def wide() -> Any:
     return jnp.result_type(float)
 
 
-def span(x: Any, extra: tuple[str, ...], number: int) -> Any:
+def span(x: Any, extra: tuple[str, ...], factors: Any, number: int) -> Any:
     """Give the total, the smallest and the largest value, and further statistics.
 
     What is not finite may be missing from the two ends: the total tells.
     """
     low = functools.reduce(jnp.minimum, [jnp.min(part).astype(wide()) for part in parts(x)])
     high = functools.reduce(jnp.maximum, [jnp.max(part).astype(wide()) for part in parts(x)])
-    return jnp.stack([total([x], number), low, high, *_more(x, extra)])
+    return jnp.stack([total([x], factors, number), low, high, *_more(x, extra)])
 
 
 def ends(x: Any, extra: tuple[str, ...] = ()) -> Any:

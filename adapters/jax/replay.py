@@ -160,7 +160,7 @@ def flags(program: Program, arrays: list[Any], wanted: dict[int, Any]) -> dict[i
     if compiled is None:
         compiled = program.replays[key] = _compiled(program, wanted)
     run, made = compiled
-    out = jax.device_get(run(*arrays))
+    out = jax.device_get(run(probes.scales(len(wanted)), *arrays))
     return {
         item.probe.key: _flag(item, data[0], data[1:]) for item, data in zip(made, out, strict=True)
     }
@@ -172,7 +172,8 @@ def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emiss
         program.want(plan, index, what, number=number)
     made: list[Emission] = []
 
-    def run(*inner: Any) -> list[list[Any]]:
+    def run(factors: Any, *inner: Any) -> list[list[Any]]:
+        plan.factors = factors
         _, found = program.evaluate(plan, inner)
         made[:] = found
         return [[item.data, *item.its] for item in found]

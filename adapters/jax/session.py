@@ -120,8 +120,7 @@ class Session:
             return taps.run(self, program, flat.arrays)
         watch = program.watch(self._exact(program))
         rows = self.tracker.rows()
-        drop = np.bool_(True)
-        outs, words = watch.run(drop, self._table(watch), *flat.arrays)
+        outs, words = watch(self._table(watch), flat.arrays)
         self.tracker.close_step()
         hold = weakly if self.light else list
         self._unread.append(Step(program, watch, hold(flat.arrays), hold(outs), words, rows))

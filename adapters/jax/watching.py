@@ -51,6 +51,7 @@ class Watch:
         self.width = 3 + len(settings.extra) if settings.ends else 1
         avals = [program.graph.values[index].aval for index in self.values]
         self.single = np.array([probes.single(aval) for aval in avals], bool)
+        self.factors = probes.scales(2 * len(self.values))
         # Where each reading is in what the program gives, and whether it is a word already.
         self.place = np.zeros(len(self.values), int)
         self.word = np.zeros(len(self.values), bool)
@@ -80,7 +81,21 @@ class Watch:
         results = self.program.graph.results
         return [results[i] for i in self.groups[index]] if index in self.groups else [index]
 
-    def _run(self, drop: Any, table: Any, *arrays: Any) -> tuple[list[Any], Any]:
+    def __call__(self, table: Any, arrays: list[Any]) -> tuple[list[Any], Any]:
+        """Run the program.
+
+        Args:
+            table: Which words of which reading make a step bad.
+            arrays: The arguments.
+
+        Returns:
+            What it returns, and the readings, on the device.
+        """
+        out: tuple[list[Any], Any] = self.run(table, self.factors, *arrays)
+        return out
+
+    def _run(self, table: Any, factors: Any, *arrays: Any) -> tuple[list[Any], Any]:
+        self.plan.factors = factors
         outs, found = self.program.evaluate(self.plan, arrays)
         rows = {item.probe.key: self._row(item) for item in found}
         beside: dict[Any, dict[int, list[Any]]] = {}
@@ -94,7 +109,7 @@ class Watch:
                 kind = flat[0].size * len(flat), flat[0].dtype
                 beside.setdefault(kind, {})[index] = flat
             else:
-                rows[index] = probes.total(members, self.at[index])[None]
+                rows[index] = probes.total(members, factors, self.at[index])[None]
         if not self.values:
             return outs, jnp.zeros((0, self.width), probes.wide())
         order = [*rows, *(index for many in beside.values() for index in many)]
@@ -102,10 +117,10 @@ class Watch:
         columns = [jnp.stack([row.astype(probes.wide()) for row in rows.values()])] if rows else []
         for number, ((size, _), many) in enumerate(beside.items(), len(self.values)):
             joined = jnp.concatenate([x for flat in many.values() for x in flat])
-            columns.append(probes.totals(joined.reshape(len(many), size), number)[:, None])
+            columns.append(probes.totals(joined.reshape(len(many), size), factors, number)[:, None])
         words = jnp.concatenate(columns)
         if self.restored:
-            self._restore(outs, arrays, words, drop, table)
+            self._restore(outs, arrays, words, table)
         return outs, words
 
     def _row(self, item: Emission) -> Any:
@@ -120,13 +135,11 @@ class Watch:
             found += [jnp.min(data[:, 1]), jnp.max(data[:, 2]), *jnp.max(data[:, 3:], 0)]
         return jnp.stack([x.astype(probes.wide()) for x in found])
 
-    def _restore(
-        self, outs: list[Any], arrays: tuple[Any, ...], words: Any, drop: Any, table: Any
-    ) -> None:
+    def _restore(self, outs: list[Any], arrays: tuple[Any, ...], words: Any, table: Any) -> None:
         """Give the old state back where a reading is bad."""
         first = words[self.place, 0]
         kinds = jnp.where(self.word, first, probes.words(first)).astype(jnp.int32)
-        bad = drop & jnp.any(jnp.take_along_axis(table, kinds[:, None], axis=1))
+        bad = jnp.any(jnp.take_along_axis(table, kinds[:, None], axis=1))
         new = [outs[i] for i in self.restored]
         old = [arrays[source] for source in self.restored.values()]
         kept = lax.cond(bad, lambda a, _: a, lambda _, b: b, old, new)

@@ -15,7 +15,6 @@ from typing import Any, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.experimental import checkify
 
@@ -200,7 +199,7 @@ def memory() -> tuple[int, int]:
     (program,) = session._programs.values()
     watch = program.watch()
     leaves = jax.tree.leaves((*state, TOKENS))
-    mine = watch.run.lower(np.bool_(True), session._table(watch), *leaves).compile()
+    mine = watch.run.lower(session._table(watch), watch.factors, *leaves).compile()
     plain = jax.jit(train_step).lower(*state, TOKENS).compile()
     a, b = mine.memory_analysis(), cast(Any, plain.memory_analysis())
     return (

@@ -26,7 +26,7 @@ VALUES = [
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_total_tells_what_is_bad_and_never_overflows(dtype, size, sign):
     top = jnp.full(size, sign * float(probes._finfo(dtype).max), dtype)
-    total = jax.jit(lambda x, y: probes.total([x, y], 7))
+    total = jax.jit(lambda x, y: probes.total([x, y], probes.scales(9), 7))
     for values, word in VALUES:
         at = np.arange(len(values)) % size
         if len(values) > size:
@@ -34,6 +34,33 @@ def test_a_total_tells_what_is_bad_and_never_overflows(dtype, size, sign):
         x = top.at[at].set(jnp.array(values, dtype))
         assert probes.words(np.asarray(total(x, top)), np) == word
         assert probes.words(np.asarray(total(top, x)), np) == word
+
+
+# What the compiler could join with a factor of the reading's own.
+FACTORS = {
+    "times": lambda x: x * 1e38,
+    "power_of_two": lambda x: x * 2.0**127,
+    "over": lambda x: x / 1e-38,
+    "twice": lambda x: (x * 1e20) * 1e20,
+    "matmul": lambda x: x @ (x.T * 1e37),
+    "sum": lambda x: jnp.sum(x * 1e38, -1),
+    "loop": lambda x: jax.lax.scan(lambda c, row: (c, row * 1e38), 0.0, x)[1],
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+@pytest.mark.parametrize("shape", [(2, 2), (64, 128)])
+def test_an_overflow_through_a_constant_is_not_lost(name, shape):
+    def fn(x):
+        with jax.named_scope("layer"):
+            y = FACTORS[name](x)
+        return jnp.tanh(y).sum()
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(fn)(jnp.full(shape, 10.0))
+    event = caught.value.event
+    assert (event.layer, event.kind) == ("layer", "posinf")
+    assert event.operation is not None
 
 
 def test_infs_of_both_signs_are_no_nan():
@@ -91,7 +118,7 @@ def test_no_array_is_made_for_the_readings():
     tracked(params, x)
     (program,) = tracked.adapter._programs.values()
     watch = program.watch()
-    run = watch.run.lower(np.bool_(True), tracked.adapter._table(watch), *params.values(), x)
+    run = watch.run.lower(tracked.adapter._table(watch), watch.factors, *params.values(), x)
     mine = run.compile().memory_analysis()
     rows = 4 * len(watch.values)
     assert mine.output_size_in_bytes - plain.output_size_in_bytes <= rows + 64
