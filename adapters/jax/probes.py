@@ -72,10 +72,14 @@ def scales(count: int) -> Any:
     """Give the factors for so many totals, to be handed to the program when it runs.
 
     They are no constants of it: the compiler joins a constant with one of the user's, so that
-    an overflow in ``x * 1e30`` would be gone. And there is one for each reading: a factor that
-    several share is kept as an array of their size.
+    an overflow in ``x * 1e30`` would be gone. It does so with factors it does not know too: the
+    zero, which is added before, keeps the two multiplications apart. And there is one for each
+    reading: a factor that several share is kept as an array of their size.
+
+    Returns:
+        (3, count): 0, the factor up to float32, the factor beyond.
     """
-    return np.tile(np.array([2.0**-48, 2.0**-944]).astype(wide())[:, None], count)
+    return np.tile(np.array([0.0, 2.0**-48, 2.0**-944]).astype(wide())[:, None], count)
 
 
 def total(arrays: list[Any], factors: Any, number: int) -> Any:
@@ -103,9 +107,10 @@ def totals(rows: Any, factors: Any, number: int) -> Any:
 
 def _term(x: Any, factors: Any, number: int) -> Any:
     """Scale an array so that a sum of as many values as there can be stays finite."""
-    factor = factors[int(int(_finfo(x.dtype).maxexp) > 128), number]
+    zero, factor = factors[0, number], factors[1 + int(int(_finfo(x.dtype).maxexp) > 128), number]
     found = [part.astype(jnp.promote_types(part.dtype, jnp.float32)) for part in parts(x)]
-    return functools.reduce(jnp.add, [part * factor.astype(part.dtype) for part in found])
+    scaled = [(part + zero.astype(part.dtype)) * factor.astype(part.dtype) for part in found]
+    return functools.reduce(jnp.add, scaled)
 
 
 def single(aval: Any) -> bool:
