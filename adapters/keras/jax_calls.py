@@ -16,8 +16,8 @@ from anynan.containers import leaves
 from anynan.jax import probes, signature
 from anynan.jax.layers import Spot
 from anynan.jax.program import tracing
-from anynan.jax.session import Step
 from anynan.jax.stacks import LAYER
+from anynan.jax.steps import Step
 from anynan.keras.jax_steps import Part
 from anynan.keras.layers import layers_of, weights_of
 from anynan.lineage import Replay
@@ -177,11 +177,13 @@ class Calls:
         part = Part(self.owner, pure, ("params", "buffers", "inputs"), frozenset({-1}))
         one = signature.flatten((*held, inputs), {}, set())
         program = part._program(pure, None, one, None)
-        watch = program.watch()
-        outs, words = watch.run(np.bool_(True), part._table(watch), *one.arrays)
+        watch = program.watch(part._exact(program))
+        outs, words = watch(part._table(watch), one.arrays)
         blank = [1.0] * len(watch.spots)
         rows: Any = types.SimpleNamespace(lo=list(blank), hi=list(blank))
-        return replay(part, Step(program, one.arrays, outs, words, rows))
+        step = Step(program, watch, one.arrays, outs, words, rows)
+        step.read = watch.rows(probes.on_host(words))
+        return replay(part, step, 0)
 
 
 @functools.partial(jax.jit, static_argnums=1)

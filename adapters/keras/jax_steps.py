@@ -13,7 +13,8 @@ import numpy as np
 
 from anynan.jax.layers import Spot
 from anynan.jax.program import Program
-from anynan.jax.session import Session, Step
+from anynan.jax.session import Session
+from anynan.jax.steps import Step
 from anynan.keras.layers import moments_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Part(Session):
         scaled: bool = False,
     ) -> None:
         options = dataclasses.replace(owner.options, layers=None, skip=None)
-        super().__init__(fn, options, keep_inputs=owner.keep_inputs)
+        super().__init__(fn, options, keep_inputs=owner.keep_inputs, lag=0)
         self.tracker = owner.tracker
         self._static = set()
         self._chosen = owner.chosen
@@ -62,11 +63,11 @@ class Part(Session):
         """Give the step that is judged at this moment."""
         return getattr(self._local, "step", None)
 
-    def read(self) -> None:
+    def _read(self, but: int = 0) -> None:
         """Read and judge the steps not read yet; keep the last one if that raises."""
         last = self._unread[-1] if self._unread else None
         try:
-            super().read()
+            super()._read(but)
         except BaseException:
             self.left = last
             raise
