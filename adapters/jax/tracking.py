@@ -38,8 +38,8 @@ def track(target: Any = None, **options: Any) -> Any:
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
             ``read`` (``"auto"``, ``"step"``, or every n steps), ``level`` (``"layer"`` or
             ``"operation"``); and, here only, ``keep_inputs`` (False): keep donated arguments, so
-            that a bad step can always be run again, and ``lag`` (0): with 1 a step is read after
-            the next one has been started, so that nobody waits for it.
+            that a bad step can always be run again, and ``lag`` (0, or 1 where nothing depends
+            on the answer): with 1 a step is read after the next one has been started.
 
     Returns:
         A Tracker, to be called in the function's place, or a decorator that makes one.
