@@ -156,7 +156,8 @@ def setup(broken: str, seed: int) -> tuple[Any, Tracker, Text]:
     keras.utils.set_random_seed(seed)
     text = Text(seed)
     model = gpt(len(text.numbers) + 1, broken)
-    model.compile(keras.optimizers.AdamW(3e-3), loss_of, jit_compile=False)
+    jit = keras.backend.backend() == "jax"  # elsewhere compiling takes longer than training
+    model.compile(keras.optimizers.AdamW(3e-3), loss_of, jit_compile=jit)
     return model, track(model), text
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan.tensorflow import probes
 from anynan.tensorflow.probes import BLANK
 from anynan.tensorflow.traces import SCOPE, Block, Spot
 
@@ -48,7 +49,8 @@ class Board:
         """Write a block's rows: one operation in the graph."""
         variable = next(v for v, blocks in self._parts if any(b is block for b in blocks))
         with tf.name_scope(SCOPE):
-            variable[block.start : block.start + len(rows)].assign(tf.stack(rows))
+            made = probes.rows(rows)
+            variable[block.start : block.start + len(rows)].assign(made)
 
     def read(self) -> list[tuple[Block, Any]]:
         """Bring every block that was written since the last read to the host."""
@@ -97,5 +99,4 @@ def read_all(found: list[Board]) -> list[tuple[Block, Any]]:
 def _join(one: Any, two: Any) -> Any:
     low = np.minimum(one[:, 0], two[:, 0])
     high = np.maximum(one[:, 1], two[:, 1])
-    norm = np.maximum(one[:, 3], two[:, 3])
-    return np.stack([low, high, one[:, 2] + two[:, 2], norm], axis=1)
+    return np.stack([low, high, np.maximum(one[:, 2], two[:, 2])], axis=1)  # which keeps a NaN

@@ -23,18 +23,18 @@ class Frame:
     Attributes:
         graph: The graph that is traced, None outside.
         replaying: True where the step runs again: nothing is written then.
-        norms: True where the norms of weights' gradients are measured.
         spots: What is read.
-        rows: The rows, as tensors.
+        rows: What each row is made of, as tensors.
         tensors: The tensors themselves, while the frame is open.
+        axes: The axes of tensors of each number of dimensions.
     """
 
     graph: Any
     replaying: bool = False
-    norms: bool = False
     spots: list[Spot] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
+    axes: dict[int, Any] = field(default_factory=dict)
 
     def take(
         self, x: Any, layer: str | None, phase: Phase, tensor: str, parameter: str | None = None
@@ -48,8 +48,7 @@ class Frame:
         self.tensors.append(x)
         if not self.replaying:
             with tf.name_scope(SCOPE):
-                norm = self.norms and parameter is not None
-                self.rows.append(probes.ends(x, norm=norm))
+                self.rows.append(probes.ends(x, self.axes))
 
 
 @dataclass
@@ -84,6 +83,7 @@ class State(threading.local):
     step: Step | None = None
     depth: int = 0
     outputs: list[tuple[Any, Any, str, str]] = field(default_factory=list)
+    gradients: Frame | None = None
     open: bool = False
     held: bool = False
     updated: bool = False

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from anynan.measuring import describe
 from anynan.summary import Summary
 
 # A row that nobody wrote: its ends are in the wrong order, as an empty array's are.
-BLANK = (1.0, -1.0, 0.0, 0.0)
+BLANK = (1.0, -1.0, 0.0)
 # Times this, no sum of finite numbers overflows, and NaN and Inf stay what they are.
 SMALL = 2.0**-70
 _WIDE = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
@@ -30,43 +31,83 @@ def dtype_max(dtype: Any) -> float:
     return float((dtype.real_dtype if dtype.is_complex else dtype).max)
 
 
-def ends(x: Any, *, norm: bool = False) -> Any:
-    """Give the smallest and the largest value, a sum that is NaN where a value is, and a norm.
+def ends(x: Any, axes: dict[int, Any] | None = None) -> tuple[Any, Any, Any]:
+    """Give the smallest and the largest value, and sums of squares, one for each column.
 
-    The sum is there because XLA's minimum and maximum lose a NaN; they in turn tell the Inf,
-    and are not lost where the sum of both signs is NaN.
+    A sum of squares is NaN only where a value is, whatever overflows: it is there because XLA's
+    minimum and maximum lose a NaN. Where there is none they are right, and tell the Inf. Sums of
+    columns because XLA adds up a row number by number, and columns side by side.
 
     Args:
         x: A float or complex tensor.
-        norm: Measure the L2 norm too; it is 0 otherwise.
+        axes: The axes of tensors of so many dimensions, kept to be used again in one graph.
     """
-    parts = [tf.math.real(x), tf.math.imag(x)] if x.dtype.is_complex else [x]
-    rows = []
-    for part in parts:
-        if part.dtype.name.startswith("float8"):
-            part = tf.cast(part, tf.float32)  # noqa: PLW2901  few kernels take 8 bits
-        wide = tf.cast(part, tf.float32) if part.dtype.name in _WIDE else part
-        row = [tf.reduce_min(part), tf.reduce_max(part), tf.reduce_sum(wide * SMALL)]
-        row.append(tf.norm(wide) if norm else tf.constant(0.0))
-        rows.append(tf.stack([tf.cast(item, tf.float64) for item in row]))
-    if len(rows) == 1:
-        return rows[0]
-    one, other = rows
-    low, high = tf.minimum(one[0], other[0]), tf.maximum(one[1], other[1])
-    return tf.stack([low, high, one[2] + other[2], tf.norm([one[3], other[3]])])
+    if x.dtype.is_complex:
+        (low, high, one), (lower, higher, other) = (
+            ends(part, axes) for part in (tf.math.real(x), tf.math.imag(x))
+        )
+        return tf.minimum(low, lower), tf.maximum(high, higher), one + other
+    if x.dtype.name.startswith("float8"):
+        x = tf.cast(x, tf.float32)  # few kernels take 8 bits
+    rank = x.shape.rank
+    if rank is None:
+        x, rank = tf.reshape(x, [-1]), 1
+    axes = {} if axes is None else axes
+    for n in (rank, rank - 1):
+        if n >= 0 and n not in axes:
+            axes[n] = tf.range(n) if n else tf.zeros([0], tf.int32)
+    wide = tf.cast(x, tf.float32) if x.dtype.name in _WIDE else x
+    columns = rank - 1 if rank > 1 and x.shape[-1] is not None else rank
+    return (
+        tf.raw_ops.Min(input=x, axis=axes[rank]),
+        tf.raw_ops.Max(input=x, axis=axes[rank]),
+        tf.raw_ops.Sum(input=tf.raw_ops.Square(x=wide), axis=axes[columns]),
+    )
+
+
+def rows(found: Sequence[tuple[Any, Any, Any]]) -> Any:
+    """Put what ``ends`` gave for some tensors into one tensor, a row for each."""
+    lows, highs, squares = zip(*found, strict=True)
+    low = _together(lows, tf.stack)
+    high = _together(highs, tf.stack)
+    return tf.stack([low, high, _together(squares, _total)], axis=1)
+
+
+def _together(values: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
+    """Join values of the same dtype and shape at once, and keep their order."""
+    alike: dict[Any, list[int]] = {}
+    for i, value in enumerate(values):
+        alike.setdefault((value.dtype, tuple(value.shape)), []).append(i)
+    joined = [tf.cast(join([values[i] for i in held]), tf.float64) for held in alike.values()]
+    if len(joined) == 1:
+        return joined[0]
+    order = np.argsort([i for held in alike.values() for i in held])
+    return tf.gather(tf.concat(joined, 0), order)
+
+
+def _total(values: list[Any]) -> Any:
+    stacked = tf.stack(values)
+    return tf.reduce_sum(stacked, axis=1) if stacked.shape.rank > 1 else stacked
 
 
 def read(row: Any) -> tuple[float, float] | None:
     """Turn a row into the two ends of a reading, None if nothing was written or to be read."""
-    low, high, total = (float(x) for x in row[:3])
-    if low != low or high != high:
+    low, high, squares = (float(x) for x in row)
+    if low != low or high != high or squares != squares:
         return math.nan, math.nan
-    both = low == -math.inf and high == math.inf
-    if total != total and not both:
-        return math.nan, math.nan
-    if math.isinf(total) and not (math.isinf(low) or math.isinf(high)):
-        return math.nan, math.nan  # lost by the minimum and the maximum, whatever it was
     return None if low > high else (low, high)
+
+
+def norm(row: Any) -> float:
+    """Turn a row into the L2 norm."""
+    return math.sqrt(row[2])
+
+
+def all_fine(found: Sequence[tuple[Any, Any, Any]]) -> Any:
+    """Tell, as a tensor, whether everything that ``ends`` read is finite."""
+    low, high, squares = tf.unstack(rows(found), axis=1)
+    bad = tf.math.is_nan(squares) | tf.equal(low, -math.inf) | tf.equal(high, math.inf)
+    return tf.logical_not(tf.reduce_any(bad))
 
 
 def fine(x: Any) -> Any:

@@ -106,7 +106,9 @@ class Session:
             probes.dtype_max(value.dtype), parameter=worst.name,
         )  # fmt: skip
         try:
-            self._append(rows, spot, probes.read(probes.ends(value).numpy()), value)
+            self._append(
+                rows, spot, probes.read(probes.rows([probes.ends(value)]).numpy()[0]), value
+            )
             self.tracker.judge(rows)
         finally:
             rows.failed = None
@@ -116,7 +118,7 @@ class Session:
         patches.uninstall(self)
         self.renew()
         state = self.state()
-        state.frame, state.step, state.outputs = None, None, []
+        state.frame, state.step, state.outputs, state.gradients = None, None, [], None
 
     def batches(self, model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Leave a model's function as Keras made it."""
@@ -233,7 +235,7 @@ class Session:
             return
         if state.replaying:
             return
-        values = tf.stack(frame.rows).numpy()
+        values = probes.rows(frame.rows).numpy()
         self.judge(frame.spots, values, frame.tensors)
         if not backward and not state.tapes and not state.depth and not state.held:
             self.end_step()
@@ -269,7 +271,7 @@ class Session:
             self.tracker.remark(NESTED_GRADIENT)
         found = run(target, [flat, [item[1] for item in held]], *args, **kwargs)
         grads, of_outputs = found
-        frame = Frame(graph, state.replaying, self.norms)
+        frame = Frame(graph, state.replaying)
         for label, x in tensors(target, "loss"):
             if x.dtype != tf.float16 or self.scaler is None:
                 frame.take(x, None, "loss", label)
@@ -288,6 +290,7 @@ class Session:
                 grad for item, grad in zip(held, of_outputs, strict=True) if item[2] == ""
             ]
         self._flush(frame, backward=True)
+        state.gradients = None if graph is None else frame
         return tf.nest.pack_sequence_as(sources, grads)
 
     # Compiled functions.
@@ -301,6 +304,7 @@ class Session:
         kept = self.keep() if known or fn not in self._asked else []
         count = fn.experimental_get_tracing_count()
         out = run(*args, **kwargs)
+        state.gradients = None
         if not state.tapes:
             state.outputs = []
         written = read_all(self._boards)
@@ -363,7 +367,7 @@ class Session:
             order = len(rows.lo)
             self._append(rows, spot, probes.read(values[i]), None if arrays is None else arrays[i])
             if self.norms and spot.parameter is not None and len(rows.lo) > order:
-                rows.norms[order] = float(values[i][3])
+                rows.norms[order] = probes.norm(values[i])
         if not last:
             return
         try:

@@ -7,12 +7,20 @@ import tensorflow as tf
 
 from anynan.summary import Summary
 from anynan.tensorflow import probes
-from anynan.tensorflow.frames import here, tensors
+from anynan.tensorflow.frames import Frame, here, tensors
 from anynan.tensorflow.traces import SCOPE, Block
 from anynan.tensorflow.variables import raw, read
 
 if TYPE_CHECKING:
     from anynan.tensorflow.session import Session
+
+
+def _ends(frame: Frame | None, graph: Any, checked: list[Any]) -> list[Any]:
+    """Give what was read of gradients, and read those that were changed since."""
+    known = {}
+    if frame is not None and frame.graph is graph:
+        known = {id(x): row for x, row in zip(frame.tensors, frame.rows, strict=True)}
+    return [known.get(id(x)) or probes.ends(x) for x in checked]
 
 
 def writes(session: "Session", block: Block) -> bool:
@@ -83,7 +91,8 @@ def apply(
     if not checked:
         return run(grads, known)
     with tf.name_scope(SCOPE):
-        fine = tf.reduce_all(tf.stack([probes.fine(x) for x in checked]))
+        fine = probes.all_fine(_ends(state.gradients, graph, checked))
+    state.gradients = None
 
     def update() -> Any:
         run(grads, known)

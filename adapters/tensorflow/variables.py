@@ -97,7 +97,7 @@ class Weights:
                 largest = probes.dtype_max(dtype)
                 spots.append(Spot(path, "parameter", local, dtype.name, largest, parameter=name))
                 held.append(ref)
-            every = tf.function(lambda: tf.stack([probes.ends(read(ref())) for ref in held]))
+            every = tf.function(lambda: probes.rows([probes.ends(read(ref())) for ref in held]))
             # Not the function itself: its calls would be watched like the user's own.
             self._ends = spots, every.get_concrete_function()
         spots, run = self._ends

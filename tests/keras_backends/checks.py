@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.keras import seams
+from anynan.cli import main
+from anynan.keras import demo, seams
 from tests.keras_backends import models
 from tests.keras_backends.models import (
     LAYERS,
@@ -423,3 +424,13 @@ def test_monitor(action):
     assert (event.layer, event.phase, event.operation.name) == ("block.inner", "backward", "sqrt")
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
     assert monitor.tracker.adapter is None
+
+
+@pytest.mark.parametrize(("fixed", "said"), [(False, "Found at step"), (True, "no reading went")])
+def test_demo(fixed, said, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "EPOCH", 4)  # an empty paragraph comes soon
+    asked = ["demo", "--framework", "keras", "--bug", "mask"]
+    assert main([*asked, "--fixed", "--steps", "5"] if fixed else asked) == 0
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert fixed == ("cause   fully masked row" not in printed)
