@@ -8,6 +8,11 @@ import torch
 from anynan.torch import updates
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap(small_heap: None) -> None:
+    """Let the searches for scalers and optimizers take little, whatever else is imported."""
+
+
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
     threads = torch.get_num_threads()

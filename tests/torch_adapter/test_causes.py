@@ -26,8 +26,6 @@ from anynan import AnomalyError, Event, Policy
 from anynan.causes import RULES
 from anynan.events import Kind, Phase
 
-pytestmark = pytest.mark.usefixtures("small_heap")
-
 INF = math.inf
 
 

@@ -22,12 +22,9 @@ every_mode = pytest.mark.parametrize(("what", "read"), [*MODES, ("model", 3), ("
 
 
 @pytest.fixture(autouse=True)
-def _small_heap() -> Iterator[None]:
-    """Leave what is imported out of the search for scalers; leave no scaler to the next test."""
-    gc.collect()
-    gc.freeze()
+def _no_scaler_left() -> Iterator[None]:
+    """Leave no scaler to the next test."""
     yield
-    gc.unfreeze()
     gc.collect()
 
 

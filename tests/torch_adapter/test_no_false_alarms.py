@@ -22,7 +22,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 INF = math.inf
 WORDS = 48
 STEPS = 3
-pytestmark = pytest.mark.usefixtures("small_heap")
 
 # How a program is tracked: the model or the step, read at once or once a step, by operation.
 MODES: dict[str, tuple[str, dict[str, Any]]] = {

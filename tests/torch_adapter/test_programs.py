@@ -24,10 +24,7 @@ from tests.torch_adapter.training import (
 )
 
 # PyTorch's own, from the inner one of two nested reentrant regions.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
-    pytest.mark.usefixtures("small_heap"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
 every_program = pytest.mark.parametrize("name", PROGRAMS)
 every_track = pytest.mark.parametrize("track", ["model", "step"])
