@@ -27,6 +27,7 @@ class Frame:
         rows: What each row is made of, as tensors.
         tensors: The tensors themselves, while the frame is open.
         axes: The axes of tensors of each number of dimensions.
+        xla: True where XLA compiles the graph.
     """
 
     graph: Any
@@ -35,6 +36,7 @@ class Frame:
     rows: list[Any] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
     axes: dict[int, Any] = field(default_factory=dict)
+    xla: bool = False
 
     def take(
         self, x: Any, layer: str | None, phase: Phase, tensor: str, parameter: str | None = None
@@ -48,7 +50,7 @@ class Frame:
         self.tensors.append(x)
         if not self.replaying:
             with tf.name_scope(SCOPE):
-                self.rows.append(probes.ends(x, self.axes))
+                self.rows.append(probes.ends(x, self.axes, xla=self.xla))
 
 
 @dataclass
@@ -89,8 +91,13 @@ class State(threading.local):
     updated: bool = False
     after: bool = False
     inline: bool = False
+    xla: bool = False
     incoming: Any = None
     seen: dict[Any, int] = field(default_factory=dict)
+
+    def collect(self, graph: Any) -> Frame:
+        """Begin to collect readings."""
+        return Frame(graph, self.replaying, xla=self.xla)
 
 
 def here() -> Any:

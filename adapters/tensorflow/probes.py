@@ -31,20 +31,21 @@ def dtype_max(dtype: Any) -> float:
     return float((dtype.real_dtype if dtype.is_complex else dtype).max)
 
 
-def ends(x: Any, axes: dict[int, Any] | None = None) -> tuple[Any, Any, Any]:
-    """Give the smallest and the largest value, and sums of squares, one for each column.
+def ends(x: Any, axes: dict[int, Any] | None = None, *, xla: bool = False) -> Any:
+    """Give the smallest and the largest value, and half the sum of all squares.
 
-    A sum of squares is NaN only where a value is, whatever overflows: it is there because XLA's
-    minimum and maximum lose a NaN. Where there is none they are right, and tell the Inf. Sums of
-    columns because XLA adds up a row number by number, and columns side by side.
+    A sum of squares is NaN only where a value is, whatever overflows: it is there because a
+    minimum and a maximum may lose a NaN. Where there is none they are right, and tell the Inf.
 
     Args:
         x: A float or complex tensor.
         axes: The axes of tensors of so many dimensions, kept to be used again in one graph.
+        xla: Give a sum of squares for each column, which ``rows`` adds up: XLA adds up a row
+            number by number, and columns side by side.
     """
     if x.dtype.is_complex:
         (low, high, one), (lower, higher, other) = (
-            ends(part, axes) for part in (tf.math.real(x), tf.math.imag(x))
+            ends(part, axes, xla=xla) for part in (tf.math.real(x), tf.math.imag(x))
         )
         return tf.minimum(low, lower), tf.maximum(high, higher), one + other
     if x.dtype.name.startswith("float8"):
@@ -57,12 +58,12 @@ def ends(x: Any, axes: dict[int, Any] | None = None) -> tuple[Any, Any, Any]:
         if n >= 0 and n not in axes:
             axes[n] = tf.range(n) if n else tf.zeros([0], tf.int32)
     wide = tf.cast(x, tf.float32) if x.dtype.name in _WIDE else x
-    columns = rank - 1 if rank > 1 and x.shape[-1] is not None else rank
-    return (
-        tf.raw_ops.Min(input=x, axis=axes[rank]),
-        tf.raw_ops.Max(input=x, axis=axes[rank]),
-        tf.raw_ops.Sum(input=tf.raw_ops.Square(x=wide), axis=axes[columns]),
-    )
+    if xla and rank > 1 and x.shape[-1] is not None:
+        squares = tf.raw_ops.Sum(input=tf.raw_ops.Square(x=wide), axis=axes[rank - 1])
+    else:
+        squares = tf.raw_ops.L2Loss(t=wide)
+    low = tf.raw_ops.Min(input=x, axis=axes[rank])
+    return low, tf.raw_ops.Max(input=x, axis=axes[rank]), squares
 
 
 def rows(found: Sequence[tuple[Any, Any, Any]]) -> Any:
@@ -87,20 +88,18 @@ def _together(values: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
 
 def _total(values: list[Any]) -> Any:
     stacked = tf.stack(values)
-    return tf.reduce_sum(stacked, axis=1) if stacked.shape.rank > 1 else stacked
+    return tf.reduce_sum(stacked, axis=1) / 2 if stacked.shape.rank > 1 else stacked
 
 
-def read(row: Any) -> tuple[float, float] | None:
-    """Turn a row into the two ends of a reading, None if nothing was written or to be read."""
-    low, high, squares = (float(x) for x in row)
-    if low != low or high != high or squares != squares:
-        return math.nan, math.nan
-    return None if low > high else (low, high)
+def read(values: Any) -> list[tuple[float, float]]:
+    """Turn rows into the two ends of each reading, the first the larger if there is none."""
+    low_high = np.where(np.isnan(values).any(axis=1, keepdims=True), math.nan, values[:, :2])
+    return list(map(tuple, low_high.tolist()))
 
 
 def norm(row: Any) -> float:
     """Turn a row into the L2 norm."""
-    return math.sqrt(row[2])
+    return math.sqrt(2 * row[2])
 
 
 def all_fine(found: Sequence[tuple[Any, Any, Any]]) -> Any:

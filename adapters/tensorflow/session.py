@@ -106,9 +106,8 @@ class Session:
             probes.dtype_max(value.dtype), parameter=worst.name,
         )  # fmt: skip
         try:
-            self._append(
-                rows, spot, probes.read(probes.rows([probes.ends(value)]).numpy()[0]), value
-            )
+            (ends,) = probes.read(probes.rows([probes.ends(value)]).numpy())
+            self._append(rows, spot, ends, value)
             self.tracker.judge(rows)
         finally:
             rows.failed = None
@@ -161,7 +160,7 @@ class Session:
             self._inside(path)
             return run(*args, **kwargs)
         fresh = outer is None or outer.graph is not graph
-        frame = Frame(graph, state.replaying) if fresh or outer is None else outer
+        frame = state.collect(graph) if fresh or outer is None else outer
         if fresh:
             state.frame = frame
             if graph is None and outer is None:
@@ -271,7 +270,7 @@ class Session:
             self.tracker.remark(NESTED_GRADIENT)
         found = run(target, [flat, [item[1] for item in held]], *args, **kwargs)
         grads, of_outputs = found
-        frame = Frame(graph, state.replaying)
+        frame = state.collect(graph)
         for label, x in tensors(target, "loss"):
             if x.dtype != tf.float16 or self.scaler is None:
                 frame.take(x, None, "loss", label)
@@ -303,7 +302,11 @@ class Session:
         known = fn in self._functions
         kept = self.keep() if known or fn not in self._asked else []
         count = fn.experimental_get_tracing_count()
-        out = run(*args, **kwargs)
+        state.xla = bool(getattr(fn, "_jit_compile", False))
+        try:
+            out = run(*args, **kwargs)
+        finally:
+            state.xla = False
         state.gradients = None
         if not state.tapes:
             state.outputs = []
@@ -363,9 +366,9 @@ class Session:
     ) -> None:
         """Append these readings to the open step; after the last of them have it judged."""
         rows = self.tracker.rows()
-        for i, spot in enumerate(spots):
+        for i, (spot, ends) in enumerate(zip(spots, probes.read(values), strict=True)):
             order = len(rows.lo)
-            self._append(rows, spot, probes.read(values[i]), None if arrays is None else arrays[i])
+            self._append(rows, spot, ends, None if arrays is None else arrays[i])
             if self.norms and spot.parameter is not None and len(rows.lo) > order:
                 rows.norms[order] = probes.norm(values[i])
         if not last:
@@ -378,16 +381,19 @@ class Session:
                     self.end_step()
             raise
 
-    def _append(self, rows: Rows, spot: Spot, ends: tuple[float, float] | None, array: Any) -> None:
-        if ends is None:
+    def _append(self, rows: Rows, spot: Spot, ends: tuple[float, float], array: Any) -> None:
+        if ends[0] > ends[1]:
             return
-        site = self.tracker.monitor.site(
-            spot.layer, spot.phase, spot.tensor, spot.dtype, spot.dtype_max,
-            parameter=spot.parameter,
-        )  # fmt: skip
+        site = spot.site
+        if site is None:
+            site = spot.site = self.tracker.monitor.site(
+                spot.layer, spot.phase, spot.tensor, spot.dtype, spot.dtype_max,
+                parameter=spot.parameter,
+            )  # fmt: skip
         seen = self.state().seen
-        rows.calls.append(seen.get(site.index, 0))
-        seen[site.index] = rows.calls[-1] + 1
+        count = seen.get(site.index, 0)
+        rows.calls.append(count)
+        seen[site.index] = count + 1
         rows.sites.append(site)
         if array is not None:
             rows.live[len(rows.lo)] = functools.partial(_same, array)

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from anynan.events import Phase
+from anynan.monitor import Site
 
 # What watching adds to a graph is in this name scope.
 SCOPE = "anynan"
@@ -26,6 +27,7 @@ class Spot:
         dtype_max: The dtype's largest finite value.
         name: The tensor's name in its graph, empty where there is no graph.
         parameter: Name of the weight it belongs to.
+        site: What the core knows it by, once it was read.
     """
 
     layer: str | None
@@ -35,6 +37,7 @@ class Spot:
     dtype_max: float
     name: str = ""
     parameter: str | None = None
+    site: Site | None = None
 
 
 @dataclass(slots=True)

@@ -20,7 +20,8 @@ def _ends(frame: Frame | None, graph: Any, checked: list[Any]) -> list[Any]:
     known = {}
     if frame is not None and frame.graph is graph:
         known = {id(x): row for x, row in zip(frame.tensors, frame.rows, strict=True)}
-    return [known.get(id(x)) or probes.ends(x) for x in checked]
+    xla = frame is not None and frame.xla
+    return [known.get(id(x)) or probes.ends(x, xla=xla) for x in checked]
 
 
 def writes(session: "Session", block: Block) -> bool:

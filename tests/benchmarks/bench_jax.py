@@ -1,13 +1,14 @@
 """Time a tracked JAX training step beside what users would otherwise pick: run and compile.
 
-A transformer of four flax blocks with adam. The variants take turns step by step in one process;
-the compile time is that of one fresh first call of each, the failing step's that of the call in
-which an overflow is reported. Memory is counted, not timed. Run it with nothing else on the
-machine: ``make bench``.
+A transformer of four flax blocks with adam, in two sizes. The variants take turns step by step in
+one process; the compile time is that of fresh first calls, which take turns too, the failing
+step's that of the call in which an overflow is reported. Memory is counted, not timed. Run it with
+nothing else on the machine: ``make bench``.
 """
 
 import contextlib
 import functools
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -21,9 +22,11 @@ from jax.experimental import checkify
 import anynan
 from tests.benchmarks.timing import machine, options, publish, ratios, table
 
-WIDTH, HEADS, BLOCKS, BATCH, LENGTH, LETTERS = 128, 4, 4, 8, 64, 64
-GOALS = {"run": "<= 1.05", "compile": "<= 1.5"}
-State = tuple[Any, Any]
+HEADS, BLOCKS, LETTERS, FIRST_CALLS = 4, 4, 64, 3
+# Width, sequences and their length. The larger one is the model that PyTorch is timed with.
+SIZES = {"d=128 B=8 T=64": (128, 8, 64), "d=256 B=8 T=128": (256, 8, 128)}
+SMALL, LARGE = SIZES
+GOALS = {SMALL: "<= 1.05", LARGE: "<= 1.05", f"first call, {SMALL}": "<= 1.5"}
 
 
 class Block(nn.Module):
@@ -34,30 +37,32 @@ class Block(nn.Module):
         mask = nn.make_causal_mask(x[..., 0])
         y = nn.LayerNorm(name="norm1")(x)
         x = x + nn.MultiHeadDotProductAttention(HEADS, name="attention")(y, mask=mask)
-        y = nn.Dense(4 * WIDTH, name="up")(nn.LayerNorm(name="norm2")(x))
-        return x + nn.Dense(WIDTH, name="down")(nn.gelu(y))
+        y = nn.Dense(4 * x.shape[-1], name="up")(nn.LayerNorm(name="norm2")(x))
+        return x + nn.Dense(x.shape[-1], name="down")(nn.gelu(y))
 
 
 class Model(nn.Module):
     """A character-level language model."""
 
+    width: int
+
     @nn.compact
     def __call__(self, tokens: Any) -> Any:
-        x = nn.Embed(LETTERS, WIDTH, name="token")(tokens)
+        x = nn.Embed(LETTERS, self.width, name="token")(tokens)
         for i in range(BLOCKS):
             x = Block(name=f"block_{i}")(x)
         return nn.Dense(LETTERS, name="head")(nn.LayerNorm(name="norm")(x))
 
 
-MODEL, OPTIMIZER = Model(), optax.adam(1e-3)
-TOKENS = jax.random.randint(jax.random.key(0), (BATCH, LENGTH + 1), 0, LETTERS)
+OPTIMIZER = optax.adam(1e-3)
 
 
 def train_step(params: Any, opt_state: Any, tokens: Any) -> tuple[Any, Any, Any]:
     """Take one step."""
 
     def loss_fn(params: Any) -> Any:
-        logits = MODEL.apply(params, tokens[:, :-1])
+        width = params["params"]["token"]["embedding"].shape[-1]
+        logits = Model(width).apply(params, tokens[:, :-1])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
         return losses.mean()
 
@@ -143,17 +148,25 @@ VARIANTS: dict[str, Callable[[], Callable[..., Any]]] = {
 }
 
 
-def finished(step: Callable[..., Any], *args: Any) -> object:
+def arguments(size: str) -> tuple[Any, Any, Any]:
+    """Make weights, optimizer state and a batch."""
+    width, batch, length = SIZES[size]
+    tokens = jax.random.randint(jax.random.key(0), (batch, length + 1), 0, LETTERS)
+    params = Model(width).init(jax.random.key(0), tokens[:, :-1])
+    return params, OPTIMIZER.init(params), tokens
+
+
+def finished(step: Callable[..., Any], args: tuple[Any, ...]) -> object:
     """Wait for a step's results."""
     return jax.block_until_ready(step(*args))
 
 
 @contextlib.contextmanager
-def clock(times: dict[str, float], name: str) -> Iterator[None]:
+def clock(times: dict[str, list[float]], name: str) -> Iterator[None]:
     """Note how long something takes."""
     start = time.perf_counter()
     yield
-    times[name] = time.perf_counter() - start
+    times.setdefault(name, []).append(time.perf_counter() - start)
 
 
 def measure(rounds: int) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
@@ -161,46 +174,48 @@ def measure(rounds: int) -> tuple[dict[str, dict[str, float]], dict[str, float]]
 
     And what a failing step takes, over the plain first call.
     """
-    params = MODEL.init(jax.random.key(0), TOKENS[:, :-1])
-    state = params, OPTIMIZER.init(params)
-    first: dict[str, float] = {}
+    args = arguments(SMALL)
+    first: dict[str, list[float]] = {}
     steps: dict[str, Callable[..., Any]] = {}
-    runs: dict[str, Callable[[], object]] = {}
-    for name, make in VARIANTS.items():
-        jax.clear_caches()
-        steps[name] = step = make()
-        with clock(first, name):
-            jax.block_until_ready(step(*state, TOKENS))
-        runs[name] = functools.partial(finished, step, *state, TOKENS)
-    compiled = {name: took / first[BASE] for name, took in first.items()}
-    results = {"run": ratios(runs, BASE, rounds), "compile": compiled}
-    return results, {name: took / first[BASE] for name, took in failing(steps, state).items()}
+    for _ in range(FIRST_CALLS):
+        for name, make in VARIANTS.items():
+            jax.clear_caches()
+            steps[name] = step = make()
+            with clock(first, name):
+                finished(step, args)
+    middle = {name: statistics.median(took) for name, took in first.items()}
+    results = {}
+    for size in SIZES:
+        fit = arguments(size)
+        runs = {name: functools.partial(finished, step, fit) for name, step in steps.items()}
+        results[size] = ratios(runs, BASE, rounds)
+    results[f"first call, {SMALL}"] = {name: took / middle[BASE] for name, took in middle.items()}
+    return results, {name: took / middle[BASE] for name, took in failing(steps, args).items()}
 
 
-def failing(steps: dict[str, Callable[..., Any]], state: State) -> dict[str, float]:
+def failing(steps: dict[str, Callable[..., Any]], args: tuple[Any, ...]) -> dict[str, float]:
     """Return how long the report of an overflow takes that began in the third block."""
-    params = jax.tree.map(lambda x: x, state[0])
+    params = jax.tree.map(lambda x: x, args[0])
     layer = params["params"]["block_2"]["up"]
     layer["kernel"] = layer["kernel"] * 1e38
-    times: dict[str, float] = {}
+    times: dict[str, list[float]] = {}
     for name in ("anynan track(step)", "jax_debug_nans", "checkify.float_checks"):
         with clock(times, name), contextlib.suppress(FloatingPointError, checkify.JaxRuntimeError):
-            jax.block_until_ready(steps[name](params, state[1], TOKENS))
-    return times
+            finished(steps[name], (params, *args[1:]))
+    return {name: took for name, (took,) in times.items()}
 
 
 def memory() -> tuple[int, int]:
     """Count the bytes that the readings add: to what comes out, and to what is made meanwhile."""
-    params = MODEL.init(jax.random.key(0), TOKENS[:, :-1])
-    state = params, OPTIMIZER.init(params)
+    args = arguments(SMALL)
     tracked = anynan.jax.track(train_step)
-    tracked(*state, TOKENS)
+    tracked(*args)
     session: Any = tracked.adapter
     (program,) = session._programs.values()
     watch = program.watch()
-    leaves = jax.tree.leaves((*state, TOKENS))
+    leaves = jax.tree.leaves(args)
     mine = watch.run.lower(session._table(watch), watch.factors, *leaves).compile()
-    plain = jax.jit(train_step).lower(*state, TOKENS).compile()
+    plain = jax.jit(train_step).lower(*args).compile()
     a, b = mine.memory_analysis(), cast(Any, plain.memory_analysis())
     return (
         a.output_size_in_bytes - b.output_size_in_bytes,
@@ -214,10 +229,10 @@ def main() -> None:
     results, reported = measure(chosen.rounds)
     out, meanwhile = memory()
     devices = f"{jax.device_count()} {jax.default_backend()} device(s)"
-    failed = "; ".join(f"{name} {ratio:.1f}" for name, ratio in reported.items())
+    failed = "; ".join(f"{name} {ratio:.2f}" for name, ratio in reported.items())
     text = (
         f"{machine(f'JAX {jax.__version__}', devices)}; medians of {chosen.rounds} interleaved "
-        "steps; compile is the first call, tracing included.\n\n"
+        f"steps and of {FIRST_CALLS} first calls, tracing and compiling included.\n\n"
         f"{table(results, 'variant', GOALS)}\n\n"
         f"The step in which a layer overflows, over the plain first call: {failed}. anynan's goal "
         "for the compilation of its replay is 2.5, and this is the whole call, report included.\n\n"

@@ -1,10 +1,13 @@
-"""Small models with something wrong in them."""
+"""Small models with something wrong in them, in TensorFlow's own operations."""
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-KEEP = np.random.default_rng(0)
+from tests.keras_backends.models import KINDS, data, functional, line, positive, zero
+
+__all__ = [
+    "KINDS", "Log", "Root", "compiled", "data", "functional", "line", "positive", "zero",
+]  # fmt: skip
 
 
 class Log(keras.layers.Layer):
@@ -17,83 +20,6 @@ class Root(keras.layers.Layer):
         return tf.sqrt(x)  # bad sqrt
 
 
-class Block(keras.layers.Layer):
-    def __init__(self, inner, **options):
-        super().__init__(**options)
-        self.dense = keras.layers.Dense(4, name="dense")
-        self.inner = inner
-
-    def build(self, shape):
-        self.dense.build(shape)
-        self.inner.build((*shape[:-1], 4))
-
-    def call(self, x):
-        return self.inner(self.dense(x))
-
-
-class Subclassed(keras.Model):
-    def __init__(self, inner):
-        super().__init__(name="net")
-        self.first = keras.layers.Dense(4, activation="sigmoid", name="first")
-        self.block = Block(inner, name="block")
-        self.last = keras.layers.Dense(1, name="last")
-
-    def call(self, x):
-        return self.last(self.block(self.first(x)))
-
-
-def functional(inner):
-    x = inputs = keras.Input((4,), name="numbers")
-    x = keras.layers.Dense(4, activation="sigmoid", name="first")(x)
-    x = Block(inner, name="block")(x)
-    return keras.Model(inputs, keras.layers.Dense(1, name="last")(x), name="net")
-
-
-def sequential(inner):
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(4, activation="sigmoid", name="first"),
-            Block(inner, name="block"),
-            keras.layers.Dense(1, name="last"),
-        ],
-        name="net",
-    )
-
-
-def subclassed(inner):
-    model = Subclassed(inner)
-    model(np.zeros((1, 4), "float32"))
-    return model
-
-
-KINDS = {"functional": functional, "sequential": sequential, "subclassed": subclassed}
-
-
 def compiled(model, **options):
     model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", **options)
     return model
-
-
-def data(rows=8):
-    return (
-        KEEP.uniform(0.1, 1, (rows, 4)).astype("float32"),
-        KEEP.uniform(0.1, 1, (rows, 1)).astype("float32"),
-    )
-
-
-def positive(model):
-    """Give the dense layer before the fault weights for which nothing goes wrong."""
-    dense = next(x for x in model._flatten_layers() if x.name == "dense")
-    dense.set_weights([np.full((4, 4), 0.2, "float32"), np.full(4, 0.1, "float32")])
-
-
-def zero(model):
-    """Make that layer give zeros."""
-    dense = next(x for x in model._flatten_layers() if x.name == "dense")
-    dense.set_weights([np.zeros((4, 4), "float32"), np.zeros(4, "float32")])
-
-
-def line(file, mark):
-    with open(file, encoding="utf-8") as text:
-        return next(i for i, row in enumerate(text, 1) if row.rstrip().endswith(f"# {mark}"))
