@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 
 PAGE = Path("docs/benchmarks.md")
 
@@ -24,20 +25,23 @@ def ratios(
     """Return each run's median time over that of the base.
 
     Args:
-        runs: What is timed, by name; they take turns, call by call.
+        runs: What is timed, by name; they take turns, call by call, in an order of each round's
+            own: what runs right after something heavy must not be the same each time.
         base: The one that the others are divided by.
         rounds: Calls of each that count.
         warm: Calls of each before that.
         wait: Wait for the device before the clock is read.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
+    order, random = list(runs), Random(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for i in range(rounds + warm):
-            for name, run in runs.items():
+            random.shuffle(order)
+            for name in order:
                 wait()
                 start = time.perf_counter()
-                run()
+                runs[name]()
                 wait()
                 if i >= warm:
                     times[name].append(time.perf_counter() - start)
