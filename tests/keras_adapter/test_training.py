@@ -234,6 +234,37 @@ def test_ragged_strings_integers_and_empty_batches():
             module(tf.ragged.constant([[1.0], [-2.0, 3.0]]))
 
 
+def test_the_values_of_a_sparse_tensor_are_looked_at():
+    class Scale(tf.Module):
+        def __call__(self, x):
+            return tf.sparse.map_values(tf.math.log, x)
+
+    def sparse(value):
+        return tf.SparseTensor([[0, 1], [1, 0]], [1.0, value], (2, 2))
+
+    with anynan.tensorflow.track(Scale()) as tracker:
+        module = tracker.fn
+        module(sparse(2.0))
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            module(sparse(-2.0))
+    assert (caught.value.event.kind, caught.value.event.phase) == ("nan", "forward")
+
+
+def test_numbers_that_are_drawn_anew_are_said():
+    class Noisy(tf.Module):
+        @tf.function
+        def __call__(self, x):
+            return tf.math.log(x - tf.random.uniform(x.shape, 2.0, 3.0))
+
+    with (
+        anynan.tensorflow.track(Noisy()) as tracker,
+        pytest.raises(anynan.NonFiniteError) as caught,
+    ):
+        tracker.fn(tf.ones(3))
+    assert caught.value.event.operation.name == "log"
+    assert "RandomUniform drew other numbers when the step was run again" in str(caught.value)
+
+
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("shape", [(64, 3), (192,)])
 def test_the_largest_numbers_are_fine_and_a_nan_among_them_is_found(jit, shape):
