@@ -95,6 +95,15 @@ def test_adapter_comes_by_its_name_alone(adapter: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_keras_adapter_loads_no_other_before_a_model_needs_it() -> None:
+    pytest.importorskip("keras")
+    code = "import anynan.keras\nprint(*(name for name in sys.modules if name.count('.') == 1))"
+    done = _python(code)
+    loaded = {name for name in done.stdout.split() if name.startswith("anynan.")}
+    assert "anynan.keras" in loaded, done.stderr
+    assert not loaded & {"anynan.jax", "anynan.tensorflow", "anynan.torch"}
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("shadow", ["an empty module", "nothing"])
 def test_missing_framework_is_one_line(adapter: str, shadow: str, tmp_path: Path) -> None:
