@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from anynan.summary import Summary
 from anynan.tensorflow import probes
-from anynan.tensorflow.frames import Frame, here, tensors
+from anynan.tensorflow.frames import State, here, tensors
 from anynan.tensorflow.traces import SCOPE, Block
 from anynan.tensorflow.variables import raw, read
 
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from anynan.tensorflow.session import Session
 
 
-def _ends(frame: Frame | None, graph: Any, checked: list[Any]) -> list[Any]:
+def _ends(state: State, graph: Any, checked: list[Any]) -> list[Any]:
     """Give what was read of gradients, and read those that were changed since."""
-    known = {}
+    known, frame = {}, state.gradients
     if frame is not None and frame.graph is graph:
         known = {id(x): row for x, row in zip(frame.tensors, frame.rows, strict=True)}
-    xla = frame is not None and frame.xla
-    return [known.get(id(x)) or probes.ends(x, xla=xla) for x in checked]
+    return [known.get(id(x)) or probes.ends(x, xla=state.xla) for x in checked]
 
 
 def writes(session: "Session", block: Block) -> bool:
@@ -92,7 +91,7 @@ def apply(
     if not checked:
         return run(grads, known)
     with tf.name_scope(SCOPE):
-        fine = probes.all_fine(_ends(state.gradients, graph, checked))
+        fine = probes.all_fine(_ends(state, graph, checked))
     state.gradients = None
 
     def update() -> Any:
