@@ -23,6 +23,8 @@ Path = tuple[Any, ...]
 What = Literal["code", "sum", "ends", "span", "value"]
 # Their first column is a total, which is a word only after a loop.
 TOTALS = ("sum", "span")
+# They are a row of numbers, and not one.
+WIDE = ("ends", "span")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Emission:
     @property
     def wide(self) -> bool:
         """Tell whether there is a row of numbers, and not one."""
-        return self.probe.what in ("ends", "span")
+        return self.probe.what in WIDE
 
 
 Rule = Callable[["Evaluator", Any, list[Any], Path], tuple[list[Any], list[Emission]]]
@@ -239,7 +241,7 @@ class Evaluator:
     def blank(self, shape: "Shape") -> Emission:
         """Make a reading of nothing, to start a loop with."""
         data = jnp.zeros(*shape.data)
-        if shape.probe.what in ("ends", "span"):  # of no value at all
+        if shape.probe.what in WIDE:  # of no value at all
             data = data.at[..., 1].set(jnp.inf).at[..., 2].set(-jnp.inf)
         data = self.vary(data)
         lead = shape.data[0][:1] if shape.shards else ()
