@@ -118,6 +118,12 @@ class Options:
         return not self.replay and self.action in ("warn", "record") and not self.patience
 
     @property
+    def sizes(self) -> bool:
+        """Tell whether it is asked for how large finite values are."""
+        policies = self.policy, *self.policy.overrides.values()
+        return bool(self.stats) or any(p.large or p.headroom for p in policies)
+
+    @property
     def extra(self) -> tuple[str, ...]:
         """Name the statistics that smallest and largest value do not give for free."""
         return tuple(stat for stat in self.stats if stat in ("mean", "rms", "norm"))

@@ -49,8 +49,7 @@ class Session:
         self._static: set[Hashable] | None = None
         self._layers: dict[str, None] = {}
         policy = options.policy
-        finite = [policy, *policy.overrides.values()]
-        sizes = bool(options.stats) or any(p.large or p.headroom for p in finite)
+        sizes = options.sizes
         # A gradient norm is judged by what it was before.
         guarded = policy.spike is not None or policy.vanishing is not None
         self.settings = Settings(

@@ -1,38 +1,61 @@
 """Variables that hold the rows of a compiled step until they are read."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from anynan.tensorflow import probes
-from anynan.tensorflow.probes import BLANK
+from anynan.tensorflow import readings
+from anynan.tensorflow.readings import BLANK
 from anynan.tensorflow.traces import SCOPE, Block, Spot
 
 # No variable can be made while replicas are traced, so what they need is made before.
 ROOM = 16
 
 
+@dataclass
+class Part:
+    """Hold some of a board's rows.
+
+    Attributes:
+        rows: The variable that is written and read.
+        scales: What scales the sums that XLA makes, for each row.
+        blank: Rows that nobody wrote.
+        blocks: What writes them.
+    """
+
+    rows: Any
+    scales: Any
+    blank: Any
+    blocks: list[Block] = field(default_factory=list)
+
+
 class Board:
     """Hand out rows, write them inside of graphs, read them outside."""
 
-    def __init__(self, rows: int, *, grows: bool) -> None:
-        self._size = max(64, rows)
+    def __init__(self, count: int, *, grows: bool) -> None:
+        self._size = max(64, count)
         self._grows = grows
-        self._parts: list[tuple[Any, list[Block]]] = []
+        self._parts: list[Part] = []
         self._used = 0
         if not grows:
             self._add()
 
+    def ready(self) -> None:
+        """Have rows before a function is traced: one that makes variables is traced twice."""
+        if not self._parts:
+            self._add()
+
     def _add(self) -> None:
-        made = tf.Variable(
-            np.tile(BLANK, (self._size, 1)), trainable=False, dtype=tf.float64, name=SCOPE
-        )
-        self._parts.append((made, []))
+        blank = tf.constant(np.tile(BLANK, (self._size, 1)))
+        made = tf.Variable(blank, trainable=False, name=SCOPE)
+        scales = tf.Variable(readings.scales_for(self._size), trainable=False, name=SCOPE)
+        self._parts.append(Part(made, scales, blank))
         self._used = 0
 
-    def open(self, spots: list[Spot], *, backward: bool) -> Block | None:
-        """Reserve rows for these readings; None if there is no room."""
+    def open(self, spots: list[Spot], order: list[Spot], *, backward: bool) -> Block | None:
+        """Reserve a row for each spot; None if there is no room."""
         if not self._parts or self._used + len(spots) > self._size:
             if not self._grows:
                 return None
@@ -40,39 +63,48 @@ class Board:
             # A variable cannot be made inside of a graph: it belongs to the whole program.
             with tf.init_scope():
                 self._add()
-        block = Block(self._used, spots, backward)
-        self._parts[-1][1].append(block)
+        block = Block(self._used, spots, order, backward)
+        self._parts[-1].blocks.append(block)
         self._used += len(spots)
         return block
 
-    def write(self, block: Block, rows: list[Any]) -> None:
+    def _part(self, block: Block) -> tuple[Part, slice]:
+        part = next(part for part in self._parts if any(b is block for b in part.blocks))
+        return part, slice(block.start, block.start + len(block.spots))
+
+    def scales(self, block: Block) -> Any:
+        """Give what scales a block's sums, as a tensor."""
+        part, where = self._part(block)
+        return part.scales[:, where]
+
+    def write(self, block: Block, made: Any) -> None:
         """Write a block's rows: one operation in the graph."""
-        variable = next(v for v, blocks in self._parts if any(b is block for b in blocks))
-        with tf.name_scope(SCOPE):
-            made = probes.rows(rows)
-            variable[block.start : block.start + len(rows)].assign(made)
+        part, where = self._part(block)
+        part.rows[where].assign(made)
 
     def read(self) -> list[tuple[Block, Any]]:
         """Bring every block that was written since the last read to the host."""
         found = []
-        for variable, blocks in self._parts:
-            values = variable.numpy()
+        for part in self._parts:
+            # The plain operations: this happens after every step.
+            handle = part.rows.handle
+            values = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64).numpy()
             written = (values != BLANK).any(axis=1)
             if not written.any():
                 continue
-            variable.assign(np.tile(BLANK, (len(values), 1)))
-            for block in blocks:
-                rows = slice(block.start, block.start + len(block.spots))
-                if written[rows].any():
-                    found.append((block, values[rows]))
+            tf.raw_ops.AssignVariableOp(resource=handle, value=part.blank)
+            for block in part.blocks:
+                where = slice(block.start, block.start + len(block.spots))
+                if written[where].any():
+                    found.append((block, values[where]))
         return found
 
 
-def boards(rows: int, replicas: int) -> list[Board]:
-    """Make a board for each replica."""
+def boards(count: int, replicas: int) -> list[Board]:
+    """Make a board of so many rows for each replica."""
     if replicas == 1:
-        return [Board(rows, grows=True)]
-    return [Board(ROOM * rows, grows=False) for _ in range(replicas)]
+        return [Board(count, grows=True)]
+    return [Board(ROOM * count, grows=False) for _ in range(replicas)]
 
 
 def replica() -> int:

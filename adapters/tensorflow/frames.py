@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from anynan.events import Phase
 from anynan.tensorflow import probes
-from anynan.tensorflow.traces import SCOPE, Spot
+from anynan.tensorflow.traces import Spot
 
 LOOPS = ("WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph")
 
@@ -24,33 +24,38 @@ class Frame:
         graph: The graph that is traced, None outside.
         replaying: True where the step runs again: nothing is written then.
         spots: What is read.
-        rows: What each row is made of, as tensors.
         tensors: The tensors themselves, while the frame is open.
-        axes: The axes of tensors of each number of dimensions.
+        order: All of them, and what only a replay looks at, in execution order.
+        rows: What was read of the tensors, a row for each.
         xla: True where XLA compiles the graph.
     """
 
     graph: Any
     replaying: bool = False
     spots: list[Spot] = field(default_factory=list)
-    rows: list[Any] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
-    axes: dict[int, Any] = field(default_factory=dict)
+    order: list[Spot] = field(default_factory=list)
+    rows: Any = None
     xla: bool = False
 
     def take(
-        self, x: Any, layer: str | None, phase: Phase, tensor: str, parameter: str | None = None
+        self,
+        x: Any,
+        layer: str | None,
+        phase: Phase,
+        tensor: str,
+        parameter: str | None = None,
+        *,
+        read: bool = True,
     ) -> None:
-        """Read one tensor; in a replay only its name counts."""
+        """Read one tensor, or have only a replay look at it."""
         name = "" if self.graph is None else x.name
-        dtype = x.dtype
-        self.spots.append(
-            Spot(layer, phase, tensor, dtype.name, probes.dtype_max(dtype), name, parameter)
-        )
-        self.tensors.append(x)
-        if not self.replaying:
-            with tf.name_scope(SCOPE):
-                self.rows.append(probes.ends(x, self.axes, xla=self.xla))
+        largest = probes.dtype_max(x.dtype)
+        spot = Spot(layer, phase, tensor, x.dtype.name, largest, name, parameter)
+        self.order.append(spot)
+        if read:
+            self.spots.append(spot)
+            self.tensors.append(x)
 
 
 @dataclass

@@ -33,7 +33,7 @@ class Recorder:
         self.spots = [
             (spot, program.graph.get_tensor_by_name(spot.name))
             for block in program.trace.blocks
-            for spot in block.spots
+            for spot in block.order
             if spot.name
         ]
         self.spots += [
@@ -70,7 +70,8 @@ class Recorder:
         harm = (max(s.parents) for s in sinks if s.parents and not _mask(s))
         bad = self.bad[: next(harm, len(self.bad)) + 1]
         found = Replay([self._record(i, op) for i, op in enumerate(bad)], sinks, self._notes())
-        found.uncompiled = self.program.compiled and not self.run.compiled
+        compiled = self.program.compiled and not self.run.compiled
+        found.uncompiled = compiled or self.run.reordered
         found.end()
         opaque = [names.OPAQUE.get(kind) for r in found.records for kind in r.raw.split(", ")]
         for what in dict.fromkeys(filter(None, opaque)):

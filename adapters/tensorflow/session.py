@@ -12,11 +12,11 @@ import tensorflow as tf
 from anynan.adapter import BadParameter, ReplayError
 from anynan.guarding import Guard
 from anynan.lineage import Replay
-from anynan.monitor import Reading, Rows
+from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
 from anynan.patterns import choose
 from anynan.summary import Summary
-from anynan.tensorflow import ending, patches, probes, updates
+from anynan.tensorflow import ending, patches, probes, readings, updates
 from anynan.tensorflow.board import boards, read_all, replica
 from anynan.tensorflow.frames import (
     Frame,
@@ -27,7 +27,7 @@ from anynan.tensorflow.frames import (
     named_arguments,
     tensors,
 )
-from anynan.tensorflow.traces import Spot, Trace
+from anynan.tensorflow.traces import SCOPE, Block, Spot, Trace
 from anynan.tensorflow.variables import Weights
 from anynan.tracker import Tracker
 
@@ -62,13 +62,18 @@ class Session:
         self._model = weakref.ref(model) if model is not None else None
         self.scaler: Any = None
         self.norms = Guard(options.policy).on
+        # What an update did to a weight is judged by the gradient it got.
+        self.sizes = self.norms or options.sizes or options.parameters
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.weights = Weights(layers)
+        replicas = self.weights.replicas()
+        # The gradients of outputs reach those of weights, and a replay finds the layer.
+        self.gradients = self.sizes or not options.replay or replicas > 1
         self.traces: weakref.WeakKeyDictionary[Any, Trace] = weakref.WeakKeyDictionary()
         self._state = State()
         self._lock = threading.RLock()
         rows = 3 * len(layers) + 4 * len(self.weights.names) + 16
-        self._boards = boards(rows, self.weights.replicas())
+        self._boards = boards(rows, replicas)
         self.looped: set[str] = set()
         self._functions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -106,8 +111,7 @@ class Session:
             probes.dtype_max(value.dtype), parameter=worst.name,
         )  # fmt: skip
         try:
-            (ends,) = probes.read(probes.rows([probes.ends(value)]).numpy())
-            self._append(rows, spot, ends, value)
+            self._append(rows, [spot], readings.exact([value]).numpy(), [value])
             self.tracker.judge(rows)
         finally:
             rows.failed = None
@@ -135,7 +139,7 @@ class Session:
         return [path for path in self.chosen if path and path not in self.looped]
 
     def set_paused(self, paused: bool) -> None:
-        """Stop reading; what was traced goes on writing its rows, and nobody looks."""
+        """Stop reading; what was traced goes on writing its rows, and nobody readings."""
         if paused:
             self.read()
         else:
@@ -218,26 +222,32 @@ class Session:
         if frame.graph is not None:
             trace = self.trace(frame.graph)
             if state.replaying:
-                from anynan.tensorflow.traces import Block
-
-                trace.blocks.append(Block(-1, frame.spots, backward))
+                trace.blocks.append(Block(-1, frame.spots, frame.order, backward))
                 return
             with self._lock:
                 board = self._boards[replica()]
-                block = board.open(frame.spots, backward=backward)
+                block = board.open(frame.spots, frame.order, backward=backward)
             if block is None:
                 self.tracker.say(FULL)
                 return
             if not replica():
                 trace.blocks.append(block)
-            board.write(block, frame.rows)
+            with tf.name_scope(SCOPE):
+                scales = board.scales(block) if frame.xla else None
+                frame.rows = self.look(frame.tensors, xla=frame.xla, scales=scales)
+                board.write(block, frame.rows)
             return
         if state.replaying:
             return
-        values = probes.rows(frame.rows).numpy()
-        self.judge(frame.spots, values, frame.tensors)
+        self.judge(frame.spots, readings.exact(frame.tensors).numpy(), frame.tensors)
         if not backward and not state.tapes and not state.depth and not state.held:
             self.end_step()
+
+    def look(self, tensors: list[Any], *, xla: bool, scales: Any = None) -> Any:
+        """Read some tensors in a graph: how large they are only where that is asked for."""
+        if self.sizes:
+            return readings.exact(tensors, xla=xla)
+        return readings.brief(tensors, xla=xla, scales=scales)
 
     def _over(self, state: State) -> bool:
         """Tell whether a call that begins now belongs to a step of its own."""
@@ -276,8 +286,9 @@ class Session:
                 frame.take(x, None, "loss", label)
         for (_, _, path, label), grad in zip(reversed(held), reversed(of_outputs), strict=True):
             for _, x in tensors(grad, ""):
-                frame.take(x, path, "backward", f"grad of {label}" if label != "output" else "grad")
-        for i, name in mine:
+                name = f"grad of {label}" if label != "output" else "grad"
+                frame.take(x, path, "backward", name, read=graph is None or self.gradients)
+        for i, name in reversed(mine):  # in the order in which they are made
             for _, x in tensors(grads[i], ""):
                 frame.take(
                     x, self.weights.layer(name), "backward",
@@ -301,6 +312,8 @@ class Session:
             return run(*args, **kwargs)
         known = fn in self._functions
         kept = self.keep() if known or fn not in self._asked else []
+        for board in self._boards:
+            board.ready()
         count = fn.experimental_get_tracing_count()
         state.xla = bool(getattr(fn, "_jit_compile", False))
         try:
@@ -366,11 +379,7 @@ class Session:
     ) -> None:
         """Append these readings to the open step; after the last of them have it judged."""
         rows = self.tracker.rows()
-        for i, (spot, ends) in enumerate(zip(spots, probes.read(values), strict=True)):
-            order = len(rows.lo)
-            self._append(rows, spot, ends, None if arrays is None else arrays[i])
-            if self.norms and spot.parameter is not None and len(rows.lo) > order:
-                rows.norms[order] = probes.norm(values[i])
+        self._append(rows, spots, values, arrays)
         if not last:
             return
         try:
@@ -381,24 +390,30 @@ class Session:
                     self.end_step()
             raise
 
-    def _append(self, rows: Rows, spot: Spot, ends: tuple[float, float], array: Any) -> None:
-        if ends[0] > ends[1]:
-            return
-        site = spot.site
-        if site is None:
-            site = spot.site = self.tracker.monitor.site(
-                spot.layer, spot.phase, spot.tensor, spot.dtype, spot.dtype_max,
-                parameter=spot.parameter,
-            )  # fmt: skip
-        seen = self.state().seen
-        count = seen.get(site.index, 0)
-        rows.calls.append(count)
-        seen[site.index] = count + 1
-        rows.sites.append(site)
-        if array is not None:
-            rows.live[len(rows.lo)] = functools.partial(_same, array)
-        rows.lo.append(ends[0])
-        rows.hi.append(ends[1])
+    def _append(self, rows: Rows, spots: list[Spot], values: Any, arrays: list[Any] | None) -> None:
+        low, high, there = readings.read(values)
+        held = np.flatnonzero(there).tolist()
+        seen, start = self.state().seen, len(rows.lo)
+        for i in held:
+            site = spots[i].site or self._site(spots[i])
+            count = seen.get(site.index, 0)
+            seen[site.index] = count + 1
+            rows.calls.append(count)
+            rows.sites.append(site)
+        rows.lo += low[there].tolist()
+        rows.hi += high[there].tolist()
+        for order, i in enumerate(held, start) if arrays is not None or self.norms else ():
+            if arrays is not None:
+                rows.live[order] = functools.partial(_same, arrays[i])
+            if self.norms and spots[i].parameter is not None:
+                rows.norms[order] = readings.norm(values[i])
+
+    def _site(self, spot: Spot) -> Site:
+        spot.site = self.tracker.monitor.site(
+            spot.layer, spot.phase, spot.tensor, spot.dtype, spot.dtype_max,
+            parameter=spot.parameter,
+        )  # fmt: skip
+        return spot.site
 
     def read(self) -> None:
         """Read and judge what was written and not read."""

@@ -42,17 +42,19 @@ class Spot:
 
 @dataclass(slots=True)
 class Block:
-    """Hold the rows that one write fills, in execution order.
+    """Hold the rows that one write fills.
 
     Attributes:
         start: The first row on the board.
-        spots: What each row reads.
+        spots: What each row reads, in execution order.
+        order: All of them, and what only a replay looks at.
         backward: True for what a gradient call wrote.
         updates: True if its graph updates weights; None before that was asked.
     """
 
     start: int
     spots: list[Spot]
+    order: list[Spot]
     backward: bool = False
     updates: bool | None = None
 

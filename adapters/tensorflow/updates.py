@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from anynan.summary import Summary
-from anynan.tensorflow import probes
-from anynan.tensorflow.frames import State, here, tensors
+from anynan.tensorflow import probes, readings
+from anynan.tensorflow.branching import run_if, traced
+from anynan.tensorflow.frames import here, tensors
 from anynan.tensorflow.traces import SCOPE, Block
 from anynan.tensorflow.variables import raw, read
 
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
     from anynan.tensorflow.session import Session
 
 
-def _ends(state: State, graph: Any, checked: list[Any]) -> list[Any]:
-    """Give what was read of gradients, and read those that were changed since."""
-    known, frame = {}, state.gradients
-    if frame is not None and frame.graph is graph:
-        known = {id(x): row for x, row in zip(frame.tensors, frame.rows, strict=True)}
-    return [known.get(id(x)) or probes.ends(x, xla=state.xla) for x in checked]
+def _fine(session: "Session", graph: Any, checked: list[Any]) -> Any:
+    """Tell, as a tensor, whether gradients are finite; what was read is not read again."""
+    state = session.state()
+    frame = state.gradients
+    known: dict[int, int] = {}
+    rows = None if frame is None or frame.graph is not graph else frame.rows
+    if frame is not None and rows is not None:
+        known = {id(x): i for i, x in enumerate(frame.tensors)}
+    places = [known[id(x)] for x in checked if id(x) in known]
+    changed = [x for x in checked if id(x) not in known]
+    found = [] if not changed else [readings.all_fine(readings.exact(changed, xla=state.xla))]
+    if places:
+        found.append(readings.all_fine(tf.gather(rows, places)))
+    return tf.reduce_all(found)
 
 
 def writes(session: "Session", block: Block) -> bool:
@@ -91,12 +100,13 @@ def apply(
     if not checked:
         return run(grads, known)
     with tf.name_scope(SCOPE):
-        fine = probes.all_fine(_ends(state, graph, checked))
+        fine = _fine(session, graph, checked)
     state.gradients = None
 
     def update() -> Any:
         run(grads, known)
         return tf.constant(True)
 
-    tf.cond(fine, update, lambda: tf.constant(False))
+    made = traced(update, ())
+    run_if(fine, made, made.captured_inputs, lambda *_: tf.constant(False))
     return None

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from anynan.adapter import BadParameter
-from anynan.tensorflow import probes
+from anynan.tensorflow import probes, readings
 from anynan.tensorflow.traces import Spot
 
 
@@ -97,7 +97,7 @@ class Weights:
                 largest = probes.dtype_max(dtype)
                 spots.append(Spot(path, "parameter", local, dtype.name, largest, parameter=name))
                 held.append(ref)
-            every = tf.function(lambda: probes.rows([probes.ends(read(ref())) for ref in held]))
+            every = tf.function(lambda: readings.exact([read(ref()) for ref in held]))
             # Not the function itself: its calls would be watched like the user's own.
             self._ends = spots, every.get_concrete_function()
         spots, run = self._ends

@@ -51,8 +51,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def variant(request: pytest.FixtureRequest) -> tuple[Space, Any, dict[str, Any]]:
-    """Where a program runs: the arrays, the builders, the options."""
+def variant(request: pytest.FixtureRequest) -> tuple[Space, Any, str]:
+    """Where a program runs: the arrays, the builders, the name of the way."""
     backend, made, name = request.param
     try:
         xp = backend.load()
@@ -61,17 +61,19 @@ def variant(request: pytest.FixtureRequest) -> tuple[Space, Any, dict[str, Any]]
             pytest.fail(f"--backends names {backend.value}, which cannot run: {error}")
         pytest.skip(f"{backend.value} cannot run: {error}")
     space = Space(backend, xp, "cuda" if backend.variant == "cuda" else None)
-    return space, made, made.VARIANTS[name]
+    return space, made, name
 
 
 def run(recipe: StepRecipe, variant: Any, **more: Any) -> Any:
     """Run a recipe's steps; its tracker is closed whatever comes of it."""
-    space, made, options = variant
-    if recipe.name in getattr(made, "DIFFERENCES", {}):
-        pytest.skip(made.DIFFERENCES[recipe.name])
+    space, made, name = variant
+    differences = getattr(made, "DIFFERENCES", {})
+    for known in (recipe.name, f"{recipe.name}[{name}]"):
+        if known in differences:
+            pytest.skip(differences[known])
     if not space.has(recipe.dtype):
         pytest.skip(f"{space.backend.value} has no {recipe.dtype}")
-    program = made.Program(recipe, space, **(options | more))
+    program = made.Program(recipe, space, **(made.VARIANTS[name] | more))
     with program.tracker:
         for number, batch in enumerate(recipe.batches):
             if number == recipe.spoiled:

@@ -1,0 +1,185 @@
+"""Turn many tensors into rows of numbers that say whether they are finite, and how large.
+
+A row is the smallest value, the largest value and half the sum of all squares. Where the first is
+above the second nobody wrote it (the sum is 0, as it is for an empty tensor), or the tensor is
+finite and nobody asked how large it is.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from anynan.tensorflow.branching import run_if, traced
+from anynan.tensorflow.probes import SMALL, wide
+
+# A row that nobody wrote, and one of a finite tensor.
+BLANK = (1.0, -1.0, 0.0)
+
+
+def exact(tensors: Sequence[Any], *, xla: bool = False) -> Any:
+    """Read how large the values are.
+
+    A sum of squares is NaN only where a value is, whatever overflows: it is there because a
+    minimum and a maximum may lose a NaN. Where there is none they are right, and tell the Inf.
+
+    Args:
+        tensors: Float or complex tensors.
+        xla: True where XLA compiles the graph.
+
+    Returns:
+        (tensors, 3): a row for each.
+    """
+    axes: dict[int, Any] = {}
+    lows, highs, squares = zip(*(_ends(x, axes, xla=xla) for x in tensors), strict=True)
+    low = _together(lows, tf.stack)
+    high = _together(highs, tf.stack)
+    return tf.stack([low, high, _together(squares, _halves)], axis=1)
+
+
+def brief(tensors: Sequence[Any], *, xla: bool = False, scales: Any = None) -> Any:
+    """Read which tensors are finite, and no more of those that are.
+
+    It is one sum of each. XLA adds up in the same pass in which it makes the values, and scaled,
+    so that no sum of finite values overflows; elsewhere scaling takes a pass more than it is
+    worth, and what overflows is read exactly.
+
+    Args:
+        tensors: Float or complex tensors.
+        xla: True where XLA compiles the graph.
+        scales: What ``scales_for`` made, for XLA.
+
+    Returns:
+        (tensors, 3): a row for each.
+    """
+    axes: dict[int, Any] = {}
+    sums = [_sum(x, axes, None if not xla else scales[:, i]) for i, x in enumerate(tensors)]
+    found = _together(sums, _totals)
+    one = np.array([_single(x) for x in tensors])
+    if xla:
+        return _known(found, one)
+    inputs = [found, *tensors]
+    known = traced(lambda sums, *_: _known(sums, one), inputs)
+    fine = tf.reduce_all(tf.math.is_finite(found))
+    return run_if(fine, known, inputs, lambda _, *tensors: exact(tensors))
+
+
+def scales_for(count: int) -> Any:
+    """Give what scales so many sums, to be kept in a variable.
+
+    They are no constants of the graph: XLA joins a constant with one of the user's, so that an
+    overflow in ``x * 1e30`` would be gone. It does so with factors it does not know too: the
+    zero, which is added before, keeps the two multiplications apart. And there is one for each
+    sum: a factor that several share is kept as a tensor of their size.
+
+    Returns:
+        (2, count): 0, and the factor.
+    """
+    return np.tile(np.array([[0.0], [SMALL]], np.float32), count)
+
+
+def _axes(axes: dict[int, Any], count: int) -> Any:
+    if count not in axes:
+        axes[count] = tf.range(count) if count else tf.zeros([0], tf.int32)
+    return axes[count]
+
+
+def _ranked(x: Any) -> tuple[Any, int]:
+    rank = x.shape.rank
+    return (tf.reshape(x, [-1]), 1) if rank is None else (x, rank)
+
+
+def _ends(x: Any, axes: dict[int, Any], *, xla: bool) -> tuple[Any, Any, Any]:
+    """Give the smallest and the largest value, and half the sum of all squares."""
+    if x.dtype.is_complex:
+        (low, high, one), (lower, higher, other) = (
+            _ends(part, axes, xla=xla) for part in (tf.math.real(x), tf.math.imag(x))
+        )
+        return tf.minimum(low, lower), tf.maximum(high, higher), one + other
+    if x.dtype.name.startswith("float8"):
+        x = wide(x)
+    x, rank = _ranked(x)
+    if _columns(x, rank, xla=xla):
+        squares = tf.raw_ops.Sum(input=tf.raw_ops.Square(x=wide(x)), axis=_axes(axes, rank - 1))
+    else:
+        squares = tf.raw_ops.L2Loss(t=wide(x))
+    low = tf.raw_ops.Min(input=x, axis=_axes(axes, rank))
+    return low, tf.raw_ops.Max(input=x, axis=_axes(axes, rank)), squares
+
+
+def _columns(x: Any, rank: int, *, xla: bool) -> bool:
+    """Tell whether to sum each column: XLA adds up a row one by one, and columns side by side."""
+    return xla and rank > 1 and x.shape[-1] is not None
+
+
+def _single(x: Any) -> bool:
+    return x.shape.num_elements() == 1 and not x.dtype.is_complex
+
+
+def _sum(x: Any, axes: dict[int, Any], scale: Any) -> Any:
+    """Sum a tensor, or each column of it; one number alone is given as it is."""
+    if x.dtype.is_complex:
+        x = tf.math.real(x) + tf.math.imag(x)
+    if _single(x):
+        return tf.reshape(wide(x), [])
+    x, rank = _ranked(wide(x))
+    if scale is not None:
+        zero, factor = tf.unstack(tf.cast(scale, x.dtype))
+        x = (x + zero) * factor
+    left = rank - 1 if _columns(x, rank, xla=scale is not None) else rank
+    return tf.raw_ops.Sum(input=x, axis=_axes(axes, left))
+
+
+def _known(sums: Any, single: Any) -> Any:
+    """Make rows of sums: of what is finite one number alone is known."""
+    said = tf.logical_or(tf.constant(single), tf.logical_not(tf.math.is_finite(sums)))
+    columns = [tf.where(said, sums, tf.constant(end, tf.float64)) for end in (1.0, -1.0)]
+    return tf.stack([*columns, tf.where(said, sums * sums / 2, tf.constant(1.0, tf.float64))], 1)
+
+
+def _together(values: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
+    """Join values of the same dtype and shape at once, and keep their order."""
+    alike: dict[Any, list[int]] = {}
+    for i, value in enumerate(values):
+        alike.setdefault((value.dtype, tuple(value.shape)), []).append(i)
+    joined = [tf.cast(join([values[i] for i in held]), tf.float64) for held in alike.values()]
+    if len(joined) == 1:
+        return joined[0]
+    order = np.argsort([i for held in alike.values() for i in held])
+    return tf.gather(tf.concat(joined, 0), order)
+
+
+def _totals(values: list[Any]) -> Any:
+    stacked = tf.stack(values)
+    return tf.reduce_sum(stacked, axis=1) if stacked.shape.rank > 1 else stacked
+
+
+def _halves(values: list[Any]) -> Any:
+    stacked = tf.stack(values)
+    return tf.reduce_sum(stacked, axis=1) / 2 if stacked.shape.rank > 1 else stacked
+
+
+def read(values: Any) -> tuple[Any, Any, Any]:
+    """Turn rows into the two ends of each, and tell which were written.
+
+    Returns:
+        Three arrays: the smallest value, the largest, above it where it is not known how large
+        they are, and whether there is a reading.
+    """
+    nan = np.isnan(values).any(axis=1)
+    low, high = (np.where(nan, math.nan, values[:, i]) for i in (0, 1))
+    return low, high, ~((low > high) & (values[:, 2] == 0))
+
+
+def norm(row: Any) -> float:
+    """Turn a row into the L2 norm."""
+    return math.sqrt(2 * row[2])
+
+
+def all_fine(rows: Any) -> Any:
+    """Tell, as a tensor, whether everything that was read is finite."""
+    low, high, squares = tf.unstack(rows, axis=1)
+    bad = tf.math.is_nan(squares) | tf.equal(low, -math.inf) | tf.equal(high, math.inf)
+    return tf.logical_not(tf.reduce_any(bad))

@@ -1,0 +1,127 @@
+"""What is read of a tensor in a graph tells what is bad, for every dtype, size and compiler."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from anynan.tensorflow import readings
+
+NAN, INF = np.nan, np.inf
+DTYPES = ["float8_e5m2", "float16", "bfloat16", "float32", "float64", "complex64"]
+SHAPES = [(), (1,), (3,), (40, 3), (2, 3, 300)]
+
+
+def rows(look, tensors, *, jit):
+    scales = tf.constant(readings.scales_for(len(tensors)))
+    more = {"scales": scales} if look is readings.brief and jit else {}
+
+    @tf.function(jit_compile=jit)
+    def run(*tensors):
+        return look(tensors, xla=jit, **more)
+
+    return readings.read(run(*tensors).numpy())
+
+
+def filled(shape, dtype, *bad):
+    """Make a tensor of the largest numbers there are, with some bad values."""
+    dtype = tf.as_dtype(dtype)
+    top = float(dtype.real_dtype.max if dtype.is_complex else dtype.max)
+    x = np.full(shape, top, np.complex128 if dtype.is_complex else np.float64)
+    x.flat[: len(bad)] = bad
+    return tf.cast(tf.constant(x), dtype)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("look", [readings.brief, readings.exact])
+def test_a_reading_tells_what_is_bad(look, dtype, jit):
+    tensors, expected = [], []
+    for shape in SHAPES:
+        for value in (1.0, NAN, INF, -INF):
+            if value == -INF and dtype.startswith("complex"):
+                continue
+            tensors.append(filled(shape, dtype, value))
+            expected.append(value)
+    low, high, there = rows(look, tensors, jit=jit)
+    assert there.all()
+    for lo, hi, value in zip(low, high, expected, strict=True):
+        if value == 1.0:
+            assert np.isfinite([lo, hi]).all()
+        elif np.isnan(value):
+            assert np.isnan([lo, hi]).all()
+        elif dtype.startswith("complex"):  # the other part of an infinite product may be NaN
+            assert not np.isfinite([lo, hi]).all()
+        else:
+            assert value in (lo, hi)
+            assert -value not in (lo, hi)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_brief_reading_knows_a_single_number_only(jit):
+    tensors = [tf.constant(-2.5), tf.constant([[7.0]]), tf.ones(3), tf.ones([0, 4])]
+    low, high, there = rows(readings.brief, tensors, jit=jit)
+    assert list(zip(low[:2], high[:2], strict=True)) == [(-2.5, -2.5), (7.0, 7.0)]
+    assert (low[2:] > high[2:]).all()
+    assert there.all()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("shape", [(64, 3), (192,)])
+def test_the_largest_numbers_are_fine_and_a_nan_among_them_is_found(jit, shape):
+    model = keras.Sequential([keras.Input(shape[1:]), keras.layers.Activation("linear")])
+    with anynan.keras.track(model, action="record") as tracker:
+        run = tf.function(lambda x: model(x) + 0.0, jit_compile=jit)
+        x = np.tile(np.float32([3e38, -3e38, 1e-40]), 64).reshape(shape)
+        run(tf.constant(x))
+        assert not tracker.events
+        x.flat[7] = np.nan
+        x.flat[8] = np.inf
+        run(tf.constant(x))
+    assert [event.kind for event in tracker.events] == ["nan"]
+
+
+# What the compiler could join with a factor of the reading's own.
+FACTORS = {
+    "times": lambda x: x * 1e38,
+    "power_of_two": lambda x: x * 2.0**127,
+    "over": lambda x: x / 1e-38,
+    "twice": lambda x: (x * 1e20) * 1e20,
+    "matmul": lambda x: x @ (tf.transpose(x) * 1e37),
+    "sum": lambda x: tf.reduce_sum(x * 1e38, -1),
+}
+
+
+class Layer(tf.Module):
+    def __init__(self, fn):
+        super().__init__("layer")
+        self.fn = fn
+
+    def __call__(self, x):
+        return self.fn(x)
+
+
+@pytest.mark.parametrize("name", FACTORS)
+@pytest.mark.parametrize("shape", [(2, 2), (64, 128)])
+@pytest.mark.parametrize("jit", [False, True])
+def test_an_overflow_through_a_constant_is_not_lost(name, shape, jit):
+    layer = Layer(FACTORS[name])
+    with anynan.tensorflow.track(layer):
+        step = tf.function(lambda x: tf.reduce_sum(tf.tanh(layer(x))), jit_compile=jit)
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            step(tf.fill(shape, 10.0))
+    event = caught.value.event
+    assert (event.layer, event.kind) == ("", "posinf")
+    assert event.operation is not None
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_infs_of_both_signs_are_no_nan(jit):
+    layer = Layer(lambda x: 1 / x)
+    with anynan.tensorflow.track(layer, action="record") as tracker:
+        step = tf.function(layer.__call__, jit_compile=jit)
+        step(tf.constant([1.0, 2.0, 3.0]))
+        step(tf.constant([0.0, -0.0, 1.0]))
+    (event,) = tracker.events
+    assert (event.kind, event.operation.name) == ("posinf", "divide")
