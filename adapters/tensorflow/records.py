@@ -17,6 +17,11 @@ from anynan.tensorflow.session import Session
 from anynan.tensorflow.traces import Spot
 from anynan.tensorflow.wide import widened
 
+OPTIMIZED = (
+    "the graph ran as TensorFlow's optimizer made it, which moves factors, and was run again as "
+    "it was written: tf.config.optimizer.set_experimental_options({'disable_meta_optimizer': True})"
+    " in front of the step shows whether the fault is the optimizer's"
+)
 REMEDY = ": written as a Python loop, or called as a plain function, its operations are named"
 DETAILED = 200
 BYTES = 256 * 2**20
@@ -70,8 +75,7 @@ class Recorder:
         harm = (max(s.parents) for s in sinks if s.parents and not _mask(s))
         bad = self.bad[: next(harm, len(self.bad)) + 1]
         found = Replay([self._record(i, op) for i, op in enumerate(bad)], sinks, self._notes())
-        compiled = self.program.compiled and not self.run.compiled
-        found.uncompiled = compiled or self.run.reordered
+        found.uncompiled = self.program.compiled and not self.run.compiled
         found.end()
         opaque = [names.OPAQUE.get(kind) for r in found.records for kind in r.raw.split(", ")]
         for what in dict.fromkeys(filter(None, opaque)):
@@ -84,6 +88,8 @@ class Recorder:
         if types & names.RANDOM:
             drawn = ", ".join(sorted(types & names.RANDOM))
             notes.append(f"{drawn} drew other numbers when the step was run again")
+        if self.run.optimized:
+            notes.append(OPTIMIZED)
         return notes
 
     # Records.

@@ -68,7 +68,7 @@ def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
     before = state.replaying, state.tapes, state.frame, state.outputs
     state.replaying, state.tapes, state.frame, state.outputs = True, 0, None, []
     try:
-        with replay_context(), optimized(on=False):  # which takes longer than the one run
+        with replay_context(), as_written():
             program = prepare(session, step)
             result = Recorder(session, program, Run(program, failed=failed)).result()
             if failed and any(record.raw in names.OPAQUE for record in result.records):
@@ -237,21 +237,16 @@ class Run:
             for out in results(node)
         ]
         self._definition = program.graph.as_graph_def()
-        self.compiled = self.reordered = False
-        self.bad = self._flags(self._tensors)
+        self.compiled = self.optimized = False
+        self.bad = self._flags()
         read = [spot.name for block in program.trace.blocks for spot in block.order]
         read += [x.name for x in program.results]
         if not failed or any(self.bad.get(name) for name in read):
             return
         if program.compiled:
             self.compiled = True  # what XLA alone does shows only under XLA
-            self.bad = self._flags(self._tensors)
-        elif program.traced:
-            # What TensorFlow's optimizer does shows only where nothing else is looked at.
-            names = {spot.name for block in program.trace.blocks for spot in block.spots}
-            found = [t for t in self._tensors if t.name in names]
-            with optimized(on=True):
-                self.reordered = any(self._flags(found).values())
+            self.bad = self._flags()
+        self.optimized = program.traced and not program.compiled
 
     def _wrap(self, tensors: list[Any], look: Callable[[list[Any]], Any]) -> Any:
         """Make a function of the program's inputs that gives what is seen of some tensors."""
@@ -276,9 +271,9 @@ class Run:
         signature = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
         return tf.compat.v1.wrap_function(run, signature)
 
-    def _flags(self, tensors: list[Any]) -> dict[str, bool]:
-        host = self._call(self._wrap(tensors, _each_fine)).numpy()
-        return {t.name: not bool(ok) for t, ok in zip(tensors, host, strict=False)}
+    def _flags(self) -> dict[str, bool]:
+        host = self._call(self._wrap(self._tensors, _each_fine)).numpy()
+        return {t.name: not bool(ok) for t, ok in zip(self._tensors, host, strict=False)}
 
     def _call(self, run: Any) -> Any:
         """Run on copies of what the step writes, made anew for each run."""
@@ -352,11 +347,11 @@ def _each_fine(found: list[Any]) -> Any:
 
 
 @contextmanager
-def optimized(*, on: bool) -> Iterator[None]:
-    """Run graphs as TensorFlow's optimizer makes them, or as they were written."""
+def as_written() -> Iterator[None]:
+    """Run graphs without TensorFlow's optimizer, which takes longer than the one run it is for."""
     name = "disable_meta_optimizer"
     before = tf.config.optimizer.get_experimental_options().get(name, False)
-    tf.config.optimizer.set_experimental_options({name: not on})
+    tf.config.optimizer.set_experimental_options({name: True})
     try:
         yield
     finally:
