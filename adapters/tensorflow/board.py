@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan.tensorflow import readings
-from anynan.tensorflow.readings import BLANK
+from anynan.tensorflow.readings import BLANK, SCALE
 from anynan.tensorflow.traces import SCOPE, Block, Spot
 
+_BLANK = np.array(BLANK)
 # No variable can be made while replicas are traced, so what they need is made before.
 ROOM = 16
 
@@ -20,13 +20,11 @@ class Part:
 
     Attributes:
         rows: The variable that is written and read.
-        scales: What scales the sums that XLA makes, for each row.
         blank: Rows that nobody wrote.
         blocks: What writes them.
     """
 
     rows: Any
-    scales: Any
     blank: Any
     blocks: list[Block] = field(default_factory=list)
 
@@ -39,6 +37,8 @@ class Board:
         self._grows = grows
         self._parts: list[Part] = []
         self._used = 0
+        # What scales the sums that XLA makes.
+        self.scale: Any = None
         if not grows:
             self._add()
 
@@ -50,8 +50,9 @@ class Board:
     def _add(self) -> None:
         blank = tf.constant(np.tile(BLANK, (self._size, 1)))
         made = tf.Variable(blank, trainable=False, name=SCOPE)
-        scales = tf.Variable(readings.scales_for(self._size), trainable=False, name=SCOPE)
-        self._parts.append(Part(made, scales, blank))
+        self._parts.append(Part(made, blank))
+        if self.scale is None:
+            self.scale = tf.Variable(SCALE, trainable=False, name=SCOPE)
         self._used = 0
 
     def open(self, spots: list[Spot], order: list[Spot], *, backward: bool) -> Block | None:
@@ -68,19 +69,10 @@ class Board:
         self._used += len(spots)
         return block
 
-    def _part(self, block: Block) -> tuple[Part, slice]:
-        part = next(part for part in self._parts if any(b is block for b in part.blocks))
-        return part, slice(block.start, block.start + len(block.spots))
-
-    def scales(self, block: Block) -> Any:
-        """Give what scales a block's sums, as a tensor."""
-        part, where = self._part(block)
-        return part.scales[:, where]
-
     def write(self, block: Block, made: Any) -> None:
         """Write a block's rows: one operation in the graph."""
-        part, where = self._part(block)
-        part.rows[where].assign(made)
+        part = next(part for part in self._parts if any(b is block for b in part.blocks))
+        part.rows[_where(block)].assign(made)
 
     def read(self) -> list[tuple[Block, Any]]:
         """Bring every block that was written since the last read to the host."""
@@ -89,15 +81,16 @@ class Board:
             # The plain operations: this happens after every step.
             handle = part.rows.handle
             values = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64).numpy()
-            written = (values != BLANK).any(axis=1)
-            if not written.any():
-                continue
-            tf.raw_ops.AssignVariableOp(resource=handle, value=part.blank)
-            for block in part.blocks:
-                where = slice(block.start, block.start + len(block.spots))
-                if written[where].any():
-                    found.append((block, values[where]))
+            held = [(block, values[_where(block)]) for block in part.blocks]
+            held = [(block, rows) for block, rows in held if (rows != _BLANK).any()]
+            if held:
+                tf.raw_ops.AssignVariableOp(resource=handle, value=part.blank)
+                found += held
         return found
+
+
+def _where(block: Block) -> slice:
+    return slice(block.start, block.start + len(block.spots))
 
 
 def boards(count: int, replicas: int) -> list[Board]:

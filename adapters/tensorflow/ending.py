@@ -52,7 +52,7 @@ def _read_weights(session: "Session", *, updated: bool) -> None:
     spots, values = session.weights.ends()
     state.after = True
     try:
-        session.judge(spots, values, None, last=False)
+        session.judge(session.places(spots), values, last=False)
         session.tracker.judge(rows)
     finally:
         state.after = False

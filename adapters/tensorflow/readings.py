@@ -15,8 +15,15 @@ import tensorflow as tf
 from anynan.tensorflow.branching import run_if, traced
 from anynan.tensorflow.probes import SMALL, wide
 
+# What XLA adds before it sums, and what it multiplies with, to be kept in a variable. As constants
+# of the graph they would be joined with those of the user, so that an overflow in ``x * 1e30``
+# were gone; and two factors are joined in any case: the zero keeps them apart.
+SCALE = (0.0, SMALL)
 # A row that nobody wrote, and one of a finite tensor.
 BLANK = (1.0, -1.0, 0.0)
+FINE = (1.0, -1.0, 1.0)
+# Vectors up to this size are summed together under XLA: each sum of its own costs more.
+SIDE_BY_SIDE = 4096
 
 
 def exact(tensors: Sequence[Any], *, xla: bool = False) -> Any:
@@ -39,45 +46,28 @@ def exact(tensors: Sequence[Any], *, xla: bool = False) -> Any:
     return tf.stack([low, high, _together(squares, _halves)], axis=1)
 
 
-def brief(tensors: Sequence[Any], *, xla: bool = False, scales: Any = None) -> Any:
-    """Read which tensors are finite, and no more of those that are.
+def brief(tensors: Sequence[Any], scale: Any = None) -> Any:
+    """Read which tensors are finite, and no more of those that are: one sum of each.
 
-    It is one sum of each. XLA adds up in the same pass in which it makes the values, and scaled,
-    so that no sum of finite values overflows; elsewhere scaling takes a pass more than it is
-    worth, and what overflows is read exactly.
+    XLA scales them in the same pass, so that no sum of finite values overflows. Elsewhere that
+    takes a pass of its own, and wherever a sum is not finite every tensor is read exactly.
 
     Args:
         tensors: Float or complex tensors.
-        xla: True where XLA compiles the graph.
-        scales: What ``scales_for`` made, for XLA.
+        scale: Where XLA compiles the graph, ``SCALE`` from a variable.
 
     Returns:
         (tensors, 3): a row for each.
     """
+    single = np.array([_single(x) for x in tensors])
     axes: dict[int, Any] = {}
-    sums = [_sum(x, axes, None if not xla else scales[:, i]) for i, x in enumerate(tensors)]
-    found = _together(sums, _totals)
-    one = np.array([_single(x) for x in tensors])
-    if xla:
-        return _known(found, one)
-    inputs = [found, *tensors]
-    known = traced(lambda sums, *_: _known(sums, one), inputs)
-    fine = tf.reduce_all(tf.math.is_finite(found))
-    return run_if(fine, known, inputs, lambda _, *tensors: exact(tensors))
-
-
-def scales_for(count: int) -> Any:
-    """Give what scales so many sums, to be kept in a variable.
-
-    They are no constants of the graph: XLA joins a constant with one of the user's, so that an
-    overflow in ``x * 1e30`` would be gone. It does so with factors it does not know too: the
-    zero, which is added before, keeps the two multiplications apart. And there is one for each
-    sum: a factor that several share is kept as a tensor of their size.
-
-    Returns:
-        (2, count): 0, and the factor.
-    """
-    return np.tile(np.array([[0.0], [SMALL]], np.float32), count)
+    sums = _together([_sum(x, axes, scale) for x in tensors], _totals)
+    if scale is not None:
+        return _known(sums, single)
+    given = [sums, *tensors]
+    known = traced(lambda sums, *_: _known(sums, single), given)
+    fine = tf.reduce_all(tf.math.is_finite(sums))
+    return run_if(fine, known, given, lambda _, *tensors: exact(tensors))
 
 
 def _axes(axes: dict[int, Any], count: int) -> Any:
@@ -128,6 +118,8 @@ def _sum(x: Any, axes: dict[int, Any], scale: Any) -> Any:
     if scale is not None:
         zero, factor = tf.unstack(tf.cast(scale, x.dtype))
         x = (x + zero) * factor
+    if scale is not None and rank == 1 and 0 < (x.shape[0] or 0) <= SIDE_BY_SIDE:
+        return x  # summed together with the others
     left = rank - 1 if _columns(x, rank, xla=scale is not None) else rank
     return tf.raw_ops.Sum(input=x, axis=_axes(axes, left))
 
@@ -135,8 +127,11 @@ def _sum(x: Any, axes: dict[int, Any], scale: Any) -> Any:
 def _known(sums: Any, single: Any) -> Any:
     """Make rows of sums: of what is finite one number alone is known."""
     said = tf.logical_or(tf.constant(single), tf.logical_not(tf.math.is_finite(sums)))
-    columns = [tf.where(said, sums, tf.constant(end, tf.float64)) for end in (1.0, -1.0)]
-    return tf.stack([*columns, tf.where(said, sums * sums / 2, tf.constant(1.0, tf.float64))], 1)
+    told = (sums, sums, sums * sums / 2)
+    columns = [
+        tf.where(said, x, tf.constant(y, tf.float64)) for x, y in zip(told, FINE, strict=True)
+    ]
+    return tf.stack(columns, 1)
 
 
 def _together(values: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
@@ -168,9 +163,11 @@ def read(values: Any) -> tuple[Any, Any, Any]:
         Three arrays: the smallest value, the largest, above it where it is not known how large
         they are, and whether there is a reading.
     """
-    nan = np.isnan(values).any(axis=1)
-    low, high = (np.where(nan, math.nan, values[:, i]) for i in (0, 1))
-    return low, high, ~((low > high) & (values[:, 2] == 0))
+    low, high, squares = values.T
+    nan = np.isnan(squares)
+    if nan.any():
+        low, high = np.where(nan, math.nan, low), np.where(nan, math.nan, high)
+    return low, high, (low <= high) | (squares != 0)
 
 
 def norm(row: Any) -> float:

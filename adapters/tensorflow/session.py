@@ -12,7 +12,7 @@ import tensorflow as tf
 from anynan.adapter import BadParameter, ReplayError
 from anynan.guarding import Guard
 from anynan.lineage import Replay
-from anynan.monitor import Reading, Rows, Site
+from anynan.monitor import Reading, Rows
 from anynan.options import Options
 from anynan.patterns import choose
 from anynan.summary import Summary
@@ -27,6 +27,7 @@ from anynan.tensorflow.frames import (
     named_arguments,
     tensors,
 )
+from anynan.tensorflow.places import Places
 from anynan.tensorflow.traces import SCOPE, Block, Spot, Trace
 from anynan.tensorflow.variables import Weights
 from anynan.tracker import Tracker
@@ -111,7 +112,7 @@ class Session:
             probes.dtype_max(value.dtype), parameter=worst.name,
         )  # fmt: skip
         try:
-            self._append(rows, [spot], readings.exact([value]).numpy(), [value])
+            self._append(rows, self.places([spot]), readings.exact([value]).numpy(), [value])
             self.tracker.judge(rows)
         finally:
             rows.failed = None
@@ -233,21 +234,22 @@ class Session:
             if not replica():
                 trace.blocks.append(block)
             with tf.name_scope(SCOPE):
-                scales = board.scales(block) if frame.xla else None
-                frame.rows = self.look(frame.tensors, xla=frame.xla, scales=scales)
+                frame.rows = self.look(frame.tensors, xla=frame.xla)
                 board.write(block, frame.rows)
             return
         if state.replaying:
             return
-        self.judge(frame.spots, readings.exact(frame.tensors).numpy(), frame.tensors)
+        places = self.places(frame.spots)
+        self.judge(places, readings.exact(frame.tensors).numpy(), frame.tensors)
         if not backward and not state.tapes and not state.depth and not state.held:
             self.end_step()
 
-    def look(self, tensors: list[Any], *, xla: bool, scales: Any = None) -> Any:
-        """Read some tensors in a graph: how large they are only where that is asked for."""
+    def look(self, tensors: list[Any], *, xla: bool) -> Any:
+        """Read tensors in a graph: how large they are only where that is asked for."""
         if self.sizes:
             return readings.exact(tensors, xla=xla)
-        return readings.brief(tensors, xla=xla, scales=scales)
+        scale = tf.identity(self._boards[0].scale) if xla else None
+        return readings.brief(tensors, scale)
 
     def _over(self, state: State) -> bool:
         """Tell whether a call that begins now belongs to a step of its own."""
@@ -337,8 +339,7 @@ class Session:
             state.step = Step(fn, args, kwargs, kept)
         state.backward = state.backward or not forward_only
         state.updated = state.updated or any(updates.writes(self, block) for block, _ in written)
-        for block, values in written:
-            self.judge(block.spots, values, None, last=block is written[-1][0])
+        self._judge_all(written)
         if not (forward_only and state.tapes) and not state.depth and not state.held:
             self.end_step()
         return out
@@ -374,12 +375,22 @@ class Session:
         """Close this thread's step."""
         ending.end_step(self)
 
+    def places(self, spots: list[Spot]) -> Places:
+        """Find what the core knows spots by."""
+        return Places.of(spots, self.tracker.monitor)
+
+    def _judge_all(self, written: list[tuple[Block, Any]]) -> None:
+        for block, values in written:
+            if block.places is None:
+                block.places = self.places(block.spots)
+            self.judge(block.places, values, last=block is written[-1][0])
+
     def judge(
-        self, spots: list[Spot], values: Any, arrays: list[Any] | None, *, last: bool = True
+        self, places: Places, values: Any, arrays: list[Any] | None = None, *, last: bool = True
     ) -> None:
         """Append these readings to the open step; after the last of them have it judged."""
         rows = self.tracker.rows()
-        self._append(rows, spots, values, arrays)
+        self._append(rows, places, values, arrays)
         if not last:
             return
         try:
@@ -390,36 +401,28 @@ class Session:
                     self.end_step()
             raise
 
-    def _append(self, rows: Rows, spots: list[Spot], values: Any, arrays: list[Any] | None) -> None:
+    def _append(self, rows: Rows, places: Places, values: Any, arrays: list[Any] | None) -> None:
         low, high, there = readings.read(values)
-        held = np.flatnonzero(there).tolist()
-        seen, start = self.state().seen, len(rows.lo)
-        for i in held:
-            site = spots[i].site or self._site(spots[i])
-            count = seen.get(site.index, 0)
-            seen[site.index] = count + 1
-            rows.calls.append(count)
-            rows.sites.append(site)
-        rows.lo += low[there].tolist()
-        rows.hi += high[there].tolist()
-        for order, i in enumerate(held, start) if arrays is not None or self.norms else ():
+        if not there.all():
+            places, low, high, values = places.only(there), low[there], high[there], values[there]
             if arrays is not None:
-                rows.live[order] = functools.partial(_same, arrays[i])
-            if self.norms and spots[i].parameter is not None:
-                rows.norms[order] = readings.norm(values[i])
-
-    def _site(self, spot: Spot) -> Site:
-        spot.site = self.tracker.monitor.site(
-            spot.layer, spot.phase, spot.tensor, spot.dtype, spot.dtype_max,
-            parameter=spot.parameter,
-        )  # fmt: skip
-        return spot.site
+                arrays = [x for x, held in zip(arrays, there, strict=True) if held]
+        start = len(rows.lo)
+        rows.calls += places.calls_after(self.state().seen)
+        rows.sites += places.sites
+        rows.lo += low.tolist()
+        rows.hi += high.tolist()
+        for i, array in enumerate(arrays or ()):
+            rows.live[start + i] = functools.partial(_same, array)
+        if self.norms:
+            for i, site in enumerate(places.sites):
+                if site.parameter is not None:
+                    rows.norms[start + i] = readings.norm(values[i])
 
     def read(self) -> None:
         """Read and judge what was written and not read."""
         written = read_all(self._boards)
-        for block, values in written:
-            self.judge(block.spots, values, None, last=block is written[-1][0])
+        self._judge_all(written)
 
     def finish(self) -> None:
         """End the open step."""

@@ -4,12 +4,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from anynan.events import Phase
-from anynan.monitor import Site
+
+if TYPE_CHECKING:
+    from anynan.tensorflow.places import Places
 
 # What watching adds to a graph is in this name scope.
 SCOPE = "anynan"
@@ -27,7 +29,6 @@ class Spot:
         dtype_max: The dtype's largest finite value.
         name: The tensor's name in its graph, empty where there is no graph.
         parameter: Name of the weight it belongs to.
-        site: What the core knows it by, once it was read.
     """
 
     layer: str | None
@@ -37,7 +38,6 @@ class Spot:
     dtype_max: float
     name: str = ""
     parameter: str | None = None
-    site: Site | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +50,7 @@ class Block:
         order: All of them, and what only a replay looks at.
         backward: True for what a gradient call wrote.
         updates: True if its graph updates weights; None before that was asked.
+        places: What the core knows the spots by, once they were read.
     """
 
     start: int
@@ -57,6 +58,7 @@ class Block:
     order: list[Spot]
     backward: bool = False
     updates: bool | None = None
+    places: "Places | None" = None
 
 
 @dataclass
