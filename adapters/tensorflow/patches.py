@@ -153,13 +153,13 @@ def _exit(original: Any) -> Any:
 def _function_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         run = functools.partial(original, self)
-        if any(session.state().inline for session in sessions):
-            if tf.inside_function():
-                return inlining.call(self, args, kwargs)
-        elif not tf.inside_function():
-            for session in sessions:
-                if not session.paused:
-                    run = functools.partial(session.function_call, run, self)
+        inside = tf.inside_function()
+        if inside and any(session.state().inline for session in sessions):
+            return inlining.call(self, args, kwargs)
+        for session in sessions:
+            if not session.paused:
+                call = session.compiling if inside else session.function_call
+                run = functools.partial(call, run, self)
         return run(*args, **kwargs)
 
     return __call__

@@ -1,9 +1,13 @@
 """What the core knows some readings by, and which calls of their layers they are."""
 
+import functools
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
 
-from anynan.monitor import Monitor, Site
+import numpy as np
+
+from anynan.monitor import Monitor, Rows, Site
+from anynan.tensorflow import readings
 from anynan.tensorflow.traces import Spot
 
 
@@ -32,16 +36,44 @@ class Places:
             ]
         )  # fmt: skip
 
-    def only(self, there: Iterable[bool]) -> "Places":
-        """Leave out what is not there."""
-        return Places([site for site, held in zip(self.sites, there, strict=True) if held])
-
-    def calls_after(self, seen: dict[int, int]) -> list[int]:
-        """Number the calls in a step, and count them.
+    def fill(
+        self,
+        rows: Rows,
+        values: Any,
+        seen: dict[int, int],
+        arrays: list[Any] | None = None,
+        *,
+        norms: bool,
+    ) -> None:
+        """Append readings to a step.
 
         Args:
+            rows: The step.
+            values: (readings, 3): what ``readings`` made.
             seen: How often each site was read in the step before; is counted on.
+            arrays: What was read, where it is at hand.
+            norms: True to keep the norms of weights' gradients.
         """
+        low, high, there = readings.read(values)
+        if not there.all():
+            held = np.flatnonzero(there)
+            some = Places([self.sites[i] for i in held])
+            given = None if arrays is None else [arrays[i] for i in held]
+            some.fill(rows, values[held], seen, given, norms=norms)
+            return
+        start = len(rows.lo)
+        rows.calls += self._calls(seen)
+        rows.sites += self.sites
+        rows.lo += low.tolist()
+        rows.hi += high.tolist()
+        for i, array in enumerate(arrays or ()):
+            rows.live[start + i] = functools.partial(_same, array)
+        for i, site in enumerate(self.sites if norms else ()):
+            if site.parameter is not None:
+                rows.norms[start + i] = readings.norm(values[i])
+
+    def _calls(self, seen: dict[int, int]) -> list[int]:
+        """Number the calls in a step, and count them."""
         if not seen.keys().isdisjoint(self.counts):
             return self._count(seen)
         seen.update(self.counts)
@@ -54,3 +86,7 @@ class Places:
             seen[site.index] = count + 1
             calls.append(count)
         return calls
+
+
+def _same(x: Any) -> Any:
+    return x

@@ -1,6 +1,5 @@
 """One tracked target: what runs, what it reads, where its steps end."""
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -112,7 +111,8 @@ class Session:
             probes.dtype_max(value.dtype), parameter=worst.name,
         )  # fmt: skip
         try:
-            self._append(rows, self.places([spot]), readings.exact([value]).numpy(), [value])
+            values = readings.exact([value]).numpy()
+            self.places([spot]).fill(rows, values, {}, [value], norms=False)
             self.tracker.judge(rows)
         finally:
             rows.failed = None
@@ -317,11 +317,7 @@ class Session:
         for board in self._boards:
             board.ready()
         count = fn.experimental_get_tracing_count()
-        state.xla = bool(getattr(fn, "_jit_compile", False))
-        try:
-            out = run(*args, **kwargs)
-        finally:
-            state.xla = False
+        out = self.compiling(run, fn, *args, **kwargs)
         state.gradients = None
         if not state.tapes:
             state.outputs = []
@@ -343,6 +339,15 @@ class Session:
         if not (forward_only and state.tapes) and not state.depth and not state.held:
             self.end_step()
         return out
+
+    def compiling(self, run: Callable[..., Any], fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a compiled function, and know meanwhile whether XLA compiles what is traced."""
+        state = self.state()
+        before, state.xla = state.xla, state.xla or bool(getattr(fn, "_jit_compile", False))
+        try:
+            return run(*args, **kwargs)
+        finally:
+            state.xla = before
 
     def _ask(self, fn: Any, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find out, once, whether a function without checks ran the tracked weights."""
@@ -390,7 +395,7 @@ class Session:
     ) -> None:
         """Append these readings to the open step; after the last of them have it judged."""
         rows = self.tracker.rows()
-        self._append(rows, places, values, arrays)
+        places.fill(rows, values, self.state().seen, arrays, norms=self.norms)
         if not last:
             return
         try:
@@ -400,24 +405,6 @@ class Session:
                 with self.tracker.softly():
                     self.end_step()
             raise
-
-    def _append(self, rows: Rows, places: Places, values: Any, arrays: list[Any] | None) -> None:
-        low, high, there = readings.read(values)
-        if not there.all():
-            places, low, high, values = places.only(there), low[there], high[there], values[there]
-            if arrays is not None:
-                arrays = [x for x, held in zip(arrays, there, strict=True) if held]
-        start = len(rows.lo)
-        rows.calls += places.calls_after(self.state().seen)
-        rows.sites += places.sites
-        rows.lo += low.tolist()
-        rows.hi += high.tolist()
-        for i, array in enumerate(arrays or ()):
-            rows.live[start + i] = functools.partial(_same, array)
-        if self.norms:
-            for i, site in enumerate(places.sites):
-                if site.parameter is not None:
-                    rows.norms[start + i] = readings.norm(values[i])
 
     def read(self) -> None:
         """Read and judge what was written and not read."""
@@ -492,7 +479,3 @@ class Session:
 def _symbolic(graph: Any) -> bool:
     """Tell whether a graph is Keras's own, made to find out shapes."""
     return "scratch_graph" in str(getattr(graph, "name", ""))
-
-
-def _same(x: Any) -> Any:
-    return x

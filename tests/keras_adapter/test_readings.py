@@ -126,3 +126,21 @@ def test_infs_of_both_signs_are_no_nan(jit):
         step(tf.constant([0.0, -0.0, 1.0]))
     (event,) = tracker.events
     assert (event.kind, event.operation.name) == ("posinf", "divide")
+
+
+def test_what_xla_compiles_inside_of_a_graph_is_read_as_xla_does_it_best():
+    layer = Layer(lambda x: tf.sin(x) * 2.0)
+    made = []
+
+    @tf.function(jit_compile=True)
+    def inner(x):
+        out = layer(x)
+        made.append(tf.compat.v1.get_default_graph())
+        return out
+
+    with anynan.tensorflow.track(layer, action="record") as tracker:
+        outer = tf.function(lambda x: inner(x) + 1.0)
+        outer(tf.ones((8, 4)))
+        outer(tf.constant(np.full((8, 4), np.nan, np.float32)))
+    assert "If" not in {node.type for graph in made for node in graph.get_operations()}
+    assert [event.kind for event in tracker.events] == ["nan"]
