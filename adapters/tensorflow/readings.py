@@ -50,7 +50,8 @@ def brief(tensors: Sequence[Any], scale: Any = None) -> Any:
     """Read which tensors are finite, and no more of those that are: one sum of each.
 
     XLA scales them in the same pass, so that no sum of finite values overflows. Elsewhere that
-    takes a pass of its own, and wherever a sum is not finite every tensor is read exactly.
+    takes a pass of its own. Where a sum does not tell, every tensor is read exactly: where it may
+    have overflowed, and where it may be NaN for Infs of both signs.
 
     Args:
         tensors: Float or complex tensors.
@@ -62,12 +63,11 @@ def brief(tensors: Sequence[Any], scale: Any = None) -> Any:
     single = np.array([_single(x) for x in tensors])
     axes: dict[int, Any] = {}
     sums = _together([_sum(x, axes, scale) for x in tensors], _totals)
-    if scale is not None:
-        return _known(sums, single)
+    told = tf.math.is_finite(sums) if scale is None else tf.logical_not(tf.math.is_nan(sums))
     given = [sums, *tensors]
     known = traced(lambda sums, *_: _known(sums, single), given)
-    fine = tf.reduce_all(tf.math.is_finite(sums))
-    return run_if(fine, known, given, lambda _, *tensors: exact(tensors))
+    xla = scale is not None
+    return run_if(tf.reduce_all(told), known, given, lambda _, *x: exact(x, xla=xla))
 
 
 def _axes(axes: dict[int, Any], count: int) -> Any:
