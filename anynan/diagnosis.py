@@ -94,12 +94,13 @@ def _operation_event(
     harmed = reading.phase if verdict.sink is None else verdict.sink.phase
     if origin is not None:
         layer, phase, call = origin.layer, origin.phase, origin.call
-        parameter = origin.parameter or (parameter if phase == reading.phase else None)
+        here = (layer, phase) == (reading.layer, reading.phase)
+        parameter = origin.parameter or (parameter if here else None)
         if origin.output is not None:
             kind = origin.output.kind or kind
-            if (layer, phase) != (reading.layer, reading.phase) or summary is None:
+            if not here or summary is None:
                 summary = origin.output
-        if (layer, phase) != (reading.layer, reading.phase):
+        if not here:
             tensor = "output" if phase != "backward" else "grad"
             surfaced = place(reading.phase, reading.layer, reading.site.parameter)
     spoilt = None

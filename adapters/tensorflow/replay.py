@@ -11,7 +11,7 @@ import tensorflow as tf
 from anynan.adapter import ReplayError
 from anynan.context import replay_context
 from anynan.lineage import Replay
-from anynan.tensorflow import inlining, names, probes
+from anynan.tensorflow import inlining, names, probes, readings
 from anynan.tensorflow.frames import Step, named_arguments, tensors
 from anynan.tensorflow.operations import Operations, is_float, results
 from anynan.tensorflow.session import Session
@@ -70,7 +70,10 @@ def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
     try:
         with replay_context(), as_written():
             program = prepare(session, step)
-            result = Recorder(session, program, Run(program, failed=failed)).result()
+            run = Run(program, failed=failed)
+            if failed:
+                _trail(session, run)
+            result = Recorder(session, program, run).result()
             if failed and any(record.raw in names.OPAQUE for record in result.records):
                 result = _deeper(session, step) or result
     except tf.errors.OpError as error:
@@ -79,6 +82,25 @@ def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
     finally:
         state.replaying, state.tapes, state.frame, state.outputs = before
     return result
+
+
+def _trail(session: Session, run: "Run") -> None:
+    """Fill in how large the values of each layer were."""
+    blocks = run.program.trace.blocks
+    spots = [s for block in blocks for s in block.spots if s.phase == "forward" and s.name]
+    places, rows = session.places(spots), session.tracker.rows()
+    keys = zip((site.index for site in places.sites), places.calls, strict=True)
+    found = dict(zip(keys, spots, strict=True))
+    unknown = {
+        order: found[site.index, call].name
+        for order, (site, call) in enumerate(zip(rows.sites, rows.calls, strict=True))
+        if rows.lo[order] > rows.hi[order] and (site.index, call) in found
+    }
+    if not unknown:
+        return
+    low, high, _ = readings.read(run.rows(list(unknown.values())))
+    for order, lo, hi in zip(unknown, low.tolist(), high.tolist(), strict=True):
+        rows.lo[order], rows.hi[order] = lo, hi
 
 
 def _deeper(session: Session, step: Step) -> Replay | None:
@@ -287,6 +309,11 @@ class Run:
             return run(*feeds)
         under = tf.function(run, jit_compile=True, autograph=False)
         return under(*feeds)
+
+    def rows(self, names: list[str]) -> Any:
+        """Read these tensors exactly."""
+        tensors = [self.program.graph.get_tensor_by_name(name) for name in names]
+        return self._call(self._wrap(tensors, readings.exact)).numpy()
 
     def values(self, tensors: list[Any]) -> dict[str, Any]:
         """Give the values of these tensors, as host arrays."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import anynan
 from anynan.tensorflow import readings
+from tests.keras_adapter import models
 
 NAN, INF = np.nan, np.inf
 DTYPES = ["float8_e5m2", "float16", "bfloat16", "float32", "float64", "complex64"]
@@ -156,3 +157,22 @@ def test_what_xla_compiles_inside_of_a_graph_is_read_as_xla_does_it_best():
     nodes = [node for graph in made for node in graph.get_operations()]
     assert "Mul" in {node.type for node in nodes if "anynan/" in node.name}  # it scales
     assert [event.kind for event in tracker.events] == ["nan"]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_magnitudes_of_a_failing_step_are_in_its_report(jit):
+    model = models.functional(models.Root(name="inner"))
+    models.positive(model)
+    model.compile("sgd", "mse", jit_compile=jit)
+    tracker = anynan.keras.track(model)
+    model.fit(*models.data(), verbose=0)
+    sizes = [r.absmax for r in tracker.history.last() if r.phase == "forward"]
+    assert set(sizes) == {None}
+    models.zero(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*models.data(), verbose=0)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.parameter) == ("block.inner", "backward", None)
+    assert next(name for name, size in event.trail if size is not None) == "first"
+    sizes = [r.absmax for r in tracker.history.last() if r.phase == "forward"]
+    assert None not in sizes
