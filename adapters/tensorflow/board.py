@@ -37,22 +37,27 @@ class Board:
         self._grows = grows
         self._parts: list[Part] = []
         self._used = 0
-        # What scales the sums that XLA makes.
-        self.scale: Any = None
+        self._scale: Any = None
         if not grows:
             self._add()
 
     def ready(self) -> None:
         """Have rows before a function is traced: one that makes variables is traced twice."""
         if not self._parts:
-            self._add()
+            with tf.init_scope():
+                self._add()
+
+    def scale(self) -> Any:
+        """Give what scales the sums that XLA makes, as a tensor."""
+        self.ready()
+        return tf.identity(self._scale)
 
     def _add(self) -> None:
         blank = tf.constant(np.tile(BLANK, (self._size, 1)))
         made = tf.Variable(blank, trainable=False, name=SCOPE)
         self._parts.append(Part(made, blank))
-        if self.scale is None:
-            self.scale = tf.Variable(SCALE, trainable=False, name=SCOPE)
+        if self._scale is None:
+            self._scale = tf.Variable(SCALE, trainable=False, name=SCOPE)
         self._used = 0
 
     def open(self, spots: list[Spot], order: list[Spot], *, backward: bool) -> Block | None:

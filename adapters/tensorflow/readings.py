@@ -46,28 +46,49 @@ def exact(tensors: Sequence[Any], *, xla: bool = False) -> Any:
     return tf.stack([low, high, _together(squares, _halves)], axis=1)
 
 
-def brief(tensors: Sequence[Any], scale: Any = None) -> Any:
-    """Read which tensors are finite, and no more of those that are: one sum of each.
+def scaled(tensors: Sequence[Any], scale: Any) -> Any:
+    """Read in a graph that XLA compiles which tensors are finite: one sum of each.
 
-    XLA scales them in the same pass, so that no sum of finite values overflows. Elsewhere that
-    takes a pass of its own. Where a sum does not tell, every tensor is read exactly: where it may
-    have overflowed, and where it may be NaN for Infs of both signs.
+    It adds up in the pass in which it makes the values. They are scaled, so that no sum of finite
+    ones overflows; Infs of both signs add up to NaN. How large the values are is not read.
 
     Args:
         tensors: Float or complex tensors.
-        scale: Where XLA compiles the graph, ``SCALE`` from a variable.
+        scale: ``SCALE``, from a variable.
 
     Returns:
         (tensors, 3): a row for each.
     """
-    single = np.array([_single(x) for x in tensors])
-    axes: dict[int, Any] = {}
-    sums = _together([_sum(x, axes, scale) for x in tensors], _totals)
-    told = tf.math.is_finite(sums) if scale is None else tf.logical_not(tf.math.is_nan(sums))
+    return _known(_sums(tensors, scale), _singles(tensors))
+
+
+def brief(tensors: Sequence[Any]) -> Any:
+    """Read in any other graph which tensors are finite: one sum of each, if all are.
+
+    Scaling would be a pass of its own. Where a sum is not finite, and it may have overflowed, all
+    are read exactly; so all are kept until the last of them is there.
+
+    Args:
+        tensors: Float or complex tensors.
+
+    Returns:
+        (tensors, 3): a row for each.
+    """
+    single = _singles(tensors)
+    sums = _sums(tensors, None)
     given = [sums, *tensors]
     known = traced(lambda sums, *_: _known(sums, single), given)
-    xla = scale is not None
-    return run_if(tf.reduce_all(told), known, given, lambda _, *x: exact(x, xla=xla))
+    fine = tf.reduce_all(tf.math.is_finite(sums))
+    return run_if(fine, known, given, lambda _, *tensors: exact(tensors))
+
+
+def _sums(tensors: Sequence[Any], scale: Any) -> Any:
+    axes: dict[int, Any] = {}
+    return _together([_sum(x, axes, scale) for x in tensors], _totals)
+
+
+def _singles(tensors: Sequence[Any]) -> Any:
+    return np.array([_single(x) for x in tensors])
 
 
 def _axes(axes: dict[int, Any], count: int) -> Any:

@@ -15,12 +15,13 @@ from anynan.tensorflow import inlining, names, probes, readings
 from anynan.tensorflow.frames import Step, named_arguments, tensors
 from anynan.tensorflow.operations import Operations, is_float, results
 from anynan.tensorflow.session import Session
-from anynan.tensorflow.traces import Trace
+from anynan.tensorflow.traces import Block, Trace
 from anynan.tensorflow.variables import read
 
 SPREAD = (
     "the step runs on several replicas, which cannot be run again: the report stays at layer level"
 )
+NESTED = "what runs in a nested function is not run again by itself"
 ARGUMENTS = (
     "the batch is taken inside of the compiled function, so the step cannot be run again: give "
     "the function its batch as an argument, and the operation is named"
@@ -62,26 +63,49 @@ def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
     """
     from anynan.tensorflow.records import Recorder
 
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1 or _spread(step.args):
+    if _is_spread(step):
         raise ReplayError(SPREAD)
+    with _again(session):
+        program = prepare(session, step)
+        run = Run(program)
+        run.flag(failed=failed)
+        if failed:
+            _trail(session, run)
+        result = Recorder(session, program, run).result()
+        if failed and any(record.raw in names.OPAQUE for record in result.records):
+            result = _deeper(session, step) or result
+    return result
+
+
+def look(session: Session, step: Step, block: Block, places: list[int]) -> Any:
+    """Read exactly some tensors that a block of a step's readings is of.
+
+    Raises:
+        ReplayError: If the step cannot be run again, or the block is of a nested function.
+    """
+    if _is_spread(step):
+        raise ReplayError(SPREAD)
+    with _again(session):
+        program = prepare(session, step)
+        if not any(known is block for known in program.trace.blocks):
+            raise ReplayError(NESTED)
+        return Run(program).rows([block.spots[i].name for i in places])
+
+
+@contextmanager
+def _again(session: Session) -> Iterator[None]:
+    """Have nothing that runs count as a step of the user's."""
     state = session.state()
     before = state.replaying, state.tapes, state.frame, state.outputs
     state.replaying, state.tapes, state.frame, state.outputs = True, 0, None, []
     try:
         with replay_context(), as_written():
-            program = prepare(session, step)
-            run = Run(program, failed=failed)
-            if failed:
-                _trail(session, run)
-            result = Recorder(session, program, run).result()
-            if failed and any(record.raw in names.OPAQUE for record in result.records):
-                result = _deeper(session, step) or result
+            yield
     except tf.errors.OpError as error:
         msg = f"the step failed when it was run again: {type(error).__name__}: {_last(error)}"
         raise ReplayError(msg) from error
     finally:
         state.replaying, state.tapes, state.frame, state.outputs = before
-    return result
 
 
 def _trail(session: Session, run: "Run") -> None:
@@ -111,7 +135,9 @@ def _deeper(session: Session, step: Step) -> Replay | None:
         try:
             with inlining.in_place(session, unrolled=unrolled):
                 program = prepare(session, step, fresh=True)
-            result = Recorder(session, program, Run(program, failed=True)).result()
+            run = Run(program)
+            run.flag(failed=True)
+            result = Recorder(session, program, run).result()
         except (ReplayError, tf.errors.OpError):
             continue
         if result.records:
@@ -235,10 +261,10 @@ def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
     return []
 
 
-def _spread(args: Any) -> bool:
-    return any(
+def _is_spread(step: Step) -> bool:
+    return tf.distribute.get_strategy().num_replicas_in_sync > 1 or any(
         hasattr(x, "values") and not isinstance(x, tf.SparseTensor | tf.RaggedTensor | dict)
-        for x in tf.nest.flatten(args)
+        for x in tf.nest.flatten(step.args)
     )
 
 
@@ -249,7 +275,7 @@ def _first(error: Exception) -> str:
 class Run:
     """Run a program, and look at what its nodes make."""
 
-    def __init__(self, program: Program, *, failed: bool) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
         self.operations = Operations(program.graph, program.trace)
         self._tensors = [
@@ -260,6 +286,11 @@ class Run:
         ]
         self._definition = program.graph.as_graph_def()
         self.compiled = self.optimized = False
+        self.bad: dict[str, bool] = {}
+
+    def flag(self, *, failed: bool) -> None:
+        """Find what is bad; where something has to be, under XLA if need be."""
+        program = self.program
         self.bad = self._flags()
         read = [spot.name for block in program.trace.blocks for spot in block.order]
         read += [x.name for x in program.results]

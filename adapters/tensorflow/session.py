@@ -26,6 +26,7 @@ from anynan.tensorflow.frames import (
     named_arguments,
     tensors,
 )
+from anynan.tensorflow.looking import look_again
 from anynan.tensorflow.places import Places
 from anynan.tensorflow.traces import SCOPE, Block, Spot, Trace
 from anynan.tensorflow.variables import Weights
@@ -140,7 +141,7 @@ class Session:
         return [path for path in self.chosen if path and path not in self.looped]
 
     def set_paused(self, paused: bool) -> None:
-        """Stop reading; what was traced goes on writing its rows, and nobody readings."""
+        """Stop reading; what was traced goes on writing its rows, and nobody looks."""
         if paused:
             self.read()
         else:
@@ -234,7 +235,7 @@ class Session:
             if not replica():
                 trace.blocks.append(block)
             with tf.name_scope(SCOPE):
-                frame.rows = self.look(frame.tensors, xla=frame.xla)
+                frame.rows = self.look(frame.tensors, xla=frame.xla, held=backward and self.gated)
                 board.write(block, frame.rows)
             return
         if state.replaying:
@@ -244,12 +245,19 @@ class Session:
         if not backward and not state.tapes and not state.depth and not state.held:
             self.end_step()
 
-    def look(self, tensors: list[Any], *, xla: bool) -> Any:
-        """Read tensors in a graph: how large they are only where that is asked for."""
-        if self.sizes:
+    def look(self, tensors: list[Any], *, xla: bool, held: bool) -> Any:
+        """Read tensors in a graph: how large they are where that is asked for, or costs little.
+
+        Args:
+            tensors: The tensors.
+            xla: True where XLA compiles the graph.
+            held: True where all of them are kept till the last of them is there.
+        """
+        if self.sizes or not (xla or held):
             return readings.exact(tensors, xla=xla)
-        scale = tf.identity(self._boards[0].scale) if xla else None
-        return readings.brief(tensors, scale)
+        if xla:
+            return readings.scaled(tensors, self._boards[0].scale())
+        return readings.brief(tensors)
 
     def _over(self, state: State) -> bool:
         """Tell whether a call that begins now belongs to a step of its own."""
@@ -388,6 +396,8 @@ class Session:
         for block, values in written:
             if block.places is None:
                 block.places = self.places(block.spots)
+            if not block.backward and not self.sizes:
+                look_again(self, block, values)
             self.judge(block.places, values, last=block is written[-1][0])
 
     def judge(

@@ -51,6 +51,7 @@ class Block:
         backward: True for what a gradient call wrote.
         updates: True if its graph updates weights; None before that was asked.
         places: What the core knows the spots by, once they were read.
+        confirmed: Spots whose NaN was seen to be one.
     """
 
     start: int
@@ -59,6 +60,7 @@ class Block:
     backward: bool = False
     updates: bool | None = None
     places: "Places | None" = None
+    confirmed: set[int] = field(default_factory=set)
 
 
 @dataclass

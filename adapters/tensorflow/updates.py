@@ -26,7 +26,9 @@ def _fine(session: "Session", graph: Any, checked: list[Any]) -> Any:
         known = {id(x): i for i, x in enumerate(frame.tensors)}
     places = [known[id(x)] for x in checked if id(x) in known]
     changed = [x for x in checked if id(x) not in known]
-    found = [] if not changed else [readings.all_fine(session.look(changed, xla=state.xla))]
+    found = (
+        [] if not changed else [readings.all_fine(session.look(changed, xla=state.xla, held=True))]
+    )
     if places:
         found.append(readings.all_fine(tf.gather(rows, places)))
     return tf.reduce_all(found)
