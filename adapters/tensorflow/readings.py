@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan.tensorflow.branching import run_if, traced
 from anynan.tensorflow.probes import SMALL, wide
 
 # What XLA adds before it sums, and what it multiplies with, to be kept in a variable. As constants
@@ -59,36 +58,9 @@ def scaled(tensors: Sequence[Any], scale: Any) -> Any:
     Returns:
         (tensors, 3): a row for each.
     """
-    return _known(_sums(tensors, scale), _singles(tensors))
-
-
-def brief(tensors: Sequence[Any]) -> Any:
-    """Read in any other graph which tensors are finite: one sum of each, if all are.
-
-    Scaling would be a pass of its own. Where a sum is not finite, and it may have overflowed, all
-    are read exactly; so all are kept until the last of them is there.
-
-    Args:
-        tensors: Float or complex tensors.
-
-    Returns:
-        (tensors, 3): a row for each.
-    """
-    single = _singles(tensors)
-    sums = _sums(tensors, None)
-    given = [sums, *tensors]
-    known = traced(lambda sums, *_: _known(sums, single), given)
-    fine = tf.reduce_all(tf.math.is_finite(sums))
-    return run_if(fine, known, given, lambda _, *tensors: exact(tensors))
-
-
-def _sums(tensors: Sequence[Any], scale: Any) -> Any:
     axes: dict[int, Any] = {}
-    return _together([_sum(x, axes, scale) for x in tensors], _totals)
-
-
-def _singles(tensors: Sequence[Any]) -> Any:
-    return np.array([_single(x) for x in tensors])
+    sums = _together([_sum(x, axes, scale) for x in tensors], _totals)
+    return _known(sums, np.array([_single(x) for x in tensors]))
 
 
 def _axes(axes: dict[int, Any], count: int) -> Any:
@@ -130,18 +102,17 @@ def _single(x: Any) -> bool:
 
 
 def _sum(x: Any, axes: dict[int, Any], scale: Any) -> Any:
-    """Sum a tensor, or each column of it; one number alone is given as it is."""
+    """Sum each column of a tensor; one number alone, and a short vector, is given as it is."""
     if x.dtype.is_complex:
         x = tf.math.real(x) + tf.math.imag(x)
     if _single(x):
         return tf.reshape(wide(x), [])
     x, rank = _ranked(wide(x))
-    if scale is not None:
-        zero, factor = tf.unstack(tf.cast(scale, x.dtype))
-        x = (x + zero) * factor
-    if scale is not None and rank == 1 and 0 < (x.shape[0] or 0) <= SIDE_BY_SIDE:
+    zero, factor = tf.unstack(tf.cast(scale, x.dtype))
+    x = (x + zero) * factor
+    if rank == 1 and 0 < (x.shape[0] or 0) <= SIDE_BY_SIDE:
         return x  # summed together with the others
-    left = rank - 1 if _columns(x, rank, xla=scale is not None) else rank
+    left = rank - 1 if _columns(x, rank, xla=True) else rank
     return tf.raw_ops.Sum(input=x, axis=_axes(axes, left))
 
 

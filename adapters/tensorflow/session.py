@@ -235,7 +235,7 @@ class Session:
             if not replica():
                 trace.blocks.append(block)
             with tf.name_scope(SCOPE):
-                frame.rows = self.look(frame.tensors, xla=frame.xla, held=backward and self.gated)
+                frame.rows = self.look(frame.tensors, xla=frame.xla)
                 board.write(block, frame.rows)
             return
         if state.replaying:
@@ -245,19 +245,11 @@ class Session:
         if not backward and not state.tapes and not state.depth and not state.held:
             self.end_step()
 
-    def look(self, tensors: list[Any], *, xla: bool, held: bool) -> Any:
-        """Read tensors in a graph: how large they are where that is asked for, or costs little.
-
-        Args:
-            tensors: The tensors.
-            xla: True where XLA compiles the graph.
-            held: True where all of them are kept till the last of them is there.
-        """
-        if self.sizes or not (xla or held):
-            return readings.exact(tensors, xla=xla)
-        if xla:
+    def look(self, tensors: list[Any], *, xla: bool) -> Any:
+        """Read tensors in a graph; under XLA how large they are only where that is asked for."""
+        if xla and not self.sizes:
             return readings.scaled(tensors, self._boards[0].scale())
-        return readings.brief(tensors)
+        return readings.exact(tensors, xla=xla)
 
     def _over(self, state: State) -> bool:
         """Tell whether a call that begins now belongs to a step of its own."""

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from anynan.summary import Summary
 from anynan.tensorflow import probes, readings
-from anynan.tensorflow.branching import run_if, traced
 from anynan.tensorflow.frames import here, tensors
 from anynan.tensorflow.traces import SCOPE, Block
 from anynan.tensorflow.variables import raw, read
@@ -26,9 +25,7 @@ def _fine(session: "Session", graph: Any, checked: list[Any]) -> Any:
         known = {id(x): i for i, x in enumerate(frame.tensors)}
     places = [known[id(x)] for x in checked if id(x) in known]
     changed = [x for x in checked if id(x) not in known]
-    found = (
-        [] if not changed else [readings.all_fine(session.look(changed, xla=state.xla, held=True))]
-    )
+    found = [] if not changed else [readings.all_fine(session.look(changed, xla=state.xla))]
     if places:
         found.append(readings.all_fine(tf.gather(rows, places)))
     return tf.reduce_all(found)
@@ -109,6 +106,5 @@ def apply(
         run(grads, known)
         return tf.constant(True)
 
-    made = traced(update, ())
-    run_if(fine, made, made.captured_inputs, lambda *_: tf.constant(False))
+    tf.cond(fine, update, lambda: tf.constant(False))
     return None
