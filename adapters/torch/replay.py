@@ -415,9 +415,15 @@ def _contents(module: torch.nn.Module) -> list[Callable[[], None]]:
 
 
 def _every_parameter(session: Session) -> list[torch.Tensor]:
-    """List the parameters of the models and of every optimizer seen with them."""
+    """List the parameters of the models and of the optimizers that hold one of them.
+
+    A tracked step may use any optimizer. What trains another model, maybe in another thread at
+    this moment, is left alone otherwise.
+    """
     found = {id(p): p for _, p in session.parameters()}
-    for optimizer in list(session._held):
+    for optimizer, held in list(session._held.items()):
+        if not held.parameters and not isinstance(session, StepMarker):
+            continue
         for group in optimizer.param_groups:
             found.update((id(p), p) for p in group["params"])
     return list(found.values())

@@ -1097,3 +1097,23 @@ def test_wrappers_do_not_show_in_paths() -> None:
         warnings.simplefilter("error")
         model(batch())
     assert bad(tracker)[0].layer == "fault"
+
+
+def test_a_replay_leaves_the_gradients_of_other_models_alone() -> None:
+    other = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    seen = []
+
+    class Log(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(other.weight.grad)
+            return torch.log(x)
+
+    model = torch.nn.Sequential(Log())
+    tracker = anynan.torch.track(model, action="record")
+    other(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    model(torch.tensor([-1.0]))
+    assert len(bad(tracker)) == 1
+    assert len(seen) == 2  # the step, and its replay
+    assert all(gradient is other.weight.grad for gradient in seen)
