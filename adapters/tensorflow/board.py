@@ -44,8 +44,7 @@ class Board:
     def ready(self) -> None:
         """Have rows before a function is traced: one that makes variables is traced twice."""
         if not self._parts:
-            with tf.init_scope():
-                self._add()
+            self._add()
 
     def scale(self) -> Any:
         """Give what scales the sums that XLA makes, as a tensor."""
@@ -53,11 +52,13 @@ class Board:
         return tf.identity(self._scale)
 
     def _add(self) -> None:
-        blank = tf.constant(np.tile(BLANK, (self._size, 1)))
-        made = tf.Variable(blank, trainable=False, name=SCOPE)
+        # A variable cannot be made inside of a graph: it belongs to the whole program.
+        with tf.init_scope():
+            blank = tf.constant(np.tile(BLANK, (self._size, 1)))
+            made = tf.Variable(blank, trainable=False, name=SCOPE)
+            if self._scale is None:
+                self._scale = tf.Variable(SCALE, trainable=False, name=SCOPE)
         self._parts.append(Part(made, blank))
-        if self._scale is None:
-            self._scale = tf.Variable(SCALE, trainable=False, name=SCOPE)
         self._used = 0
 
     def open(self, spots: list[Spot], order: list[Spot], *, backward: bool) -> Block | None:
@@ -66,9 +67,7 @@ class Board:
             if not self._grows:
                 return None
             self._size = max(self._size, len(spots))
-            # A variable cannot be made inside of a graph: it belongs to the whole program.
-            with tf.init_scope():
-                self._add()
+            self._add()
         block = Block(self._used, spots, order, backward)
         self._parts[-1].blocks.append(block)
         self._used += len(spots)
