@@ -153,6 +153,7 @@ class Session:
             first.setdefault(module, path)
         for module, path in first.items():
             self.hooked.setdefault(module, path)
+        registered.know(model)
         self.grown = registered.count
         fixed = compiled.boards(first, model)
         self.boards += {id(layer.board): layer.board for layer in fixed.values()}.values()
