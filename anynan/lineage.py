@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from anynan.agreement import Passed
 from anynan.events import Phase, Source
 from anynan.summary import Summary
 
@@ -112,6 +113,9 @@ class Replay:
         notes: What could not be seen, said plainly.
         incoming: True if the gradient was bad already when it came into the model.
         uncompiled: True if the step ran compiled and this run of it did not.
+        passed: The places it passed, to be compared with the first run's rows; empty where the
+            adapter does not say.
+        factor: How far finite magnitudes may be apart for the two runs to agree.
     """
 
     records: list[OpRecord] = field(default_factory=list)
@@ -119,6 +123,8 @@ class Replay:
     notes: list[str] = field(default_factory=list)
     incoming: bool = False
     uncompiled: bool = False
+    passed: list[Passed] = field(default_factory=list)
+    factor: float = 2.0
 
     def end(self) -> None:
         """Leave out what came after the first harm: it is spread, and tells nothing."""
