@@ -64,6 +64,8 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             case.notes.append(str(error))
         except Exception as error:  # noqa: BLE001  what was found must not be lost
             case.notes.append(f"the replay failed: {type(error).__name__} {error}".rstrip())
+    if case.replayed is not None:
+        case.notes.extend(case.replayed.notes)
     parted = _parted(case) if not watched else None
     if parted is not None:
         case.replayed = None
@@ -73,7 +75,6 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             "or draws from its own generator runs differently the second time)"
         )
     if case.replayed is not None:
-        case.notes.extend(case.replayed.notes)
         # A forward reading fails for -Inf only where the policy says so.
         neginf = case.kind == "neginf" and reading.phase == "forward"
         verdict = trace(case.replayed.records, case.replayed.sinks, neginf=neginf)
@@ -103,7 +104,7 @@ def _parted(case: Case) -> str | None:
     replayed = case.replayed
     if replayed is None:
         return None
-    return parting(case.rows, case.reading, replayed.passed, factor=replayed.factor)
+    return parting(case.rows, case.reading, replayed.passed)
 
 
 def _operation_event(

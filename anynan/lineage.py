@@ -115,7 +115,7 @@ class Replay:
         uncompiled: True if the step ran compiled and this run of it did not.
         passed: The places it passed, to be compared with the first run's rows; empty where the
             adapter does not say.
-        factor: How far finite magnitudes may be apart for the two runs to agree.
+        substituted: True if the gradient it began from stands in for one that was not kept.
     """
 
     records: list[OpRecord] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Replay:
     incoming: bool = False
     uncompiled: bool = False
     passed: list[Passed] = field(default_factory=list)
-    factor: float = 2.0
+    substituted: bool = False
 
     def end(self) -> None:
         """Leave out what came after the first harm: it is spread, and tells nothing."""
