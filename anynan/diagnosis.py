@@ -41,6 +41,7 @@ class Case:
     updates: list[int] = field(default_factory=list)
     replayed: Replay | None = None
     unread: str = ""
+    refused: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -61,6 +62,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         try:
             case.replayed = adapter.replay(reading)
         except ReplayError as error:
+            case.refused = True
             case.notes.append(str(error))
         except Exception as error:  # noqa: BLE001  what was found must not be lost
             case.notes.append(f"the replay failed: {type(error).__name__} {error}".rstrip())

@@ -197,6 +197,8 @@ class Judge(Actor):
         if self.options.replay and not wanted and replayed is None:
             case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
         event = diagnose(case, self.monitor, self._adapter)
+        if case.refused:  # it may be possible the next time
+            self._seen[key] -= 1
         if event is None:
             self.monitor.downgraded[key] = "only placed values (a mask)"
             self._note_once(reading, kind, value)

@@ -35,6 +35,9 @@ from anynan.torch.transforms import say_unseen
 from anynan.torch.weights import bad_parameters, check_parameters, write_parameters
 from anynan.tracker import Tracker
 
+# Seconds to wait for another thread's second run, which may itself wait for this thread.
+_PATIENCE = 10.0
+
 
 class Own(threading.local):
     """Hold the state of each thread."""
@@ -73,6 +76,8 @@ class Session:
         self.scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         # Optimizers that a tracked step stepped itself.
+        # Held while a failing step is run again.
+        self.second_run = threading.Lock()
         self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._optimizer_known: bool | None = None
         self.boards: list[Board] = []
@@ -236,6 +241,7 @@ class Session:
     def open_step(self, state: State) -> Rows:
         """Open this thread's step."""
         rows = state.rows = self.tracker.rows()
+        state.used = True
         if torch.is_grad_enabled():
             if state.slots.deferred and not self._looked:
                 self._looked = True
@@ -370,6 +376,13 @@ class Session:
             yield from tensors(item, names[i] if i < len(names) else f"args[{i}]")
         for key, item in kwargs.items():
             yield from tensors(item, key)
+
+    def let_pass(self, state: State) -> None:
+        """Wait while another thread runs a step again: both would write the same buffers."""
+        if state.idle or torch._C._current_graph_task_id() != -1:
+            return
+        if self.second_run.acquire(timeout=_PATIENCE):
+            self.second_run.release()
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call of a tracked model."""

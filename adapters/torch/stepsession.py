@@ -83,6 +83,8 @@ class StepSession(Session, StepMarker):
                     "argument, or track it too"
                 )
         state = self.state()
+        if self.second_run.locked():
+            self.let_pass(state)
         if state.idle or state.depth:
             return fn(*args, **kwargs)
         if self.grown != registered.count:
@@ -166,6 +168,8 @@ class StepSession(Session, StepMarker):
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Count a model's call; the step itself is the root."""
         state = self.state()
+        if self.second_run.locked():
+            self.let_pass(state)
         if not state.idle:
             self.ranks.rehearses(state)
 
