@@ -28,15 +28,18 @@ class Kept:
         lost: What could not be put back, with the error.
     """
 
-    def __init__(self, session: "Session", state: State, roots: list[RootCall]) -> None:
+    def __init__(self) -> None:
         self.lost: list[str] = []
         self._restores: list[tuple[str, Callable[[], object]]] = []
         self._gradients: dict[int, torch.Tensor] = {}
+        self._random = RandomState.now()
+
+    def note(self, session: "Session", state: State, roots: list[RootCall]) -> None:
+        """Note what these calls may move, and take the gradients away."""
         # A gradient hook may have begun this, and in a thread that is not the step's.
         for one in {session.state(), state}:
             self._flags(one)
         self._modes()
-        self._random = RandomState.now()
         self._restores.append(("the random numbers", self._put_random_back))
         for p in _parameters(session, roots):
             self.gradient(p)
@@ -46,10 +49,10 @@ class Kept:
                 self._module(module)
         if isinstance(session, StepMarker):  # a model's own call runs none of these
             for name, item in _stateful(session, roots):
-                if isinstance(item, torch.amp.GradScaler):
-                    self._scaler(item)
-                else:
+                if not isinstance(item, torch.amp.GradScaler):
                     self._stateful(name, item)
+                elif item.is_enabled():
+                    self._scaler(item)
             _give_scale(session, state)
 
     def restore(self) -> None:

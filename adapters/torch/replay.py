@@ -90,8 +90,9 @@ def again(session: Session, state: State, reading: Reading, roots: list[RootCall
         session.ranks.replaying(session),
         ExitStack() as stack,
     ):
-        kept = Kept(session, state, roots)
+        kept = Kept()
         try:
+            kept.note(session, state, roots)
             stack.enter_context(replay_context())
             stack.enter_context(disabled_modes())
             for root in roots:
@@ -259,7 +260,7 @@ def _storage(x: torch.Tensor) -> int | None:
         return None
     try:
         return int(local(x).untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # inside a function transform
+    except (RuntimeError, ValueError):  # inside a function transform, or not made yet
         return None
 
 

@@ -152,8 +152,9 @@ class Session:
     def _hook_model(self, prefix: str, model: torch.nn.Module) -> None:
         chosen = self.paths(prefix, model)
         root = inner(model)
+        enter, leave = RootEnter(self, prefix), RootExit(self)
         self.handles.append(
-            root.register_forward_pre_hook(RootEnter(self, prefix), with_kwargs=True, prepend=True)
+            enter.on(root.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
         )
         first: dict[torch.nn.Module, str] = {}
         for path, module in chosen.items():
@@ -166,8 +167,8 @@ class Session:
         self.boards += {id(layer.board): layer.board for layer in fixed.values()}.values()
         for module, path in first.items():
             hook = ForwardHook(self, path, fixed.get(path))
-            self.handles.append(module.register_forward_hook(hook))
-        self.handles.append(root.register_forward_hook(RootExit(self), always_call=True))
+            self.handles.append(hook.on(module.register_forward_hook(hook)))
+        self.handles.append(leave.on(root.register_forward_hook(leave, always_call=True)))
         self.parts = self.parts or (self.roots_are_models and entrances.has_own_loop(root))
         if self.parts:
             entrances.hook_parts(self, prefix, root)
