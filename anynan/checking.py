@@ -12,6 +12,7 @@ from anynan.arrays import dtype_max, library_name, type_name
 from anynan.chunked import holds_floats, is_chunked
 from anynan.containers import is_container, is_leaf, leaves
 from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+from anynan.escaping import name as printed
 from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Severity, Source
 from anynan.measuring import measure
 from anynan.options import environment
@@ -138,7 +139,7 @@ def look(
             summary = measure(leaf)
         span = probe(leaf) if summary is None else ends(summary)
     except TypeError as error:
-        msg = f"{path}: {error}"
+        msg = f"{printed(path)}: {error}"
         raise TypeError(msg) from error
     if span is None:
         return None

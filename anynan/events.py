@@ -32,6 +32,10 @@ class Source:
         function: Name of the function the line is in.
         text: The line itself, stripped.
         via: The library frame it went through (``functional.py:2913 in layer_norm``), if any.
+        column: Where in ``text`` the code that ran begins, in characters from 0, where known.
+        end_column: Where it ends: ``text[column:end_column]`` is that code.
+        via_text: The line of ``via``, where it says more than the framework's own would.
+        changed: True if the file was changed since it was imported: ``text`` is empty then.
     """
 
     file: str
@@ -39,6 +43,10 @@ class Source:
     function: str
     text: str
     via: str | None = None
+    column: int | None = None
+    end_column: int | None = None
+    via_text: str = ""
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from anynan.acting import Actor
 from anynan.diagnosis import Case, contained, diagnose, norm_event
 from anynan.errors import AnynanWarning
+from anynan.escaping import prose
 from anynan.events import NON_FINITE, Event, Kind
 from anynan.guarding import FEWEST, Guard
 from anynan.lineage import Replay, trace
@@ -330,7 +331,7 @@ class Judge(Actor):
             if note in self._said:
                 return
             self._said[note] = None
-        warnings.warn(f"anynan: {note}", AnynanWarning, stacklevel=3)
+        warnings.warn(f"anynan: {prose(note)}", AnynanWarning, stacklevel=3)
 
     # Inside.
 

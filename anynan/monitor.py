@@ -104,7 +104,7 @@ class Reading:
         absmax = self.absmax
         if self.site.dtype_max is None or not absmax or not math.isfinite(absmax):
             return None
-        return math.log2(self.site.dtype_max / absmax)
+        return round(math.log2(self.site.dtype_max / absmax), 6)
 
 
 @dataclass(frozen=True, slots=True)

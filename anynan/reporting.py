@@ -2,11 +2,11 @@
 
 import math
 import os
-import re
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from anynan.escaping import escaped, printable
 from anynan.events import Event, Operation, Source
 from anynan.guarding import NORM
 from anynan.rules.evidence import group, magnitude, seen
@@ -19,6 +19,9 @@ WIDTH = 100
 _INDENT = 2
 _LABELS = 8  # the narrowest label column, its gap included
 _OPERATION = 24  # where the line of an operation stands beside its name
+_CODE = 40  # what of a line of code is shown at least
+_WORD = 20  # how far a cut moves to fall between words
+_CUTS = len("...  ...")
 _SHORT = ("layer", "parameter", "gradient", "batch", "op", "used by", "cause")
 _HEAD, _TAIL = 2, 5  # what is kept of a long trail
 
@@ -46,6 +49,7 @@ def render(event: Event, *, calls: int | None = None, here: int | None = None) -
         here: Rank that prints this. The event of another rank is told in short, since that
             rank prints the whole.
     """
+    event = printable(event)
     title, found = headline(event), _rows(event, calls)
     if event.rank is not None and here is not None and here != event.rank:
         title += f" on rank {event.rank}"
@@ -62,6 +66,7 @@ def render(event: Event, *, calls: int | None = None, here: int | None = None) -
 
 def render_line(event: Event) -> str:
     """Return one event in one line, for a warning or a log."""
+    event = printable(event)
     parts = [headline(event)]
     norm = event.tensor == NORM
     if event.layer or (event.layer is not None and not norm):
@@ -93,6 +98,7 @@ def render_rich(event: Event, *, calls: int | None = None) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
+    event = printable(event)
     styles = {"layer": "bold", "cause": "bold", "fix": "green"}
     alarm = "bold red" if event.severity == "bad" and event.expected is None else "bold yellow"
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -106,6 +112,7 @@ def render_rich(event: Event, *, calls: int | None = None) -> "RenderableType":
 
 def headline(event: Event) -> str:
     """Say in one sentence what was seen, where and when."""
+    event = printable(event)
     text = _expected_headline(event) if event.expected is not None else _headline(event)
     if event.severity == "suspect" and event.expected is None:
         start = text[0] if event.kind in _KINDS else text[0].lower()
@@ -176,7 +183,7 @@ def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
     evidence = "" if cause is None else cause.evidence
     if operation is not None and event.phase == "value":
         if operation.source is not None:
-            yield "at", _source(operation.source)
+            yield "at", _source(operation.source, 0)
     elif operation is not None:
         # What came in bad was made by no operation: this one only met it first.
         yield (
@@ -273,35 +280,65 @@ def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[s
         name = f"gradient of {name}"
     elif event.phase == "backward" and not note:
         name = f"{name} (forward)"
-    lines = list(_source(operation.source)) if operation.source is not None else []
     if note:
         name = f"{name} {note}"
-        if operation.layer not in (None, event.layer):
-            lines.append(f"in layer {_layer(operation.layer)}")
+    gap = max(_OPERATION, len(name) + 2)
+    aside = gap if gap <= WIDTH // 2 else _OPERATION
+    lines = [] if operation.source is None else list(_source(operation.source, aside))
+    if note and operation.layer not in (None, event.layer):
+        lines.append(f"in layer {_layer(operation.layer)}")
     if not lines:
         return (name,)
-    gap = max(_OPERATION, len(name) + 2)
+    if aside < gap:  # too long to have its line beside it
+        return (name, *(" " * aside + text for text in lines))
     first, *rest = lines
     return (name.ljust(gap) + first, *(" " * gap + text for text in rest))
 
 
-def _source(source: Source) -> tuple[str, ...]:
+def _source(source: Source, gap: int) -> tuple[str, ...]:
+    width = max(_CODE, WIDTH - _INDENT - _LABELS - gap)
     function = "" if source.function.startswith("<") else f" in {source.function}"
     lines = [f"{_file(source)}{function}"]
-    if source.text:
-        lines.append(
-            textwrap.shorten(source.text, WIDTH - _OPERATION - _LABELS, placeholder=" ...")
-        )
+    if source.changed:
+        lines.append("(not quoted: the file was changed since it was imported)")
+    elif source.text:
+        lines.append(_window(source.text, width, source.column, source.end_column))
     if source.via:
         lines.append(f"via {source.via}")
+        if source.via_text:
+            lines.append(_window(source.via_text, width))
     return tuple(lines)
+
+
+def _window(text: str, width: int, start: int | None = None, end: int | None = None) -> str:
+    """Show a line of code whole where it fits, else what is around the part that ran."""
+    text = text.rstrip()
+    if len(text) <= width:
+        return text
+    start = min(start or 0, len(text) - 1)
+    end = min(max(end or 0, start + 1), len(text), start + width - _CUTS)
+    spare = width - _CUTS - (end - start)
+    # Before it stands what it is a part of, which says more than what comes after.
+    left = max(0, min(start - spare * 2 // 3, len(text) - width + _CUTS // 2))
+    right = left + width - _CUTS // 2
+    if left and right < len(text):
+        right -= _CUTS // 2
+    if left:
+        left = next((i for i in range(left, min(start, left + _WORD)) if text[i] == " "), left)
+    if right < len(text):
+        right = next(
+            (i for i in range(right, max(right - _WORD, end - 1), -1) if text[i] == " "), right
+        )
+    return (
+        f"{'... ' if left else ''}{text[left:right].strip()}{' ...' if right < len(text) else ''}"
+    )
 
 
 def _file(source: Source) -> str:
     """Shorten a path below the working directory; another stays whole, so it can be opened."""
     path = source.file
     try:
-        here = os.path.join(os.getcwd(), "")
+        here = escaped(os.path.join(os.getcwd(), ""))
     except OSError:  # the working directory is gone
         here = "\0"
     return f"{path.removeprefix(here)}:{source.line}"
@@ -356,7 +393,7 @@ def _trail(event: Event) -> str:
         steps.append(f"{name} {size}")
     if len(steps) > _HEAD + _TAIL + 1:
         hidden = len(steps) - _HEAD - _TAIL
-        steps[_HEAD:-_TAIL] = [f"… {hidden} more …"]
+        steps[_HEAD:-_TAIL] = [f"... {hidden} more ..."]
     # Kept together while wrapping: a layer and its number.
     return " > ".join(step.replace(" ", "\N{NO-BREAK SPACE}") for step in steps)
 
@@ -389,14 +426,11 @@ def _spread(event: Event) -> str:
 
 # Wrapping.
 
-_THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}(?!\d))")
-
 
 def _wrap(text: str, start: str) -> list[str]:
     """Wrap one line under its label; code and aligned text keep their own indent."""
     kept = text.lstrip(" ")
     start += " " * (len(text) - len(kept))
-    kept = _THOUSANDS.sub("\N{NO-BREAK SPACE}", kept)
     lines = textwrap.wrap(
         kept,
         WIDTH,

@@ -6,6 +6,7 @@ import weakref
 from typing import Any, Self
 
 from anynan.adapter import Adapter
+from anynan.escaping import name as printed
 from anynan.events import PHASES, Event
 from anynan.judging import Judge
 from anynan.monitor import History, Reading
@@ -190,4 +191,4 @@ class Tracker(Judge):
 
     def __repr__(self) -> str:
         state = "removed" if self.adapter is None else "paused" if self.paused else "watching"
-        return f"<anynan.Tracker {state} {self.name}: {len(self._events)} events>"
+        return f"<anynan.Tracker {state} {printed(self.name)}: {len(self._events)} events>"

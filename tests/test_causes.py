@@ -119,7 +119,7 @@ def test_zero_over_zero_and_a_number_over_zero_read_differently() -> None:
 def test_overflow_quotes_the_value_that_a_wider_dtype_would_hold() -> None:
     record = op("matmul", INF, self=held(512.0), mat2=held(160.0), dtype="float16", wide=81920.0)
     evidence = explain(case(record)).evidence
-    assert evidence == "in float32 the result reaches 81 920; float16 ends at 65 504"
+    assert evidence == "in float32 the result reaches 81,920; float16 ends at 65,504"
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_rows_and_counts_of_a_bad_batch() -> None:
 
 
 def test_growth_is_told_from_its_foot_to_its_end() -> None:
-    assert told(CLIMB) == "size 0.9 at step 396, 3.1, 48, 7 200 at step 399"
+    assert told(CLIMB) == "size 0.9 at step 396, 3.1, 48, 7,200 at step 399"
     long = tuple((step, 2.0**step) for step in range(30))
-    assert told(long).startswith("size 1 024 at step 10, ")
+    assert told(long).startswith("size 1,024 at step 10, ")
     assert told(long).endswith("5.369e+08 at step 29")
     assert rising(long)
     assert not rising(long[:2])

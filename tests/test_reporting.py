@@ -243,7 +243,7 @@ NaN first appeared in the forward pass of step 412
   layer   encoder.layers.3.attn
   op      softmax                 model.py:87 in attend
                                   w = scores.softmax(-1)
-  input   float16 (8, 12, 128, 128)  min -inf  max 41.2   24 576 x -inf: 2 rows are -inf throughout
+  input   float16 (8, 12, 128, 128)  min -inf  max 41.2   24,576 x -inf: 2 rows are -inf throughout
   cause   fully masked row: softmax over a row of -inf is 0/0
   fix     let every query see at least one key, or zero the output of fully masked rows
   trail   embed 0.9 > layers.0 3.1 > layers.1 9.8 > layers.2 41.2 > layers.3.attn NaN
@@ -356,6 +356,59 @@ def test_a_file_below_the_working_directory_is_named_from_there(
         source = Source(file, 3, "step", "x" * 300 + " y")
         text = render(replace(EVENTS["loss_neginf"], operation=replace(made, source=source)))
         assert shown in text
+
+
+LONG_LINE = (
+    'return {"one": a.sum(), "two": b.sum(), "three": c.mean(axis=0), "four": x / (x - x), '
+    '"five": a + b + c, "six": a - b - c, "seven": (a * b * c).sum(axis=0)}'
+)
+
+
+def quoted(source: Source) -> list[str]:
+    """Give what a report prints of a line of code."""
+    made = EVENTS["loss_neginf"].operation
+    assert made is not None
+    text = render(replace(EVENTS["loss_neginf"], operation=replace(made, source=source)))
+    rows = [row.strip() for row in text.split("\n")]
+    start = next(i for i, row in enumerate(rows) if row.startswith("op ")) + 1
+    return rows[start : next(i for i, row in enumerate(rows) if row.startswith("input"))]
+
+
+@pytest.mark.parametrize("part", ["a.sum()", "x / (x - x)", "(a * b * c).sum(axis=0)"])
+def test_of_a_long_line_the_part_that_ran_is_shown(part: str) -> None:
+    at = LONG_LINE.index(part)
+    source = Source("a.py", 3, "step", LONG_LINE, None, at, at + len(part))
+    (row,) = quoted(source)
+    assert part in row
+    assert row.startswith("... ") == (at > 40)
+    assert row.endswith(" ...") == ("seven" not in row)
+    words = row.removeprefix("... ").removesuffix(" ...").split(" ")
+    assert set(words) <= set(LONG_LINE.split(" "))
+
+
+def test_a_long_part_is_shown_from_its_beginning() -> None:
+    at = LONG_LINE.index("b.sum()")
+    (row,) = quoted(Source("a.py", 3, "step", LONG_LINE, None, at, len(LONG_LINE)))
+    assert "b.sum()" in row
+    (row,) = quoted(Source("a.py", 3, "step", LONG_LINE))
+    assert row.startswith("return {")
+    (row,) = quoted(Source("a.py", 3, "step", "x" * 200_000, None, 150_000, 150_001))
+    assert len(row) < WIDTH
+
+
+def test_a_short_line_is_shown_whole() -> None:
+    assert quoted(Source("a.py", 3, "step", "y = log(x)", None, 4, 10)) == ["y = log(x)"]
+
+
+def test_the_line_of_a_file_that_was_changed_is_not_told() -> None:
+    (row,) = quoted(Source("a.py", 3, "step", "", changed=True))
+    assert row == "(not quoted: the file was changed since it was imported)"
+
+
+def test_the_library_line_is_quoted_below_its_place() -> None:
+    via = "transformers/models/llama/modeling_llama.py:164 in forward"
+    source = Source("loops.py", 93, "main", "trainer.train()", via, via_text="return x * self.w")
+    assert quoted(source) == ["trainer.train()", f"via {via}", "return x * self.w"]
 
 
 def test_long_words_are_not_cut() -> None:

@@ -43,7 +43,7 @@ def vanishes(eps: float, dtype: str) -> bool:
 
 def group(number: int) -> str:
     """Print a count with its thousands apart."""
-    return f"{number:,}".replace(",", " ")
+    return f"{number:,}"
 
 
 def literal(value: complex | None) -> str:
@@ -59,7 +59,7 @@ def literal(value: complex | None) -> str:
 
 
 def magnitude(value: float) -> str:
-    """Print a magnitude for people: ``65 504``, ``3.4e+38``."""
+    """Print a magnitude for people: ``65,504``, ``3.4e+38``."""
     if not math.isfinite(value):
         return literal(value)
     if 1000 <= abs(value) < 1e6:
@@ -190,7 +190,7 @@ def rising(growth: tuple[tuple[int, float], ...]) -> bool:
 
 
 def told(growth: tuple[tuple[int, float], ...]) -> str:
-    """Print a growth curve: ``size 0.9 at step 396, 3.1, 48, 7 200 at step 399``."""
+    """Print a growth curve: ``size 0.9 at step 396, 3.1, 48, 7,200 at step 399``."""
     points = curve(growth)
     if not points:
         return ""
