@@ -382,7 +382,7 @@ def _number(value: float) -> str:
 
 
 def _trail(event: Event) -> str:
-    names = _unprefixed([name or "(the model itself)" for name, _ in event.trail])
+    names = [name or "(the model itself)" for name, _ in event.trail]
     last = len(names) - 1
     steps = []
     for i, (name, (_, value)) in enumerate(zip(names, event.trail, strict=True)):
@@ -396,17 +396,6 @@ def _trail(event: Event) -> str:
         steps[_HEAD:-_TAIL] = [f"... {hidden} more ..."]
     # Kept together while wrapping: a layer and its number.
     return " > ".join(step.replace(" ", "\N{NO-BREAK SPACE}") for step in steps)
-
-
-def _unprefixed(names: list[str]) -> list[str]:
-    """Leave out the leading segments that all names share."""
-    parts = [name.split(".") for name in names]
-    shared = 0
-    while len(names) > 1 and all(len(part) > shared + 1 for part in parts):
-        if len({part[shared] for part in parts}) > 1:
-            break
-        shared += 1
-    return [".".join(part[shared:]) for part in parts]
 
 
 def _spread(event: Event) -> str:

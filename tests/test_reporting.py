@@ -246,7 +246,8 @@ NaN first appeared in the forward pass of step 412
   input   float16 (8, 12, 128, 128)  min -inf  max 41.2   24,576 x -inf: 2 rows are -inf throughout
   cause   fully masked row: softmax over a row of -inf is 0/0
   fix     let every query see at least one key, or zero the output of fully masked rows
-  trail   embed 0.9 > layers.0 3.1 > layers.1 9.8 > layers.2 41.2 > layers.3.attn NaN
+  trail   encoder.embed 0.9 > encoder.layers.0 3.1 > encoder.layers.1 9.8 > encoder.layers.2 41.2 >
+          encoder.layers.3.attn NaN
   spread  37 later readings are bad only because of this one"""
     )
 
@@ -332,14 +333,12 @@ def test_calls_are_counted_from_one_where_it_helps() -> None:
     assert "call" not in render(first, calls=1)
 
 
-def test_a_shared_prefix_is_left_out_of_the_trail_but_never_a_whole_name() -> None:
+def test_a_trail_names_the_layers_as_the_layer_row_does() -> None:
     def trail(*names: str) -> str:
         made = Event("numpy", "a", "forward", "nan", "bad", 5, trail=tuple((n, 1.0) for n in names))
         return render(made).splitlines()[-1].removeprefix("  trail   ")
 
-    assert trail("a.b.c", "a.b.d") == "c 1 > d 1"
-    assert trail("a", "a.b") == "a 1 > a.b 1"
-    assert trail("a.b") == "a.b 1"
+    assert trail("a.b.c", "a.b.d") == "a.b.c 1 > a.b.d 1"
     assert trail("", "a") == "(the model itself) 1 > a 1"
 
 
