@@ -4,6 +4,7 @@ import threading
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from anynan.adapter import Adapter
@@ -35,6 +36,7 @@ class Actor:
         Raises:
             AnomalyError: As the tracker's action says.
         """
+        event = self._signed(event)
         rows.failed, rows.held = event, None
         if event.rank != self._adapter.rank():
             rows.spread = 0  # the other rank has counted its own
@@ -47,7 +49,22 @@ class Actor:
             raise RuntimeError(msg)
         return self.adapter
 
+    def _signed(self, event: Event) -> Event:
+        """Name in an event what is tracked."""
+        return replace(event, target=self.target) if not event.target else event
+
+    @property
+    def target(self) -> str:
+        """Say what is tracked, as events do; a Tracker knows."""
+        return ""
+
+    @property
+    def among_others(self) -> bool:
+        """Tell whether reports must say which of several tracked models they are about."""
+        return False
+
     def _record(self, event: Event) -> None:
+        event = self._signed(event)
         with self._lock:
             self._events.append(event)
             self._counts["expected" if event.expected else event.severity] += 1
@@ -60,7 +77,7 @@ class Actor:
         patient = softly is None and self._streak <= self.options.patience
         if action == "off" or (action == "record" and not patient):
             return
-        text = render(event, here=self._adapter.rank())
+        text = render(event, here=self._adapter.rank(), which=self.among_others)
         if patient:
             rows.skip = True
             warnings.warn(

@@ -70,6 +70,7 @@ def printable(event: Event) -> Event:
         spread=spread,
         expected=None if event.expected is None else prose(event.expected),
         notes=tuple(map(prose, event.notes)),
+        target=name(event.target),
     )
 
 

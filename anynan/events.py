@@ -131,6 +131,8 @@ class Event:
         then: The first NaN that an origin of Inf turned into, if another operation made it.
         since: Range of steps ``(good, bad)`` in which a parameter went bad.
         notes: What could not be seen or reproduced, said plainly.
+        target: What is tracked: ``model Generator``, ``function preprocess``; numbered where
+            several models of one name are tracked.
 
     Example:
         >>> import json, anynan, numpy
@@ -164,6 +166,7 @@ class Event:
     then: Operation | None = None
     since: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
+    target: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as plain JSON values; non-finite numbers become strings."""

@@ -238,7 +238,7 @@ class Judge(Actor):
                 continue
             event = contained(record, rows, self._adapter)
             with self._lock:
-                self._events.append(event)
+                self._events.append(self._signed(event))
         sink = verdict.sink
         if sink is None or rows.failed is not None or rows.held is not None:
             return
@@ -252,6 +252,7 @@ class Judge(Actor):
 
     def refuse(self, event: Event, rows: Rows) -> None:
         """Act on an event that an adapter's own read made (a spike, a bad weight at attach)."""
+        event = self._signed(event)
         if event.severity == "bad":
             if rows.holding:
                 rows.held = rows.held or Held(event=event)
@@ -260,7 +261,9 @@ class Judge(Actor):
         else:
             self._record(event)
             if event.expected is None:
-                warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
+                warnings.warn(
+                    render_line(event, which=self.among_others), AnynanWarning, stacklevel=2
+                )
 
     def guard(self, rows: Rows, norm: float | None = None) -> None:
         """Judge the gradient norms read since the last time: a jump, or next to nothing.
@@ -401,11 +404,12 @@ class Judge(Actor):
             summary=None if value is None else self._adapter.measure(value),
             expected=expected,
             rank=self._adapter.rank(),
+            target=self.target,
         )
         with self._lock:
             self._events.append(event)
         if kind not in NON_FINITE and expected is None:
-            warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
+            warnings.warn(render_line(event, which=self.among_others), AnynanWarning, stacklevel=2)
 
     def _settle_scale(self, rows: Rows) -> None:
         """Judge a step whose scaled gradients overflowed, once its end is known."""
@@ -439,7 +443,7 @@ class Judge(Actor):
             rank=self._adapter.rank(),
         )
         with self._lock:
-            self._events.append(event)
+            self._events.append(self._signed(event))
 
 
 def _scales(scale: float | None, now: float | None) -> str:

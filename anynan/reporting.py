@@ -22,13 +22,13 @@ _OPERATION = 24  # where the line of an operation stands beside its name
 _CODE = 40  # what of a line of code is shown at least
 _WORD = 20  # how far a cut moves to fall between words
 _CUTS = len("...  ...")
-_SHORT = ("layer", "parameter", "gradient", "batch", "op", "used by", "cause")
+_SHORT = ("model", "layer", "parameter", "gradient", "batch", "op", "used by", "cause")
 _HEAD, _TAIL = 2, 5  # what is kept of a long trail
 
 _KINDS = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
 _PLACES = {
     "forward": "the forward pass",
-    "loss": "the loss",
+    "loss": "the loss",  # where it is one
     "backward": "the backward pass",
     "optimizer": "the optimizer's update",
     "input": "the batch",
@@ -40,7 +40,9 @@ _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 Row = tuple[str, tuple[str, ...]]
 
 
-def render(event: Event, *, calls: int | None = None, here: int | None = None) -> str:
+def render(
+    event: Event, *, calls: int | None = None, here: int | None = None, which: bool = False
+) -> str:
     """Return the report of one event as plain text, at most 100 columns wide.
 
     Args:
@@ -48,9 +50,13 @@ def render(event: Event, *, calls: int | None = None, here: int | None = None) -
         calls: How often the layer was called in this step, to print ``call 2 of 3``.
         here: Rank that prints this. The event of another rank is told in short, since that
             rank prints the whole.
+        which: Say which model it is about: several are tracked.
     """
     event = printable(event)
     title, found = headline(event), _rows(event, calls)
+    if which and event.target:
+        what, _, name = event.target.partition(" ")
+        found.insert(0, (what, (name,)))
     if event.rank is not None and here is not None and here != event.rank:
         title += f" on rank {event.rank}"
         found = [(label, texts) for label, texts in found if label in _SHORT]
@@ -64,12 +70,19 @@ def render(event: Event, *, calls: int | None = None, here: int | None = None) -
     return "\n".join(lines).rstrip()
 
 
-def render_line(event: Event) -> str:
-    """Return one event in one line, for a warning or a log."""
+def render_line(event: Event, *, which: bool = False) -> str:
+    """Return one event in one line, for a warning or a log.
+
+    Args:
+        event: What happened.
+        which: Say which model it is about: several are tracked.
+    """
     event = printable(event)
     parts = [headline(event)]
+    if which and event.target:
+        parts.append(event.target)
     norm = event.tensor == NORM
-    if event.layer or (event.layer is not None and not norm):
+    if event.layer or (event.layer is not None and not norm and not _outside(event)):
         parts.append(f"layer {_layer(event.layer)}")
     if event.parameter is not None:
         parts.append(event.parameter)
@@ -122,13 +135,51 @@ def headline(event: Event) -> str:
 
 def _expected_headline(event: Event) -> str:
     what = _KINDS.get(event.kind) or _what(event)
-    return f"Expected: {what} in {_place(event)}"
+    return f"Expected: {what} {_place(event)}"
 
 
 def _place(event: Event) -> str:
     if event.phase == "value":
-        return event.tensor
-    return f"{_PLACES[event.phase]} of step {event.step}"
+        return f"in {event.tensor}"
+    if _outside(event):
+        place = f"in `{name}`" if (name := _function(event)) else ""
+        if event.phase == "loss":
+            if not place and _is_loss(event):
+                return f"in the loss of step {event.step}"
+            place = f"{place}, outside every layer" if place else "outside every layer"
+        if place:
+            return f"{place}, at step {event.step}" if event.step else place
+    return f"in {_PLACES[event.phase]} of step {event.step}"
+
+
+def _outside(event: Event) -> bool:
+    """Tell whether it is code outside every layer: around them, or a function without any."""
+    if event.phase == "loss":
+        return True
+    return event.phase == "forward" and event.layer == "" and bool(_tracked(event, "function"))
+
+
+def _function(event: Event) -> str:
+    """Name the function it happened in, as far as it is known and has a name."""
+    source = None if event.operation is None else event.operation.source
+    if source is not None:
+        name = source.function
+    elif _is_loss(event):
+        return ""
+    else:
+        name = _tracked(event, "function")
+    return "" if name.startswith("<") else name
+
+
+def _is_loss(event: Event) -> bool:
+    """Tell whether what was read is the number that a step returns or differentiates."""
+    return event.tensor == "loss" and (event.summary is None or event.summary.size == 1)
+
+
+def _tracked(event: Event, what: str) -> str:
+    """Give the name of the tracked function or model, empty if it is the other."""
+    kind, _, name = event.target.partition(" ")
+    return name if kind == what else ""
 
 
 def _what(event: Event) -> str:
@@ -148,7 +199,7 @@ def _headline(event: Event) -> str:
         what = _what(event)
         what = what[0].upper() + what[1:]
         verb = "found" if event.phase == "value" else "appeared"
-        return f"{what} {verb} in {_place(event)}"
+        return f"{what} {verb} {_place(event)}"
     if event.phase == "value":
         return f"{kind} found in {event.tensor}"
     if event.phase == "input":
@@ -160,7 +211,7 @@ def _headline(event: Event) -> str:
         return f"{kind} was written into {_weight(event)} at step {step}"
     if event.phase == "optimizer":
         return f"{kind} was written into {_weight(event)} by the optimizer at step {step}"
-    return f"{kind} first appeared in {_PLACES[event.phase]} of step {step}"
+    return f"{kind} first appeared {_place(event)}"
 
 
 def _weight(event: Event) -> str:
@@ -177,7 +228,7 @@ def _rows(event: Event, calls: int | None) -> list[Row]:
 
 def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
     operation, cause = event.operation, event.cause
-    if event.layer or event.phase not in ("value", "input"):
+    if event.layer or not (_outside(event) or event.phase in ("value", "input")):
         yield "layer", (_layer(event.layer) + _call(event, calls),)
     yield from _subject(event)
     evidence = "" if cause is None else cause.evidence
@@ -212,8 +263,8 @@ def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
         yield "expected", (event.expected,)
     if event.trail:
         yield "trail", (_trail(event),)
-    if event.spread.count or event.spread.surfaced:
-        yield "spread", (_spread(event),)
+    if spread := _spread(event):
+        yield "spread", (spread,)
     if event.rank is not None or event.shard is not None:
         shard = "" if event.shard is None else f"shard {event.shard}"
         rank = "" if event.rank is None else str(event.rank)
@@ -398,11 +449,17 @@ def _trail(event: Event) -> str:
     return " > ".join(step.replace(" ", "\N{NO-BREAK SPACE}") for step in steps)
 
 
+def _repeats(event: Event, surfaced: str) -> bool:
+    """Tell whether it surfaced in what the function returns, where the headline has it already."""
+    result = ("forward", "forward (the model itself)")
+    return _outside(event) and surfaced in (*result, *(["the loss"] if _is_loss(event) else []))
+
+
 def _spread(event: Event) -> str:
     count, surfaced = event.spread.count, event.spread.surfaced
     later = f"{group(count)} later reading{' is' if count == 1 else 's are'}"
     texts = [f"{later} bad only because of this one"] if count else []
-    if surfaced:
+    if surfaced and not _repeats(event, surfaced):
         phase, _, where = surfaced.partition(" ")
         if phase in ("forward", "backward"):
             at = f" at {where.strip('()')}" if where else ""

@@ -295,7 +295,44 @@ def test_every_phase_and_kind_has_a_sentence(
     ("fields", "sentence"),
     [
         ({}, "NaN first appeared in the forward pass of step 5"),
-        ({"phase": "loss", "kind": "posinf"}, "+Inf first appeared in the loss of step 5"),
+        (
+            {"phase": "loss", "kind": "posinf", "tensor": "loss"},
+            "+Inf first appeared in the loss of step 5",
+        ),
+        ({"phase": "loss"}, "NaN first appeared outside every layer, at step 5"),
+        (
+            {"phase": "loss", "tensor": "loss", "summary": IMAGE},
+            "NaN first appeared outside every layer, at step 5",
+        ),
+        ({"phase": "loss", "step": 0}, "NaN first appeared outside every layer"),
+        (
+            {"phase": "loss", "operation": operation(LOG), "tensor": "loss"},
+            "NaN first appeared in `loss_fn`, outside every layer, at step 5",
+        ),
+        (
+            {"phase": "loss", "operation": operation(LOG), "tensor": "loss", "expected": "meant"},
+            "Expected: NaN in `loss_fn`, outside every layer, at step 5",
+        ),
+        (
+            {"phase": "loss", "target": "function preprocess"},
+            "NaN first appeared in `preprocess`, outside every layer, at step 5",
+        ),
+        (
+            {"phase": "loss", "target": "function <lambda>"},
+            "NaN first appeared outside every layer, at step 5",
+        ),
+        (
+            {"layer": "", "target": "function preprocess", "step": 0},
+            "NaN first appeared in `preprocess`",
+        ),
+        (
+            {"layer": "", "target": "function preprocess", "operation": operation(EXP)},
+            "NaN first appeared in `forward`, at step 5",
+        ),
+        (
+            {"layer": "", "target": "model Net"},
+            "NaN first appeared in the forward pass of step 5",
+        ),
         ({"phase": "backward"}, "NaN first appeared in the backward pass of step 5"),
         ({"phase": "input"}, "NaN came in with the batch of step 5"),
         ({"phase": "parameter"}, "NaN was already in a weight at step 5"),
@@ -323,6 +360,28 @@ def test_every_phase_and_kind_has_a_sentence(
 def test_headlines(fields: dict[str, Any], sentence: str) -> None:
     bare = Event("numpy", None, "forward", "nan", "bad", 5)
     assert headline(replace(bare, **fields)) == sentence
+
+
+def test_where_it_surfaced_is_no_second_place() -> None:
+    loss = replace(EVENTS["loss_neginf"], spread=Spread(0, "forward"))
+    assert "spread" not in render(loss)
+    assert "layer" not in render(replace(loss, cause=None)).split("\n", 1)[1]
+    assert "it surfaced at the loss" in render(replace(loss, spread=Spread(0, "the loss")))
+    own = Event(
+        "numpy", "", "forward", "nan", "bad", 5, target="function f",
+        spread=Spread(0, "forward (the model itself)"),
+    )  # fmt: skip
+    assert "the model itself" not in render(own) + render_line(own)
+    elsewhere = replace(loss, spread=Spread(2, "forward head"))
+    assert "it surfaced in the forward pass at head" in render(elsewhere)
+
+
+def test_which_model_it_is_about_is_said_where_it_is_asked() -> None:
+    made = Event("torch", "1", "forward", "nan", "bad", 5, target="model Generator")
+    assert "Generator" not in render(made) + render_line(made)
+    assert render(made, which=True).split("\n")[2:4] == ["  model   Generator", "  layer   1"]
+    assert "step 5, model Generator, layer 1" in render_line(made, which=True)
+    assert Event.from_json(made.to_json()) == made
 
 
 def test_calls_are_counted_from_one_where_it_helps() -> None:

@@ -57,3 +57,43 @@ def test_the_trail_of_a_backward_fault_comes_from_the_loss_and_ends_in_the_layer
     assert "0" not in names
     assert event.trail[-1][1] is None
     assert all(size is not None for _, size in event.trail[:-1])
+
+
+class Generator(nn.Sequential):
+    pass
+
+
+def failing(model):
+    """Spoil what a tracked model is given, and return what is said."""
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model(torch.full((2, 3), -1.0))
+    return caught.value
+
+
+def logarithm():
+    return type("Log", (nn.Module,), {"forward": lambda self, x: torch.log(x)})()
+
+
+def test_with_two_tracked_models_a_report_says_which_it_is_about():
+    generator = Generator(logarithm(), nn.Linear(3, 1))
+    alone = anynan.torch.track(generator)
+    assert "Generator" not in str(failing(generator))
+    judge = nn.Sequential(logarithm(), nn.Linear(3, 1))
+    with anynan.torch.track(judge):
+        error = failing(generator)
+        assert str(error).split("\n")[2:4] == ["  model   Generator", "  layer   0"]
+        assert error.event.target == "model Generator"
+        assert "  model   Sequential\n" in str(failing(judge))
+        twin = nn.Sequential(logarithm())
+        with anynan.torch.track(twin):
+            assert failing(judge).event.target == "model Sequential 1"
+            assert "  model   Sequential 2\n" in str(failing(twin))
+    assert "Generator" not in str(failing(generator))
+    alone.remove()
+
+
+def test_a_tracked_function_beside_a_model_changes_nothing_in_its_report():
+    model = nn.Sequential(logarithm())
+    anynan.torch.track(model)
+    anynan.torch.track(lambda x: x)
+    assert "model   " not in str(failing(model))
