@@ -175,3 +175,18 @@ def test_table_is_markdown_of_one_row_per_tag() -> None:
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in lines)
     backward = next(line for line in lines if "`norm_gradient_at_zero`" in line)
     assert "| backward |" in backward
+
+
+@pytest.mark.parametrize("rest", [(), (("saved[18]", 2.0), ("args[0]", 1.0))])
+def test_evidence_names_operands_by_their_role_and_never_by_an_internal_name(rest: Any) -> None:
+    held = Summary((), "float32", "cpu", 1, min=1.0, max=1.0, absmax=1.0)
+    named = (("grad", 6.0), ("self", 1.0), ("other", 0.0), ("weight", 3.0), *rest)
+    record = OpRecord(
+        1, "frobnicate", "frob", None, "backward", Summary((), "float32", "cpu", 1, nan=1),
+        tuple(Operand(name, held, value) for name, value in named), None,
+    )  # fmt: skip
+    assert explain(Situation("backward", "nan", record=record)).evidence == (
+        "incoming gradient = 6.0; first operand = 1.0; second operand = 0.0; weight = 3.0"
+    )
+    alone = replace(record, operands=record.operands[1:2])
+    assert explain(Situation("backward", "nan", record=alone)).evidence == "operand = 1.0"

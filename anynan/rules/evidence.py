@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 
+from anynan.lineage import Operand
 from anynan.rules.situation import Situation
 from anynan.summary import Summary
 
@@ -65,6 +66,28 @@ def magnitude(value: float) -> str:
     if 1000 <= abs(value) < 1e6:
         return group(round(value))
     return f"{value:.4g}"
+
+
+# What operations call their arguments; to a reader these are no names.
+_GENERIC = frozenset(
+    {"self", "other", "input", "tensor", "x", "y", "a", "b", "x1", "x2", "lhs", "rhs"}
+)
+_PLACES = ("first", "second", "third")
+
+
+def called(s: Situation, item: Operand) -> str:
+    """Name an operand as a reader knows it, or by its role; empty if it has neither."""
+    if item.label:
+        return item.label
+    if item.name.startswith("grad"):
+        return "incoming gradient"
+    if item.name in _GENERIC:
+        alike = [other for other in s.operands if other.name in _GENERIC]
+        place = next(i for i, other in enumerate(alike) if other is item)
+        if len(alike) == 1:
+            return "operand"
+        return f"{_PLACES[place]} operand" if place < len(_PLACES) else ""
+    return item.name if item.name.isidentifier() else ""
 
 
 def at(s: Situation) -> str:

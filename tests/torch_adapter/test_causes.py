@@ -381,7 +381,7 @@ def masked_normaliser(x: Tensor) -> Tensor:
     return torch.where(total == -INF, 0, total)
 
 
-@fault("softmax_of_inf", "softmax", "1 x inf in self", x=[[1, 2]])
+@fault("softmax_of_inf", "softmax", "1 x inf in the operand", x=[[1, 2]])
 def forced_choice(x: Tensor) -> Tensor:
     return x.masked_fill(torch.tensor([[True, False]]), INF).softmax(-1)  # bad
 
