@@ -1,19 +1,18 @@
 """Judge readings and act: everything an adapter calls on a tracker."""
 
 import math
-import warnings
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 from anynan.acting import Actor
 from anynan.diagnosis import Case, contained, diagnose, norm_event
-from anynan.errors import AnynanWarning
 from anynan.escaping import prose
 from anynan.events import NON_FINITE, Event, Kind
 from anynan.guarding import FEWEST, Guard
 from anynan.lineage import Replay, trace
 from anynan.monitor import Held, Monitor, Reading, Rows, layer_norms
+from anynan.notices import warn
 from anynan.options import Options
 from anynan.reporting import render_line
 
@@ -261,9 +260,7 @@ class Judge(Actor):
         else:
             self._record(event)
             if event.expected is None:
-                warnings.warn(
-                    render_line(event, which=self.among_others), AnynanWarning, stacklevel=2
-                )
+                warn(render_line(event, which=self.among_others))
 
     def guard(self, rows: Rows, norm: float | None = None) -> None:
         """Judge the gradient norms read since the last time: a jump, or next to nothing.
@@ -334,7 +331,7 @@ class Judge(Actor):
             if note in self._said:
                 return
             self._said[note] = None
-        warnings.warn(f"anynan: {prose(note)}", AnynanWarning, stacklevel=3)
+        warn(f"anynan: {prose(note)}")
 
     # Inside.
 
@@ -409,7 +406,7 @@ class Judge(Actor):
         with self._lock:
             self._events.append(event)
         if kind not in NON_FINITE and expected is None:
-            warnings.warn(render_line(event, which=self.among_others), AnynanWarning, stacklevel=2)
+            warn(render_line(event, which=self.among_others))
 
     def _settle_scale(self, rows: Rows) -> None:
         """Judge a step whose scaled gradients overflowed, once its end is known."""

@@ -83,7 +83,7 @@ def user_source(
         file = frame.f_code.co_filename
         if not is_library(file) and (is_demo(file) or not _generated(frame.f_globals)):
             return describe(frame, library, framework)
-        if _folder(file) not in own_folders():
+        if folder_of(file) not in own_folders():
             weak = bool(inside) and library is not None and inside in _file(library)
             if library is None or (weak and inside not in file and _named_library(file)):
                 library = frame
@@ -110,7 +110,8 @@ def _file(frame: FrameType) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _folder(file: str) -> str:
+def folder_of(file: str) -> str:
+    """Give the real folder of a file."""
     return os.path.dirname(os.path.realpath(file))
 
 

@@ -213,6 +213,7 @@ class Tracker(Judge):
             self._events.clear()
             self._counts.clear()
             self._seen.clear()
+            self._first.clear()
             self.history.clear()
 
     def metrics(self) -> dict[str, float]:
