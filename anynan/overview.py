@@ -147,8 +147,9 @@ def overview(tracker: "Tracker") -> str:
         names = ", ".join(name or "(the model itself)" for name in never[:SHOWN_LAYERS])
         more = ", ..." if len(never) > SHOWN_LAYERS else ""
         lines.append(
-            f"  not seen  {len(never)} watched layers were never read: {names}{more} (not "
-            "called, called past their hooks, or without float outputs)"
+            f"  not seen  {len(never)} watched {'layer was' if len(never) == 1 else 'layers were'} "
+            f"never read: {names}{more} (not called, called past the hooks, or without float "
+            "outputs)"
         )
     return "\n".join(printed(line, LINE) for line in lines)
 

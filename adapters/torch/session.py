@@ -73,6 +73,7 @@ class Session:
         self.scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._optimizer_known: bool | None = None
+        self.ran_before = False  # layers were read in a step that ended before its update
         self.boards: list[Board] = []
         self.renewed = False
         self.parts = False
