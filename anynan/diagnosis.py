@@ -152,7 +152,7 @@ def _trail(
     if phase not in ("forward", "backward"):
         return ()
     trail = monitor.trail(case.rows, case.reading.order, layer, phase, call)
-    if trail and layer and case.kind in NON_FINITE:
+    if trail and layer is not None and case.kind in NON_FINITE:
         trail = (*trail[:-1], (layer, None))  # what was read of it may have been hidden again
     return trail
 

@@ -429,7 +429,8 @@ class Monitor:
             value = rows.reading(order).absmax
             within = bool(layer) and _inside(path, layer)
             beside = path.rpartition(".")[0] in around and not within
-            if path and value is not None and (path == layer or (beside and path not in around)):
+            told = path == layer or (beside and path not in around)
+            if told and value is not None:
                 before = shown.pop(path, None)
                 size = value if math.isfinite(value) else None
                 if before is not None and before[0] == rows.calls[order]:
@@ -437,7 +438,7 @@ class Monitor:
                 shown[path] = rows.calls[order], size
             if own and order == own[-1]:
                 break
-        if shown and layer and not own:  # it had not ended yet
+        if shown and not own:  # it had not ended yet
             shown.pop(layer, None)
             shown[layer] = 0, None
         return tuple((name, value) for name, (_, value) in shown.items())

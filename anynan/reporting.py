@@ -35,6 +35,7 @@ _PLACES = {
     "parameter": "the weights",
     "value": "a checked value",
 }
+_OF_MODELS = ("__call__", "call", "forward")
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 
 Row = tuple[str, tuple[str, ...]]
@@ -156,7 +157,9 @@ def _outside(event: Event) -> bool:
     """Tell whether it is code outside every layer: around them, or a function without any."""
     if event.phase == "loss":
         return True
-    return event.phase == "forward" and event.layer == "" and bool(_tracked(event, "function"))
+    # In array code a function is its own layer; in a step this is the model in it.
+    own = event.phase == "forward" and event.layer == "" and not event.trail
+    return own and bool(_tracked(event, "function")) and _function(event) not in _OF_MODELS
 
 
 def _function(event: Event) -> str:
@@ -261,7 +264,7 @@ def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
         yield "fix", (cause.fix,)
     if event.expected is not None:
         yield "expected", (event.expected,)
-    if event.trail:
+    if len(event.trail) > 1:  # one would only repeat the layer
         yield "trail", (_trail(event),)
     if spread := _spread(event):
         yield "spread", (spread,)

@@ -352,7 +352,7 @@ def test_a_trail_of_a_backward_pass_is_that_of_the_gradients() -> None:
 
 
 def test_a_trail_of_the_model_itself_shows_its_children() -> None:
-    assert trail("", len(DEEP) - 1) == ["embed", "encoder"]
+    assert trail("", len(DEEP) - 1) == ["embed", "encoder", ""]
 
 
 def test_a_trail_stops_at_the_failure() -> None:

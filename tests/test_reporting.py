@@ -326,8 +326,12 @@ def test_every_phase_and_kind_has_a_sentence(
             "NaN first appeared in `preprocess`",
         ),
         (
-            {"layer": "", "target": "function preprocess", "operation": operation(EXP)},
-            "NaN first appeared in `forward`, at step 5",
+            {"layer": "", "target": "function preprocess", "operation": operation(LOG)},
+            "NaN first appeared in `loss_fn`, at step 5",
+        ),
+        (
+            {"layer": "", "target": "function step", "operation": operation(EXP)},
+            "NaN first appeared in the forward pass of step 5",
         ),
         (
             {"layer": "", "target": "model Net"},
