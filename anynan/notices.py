@@ -5,7 +5,7 @@ import warnings
 from types import FrameType
 
 from anynan.errors import AnynanWarning
-from anynan.sources import folder_of, is_library, own_folders
+from anynan.sources import is_library, is_own
 
 
 def warn(text: str) -> None:
@@ -32,10 +32,9 @@ def _where(start: FrameType) -> FrameType:
     foreign: FrameType | None = None
     frame: FrameType | None = start
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not is_library(file):
+        if not is_library(frame.f_code.co_filename):
             return frame
-        if foreign is None and folder_of(file) not in own_folders():
+        if foreign is None and not is_own(frame):
             foreign = frame
         frame = frame.f_back
     return foreign or start

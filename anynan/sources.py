@@ -55,6 +55,11 @@ def own_folders() -> frozenset[str]:
     return frozenset(folders)
 
 
+def is_own(frame: FrameType) -> bool:
+    """Tell whether a frame is anynan's."""
+    return _folder(frame.f_code.co_filename) in own_folders()
+
+
 def user_source(
     frame: FrameType | None = None,
     *,
@@ -83,7 +88,7 @@ def user_source(
         file = frame.f_code.co_filename
         if not is_library(file) and (is_demo(file) or not _generated(frame.f_globals)):
             return describe(frame, library, framework)
-        if folder_of(file) not in own_folders():
+        if _folder(file) not in own_folders():
             weak = bool(inside) and library is not None and inside in _file(library)
             if library is None or (weak and inside not in file and _named_library(file)):
                 library = frame
@@ -110,8 +115,7 @@ def _file(frame: FrameType) -> str:
 
 
 @lru_cache(maxsize=4096)
-def folder_of(file: str) -> str:
-    """Give the real folder of a file."""
+def _folder(file: str) -> str:
     return os.path.dirname(os.path.realpath(file))
 
 

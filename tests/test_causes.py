@@ -186,7 +186,7 @@ def test_evidence_names_operands_by_their_role_and_never_by_an_internal_name(res
         tuple(Operand(name, held, value) for name, value in named), None,
     )  # fmt: skip
     assert explain(Situation("backward", "nan", record=record)).evidence == (
-        "incoming gradient = 6.0; first operand = 1.0; second operand = 0.0; weight = 3.0"
+        "incoming gradient = 6.0; first input = 1.0; second input = 0.0; weight = 3.0"
     )
     alone = replace(record, operands=record.operands[1:2])
-    assert explain(Situation("backward", "nan", record=alone)).evidence == "operand = 1.0"
+    assert explain(Situation("backward", "nan", record=alone)).evidence == "input = 1.0"

@@ -85,8 +85,8 @@ def called(s: Situation, item: Operand) -> str:
         alike = [other for other in s.operands if other.name in _GENERIC]
         place = next(i for i, other in enumerate(alike) if other is item)
         if len(alike) == 1:
-            return "operand"
-        return f"{_PLACES[place]} operand" if place < len(_PLACES) else ""
+            return "input"
+        return f"{_PLACES[place]} input" if place < len(_PLACES) else ""
     return item.name if item.name.isidentifier() else ""
 
 
