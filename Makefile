@@ -17,7 +17,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-jax-older lint types docs wheel bench bench-gpu test-gpu clean
+.PHONY: help demo test test-cuda-build test-jax-older lint types docs wheel bench bench-gpu test-gpu clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -59,11 +59,16 @@ bench: $(VENV)/bench.stamp ## Run the benchmarks on the CPU (writes docs/benchma
 bench-gpu: $(VENV)/bench.stamp ## Run the benchmarks on the GPU (prints only)
 	$(RUN) -m tests.benchmarks --device cuda --write build/bench-gpu.md $(ARGS)
 
+# The build that pip gets on most machines, in .venv-cuda: some gigabytes.
+test-cuda-build: ## Run README and demo with PyTorch for CUDA on a machine without a GPU
+	$(MAKE) VENV=.venv-cuda .venv-cuda/cuda.stamp
+	.venv-cuda/bin/python -m pytest tests/torch_adapter/test_without_driver.py $(ARGS)
+
 test-gpu: $(VENV)/test.stamp ## Run the tests that need an accelerator
 	$(RUN) -m pytest -m gpu $(ARGS)
 
 clean: ## Remove everything the other targets made
-	rm -rf $(VENV) .venv-jax build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-jax .venv-cuda build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find anynan adapters tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Some systems' Python has venv without ensurepip; then the system's pip fills the folder.
@@ -87,6 +92,11 @@ $(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/bench.stamp $(VENV)/lint.stamp $(V
 
 $(VENV)/jax.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
 	$(INSTALL) -e '.[jax]' flax hypothesis optax pytest pytest-xdist
+	@touch $@
+
+# Without the constraints: they may hold back a build for the CPU.
+$(VENV)/cuda.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
+	$(RUN) -m pip install --disable-pip-version-check -e '.[torch]' pytest
 	@touch $@
 
 $(VENV)/wheel.stamp: $(VENV)/python.stamp $(REQUIREMENTS)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anynan.adapter import Adapter, BadParameter, ReplayError
+from anynan.agreement import parting
 from anynan.causes import Situation, explain
 from anynan.events import NON_FINITE, Cause, Event, Kind, Operation, Phase, Spread
 from anynan.guarding import NORM, Finding
@@ -14,6 +15,10 @@ from anynan.summary import Summary
 _NOT_REPRODUCED = (
     "the replay did not reproduce this: code that is random in its own way, keeps state or "
     "advances an iterator can differ the second time, so the report stays at layer level"
+)
+_WATCHED = (
+    "every operation of the step was watched, and none was seen making this: it came from code "
+    "that cannot be watched, or was written past the framework"
 )
 _CLEAN_UNCOMPILED = (
     "the step was run again uncompiled, and was clean: the fault appears only when compiled, where "
@@ -50,6 +55,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
     if reading.phase == "input":
         return _input_event(case, adapter, summary)
     verdict = Verdict()
+    watched = case.replayed is not None  # every operation of the first run itself
     wanted = case.replay and reading.phase != "parameter" and case.kind in NON_FINITE
     if case.replayed is None and wanted:
         try:
@@ -60,6 +66,15 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             case.notes.append(f"the replay failed: {type(error).__name__} {error}".rstrip())
     if case.replayed is not None:
         case.notes.extend(case.replayed.notes)
+    parted = _parted(case) if not watched else None
+    if parted is not None:
+        case.replayed = None
+        case.notes.append(
+            f"the replay saw other values than the first run: {parted}; so it proves nothing, and "
+            "the report stays at layer level (code that takes its own data, counts its own steps "
+            "or draws from its own generator runs differently the second time)"
+        )
+    if case.replayed is not None:
         # A forward reading fails for -Inf only where the policy says so.
         neginf = case.kind == "neginf" and reading.phase == "forward"
         verdict = trace(case.replayed.records, case.replayed.sinks, neginf=neginf)
@@ -79,8 +94,17 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         if found is not None:
             return found
     if case.replayed is not None and verdict.sink is None and reading.phase != "parameter":
-        case.notes.append(_CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED)
+        clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
+        case.notes.append(_WATCHED if watched else clean)
     return _operation_event(case, monitor, adapter, verdict, summary)
+
+
+def _parted(case: Case) -> str | None:
+    """Say where the replay parted from the first run, None where it did not."""
+    replayed = case.replayed
+    if replayed is None:
+        return None
+    return parting(case.rows, case.reading, replayed.passed)
 
 
 def _operation_event(

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from anynan.agreement import Passed
 from anynan.events import Phase, Source
 from anynan.summary import Summary
 
@@ -112,6 +113,9 @@ class Replay:
         notes: What could not be seen, said plainly.
         incoming: True if the gradient was bad already when it came into the model.
         uncompiled: True if the step ran compiled and this run of it did not.
+        passed: The places it passed, to be compared with the first run's rows; empty where the
+            adapter does not say.
+        substituted: True if the gradient it began from stands in for one that was not kept.
     """
 
     records: list[OpRecord] = field(default_factory=list)
@@ -119,6 +123,8 @@ class Replay:
     notes: list[str] = field(default_factory=list)
     incoming: bool = False
     uncompiled: bool = False
+    passed: list[Passed] = field(default_factory=list)
+    substituted: bool = False
 
     def end(self) -> None:
         """Leave out what came after the first harm: it is spread, and tells nothing."""
@@ -199,7 +205,8 @@ def trace(records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False) -
 
     An origin is an operation with finite operands and a non-finite result, or a NaN result
     with no NaN operand. A NaN made of an Inf inherits the Inf's origin, unless that Inf was
-    only placed (a mask). An origin is harmful if a sink's bad values descend from it.
+    only placed (a mask). A NaN is never only placed: where the code itself writes one, that is
+    the origin. An origin is harmful if a sink's bad values descend from it.
 
     Args:
         records: Operations with bad results, in execution order.
@@ -332,7 +339,9 @@ def _has(summary: Summary | None, kind: str) -> bool:
 
 def _roots(record: OpRecord, roots: dict[int, _Roots]) -> _Roots:
     """Give the roots of one record's bad values."""
-    own = _root(Token(record.index, placed=record.name in PLACING))
+    # A mask's Inf is placed; a NaN that the code itself writes is no mask.
+    placed = record.name in PLACING and not _has(record.output, "nan")
+    own = _root(Token(record.index, placed=placed))
     parts: list[_Roots] = []
     of_nan: list[_Roots] = []
     for operand in record.operands:
@@ -386,9 +395,11 @@ def _operand_roots(record: OpRecord, operand: Operand, roots: dict[int, _Roots])
         return found
     if operand.source is None or (summary is not None and not summary.bad):
         return _Roots()
-    if operand.source == "constant" or (
-        operand.source == "input" and summary is not None and is_mask(summary)
-    ):
+    if operand.source == "constant":
+        if summary is not None and summary.nan:
+            return _root(Token(record.index, source="constant", label=operand.label))
+        return _root(Token(record.index, placed=True))
+    if operand.source == "input" and summary is not None and is_mask(summary):
         return _root(Token(record.index, placed=True))
     # A bias with a mask in it, made once: no program keeps another -Inf between its steps.
     kept = operand.source in ("buffer", "unknown")

@@ -44,6 +44,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "nan_to_num": (lambda x, _: np.nan_to_num(x), lambda x, _y, _w: 1.0 * np.isfinite(x)),
     "where": (lambda x, _: np.where(x < 0, -np.inf, x), lambda x, _y, _w: 1.0 * (x >= 0)),
     "masked_fill": (lambda x, _: np.where(x < 0, np.nan, x), lambda x, _y, _w: 1.0 * (x >= 0)),
+    "full": (lambda x, _: np.where(x < 0, np.inf, x), lambda x, _y, _w: 1.0 * (x >= 0)),
     "mean": (lambda x, _: x.mean(), lambda x, _y, _w: np.full_like(x, 1 / x.size)),
 }
 EXTRA: dict[str, Callable[[Array], Any]] = {

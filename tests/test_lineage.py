@@ -1,5 +1,6 @@
 """Which operation is to blame: every rule of the lineage, on records made by hand."""
 
+import math
 import time
 import tracemalloc
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from anynan.lineage import PLACING, Operand, OpRecord, Sink, Verdict, is_mask, trace
+from anynan.operands import constant
 from anynan.summary import Summary
 
 SIZE = 8
@@ -130,15 +132,37 @@ def test_a_nan_operand_decides_over_an_inf_operand() -> None:
     assert origin(trace(records, [leaves(2)])) == 1
 
 
-def test_a_placed_nan_beside_a_computed_inf_does_not_hide_the_inf() -> None:
+def test_a_placed_inf_beside_a_computed_one_does_not_hide_it() -> None:
     records = [
-        op(0, "full", out=NAN),
+        op(0, "full", out=INF),
         op(1, "exp", fine(), out=INF),
-        op(2, "add", made(0), made(1, holds=INF), out=holding(nan=1, posinf=1)),
+        op(2, "add", made(0, holds=INF), made(1, holds=INF), out=holding(nan=1, posinf=1)),
     ]
     verdict = trace(records, [leaves(2)])
     assert origin(verdict) == 1
     assert not verdict.placed_only
+
+
+@pytest.mark.parametrize("name", sorted(PLACING))
+def test_a_nan_is_never_only_placed(name: str) -> None:
+    verdict = trace([op(0, name, fine(), out=NAN), op(1, "add", made(0))], [leaves(1)])
+    assert origin(verdict) == 0
+    assert not verdict.placed_only
+
+
+def test_a_nan_constant_is_no_mask() -> None:
+    records = [op(0, "multiply", fine(), constant("other", math.nan), out=NAN)]
+    verdict = trace(records, [leaves(0)])
+    assert origin(verdict) == 0
+    assert verdict.outside is not None
+    assert verdict.outside.source == "constant"
+    assert not verdict.placed_only
+
+
+def test_a_placed_nan_that_stays_inside_is_contained() -> None:
+    verdict = trace([op(0, "where", fine(), out=NAN)], [])
+    assert verdict.origin is None
+    assert [record.index for record in verdict.contained] == [0]
 
 
 def test_records_need_not_be_numbered_from_zero() -> None:

@@ -428,12 +428,19 @@ def test_large_that_the_policy_makes_bad_raises_without_a_replay() -> None:
 
 
 def test_only_placed_values_are_downgraded_and_not_replayed_again() -> None:
-    tracker = forward_only(Model(Layer("mask", ("masked_fill",)), Layer("b", ("nan_to_num",))))
+    tracker = forward_only(Model(Layer("mask", ("full",)), Layer("b", ("nan_to_num",))))
     for _ in range(4):
         tracker(BAD)
     assert adapter_of(tracker).replays == 1
     assert [(event.layer, event.severity) for event in tracker.events] == [("mask", "suspect")]
     assert "only placed values (a mask)" in tracker.report()
+
+
+def test_a_placed_nan_that_leaves_its_layer_is_bad() -> None:
+    model = Model(Layer("mask", ("masked_fill",)), Layer("b", ("nan_to_num",)))
+    event = failure(forward_only(model), BAD).event
+    assert event.operation is not None
+    assert (event.layer, event.phase, event.operation.name) == ("mask", "forward", "masked_fill")
 
 
 def test_a_placed_nan_that_reaches_the_loss_is_bad() -> None:

@@ -49,6 +49,21 @@ class Ends:
         self.pair.copy_(torch.maximum(self.pair, ends))
 
 
+def _hook(x: torch.Tensor, pair: torch.Tensor) -> None:
+    x.register_hook(Ends(pair))
+
+
+# ``register_hook`` in code that is being compiled makes Dynamo (2.13) forget attributes that the
+# model sets on its own new objects, as transformers' caches: it then gives the graph up. This
+# stays one node there, and what it does is traced below, where the backward pass is.
+_library = torch.library.Library("anynan", "FRAGMENT")  # lives as long as this module
+if not hasattr(torch.ops.anynan, "hook_gradient"):
+    _library.define("hook_gradient(Tensor x, Tensor pair) -> ()")
+    _library.impl("hook_gradient", _hook, "CompositeImplicitAutograd")
+hook_gradient = torch.ops.anynan.hook_gradient.default
+torch.fx.has_side_effect(hook_gradient)
+
+
 class Layer:
     """Hold one layer's fixed slots, and the marks that a traced call leaves in Python.
 
@@ -82,7 +97,7 @@ class Layer:
             self.board.active = True
             self.forward(x)
             if backward and x.requires_grad:
-                x.register_hook(self.backward)
+                hook_gradient(x, self.backward.pair)
 
 
 class Board:

@@ -117,15 +117,16 @@ def read_before(state: "State", rows: Rows, x: torch.Tensor) -> tuple[float, flo
 class KeepGradHook(_Hook):
     """Keep the gradient that comes into a root output, for a replay of the backward pass."""
 
+    __torch_unserializable__ = True
     __slots__ = ("index", "root", "session")
 
     def __init__(self, session: "weakref.ref[Session]", root: Any, index: int) -> None:
         self.session, self.root, self.index = session, root, index
 
-    def __call__(self, grad: torch.Tensor) -> None:
+    def __call__(self, grad: torch.Tensor | None) -> None:
         """Keep the gradient."""
         session = self.session()
-        if session is not None:
+        if session is not None and grad is not None:  # None where the loss does not use it
             session.keep_gradient(self.root, self.index, grad)
 
 

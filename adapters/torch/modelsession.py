@@ -47,6 +47,8 @@ class ModelSession(Session):
             if self._over(state):
                 self.end_step(state)
         self.start_root(state, module, path, args, kwargs)
+        if state.operations is not None:
+            state.operations.begin()
 
     def _over(self, state: State) -> bool:
         rows = state.rows
@@ -82,6 +84,8 @@ class ModelSession(Session):
         if self.ranks.rehearsed(state) or state.idle:
             return
         state.depth = max(state.depth - 1, 0)
+        if state.operations is not None and not state.depth:
+            state.operations.end()
         again = torch._C._current_graph_task_id() != -1
         root = self.owner(state).regions.root() if again else state.root
         if state.depth or root is None:

@@ -6,6 +6,7 @@ of numbers. Here the raw bytes are copied, and made a state of only where one is
 
 import _random
 import ctypes
+import pickle
 import random
 import struct
 from dataclasses import dataclass
@@ -95,6 +96,17 @@ class RandomState:
         if _CUDA and torch.cuda.is_initialized():
             devices = {i: torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
         return cls(torch.get_rng_state(), devices, _numpy.state(), _python_now())
+
+    def is_now(self) -> bool:
+        """Tell whether no number was drawn since."""
+        now = RandomState.now()
+        return (
+            torch.equal(self.cpu, now.cpu)
+            and self.devices.keys() == now.devices.keys()
+            and all(torch.equal(state, now.devices[i]) for i, state in self.devices.items())
+            and _python_state(self.python) == _python_state(now.python)
+            and (self.numpy is now.numpy or pickle.dumps(self.numpy) == pickle.dumps(now.numpy))
+        )
 
     def restore(self) -> None:
         """Put the states back."""

@@ -1,30 +1,31 @@
 """Run a failing call again under the operation watcher, and leave no trace of it."""
 
-import copy
 import functools
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from anynan.adapter import ReplayError
 from anynan.context import replay_context
+from anynan.interrupts import Interrupts
 from anynan.lineage import External, Replay, Sink
 from anynan.monitor import Reading
+from anynan.threads import busy_threads
 from anynan.torch import compiled
 from anynan.torch.collectives import Sent
 from anynan.torch.hooks import tensors
-from anynan.torch.names import node_name
+from anynan.torch.kept import Kept
 from anynan.torch.probes import local, nonfinite
-from anynan.torch.randomstate import RandomState
 from anynan.torch.recompute import Regions
 from anynan.torch.rootcall import RootCall
+from anynan.torch.seams import Seam
 from anynan.torch.session import Session
-from anynan.torch.state import State, StepMarker, StopReplay
+from anynan.torch.state import State, StopReplay
 from anynan.torch.watcher import Watcher
 from anynan.torch.weights import all_tensors
 
@@ -82,19 +83,59 @@ def again(session: Session, state: State, reading: Reading, roots: list[RootCall
     result = Replay(uncompiled=compiled.ran(session))
     together = session.ranks.together
     is_step = session.in_step
-    with session.ranks.replaying(session), _no_trace(session, state, result):
-        for root in roots:
-            if root.changed():
-                result.notes.append(
-                    "an input of the call was changed in place since, so the replay starts from "
-                    "other values"
-                )
-            watcher = _run(session, root, reading, is_step, result)
-            if not result.sinks:
-                result.records, result.sinks = watcher.records, watcher.sinks
-            if watcher.sinks and not together:
-                break
+    _alone(session, roots)
+    with Interrupts() as interrupts, session.ranks.replaying(session), ExitStack() as stack:
+        kept = Kept(session, state, roots)
+        try:
+            stack.enter_context(replay_context())
+            stack.enter_context(disabled_modes())
+            for root in roots:
+                if root.changed():
+                    result.notes.append(
+                        "an input of the call was changed in place since, so the replay starts "
+                        "from other values"
+                    )
+                watcher = _run(session, root, reading, is_step, result, kept, interrupts)
+                if not result.sinks:
+                    result.records, result.sinks = watcher.records, watcher.sinks
+                result.passed += watcher.passed
+                if watcher.sinks and not together:
+                    break
+        finally:
+            interrupts.end()
+            kept.restore()
+    result.notes += [f"the replay could not put back {what}" for what in kept.lost]
+    if result.uncompiled:  # what compiled code calls several times has one reading
+        result.passed = []
+    elif result.substituted:
+        result.passed = [place for place in result.passed if place.phase != "backward"]
     return result
+
+
+def _alone(session: Session, roots: list[RootCall]) -> None:
+    """Refuse a second run that another thread would notice.
+
+    Raises:
+        ReplayError: If another thread uses the model, or would draw the same random numbers.
+    """
+    busy = busy_threads()
+    if not busy:
+        return
+    ours = next((busy[n] for other in session._states if (n := other.thread.ident) in busy), None)
+    if ours is not None:
+        msg = (
+            f"another thread ({ours}) runs what is tracked, too, and would have met the second "
+            "run in it: the step was not run again, and the report stays at layer level"
+        )
+        raise ReplayError(msg)
+    if not all(root.random.is_now() for root in roots):
+        name = next(iter(busy.values()))
+        msg = (
+            f"the step drew random numbers, and another thread ({name}) would have drawn the same "
+            "ones during a second run: the step was not run again, and the report stays at layer "
+            "level"
+        )
+        raise ReplayError(msg)
 
 
 def _roots(state: State, reading: Reading, is_step: bool) -> list[RootCall]:
@@ -108,7 +149,13 @@ def _roots(state: State, reading: Reading, is_step: bool) -> list[RootCall]:
 
 
 def _run(
-    session: Session, root: RootCall, reading: Reading, is_step: bool, result: Replay
+    session: Session,
+    root: RootCall,
+    reading: Reading,
+    is_step: bool,
+    result: Replay,
+    kept: Kept,
+    interrupts: Interrupts,
 ) -> Watcher:
     root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
     watcher = Watcher(outside(session, root))
@@ -116,7 +163,8 @@ def _run(
     if not session.ranks.together:
         watcher.stop = functools.partial(_matches, reading, watcher)
     watcher.within, watcher.called = _run.__code__, root.source()
-    root.random.restore()
+    if not root.random.is_now():
+        root.random.restore()
     with ExitStack() as stack:
         stack.callback(watcher.restore)
         stack.enter_context(root.modes())
@@ -125,11 +173,12 @@ def _run(
             model = ref()
             if model is not None:
                 stack.enter_context(layer_stack(session, prefix, model, watcher, root.calls))
-        stack.enter_context(backward_seam(watcher))
+        stack.enter_context(Seam(watcher, leaf=kept.gradient))
         try:
             if session.ranks.together:
                 stack.enter_context(Sent(watcher))
             with watcher:
+                interrupts.begin()
                 out = root.fn(*root.args, **root.kwargs)
                 if is_step:
                     _results(watcher, out)
@@ -145,6 +194,8 @@ def _run(
                 if str(error)
                 else f"the replay stopped at {type(error).__name__}"
             )
+        finally:
+            interrupts.end()
     if not any(sink.phase == reading.phase for sink in watcher.sinks):
         _gradients(session, watcher)
     blind = watcher.outside.get(-1)
@@ -208,6 +259,7 @@ def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> No
                 "backward pass was replayed from ones instead"
             )
             grad = torch.ones_like(x)
+            result.substituted = True
         if grad is None:
             continue
         if nonfinite(grad):
@@ -222,7 +274,9 @@ def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> No
 
 def _results(watcher: Watcher, out: Any) -> None:
     for name, x in tensors(out, "result"):
-        watcher.check_sink("loss" if x.numel() == 1 else "forward", None, name, x)
+        one = x.numel() == 1
+        label = "loss" if one and name == "result" else name
+        watcher.check_sink("loss" if one else "forward", None, label, x, call=0)
 
 
 def _gradients(session: Session, watcher: Watcher) -> None:
@@ -250,6 +304,8 @@ def layer_stack(
     weak = weakref.ref(watcher)
 
     def enter(path: str, module: Any, args: Any) -> None:
+        if not watcher.mine():
+            return
         again = watcher.in_backward()  # recomputed under activation checkpointing
         if again or not torch.is_grad_enabled():
             call = regions.number(calls, path, again=again)[0]
@@ -259,18 +315,24 @@ def layer_stack(
         watcher.layers.append((path, call))
 
     def leave(path: str, module: Any, args: Any, output: Any) -> None:
+        if not watcher.mine():
+            return
+        call = next((n for known, n in reversed(watcher.layers) if known == path), 0)
         if output is not None and path in watched:
+            # What checkpointing runs again was passed before.
+            first = None if watcher.in_backward() else call
             for name, x in tensors(output, "output"):
-                watcher.check_sink("forward", path, name, x)
+                watcher.check_sink("forward", path, name, x, call=first)
                 if x.requires_grad:
-                    x.register_hook(functools.partial(_arrived, weak, path, name))
+                    x.register_hook(functools.partial(_arrived, weak, path, name, call))
         while watcher.layers and watcher.layers.pop()[0] != path:
             pass
 
-    def _arrived(ref: Any, path: str, name: str, grad: torch.Tensor) -> None:
+    def _arrived(ref: Any, path: str, name: str, call: int, grad: torch.Tensor | None) -> None:
         found = ref()
-        if found is not None:
-            found.check_sink("backward", path, name, grad)
+        if found is not None and grad is not None:
+            label = "grad" if name == "output" else f"grad of {name}"
+            found.check_sink("backward", path, label, grad, call=call)
 
     try:
         for path, module in session.named(prefix, model).items():
@@ -287,163 +349,10 @@ def layer_stack(
 
 
 @contextmanager
-def backward_seam(watcher: Watcher, *, replaying: bool = True) -> Iterator[None]:
-    """Show the watcher each backward pass: the loss, the graph, the gradients into nodes."""
-    real_backward, real_grad = torch.autograd.backward, torch.autograd.grad
-    real_step = torch.amp.GradScaler.step
-    handles: list[Any] = []
-
-    def look(roots: Any) -> None:
-        items = [roots] if isinstance(roots, torch.Tensor) else list(roots)
-        items = [getattr(item, "node", item) for item in items]
-        for x in items:
-            if isinstance(x, torch.Tensor) and not watcher.layers and x.numel() == 1:
-                watcher.check_sink("loss", None, "loss", x)
-        todo = [x.grad_fn if isinstance(x, torch.Tensor) else x for x in items]
-        seen: set[Any] = set()
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            handles.append(node.register_prehook(functools.partial(_incoming, watcher)))
-            for following, _ in node.next_functions:
-                if following is not None:
-                    names = watcher.consumers.setdefault(following._sequence_nr(), [])
-                    names.append(node_name(node.name()))
-                    todo.append(following)
-
-    @functools.wraps(real_backward)
-    def backward(tensors_: Any, *args: Any, **kwargs: Any) -> Any:
-        look(tensors_)
-        return real_backward(tensors_, *args, **kwargs)
-
-    @functools.wraps(real_grad)
-    def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        look(outputs)
-        return real_grad(outputs, *args, **kwargs)
-
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise StopReplay
-
-    torch.autograd.backward = backward  # type: ignore[assignment]
-    torch.autograd.grad = grad
-    if replaying:
-        torch.amp.GradScaler.step = step  # type: ignore[method-assign]
-    try:
+def disabled_modes() -> Iterator[None]:
+    """Leave the program's own dispatch modes: what counts operations must not count these."""
+    if not torch._C._len_torch_dispatch_stack():
         yield
-    finally:
-        torch.autograd.backward = real_backward
-        torch.autograd.grad = real_grad
-        torch.amp.GradScaler.step = real_step  # type: ignore[method-assign]
-        for handle in handles:
-            handle.remove()
-
-
-def _incoming(watcher: Watcher, gradients: Any) -> None:
-    watcher.incoming = tuple(local(x) if isinstance(x, torch.Tensor) else x for x in gradients)
-
-
-@contextmanager
-def _no_trace(session: Session, state: State, result: Replay) -> Iterator[None]:
-    """Put everything back that a second run would change."""
-    random = RandomState.now()
-    modules: list[tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]] = []
-    contents: list[Callable[[], None]] = []
-    gradients = [(p, p.grad, p.data) for p in _every_parameter(session)]
-    for _, ref in session.models:
-        model = ref()
-        for module in model.modules() if model is not None else ():
-            modules.append((module, dict(module.__dict__), dict(module._buffers)))
-            contents += _contents(module)
-    # A model's own call runs no scaler; a whole step does.
-    scalers = _scaler_states(session, state) if isinstance(session, StepMarker) else []
-    # A gradient hook may have begun this, and in a thread that is not the step's.
-    before = [(s, s.idle, s.replaying, s.base) for s in {session.state(), state}]
-    for one, *_ in before:
-        one.idle = one.replaying = True
-        one.base = torch._C._current_graph_task_id()
-    try:
-        for module, _, buffers in modules:
-            for name, x in buffers.items():
-                # Swapped, not written back: the user's graph may have saved the original.
-                module._buffers[name] = None if x is None else x.detach().clone()
-            for name, x in list(module.__dict__.items()):
-                if isinstance(x, torch.Tensor) and not x.requires_grad:
-                    module.__dict__[name] = x.clone()
-        for p, _, _ in gradients:
-            p.grad = None
-        with replay_context():
-            yield
-    finally:
-        for module, attributes, buffers in modules:
-            module._buffers.clear()
-            module._buffers.update(buffers)
-            for name in set(module.__dict__) - set(attributes):
-                del module.__dict__[name]
-            module.__dict__.update(attributes)
-        for restore in contents:
-            restore()
-        for p, grad, data in gradients:
-            if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata:
-                p.data = data
-            p.grad = grad
-        for restore in scalers:
-            restore()
-        random.restore()
-        for one, idle, replaying, base in before:
-            one.idle, one.replaying, one.base = idle, replaying, base
-
-
-_MODULE_OWN = frozenset(vars(torch.nn.Module()))
-
-
-def _contents(module: torch.nn.Module) -> list[Callable[[], None]]:
-    """Note what the lists, dicts and sets among a module's attributes hold."""
-    restores: list[Callable[[], None]] = []
-    for name, value in vars(module).items():
-        if name in _MODULE_OWN or not isinstance(value, list | dict | set | deque):
-            continue
-        held = copy.copy(value)
-
-        def restore(value: Any = value, held: Any = held) -> None:
-            value.clear()
-            (value.extend if isinstance(value, list | deque) else value.update)(held)
-
-        restores.append(restore)
-    return restores
-
-
-def _every_parameter(session: Session) -> list[torch.Tensor]:
-    """List the parameters of the models and of the optimizers that hold one of them.
-
-    A tracked step may use any optimizer. What trains another model, maybe in another thread at
-    this moment, is left alone otherwise.
-    """
-    found = {id(p): p for _, p in session.parameters()}
-    for optimizer, held in list(session._held.items()):
-        if not held.parameters and not isinstance(session, StepMarker):
-            continue
-        for group in optimizer.param_groups:
-            found.update((id(p), p) for p in group["params"])
-    return list(found.values())
-
-
-def _scaler_states(session: Session, state: State) -> list[Callable[[], None]]:
-    """Note what scalers hold, and give the step's own one the scale that the step ran under."""
-    from anynan.torch import scaling
-
-    restores: list[Callable[[], None]] = []
-    for scaler in scaling.find_scalers():
-        states = {k: dict(v) for k, v in scaler._per_optimizer_states.items()}
-
-        def restore(scaler: Any = scaler, states: Any = states, scale: Any = scaler._scale) -> None:
-            scaler._per_optimizer_states.clear()
-            scaler._per_optimizer_states.update(states)
-            scaler._scale = scale
-
-        restores.append(restore)
-    used = None if session.scaler is None else session.scaler()
-    if used is not None and state.rows is not None and state.rows.scale is not None:
-        used._scale = state.rows.scale.clone()
-    return restores
+        return
+    with _disable_current_modes():
+        yield

@@ -72,6 +72,8 @@ class Session:
         self._looked = False
         self.scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
+        # Optimizers that a tracked step stepped itself.
+        self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._optimizer_known: bool | None = None
         self.ran_before = False  # layers were read in a step that ended before its update
         self.boards: list[Board] = []
@@ -154,6 +156,7 @@ class Session:
             first.setdefault(module, path)
         for module, path in first.items():
             self.hooked.setdefault(module, path)
+        registered.know(model)
         self.grown = registered.count
         fixed = compiled.boards(first, model)
         self.boards += {id(layer.board): layer.board for layer in fixed.values()}.values()
@@ -347,7 +350,8 @@ class Session:
         if self.options.level == "operation" and state.operations is None:
             from anynan.torch.operations import Operations
 
-            state.operations = Operations(self, root, layer)
+            with self.aside(state):
+                state.operations = Operations(self, root, layer)
         state.step_roots.append((len(rows.sites), weakref.ref(root)))
         for name, x in named:
             # What a part of the model gets from another is no input.

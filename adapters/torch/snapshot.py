@@ -3,7 +3,7 @@
 import copy
 import functools
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +16,56 @@ _set_versions = torch._C._autograd._unsafe_set_version_counter
 # Python objects whose attributes are their whole state.
 OPEN = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+# The narrower one first.
+_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
+
+
+def generator_state(item: Any) -> Callable[[], object]:
+    """Take a generator's state; what is returned puts it back."""
+    if isinstance(item, torch.Generator):
+        return functools.partial(item.set_state, item.get_state())
+    if isinstance(item, np.random.Generator):
+        state = copy.deepcopy(item.bit_generator.state)
+        return functools.partial(setattr, item.bit_generator, "state", state)
+    if isinstance(item, np.random.RandomState):
+        return functools.partial(item.set_state, item.get_state())
+    return functools.partial(item.setstate, item.getstate())
+
+
+def container_state(value: Any) -> Callable[[], object] | None:
+    """Take what a list, dict, set or deque holds; what is returned puts it back.
+
+    Nothing is touched where nothing changed, and the built-in types' own methods are used: a
+    subclass may forbid what it inherits.
+    """
+    kind: Any = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
+    if kind is None:
+        return None
+    held = _items(kind, value)
+
+    def restore() -> None:
+        now = _items(kind, value)
+        if len(now) == len(held) and all(map(_same, now, held)):
+            return
+        kind.clear(value)
+        if issubclass(kind, dict):
+            for key, item in held:
+                kind.__setitem__(value, key, item)
+        else:
+            (kind.update if kind is set else kind.extend)(value, held)
+
+    return restore
+
+
+def _items(kind: Any, value: Any) -> list[Any]:
+    return list(kind.items(value)) if issubclass(kind, dict) else list(kind.__iter__(value))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if type(a) is tuple and type(b) is tuple and len(a) == len(b) == 2:
+        return a[0] is b[0] and a[1] is b[1]
+    return a is b
 
 
 class Snapshot:
@@ -93,16 +143,13 @@ class Snapshot:
             for value in item:
                 self._keep(value)
             return
-        held = copy.copy(item)
-
-        def restore() -> None:
-            if isinstance(item, np.ndarray):
-                item[...] = held
-                return
-            item.clear()
-            (item.update if isinstance(item, dict | set) else item.extend)(held)
-
-        self._restores.append(restore)
+        if isinstance(item, np.ndarray):
+            content = item.copy()
+            self._restores.append(functools.partial(item.__setitem__, ..., content))
+        else:
+            restore = container_state(item)
+            if restore is not None:
+                self._restores.append(restore)
         if not isinstance(item, np.ndarray | set):
             for value in list(item.values() if isinstance(item, dict) else item):
                 self._keep(value)
@@ -138,18 +185,7 @@ class Snapshot:
             self._keep(grad)
 
     def _generator(self, item: Any) -> None:
-        if isinstance(item, torch.Generator):
-            state: Any = item.get_state()
-            self._restores.append(functools.partial(item.set_state, state))
-        elif isinstance(item, np.random.Generator):
-            state = copy.deepcopy(item.bit_generator.state)
-            self._restores.append(functools.partial(setattr, item.bit_generator, "state", state))
-        elif isinstance(item, np.random.RandomState):
-            state = item.get_state()
-            self._restores.append(functools.partial(item.set_state, state))
-        else:
-            state = item.getstate()
-            self._restores.append(functools.partial(item.setstate, state))
+        self._restores.append(generator_state(item))
 
     def _through_dict(self, item: Any) -> None:
         try:

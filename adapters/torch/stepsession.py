@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -91,7 +92,8 @@ class StepSession(Session, StepMarker):
         try:
             self.open_step(state)
             self.start_root(state, fn, None, args, kwargs)
-            result = fn(*args, **kwargs)
+            with nullcontext() if state.operations is None else state.operations.watching():
+                result = fn(*args, **kwargs)
             compiled.take(self, state)
             self._read_result(state, result)
             if self.options.parameters and state.rows is not None:

@@ -12,8 +12,13 @@ def _never() -> bool:
     return False
 
 
+def _capturing() -> bool:
+    # Without a driver the second call raises; before CUDA is in use nothing is captured.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 # While a CUDA graph is captured nothing may be read, and its replays call no hook.
-capturing = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else _never
+capturing = _capturing if torch.backends.cuda.is_built() else _never
 is_tracing = torch._C._is_tracing
 mode = torch._C._get_dispatch_mode
 PROXY = torch._C._TorchDispatchModeKey.PROXY

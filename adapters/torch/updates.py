@@ -115,6 +115,8 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
         return
     if state.idle:
         return
+    if session.in_step and state.rows is not None:
+        session.stepped.add(optimizer)
     held = session.held(optimizer)
     if not held.parameters:
         return

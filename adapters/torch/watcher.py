@@ -7,6 +7,7 @@ is tied to the forward operation that made it by autograd's sequence number.
 
 import math
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anynan import context
+from anynan.agreement import Passed
 from anynan.events import Source
 from anynan.lineage import External, Operand, OpRecord, Sink
 from anynan.operands import at, at_broadcast, constant
@@ -112,6 +114,11 @@ class Watcher(TorchDispatchMode):
         self.originals: dict[int, tuple[torch.Tensor, Any, Any]] | None = None
         # A replay may itself run inside a backward pass, in a gradient hook.
         self._base_task = _task()
+        # Places that were passed, to be compared with another run.
+        self.passed: list[Passed] = []
+        self._thread = threading.get_ident()
+        # Backward passes of this run: the engine may run them in threads of its own.
+        self.tasks: set[int] = set()
 
     # Every operation.
 
@@ -137,15 +144,20 @@ class Watcher(TorchDispatchMode):
             if not backward and self._makes_node(seq):
                 self._remember(shape.name, seq, native=False, frame=None)
             return func(*args, **kwargs)
-        written = self._written(shape, args, kwargs)
-        if self.originals is not None:
-            for x in written:
-                self._preserve(x, self.originals)
-        before = self._before(shape, args, kwargs, written)
+        # Never into user code: nothing is known of an operation that cannot be looked at.
+        try:
+            written = self._written(shape, args, kwargs)
+            if self.originals is not None:
+                for x in written:
+                    self._preserve(x, self.originals)
+            before = self._before(shape, args, kwargs, written)
+        except Exception as error:  # noqa: BLE001
+            self.blind(f"{func}: {error}")
+            return func(*args, **kwargs)
         out = func(*args, **kwargs)
         try:
             self._look(func, shape, args, kwargs, out, written, before, seq, backward)
-        except RuntimeError as error:  # never into user code: say nothing is known of this one
+        except Exception as error:  # noqa: BLE001
             self.blind(f"{func}: {error}")
         return out
 
@@ -165,6 +177,10 @@ class Watcher(TorchDispatchMode):
             if version is not None:
                 version.__exit__()
         self.originals = None
+
+    def mine(self) -> bool:
+        """Tell whether what runs now belongs to this run, and not to another thread's."""
+        return threading.get_ident() == self._thread or _task() in self.tasks
 
     def in_backward(self) -> bool:
         """Tell whether the replay's own backward pass is running."""
@@ -443,13 +459,25 @@ class Watcher(TorchDispatchMode):
 
             raise StopReplay
 
-    def check_sink(self, phase: Any, layer: str | None, label: str, x: Any) -> None:
-        """Look at a tensor that leaves a layer, and note a sink if it is bad."""
+    def check_sink(
+        self, phase: Any, layer: str | None, label: str, x: Any, *, call: int | None = None
+    ) -> None:
+        """Look at a tensor that leaves a layer, and note a sink if it is bad.
+
+        Args:
+            phase: Phase of the reading.
+            layer: Layer path, None outside every watched layer.
+            label: Which tensor.
+            x: The tensor.
+            call: Which call of the layer, for a place that is read in a first run, too.
+        """
         if self.busy:
             return
         self.busy = True
         try:
             ends = _ends(x)
+            if ends is not None and call is not None:
+                self.passed.append(Passed(layer, phase, label, call, *ends))
             if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
                 return
             kind = operands.light(x).kind or "nan"

@@ -199,6 +199,69 @@ def test_dynamic_shapes() -> None:
     tracker.remove()
 
 
+class Slice(nn.Module):
+    """Walk a slice of its layers, as most transformers models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:3]:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_slice_of_layers_compiles_once(*, tracked: bool) -> None:
+    net = Slice()
+    tracker = anynan.torch.track(net if tracked else nn.Linear(2, 2))
+    compiled = torch.compile(net, backend=BACKEND, fullgraph=True)
+    for _ in range(12):
+        compiled(torch.randn(2, 4)).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not tracker.events
+
+
+class Cache:
+    """Set its attributes when it is first used, as transformers' caches do."""
+
+    def __init__(self) -> None:
+        self.ready = False
+
+    def fill(self, x: torch.Tensor) -> None:
+        self.dtype = x.dtype
+        self.keys = torch.tensor([], dtype=self.dtype)
+        self.ready = True
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        cache = Cache()
+        x = self.a(x)
+        if not cache.ready:
+            cache.fill(x)
+        logits = self.b(x) + cache.keys.sum()
+        return {"loss": logits.square().mean(), "logits": logits}
+
+
+@pytest.mark.parametrize("way", [whole_before, whole_after, inner_after], ids=lambda f: f.__name__)
+def test_one_graph_for_objects_made_inside_and_an_output_nobody_uses(way: Any) -> None:
+    net = Cached()
+    compiled, tracker = way(net)
+    for _ in range(3):
+        compiled(torch.randn(2, 4))["loss"].backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert not tracker.events
+    # Their gradients are read all the same.
+    assert {r.layer for r in tracker.history if r.phase == "backward"} >= {"a", "b"}
+
+
 def test_compiled_by_a_function_around_the_model() -> None:
     net = Net()
     with anynan.torch.track(net) as tracker:

@@ -599,7 +599,7 @@ def test_an_iterator_advanced_in_the_step_is_said() -> None:
     event = step_event(step)
     assert event.layer == "last", "where the bad value was read first"
     assert event.operation is None
-    assert any("did not reproduce" in note and "iterator" in note for note in event.notes)
+    assert any("saw other values" in note and "own data" in note for note in event.notes)
 
 
 def test_an_exhausted_iterator_is_said() -> None:
