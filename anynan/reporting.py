@@ -158,7 +158,7 @@ def _outside(event: Event) -> bool:
     if event.phase == "loss":
         return True
     # In array code a function is its own layer; in a step this is the model in it.
-    own = event.phase == "forward" and event.layer == "" and not event.trail
+    own = event.phase == "forward" and event.layer == "" and len(event.trail) < 2
     return own and bool(_tracked(event, "function")) and _function(event) not in _OF_MODELS
 
 
