@@ -80,6 +80,7 @@ class Session:
         self.second_run = threading.Lock()
         self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._optimizer_known: bool | None = None
+        self.ran_before = False  # layers were read in a step that ended before its update
         self.boards: list[Board] = []
         self.renewed = False
         self.parts = False

@@ -116,7 +116,11 @@ class StepSession(Session, StepMarker):
         return result
 
     def _close(self, state: State) -> None:
-        if state.rows is not None:
+        rows = state.rows
+        if rows is not None:
+            # The update may come after the call, as in Lightning's training_step.
+            ran = any(site.phase == "forward" and site.layer is not None for site in rows.sites)
+            self.ran_before = ran or self.ran_before
             self.end_step(state)
 
     def _suspend(self) -> list[State]:

@@ -5,6 +5,7 @@ import math
 from anynan.rules.evidence import (
     at,
     below,
+    called,
     group,
     is_zero,
     limits,
@@ -80,9 +81,11 @@ def _trap_wording(s: Situation) -> tuple[str, str] | None:
 def _saved(s: Situation) -> str:
     """Quote what the forward pass saved, at the first bad index."""
     shown = [
-        f"{item.name} {literal(item.value)}"
+        f"{name} {literal(item.value)}"
         for item in s.operands
-        if item.value is not None and not item.name.startswith(("grad", "inner"))
+        if item.value is not None
+        and not item.name.startswith(("grad", "inner"))
+        and (name := called(s, item))
     ]
     return ", ".join(shown)
 
