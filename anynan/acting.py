@@ -12,6 +12,7 @@ from anynan.events import NON_FINITE, Event
 from anynan.monitor import Rows
 from anynan.options import Options, environment
 from anynan.reporting import render
+from anynan.sources import user_level
 
 MAX_EVENTS = 10_000
 
@@ -67,18 +68,18 @@ class Actor:
                 f"{text}\n\n  skipped {self._streak} of {self.options.patience} bad "
                 "steps in a row that patience= allows",
                 AnynanWarning,
-                stacklevel=2,
+                stacklevel=user_level(),
             )
         elif action == "raise":
             kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError
             raise kind(text, event, self)
         elif action == "warn":
-            warnings.warn(text, AnynanWarning, stacklevel=2)
+            warnings.warn(text, AnynanWarning, stacklevel=user_level())
         elif action == "skip":
             rows.skip = True
             if self._streak == 1:
                 text = f"{text}\n\n  the update of this step is dropped"
-                warnings.warn(text, AnynanWarning, stacklevel=2)
+                warnings.warn(text, AnynanWarning, stacklevel=user_level())
         elif isinstance(action, Callable):  # type: ignore[arg-type]
             action(event)
 

@@ -6,6 +6,7 @@ from typing import Any
 from anynan.adapter import Adapter, BadParameter, ReplayError
 from anynan.agreement import parting
 from anynan.causes import Situation, explain
+from anynan.errors import reason
 from anynan.events import NON_FINITE, Cause, Event, Kind, Operation, Phase, Spread
 from anynan.guarding import NORM, Finding
 from anynan.lineage import OpRecord, Replay, Token, Verdict, trace
@@ -52,7 +53,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         The event, or None if a replay shows that only placed values (masks) are there.
     """
     reading = case.reading
-    summary = None if case.value is None else adapter.measure(case.value)
+    summary = _measured(case, adapter)
     if reading.phase == "input":
         return _input_event(case, monitor, adapter, summary)
     verdict = Verdict()
@@ -65,7 +66,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             case.refused = True
             case.notes.append(str(error))
         except Exception as error:  # noqa: BLE001  what was found must not be lost
-            case.notes.append(f"the replay failed: {type(error).__name__} {error}".rstrip())
+            case.notes.append(f"the replay failed: {reason(error)}")
     if case.replayed is not None:
         case.notes.extend(case.replayed.notes)
     parted = _parted(case) if not watched else None
@@ -107,6 +108,37 @@ def _parted(case: Case) -> str | None:
     if replayed is None:
         return None
     return parting(case.rows, case.reading, replayed.passed)
+
+
+def bare(case: Case, adapter: Adapter, error: Exception) -> Event:
+    """Tell what is known of a bad reading whose report could not be put together."""
+    reading = case.reading
+    note = f"the rest of this report failed inside anynan, please report it: {reason(error)}"
+    return Event(
+        backend=adapter.backend,
+        layer=reading.layer,
+        phase=reading.phase,
+        kind=case.kind,
+        severity="bad",
+        step=reading.step,
+        call=reading.call,
+        order=reading.order,
+        tensor=reading.site.tensor,
+        parameter=reading.site.parameter,
+        spread=Spread(case.later),
+        notes=(*dict.fromkeys(case.notes), note),
+    )
+
+
+def _measured(case: Case, adapter: Adapter) -> Summary | None:
+    """Summarise the bad value, where it is at hand and can be read."""
+    if case.value is None:
+        return None
+    try:
+        return adapter.measure(case.value)
+    except Exception as error:  # noqa: BLE001  what was found must not be lost
+        case.notes.append(f"the bad value could not be measured: {reason(error)}")
+        return None
 
 
 def _operation_event(
@@ -189,7 +221,7 @@ def _event(case: Case, adapter: Adapter, **said: Any) -> Event:
 def _incoming_event(case: Case, monitor: Monitor, adapter: Adapter) -> Event:
     """Report a gradient that was bad before it reached the tracked model."""
     reading = case.reading
-    summary = None if case.value is None else adapter.measure(case.value)
+    summary = _measured(case, adapter)
     return _event(
         case,
         adapter,
@@ -210,7 +242,11 @@ def _incoming_event(case: Case, monitor: Monitor, adapter: Adapter) -> Event:
 
 def _input_event(case: Case, monitor: Monitor, adapter: Adapter, summary: Summary | None) -> Event:
     reading = case.reading
-    rows = adapter.describe_input(reading, case.value)
+    rows: tuple[int, ...] = ()
+    try:
+        rows = adapter.describe_input(reading, case.value)
+    except Exception as error:  # noqa: BLE001  what was found must not be lost
+        case.notes.append(f"the bad rows could not be listed: {reason(error)}")
     cause = explain(
         Situation(
             phase="input",

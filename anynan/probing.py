@@ -81,7 +81,7 @@ def probe(x: Any) -> Span | None:
     return found
 
 
-_PRODUCT = 2**17  # elements: the cache of every core holds them, and no pool of threads wakes
+_PRODUCT = 10_000  # elements: above, OpenBLAS wakes its pool of threads
 
 
 def ends(summary: Summary) -> Span | None:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from anynan.errors import reason
 from anynan.events import Event, Operation, Source
 from anynan.guarding import NORM
 from anynan.rules.evidence import group, magnitude, seen
@@ -46,6 +47,14 @@ def render(event: Event, *, calls: int | None = None, here: int | None = None) -
         here: Rank that prints this. The event of another rank is told in short, since that
             rank prints the whole.
     """
+    try:
+        return _render(event, calls, here)
+    except Exception as error:  # noqa: BLE001  what was found must not be lost
+        place = f"{event.kind} in {event.layer or event.tensor!r} at step {event.step}"
+        return f"{place}\n\n  note  the report could not be written: {reason(error)}"
+
+
+def _render(event: Event, calls: int | None, here: int | None) -> str:
     title, found = headline(event), _rows(event, calls)
     if event.rank is not None and here is not None and here != event.rank:
         title += f" on rank {event.rank}"

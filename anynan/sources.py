@@ -102,6 +102,23 @@ def _named_library(file: str) -> bool:
     return any(part in file for part in _LIBRARY_PARTS)
 
 
+def user_level() -> int:
+    """Give the ``stacklevel`` with which the caller's own ``warnings.warn`` names the user's line.
+
+    Where no frame of the stack is the user's it is the first that is not anynan's.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    level, outside = 1, 0
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return level
+        if not outside and _folder(frame.f_code.co_filename) not in own_folders():
+            outside = level
+        level += 1
+        frame = frame.f_back
+    return outside or 1
+
+
 def describe(frame: FrameType, library: FrameType | None) -> Source:
     """Turn a frame into a Source."""
     code = frame.f_code

@@ -19,7 +19,7 @@ from anynan.arrays import (
     type_name,
 )
 from anynan.causes import Situation, explain
-from anynan.checking import Finding, look, plain_leaves
+from anynan.checking import Finding, look_at_all
 from anynan.chunked import is_chunked
 from anynan.containers import is_container, is_leaf
 from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
@@ -28,6 +28,7 @@ from anynan.options import ACTIONS, environment
 from anynan.policy import DEFAULT, Policy, reading_kind
 from anynan.probing import probe
 from anynan.reporting import render
+from anynan.sources import user_level
 from anynan.values import plain
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class Watched(Generic[T]):
     def __init__(self, iterable: Iterable[T], name: str, policy: Policy, action: Action) -> None:
         self._iterable, self._policy, self._action = iterable, policy, action
         self.name = name
+        self._told = False
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def __iter__(self) -> Iterator[T]:
@@ -73,11 +75,11 @@ class Watched(Generic[T]):
         action: Any = environment() or self._action
         if action == "off" or not (is_leaf(batch) or is_container(batch)):
             return True
-        found = [
-            finding
-            for path, leaf in plain_leaves(batch, self.name)
-            if (finding := look(path, leaf, self._policy, None, "input")) is not None
-        ]
+        found, unread = look_at_all(batch, self.name, self._policy, None, "input")
+        if unread is not None and not self._told:
+            self._told = True
+            text = f"anynan: {unread}"
+            warnings.warn(text, AnynanWarning, stacklevel=user_level())
         bad = [finding for finding in found if finding.severity == "bad"]
         self.events += [
             _event(finding, [], number) for finding in found if finding.severity == "suspect"
@@ -91,8 +93,7 @@ class Watched(Generic[T]):
             raise error(render(event), event)
         if action in ("warn", "skip"):
             text = render(event) + ("\n\n  this batch is left out" if action == "skip" else "")
-            # The loop that asks for the next batch is two frames up from here.
-            warnings.warn(text, AnynanWarning, stacklevel=3)
+            warnings.warn(text, AnynanWarning, stacklevel=user_level())
         elif callable(action):
             action(event)
         return bool(action != "skip")

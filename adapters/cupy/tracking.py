@@ -22,6 +22,7 @@ from anynan.recording.tape import now
 from anynan.recording.trackable import unwrap
 from anynan.recording.tracked import TrackedArray
 from anynan.reporting import render
+from anynan.sources import user_level
 from anynan.tracker import Tracker
 
 WORDS = ("raise", "warn", "ignore")
@@ -216,7 +217,7 @@ class errstate:  # noqa: N801  as NumPy names it
     def _act(self, event: Event) -> None:
         if self._words.get(event.kind) == "raise":
             raise NonFiniteError(render(event), event)
-        warnings.warn(render(event), AnynanWarning, stacklevel=2)
+        warnings.warn(render(event), AnynanWarning, stacklevel=user_level())
 
 
 def _nothing() -> None:

@@ -36,7 +36,7 @@ from anynan.recording.names import is_number, named, params
 from anynan.recording.records import flagged
 from anynan.recording.tape import Tape
 from anynan.recording.trackable import is_array
-from anynan.recording.tracked import TrackedArray
+from anynan.recording.tracked import TrackedArray, is_tracked
 from anynan.sources import user_source
 from anynan.summary import Summary
 
@@ -196,7 +196,7 @@ class LazyTape(Tape):
         operands = [
             (label, self._known(value))
             for label, value in named(name, args, {k: v for k, v in kwargs.items() if k != "key"})
-            if isinstance(value, TrackedArray) or is_array(value) or is_number(value)
+            if is_tracked(value) or is_array(value) or is_number(value)
         ]
         for x in results:
             slot = self.slots.put(x._raw)
@@ -221,7 +221,7 @@ class LazyTape(Tape):
     def _known(self, value: Any) -> Any:
         if is_number(value):
             return value
-        if isinstance(value, TrackedArray):
+        if is_tracked(value):
             raw, nodes = value._raw, self.parents(value)
         else:
             raw, nodes = value, ()

@@ -27,8 +27,8 @@ class Namespace:
         value = getattr(self._xp, name)
         if isinstance(value, ModuleType):
             value = Namespace(value, name)
-        elif callable(value) and not isinstance(value, type) and name not in _PLAIN:
-            value = _Function(value, name)
+        elif callable(value) and not isinstance(value, type):
+            value = _Question(value) if name in _PLAIN else _Function(value, name)
         else:
             return value
         self._functions[name] = value
@@ -51,6 +51,31 @@ _PLAIN = frozenset(
 )  # fmt: skip
 
 
+class _Question:
+    """Stand for a function of the library that is not recorded: it is given plain arrays."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _unrecorded(self._function, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __repr__(self) -> str:
+        return repr(self._function)
+
+
+def _unrecorded(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    from anynan.recording.tape import strip
+
+    plain = tuple(strip(value, []) for value in args)
+    return function(*plain, **{key: strip(value, []) for key, value in kwargs.items()})
+
+
 class _Function:
     """Stand for one function of the library."""
 
@@ -64,10 +89,7 @@ class _Function:
 
         tape = now.get()
         if tape is None or tape.closed:
-            from anynan.recording.tape import strip
-
-            plain = tuple(strip(value, []) for value in args)
-            return self._function(*plain, **{k: strip(v, []) for k, v in kwargs.items()})
+            return _unrecorded(self._function, args, kwargs)
         writes = args[0] if self._name in WRITING and args else kwargs.get("out")
         ufunc = None
         if hasattr(self._function, "nin") and hasattr(self._function, "reduce"):

@@ -22,7 +22,7 @@ from anynan.recording.lazy import LazyTape, Slots, StandardSlots
 from anynan.recording.live import LiveTape
 from anynan.recording.tape import Tape, now
 from anynan.recording.trackable import change, is_array, unwrap
-from anynan.recording.tracked import TrackedArray
+from anynan.recording.tracked import TrackedArray, is_tracked
 from anynan.summary import Summary
 from anynan.tracker import Tracker
 from anynan.watching import bad_rows
@@ -94,7 +94,11 @@ class ArraySession:
         for tape, fn, args, kwargs in unread:
             self._local.again = (tape, fn, args, kwargs)
             try:
-                tape.finish()
+                try:
+                    tape.finish()
+                except Exception as error:  # noqa: BLE001  the call itself went well
+                    tape.failed("the flags of a call", error)
+                    continue
                 assert tape.rows is not None
                 self._judge(tape, tape.rows)
             finally:
@@ -255,7 +259,7 @@ class ArraySession:
 
     def _read_result(self, tape: Tape, result: Any) -> None:
         for label, x in leaves(result, "result"):
-            if not isinstance(x, TrackedArray):
+            if not is_tracked(x):
                 if not isinstance(x, float) and not is_array(x):
                     continue
                 x = tape.wrap(np.asarray(x) if isinstance(x, float) else x)  # noqa: PLW2901

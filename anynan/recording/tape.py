@@ -1,15 +1,14 @@
 """One call of a tracked function: what runs its operations, and follows values out of scopes."""
 
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anynan import context
-from anynan.arrays import dtype_max, dtype_name, library_name
+from anynan.arrays import dtype_max, dtype_name, library_name, type_name
+from anynan.errors import AnomalyError, reason
 from anynan.events import Phase
 from anynan.lineage import Replay
 from anynan.monitor import Rows, Site
@@ -17,8 +16,8 @@ from anynan.recording.floatflags import Flags
 from anynan.recording.names import UNWRITTEN, canonical
 from anynan.recording.namespaces import Namespace
 from anynan.recording.trackable import is_array
-from anynan.recording.tracked import Cell, TrackedArray, is_view
-from anynan.sources import is_library, user_source
+from anynan.recording.tracked import Cell, TrackedArray, is_tracked, is_view
+from anynan.sources import user_level, user_source
 
 if TYPE_CHECKING:
     from anynan.recording.session import ArraySession
@@ -65,6 +64,16 @@ class Tape:
         """Write the row of a value that arrived somewhere."""
         raise NotImplementedError
 
+    def arrived(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
+        """Read a value that arrived somewhere, or say that it could not be read."""
+        try:
+            self.read(layer, phase, tensor, x)
+        except AnomalyError:
+            raise
+        except Exception as error:  # noqa: BLE001  what we cannot read, the user still can use
+            where = f" of {layer}" if layer else ""
+            self.failed(f"the {tensor}{where}, a {type_name(x._raw)},", error)
+
     def replay(self) -> Replay:
         """Give what was seen so far."""
         raise NotImplementedError
@@ -75,12 +84,18 @@ class Tape:
         """Put an array from outside under watch."""
         return self.session.wrapper(raw, self, None, node, Cell())
 
-    def add_input(self, raw: Any, label: str) -> TrackedArray:
-        """Put an argument under watch, and read it."""
+    def add_input(self, raw: Any, label: str) -> Any:
+        """Put an argument under watch, and read it; one that cannot be read stays as it is."""
         x = self.wrap(raw)
         self.inputs[id(raw)] = label
         self.held.append(raw)
-        self.read(None, "input", label, x)
+        try:
+            self.read(None, "input", label, x)
+        except AnomalyError:
+            raise
+        except Exception as error:  # noqa: BLE001  the function can do with it what it did before
+            self.failed(f"the argument {label}", error)
+            return raw
         return x
 
     def namespace_of(self, raw: Any) -> Namespace:
@@ -143,7 +158,7 @@ class Tape:
         if self.closed:
             return function(*plain, **options)
         layer = self._enter(found)
-        target = writes if isinstance(writes, TrackedArray) else None
+        target = writes if is_tracked(writes) else None
         before = None if target is None else self.session.snapshot(target._raw)
         flags = Flags() if ufunc is not None and found and _is_numpy(found[0]._raw) else None
         if target is not None:
@@ -152,10 +167,13 @@ class Tape:
             result = function(*plain, **options)
         else:
             result = flags.run(function, plain, options)
-        clean = self._clean(name, args, kwargs, found, flags, ufunc, target)
         word = canonical(name)
         results: list[TrackedArray] = []
-        out = self._wrap_result(result, layer, found, results, target, name)
+        try:
+            out = self._wrap_result(result, layer, found, results, target, name)
+        except Exception as error:  # noqa: BLE001  the function goes on with what it asked for
+            self.failed(f"the result of {name}", error)
+            out, results = result, []
         if target is not None:
             if not any(item is target for item in results):
                 results.append(target)
@@ -167,13 +185,21 @@ class Tape:
                 self.unwritten.add(id(x._raw))
                 self.held.append(x._raw)
         elif results:
-            self.look(
-                word, name, function, args, kwargs, results, clean=clean, before=before,
-                writes=target,
-            )  # fmt: skip
+            try:
+                clean = self._clean(name, args, kwargs, found, flags, ufunc, target)
+                self.look(
+                    word, name, function, args, kwargs, results, clean=clean, before=before,
+                    writes=target,
+                )  # fmt: skip
+            except Exception as error:  # noqa: BLE001  looking is ours, the result is there
+                self.failed(f"the result of {name}", error)
         if flags is not None and flags.seen:
-            flags.warn(_warned(name, ufunc, plain), _user_level())
+            flags.warn(_warned(name, ufunc, plain), user_level() + 1)
         return out
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Say that something could not be looked at; the function goes on."""
+        self.session.tracker.say(f"{what} could not be looked at: {reason(error)}")
 
     def about_to_write(self, target: TrackedArray) -> None:
         """Get ready for an operation that overwrites its operand."""
@@ -195,7 +221,7 @@ class Tape:
         path = x._made
         while path is not None and path != self.base and not _inside(layer, path):
             if self.session.watches(path):
-                self.read(path, "forward", "output", x)
+                self.arrived(path, "forward", "output", x)
             path = path.rpartition(".")[0] or None
         x._made = None if path == self.base else path
 
@@ -272,7 +298,7 @@ def _inside(layer: str | None, path: str) -> bool:
 
 def strip(value: Any, found: list[TrackedArray]) -> Any:
     """Put plain arrays in the place of tracked ones, and note those."""
-    if isinstance(value, TrackedArray):
+    if is_tracked(value):
         found.append(value)
         return value._raw
     kind = type(value)
@@ -304,13 +330,3 @@ def _warned(name: str, ufunc: tuple[Any, str] | None, args: tuple[Any, ...]) -> 
     if name == word or all(isinstance(x, np.generic | int | float) for x in args):
         return f"scalar {word}" if not any(isinstance(x, np.ndarray) for x in args) else word
     return word
-
-
-def _user_level() -> int:
-    """Count the frames up to the user's own line, as ``warnings.warn`` counts them."""
-    level, frame = 0, sys._getframe(1)
-    found: FrameType | None = frame
-    while found is not None and is_library(found.f_code.co_filename):
-        level += 1
-        found = found.f_back
-    return level + 2 if found is not None else 3

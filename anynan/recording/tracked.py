@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -69,7 +69,9 @@ class TrackedArray:
     def __iter__(self) -> Iterator[Any]:
         if not getattr(self._raw, "shape", ()):
             iter(self._raw)  # the library's own error
-        return (self[i] for i in range(len(self._raw)))
+        # Not every library counts its rows for len().
+        count = len(self._raw) if hasattr(self._raw, "__len__") else self._raw.shape[0]
+        return (self[i] for i in range(count))
 
     def __bool__(self) -> bool:
         return bool(self._raw)
@@ -101,7 +103,7 @@ class TrackedArray:
         return format(self._raw, spec)
 
     def __contains__(self, item: Any) -> bool:
-        return (item._raw if isinstance(item, TrackedArray) else item) in self._raw
+        return (item._raw if is_tracked(item) else item) in self._raw
 
     def __reduce__(self) -> Any:
         # What crosses a process is the plain array.
@@ -149,6 +151,12 @@ class TrackedArray:
         name = func.__name__
         writes = args[0] if name in WRITING and args else _out(kwargs)
         return self._tape.operate(name, func, args, kwargs, writes=writes)
+
+
+def is_tracked(x: Any) -> TypeGuard[TrackedArray]:
+    """Tell whether a value is one of these; nothing of the value's own is asked."""
+    kind: Any = type(x)  # isinstance would ask x.__class__, and a proxy may raise there
+    return issubclass(kind, TrackedArray)
 
 
 class _Method:
