@@ -12,7 +12,7 @@ def reason(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception:  # noqa: BLE001  a program's own exception may do anything
         text = ""
-    return f"{type(error).__name__} {text[:200]}".rstrip()
+    return f"{type(error).__name__} {text[:400]}".rstrip()
 
 
 class AnomalyError(FloatingPointError):

@@ -102,6 +102,11 @@ def _named_library(file: str) -> bool:
     return any(part in file for part in _LIBRARY_PARTS)
 
 
+def is_own(frame: FrameType) -> bool:
+    """Tell whether a frame is anynan's."""
+    return _folder(frame.f_code.co_filename) in own_folders()
+
+
 def user_level() -> int:
     """Give the ``stacklevel`` with which the caller's own ``warnings.warn`` names the user's line.
 
@@ -112,7 +117,7 @@ def user_level() -> int:
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
             return level
-        if not outside and _folder(frame.f_code.co_filename) not in own_folders():
+        if not outside and not is_own(frame):
             outside = level
         level += 1
         frame = frame.f_back

@@ -17,8 +17,8 @@ from anynan.policy import reading_kind
 from anynan.probing import is_clean, probe
 from anynan.recording.floatflags import WORTH, Flags, honest
 from anynan.recording.records import light, make_record
-from anynan.recording.tape import CLEAN, UNKNOWN, Tape
-from anynan.recording.tracked import TrackedArray, is_tracked
+from anynan.recording.tape import Tape
+from anynan.recording.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
 from anynan.sources import user_source
 
 # Operations that can only pass values on.

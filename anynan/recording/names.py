@@ -1,6 +1,8 @@
 """What array functions are called in reports, and what their arguments are."""
 
+import inspect
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 # Names of NumPy, of Python's operators and of older libraries -> the array API's, or the field's.
@@ -71,6 +73,24 @@ def canonical(name: str) -> str:
         if bare.startswith(mark) and bare[1:] in _OPERATORS:
             bare = bare[1:]
     return _WORDS.get(bare, bare)
+
+
+def asked_by(frame: FrameType, module: str) -> bool:
+    """Tell whether a frame is in a module, or in a copy that another package carries of it."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return name == module or name.endswith("." + module)
+
+
+def signature(function: Any) -> inspect.Signature:
+    """Give what stands for a function the function's own signature.
+
+    Raises:
+        AttributeError: If it has none.
+    """
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise AttributeError(str(error)) from error
 
 
 _OPERATORS = frozenset(

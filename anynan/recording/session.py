@@ -20,6 +20,7 @@ from anynan.monitor import Reading, Rows
 from anynan.options import Options
 from anynan.recording.lazy import LazyTape, Slots, StandardSlots
 from anynan.recording.live import LiveTape
+from anynan.recording.refusals import explain
 from anynan.recording.tape import Tape, now
 from anynan.recording.trackable import change, is_array, unwrap
 from anynan.recording.tracked import TrackedArray, is_tracked
@@ -191,7 +192,8 @@ class ArraySession:
             tape.given = _given(args, kwargs)
         try:
             result = self._run(tape, fn, args, kwargs)
-        except BaseException:
+        except BaseException as error:
+            explain(error)
             # What broke the step may be what anynan looks for: judge it, then let it go on.
             with self.tracker.softly():
                 self.end(tape, rows, fn, args, kwargs)

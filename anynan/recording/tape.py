@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +17,12 @@ from anynan.recording.floatflags import Flags
 from anynan.recording.names import UNWRITTEN, canonical
 from anynan.recording.namespaces import Namespace
 from anynan.recording.trackable import is_array
-from anynan.recording.tracked import Cell, TrackedArray, is_tracked, is_view
+from anynan.recording.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view
 from anynan.sources import user_level, user_source
 
 if TYPE_CHECKING:
     from anynan.recording.session import ArraySession
 
-CLEAN, UNKNOWN = -1, -2
 now: ContextVar["Tape | None"] = ContextVar("anynan_tape", default=None)
 
 
@@ -98,11 +98,11 @@ class Tape:
             return raw
         return x
 
-    def namespace_of(self, raw: Any) -> Namespace:
-        """Give the recording namespace of an array's library."""
+    def namespace_of(self, raw: Any, asking: FrameType) -> Namespace:
+        """Give the recording namespace of an array's library, as the asking module knows it."""
         from anynan.recording.namespaces import namespace_of
 
-        return namespace_of(raw)
+        return namespace_of(raw, asking)
 
     def escape(self, x: TrackedArray, dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:
         """Hand the plain array to code that asks for it."""

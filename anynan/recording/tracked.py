@@ -1,15 +1,19 @@
 """The array that a tracked function works on: it behaves as the array it holds."""
 
+import inspect
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from anynan.recording.names import VIEWS, WRITING, WRITING_METHODS, canonical
+from anynan.recording.names import VIEWS, WRITING, WRITING_METHODS, asked_by, canonical, signature
 
 if TYPE_CHECKING:
     from anynan.recording.tape import Tape
+
+CLEAN, UNKNOWN = -1, -2
 
 # Protocols that would let a library reach the elements past the recorder unseen.
 _CLOSED = frozenset(
@@ -119,12 +123,17 @@ class TrackedArray:
         return self._tape.operate("getitem", operator.getitem, (self, key), {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if asked_by(sys._getframe(1), "array_api_extra._lib._at") and not _writable(self._raw):
+            # It takes every array but its own for one that can be written to.
+            out = self._tape.operate("setitem", _with, (self, value), {"key": key})
+            self._raw, self._node, self._made, self._cell = _parts(out)
+            return
         self._tape.operate("setitem", _setitem, (self, value), {"key": key}, writes=self)
 
     # What other libraries ask for.
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
-        return self._tape.namespace_of(self._raw)
+        return self._tape.namespace_of(self._raw, sys._getframe(1))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self._tape.escape(self, dtype, copy)
@@ -180,6 +189,10 @@ class _Method:
         writes = array if inplace else _out(kwargs)
         return array._tape.operate(name, call, (array, *args), kwargs, writes=writes)
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return signature(getattr(self._array._raw, self._name))
+
     def __repr__(self) -> str:
         return f"<{self._name} of a tracked array>"
 
@@ -222,6 +235,23 @@ def _out(kwargs: dict[str, Any]) -> Any:
 
 def _setitem(x: Any, value: Any, *, key: Any) -> None:
     x[key] = value
+
+
+def _writable(raw: Any) -> bool:
+    return hasattr(raw, "__setitem__") and not hasattr(raw, "at")
+
+
+def _with(x: Any, value: Any, *, key: Any) -> Any:
+    """Give what ``x`` would be after a write, where it cannot be written to."""
+    if hasattr(x, "at"):
+        return x.at[key].set(value)
+    y = np.array(x)
+    y[key] = value
+    return y
+
+
+def _parts(x: Any) -> tuple[Any, int, str | None, Cell]:
+    return (x._raw, x._node, x._made, x._cell) if is_tracked(x) else (x, CLEAN, None, Cell())
 
 
 def _plain(raw: Any) -> Any:
