@@ -57,10 +57,11 @@ def _unknown(s: Situation) -> Cause:
     """Say what was seen, without a guess."""
     names = facts(s)
     if s.record is None:
+        fix = "wrap the suspected part in anynan.check(...) calls"
         return Cause(
             _UNKNOWN,
             "no single operation could be named",
-            "wrap the suspected part in anynan.check(...) calls, or track with level='operation'",
+            fix if s.watched else f"{fix}, or track with level='operation'",
             seen(s.summary),
         )
     values = "; ".join(

@@ -43,6 +43,7 @@ class Case:
     replayed: Replay | None = None
     unread: str = ""
     refused: bool = False
+    watched: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -96,9 +97,12 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         found = _parameter_event(case, monitor, adapter, verdict, outside if blamed else None)
         if found is not None:
             return found
-    if case.replayed is not None and verdict.sink is None and reading.phase != "parameter":
-        clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
-        case.notes.append(_WATCHED if watched else clean)
+    unseen = verdict.sink is None and reading.phase != "parameter"
+    if case.replayed is not None:
+        case.watched = watched or case.replayed.whole
+        if unseen and not case.replayed.whole:  # else its own notes say it
+            clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
+            case.notes.append(_WATCHED if watched else clean)
     return _operation_event(case, monitor, adapter, verdict, summary)
 
 
@@ -180,6 +184,8 @@ def _operation_event(
             growth=monitor.history.curve(reading.site),
             scale=adapter.loss_scale() if case.rows.scale is None else float(case.rows.scale),
             surfaced=harmed if phase != harmed else None,
+            overwritten=origin is None and _overwritten(case),
+            watched=case.watched,
         )
     )
     upto = reading.order if phase != "backward" else len(case.rows.lo)
@@ -205,6 +211,12 @@ def _operation_event(
         shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
     )
+
+
+def _overwritten(case: Case) -> bool:
+    """Tell whether the bad reading is of an argument that something unseen wrote into."""
+    sinks = [] if case.replayed is None else case.replayed.sinks
+    return any(sink.overwritten and sink.label == case.reading.site.tensor for sink in sinks)
 
 
 def _event(case: Case, adapter: Adapter, **said: Any) -> Event:

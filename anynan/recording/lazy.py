@@ -149,6 +149,7 @@ class Node:
     expected: dict[str, str] | None = None
     label: str | None = None
     array: Any = None
+    came: Any = None
 
 
 @dataclass(slots=True)
@@ -223,25 +224,42 @@ class LazyTape(Tape):
             return value
         if is_tracked(value):
             raw, nodes = value._raw, self.parents(value)
+            if value._cell.handed:  # whoever holds the plain array may have written into it
+                nodes = (*nodes, *self._fresh(raw))
         else:
-            raw, nodes = value, ()
-            slot = self.slots.put(raw)
-            if slot is not None:
-                nodes = (len(self.nodes),)
-                self.nodes.append(Node("", "", None, None, _blank(raw), slot))
+            raw, nodes = value, self._fresh(value)
         return Known(_blank(raw), nodes, raw if is_chunked(raw) else None)
+
+    def is_changed(self) -> bool:
+        """Tell whether an argument holds other values than when the call began."""
+        for node in self.nodes:
+            if node.label is not None and node.came is not None and node.slot is not None:
+                span = probe(node.came)
+                if span is not None and str(span) != str(self.spans[node.slot]):
+                    return True
+        return False
+
+    def _fresh(self, raw: Any) -> tuple[int, ...]:
+        """Reduce an array as it is now, whoever wrote it."""
+        slot = self.slots.put(raw)
+        if slot is None:
+            return ()
+        self.nodes.append(Node("", "", None, None, _blank(raw), slot))
+        return (len(self.nodes) - 1,)
 
     def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
         """Open a row; its numbers come with the one read."""
         label = self.inputs.get(id(x._raw)) if phase == "input" else None
         nodes = self.parents(x)
+        if phase != "input" and x._cell.handed:
+            nodes = (*nodes, *self._fresh(x._raw))
         slot = self.nodes[nodes[-1]].slot if nodes else self.slots.put(x._raw)
         if slot is None:
             return
         if label is not None:
             x._node = len(self.nodes)
             blank = _blank(x._raw)
-            self.nodes.append(Node("", "", None, None, blank, slot, label=label))
+            self.nodes.append(Node("", "", None, None, blank, slot, label=label, came=x._raw))
         elif phase != "input":
             self._arrivals.append((phase, layer, tensor, nodes or self.lost(), slot))
         order = self.add_row(self.site(layer, phase, tensor, x._raw))
@@ -309,8 +327,13 @@ class LazyTape(Tape):
         for phase, layer, tensor, nodes, slot in self._arrivals:
             kind = reading_kind(*self.spans[slot])
             if kind is not None:
-                sinks.append(Sink(phase, layer, tensor, self._bad(nodes), kind))
-        return Replay(records, sinks, list(self.notes))
+                parents = self._bad(nodes) or self._bad(self.lost())
+                came = [i for i in nodes if self.nodes[i].label is not None]
+                overwritten = not parents and any(self._kind(i) is None for i in came)
+                sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
+                if not parents:
+                    self.notes.append(self.unseen())
+        return Replay(records, sinks, list(dict.fromkeys(self.notes)), whole=True)
 
     def _bad(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(i for i in nodes if self._kind(i) is not None and self.nodes[i].name)
@@ -324,10 +347,13 @@ class LazyTape(Tape):
         if summary.bad:
             item.parents = self._bad(value.nodes)
             if not item.parents:
-                known = next((self.nodes[i].label for i in value.nodes), None)
-                item.source, item.label = (
-                    ("input", known) if known is not None else ("unknown", label)
-                )
+                came = next((i for i in value.nodes if self.nodes[i].label is not None), None)
+                item.source, item.label = "unknown", label
+                if came is not None:
+                    item.label = self.nodes[came].label
+                    item.source = "overwritten" if self._kind(came) is None else "input"
+                    if item.source == "overwritten":
+                        self.notes.append(self.unseen())
         return item
 
 

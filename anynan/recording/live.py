@@ -133,8 +133,14 @@ class LiveTape(Tape):
         if kind is not None:
             if phase == "input":
                 x._node = UNKNOWN
+                x._cell.bad = True
+                self.bad_inputs.add(id(x._raw))
             else:
-                self.sinks.append(Sink(phase, layer, tensor, self.parents(x) or self.lost(), kind))
+                parents = self.parents(x) or self.lost()
+                overwritten = not parents and x._cell.label is not None and not x._cell.bad
+                self.sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
+                if not parents:
+                    self.notes.append(self.unseen())
         rows = self.rows
         if rows is None or not self.judged:
             return
@@ -151,7 +157,8 @@ class LiveTape(Tape):
         for record in self.records:
             if record.phase == "value":
                 record.layer, record.phase = self.placed(record.layer)
-        return Replay(list(self.records), list(self.sinks), list(self.notes))
+        notes = list(dict.fromkeys(self.notes))
+        return Replay(list(self.records), list(self.sinks), notes, whole=True)
 
 
 def _large(found: list[TrackedArray]) -> bool:

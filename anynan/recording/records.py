@@ -118,12 +118,15 @@ def _operand(
         return item
     if is_tracked(value):
         item.parents = tape.parents(value)
-        known = tape.inputs.get(id(value._raw))
+        known, came_bad = value._cell.label, value._cell.bad
     else:
-        known = tape.inputs.get(id(raw))
+        known, came_bad = tape.inputs.get(id(raw)), id(raw) in tape.bad_inputs
         item.parents = () if known is not None else tape.lost()
     if not item.parents:
         item.source, item.label = ("input", known) if known is not None else ("unknown", label)
+        if known is not None and not came_bad:
+            item.source = "overwritten"
+            tape.notes.append(tape.unseen())
         if id(raw) in tape.unwritten:
             item.source = "uninitialised"
     return item

@@ -23,6 +23,7 @@ from anynan.sources import user_level, user_source
 if TYPE_CHECKING:
     from anynan.recording.session import ArraySession
 
+_OUTLETS = 20
 now: ContextVar["Tape | None"] = ContextVar("anynan_tape", default=None)
 
 
@@ -46,6 +47,9 @@ class Tape:
         self.unwritten: set[int] = set()  # arrays of uninitialised memory
         self.held: list[Any] = []  # keeps the ids above from being used again
         self.escapes: dict[int, None] = {}
+        self.outlets: dict[str, None] = {}  # the lines at which plain arrays were handed out
+        self.bad_inputs: set[int] = set()
+        self.others: dict[str, None] = {}  # arguments of a kind that is not watched
         self.counts: dict[tuple[str | None, str, str], int] = {}
         self.notes: list[str] = []
         self.is_array = is_array
@@ -80,13 +84,13 @@ class Tape:
 
     # Arrays in and out.
 
-    def wrap(self, raw: Any, node: int = CLEAN) -> TrackedArray:
-        """Put an array from outside under watch."""
-        return self.session.wrapper(raw, self, None, node, Cell())
+    def wrap(self, raw: Any, label: str | None = None) -> TrackedArray:
+        """Put an array from outside under watch; an argument has a label."""
+        return self.session.wrapper(raw, self, None, CLEAN, Cell(label))
 
     def add_input(self, raw: Any, label: str) -> Any:
         """Put an argument under watch, and read it; one that cannot be read stays as it is."""
-        x = self.wrap(raw)
+        x = self.wrap(raw, label)
         self.inputs[id(raw)] = label
         self.held.append(raw)
         try:
@@ -98,6 +102,13 @@ class Tape:
             return raw
         return x
 
+    def add_other(self, raw: Any, label: str) -> None:
+        """Read an argument that is not watched; what it holds is known to have come in."""
+        self.others[f"{label} (a {type_name(raw)})"] = None
+        self.inputs[id(raw)] = label
+        self.held.append(raw)
+        self.arrived(None, "input", label, self.wrap(raw, label))
+
     def namespace_of(self, raw: Any, asking: FrameType) -> Namespace:
         """Give the recording namespace of an array's library, as the asking module knows it."""
         from anynan.recording.namespaces import namespace_of
@@ -106,19 +117,30 @@ class Tape:
 
     def escape(self, x: TrackedArray, dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:
         """Hand the plain array to code that asks for it."""
-        self.escaped(x)
+        self.escaped(x, "np.asarray")
         if copy is None:
             return np.asarray(x._raw, dtype=dtype)
         return np.asarray(x._raw, dtype=dtype, copy=copy)
 
-    def escaped(self, x: TrackedArray) -> None:
-        """Say that a value is out of sight from here on."""
+    def escaped(self, x: TrackedArray, word: str, *, said: bool = True) -> None:
+        """Note that a value is out of sight from here on, and may be written into.
+
+        Args:
+            x: The array.
+            word: What handed it out.
+            said: Warn of it now; else only the report of a bad value tells.
+        """
         if self.closed:
             return
-        self.leaky = True
+        self.leaky = x._cell.handed = True
         self.slipped(x)
         line = user_source(skip=2)
         where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
+        through = "" if line is None or line.via is None else f" in {line.via.partition(' ')[0]}"
+        if len(self.outlets) < _OUTLETS:
+            self.outlets[f"{where} ({word}{through})"] = None
+        if not said:
+            return
         self.session.tracker.say(
             f"a plain array was taken out of a tracked one{where} (by asarray, a conversion or "
             "compiled code): what is computed from it is not watched until it comes back"
@@ -133,6 +155,18 @@ class Tape:
         """Remember who wrote a value that goes on as a plain array or number."""
         if not self.closed:
             self.escapes.update(dict.fromkeys(self.parents(x)))
+
+    def unseen(self) -> str:
+        """Say why a bad value has no operation that made it."""
+        if self.outlets:
+            lines = ";".join(list(self.outlets)[:3])
+            return f"a plain array left anynan's sight{lines}: what is made of it is not watched"
+        if self.others:
+            return f"operations on {', '.join(self.others)} are not watched, and none other made it"
+        return (
+            "no watched operation made it: it comes from arrays that the function was not given "
+            "(globals, attributes), or from the inside of a library's function"
+        )
 
     def lost(self) -> tuple[int, ...]:
         """Blame what was handed out as a plain array for a bad one of unknown origin."""
@@ -162,6 +196,7 @@ class Tape:
         before = None if target is None else self.session.snapshot(target._raw)
         flags = Flags() if ufunc is not None and found and _is_numpy(found[0]._raw) else None
         if target is not None:
+            target._cell.written = True
             self.about_to_write(target)
         if flags is None:
             result = function(*plain, **options)

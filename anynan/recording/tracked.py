@@ -25,13 +25,21 @@ _CLOSED = frozenset(
 )  # fmt: skip
 
 
+# Attributes that reach the elements past the recorder.
+_WINDOWS = frozenset({"flat", "data", "ctypes", "base"})
+
+
 class Cell:
     """Note what was written into memory that several arrays share."""
 
-    __slots__ = ("writes",)
+    __slots__ = ("bad", "handed", "label", "writes", "written")
 
-    def __init__(self) -> None:
+    def __init__(self, label: str | None = None) -> None:
         self.writes: list[int] = []
+        self.written = False
+        self.handed = False  # True once a plain array was handed out, which anyone may write into
+        self.label = label  # the argument that the memory is of
+        self.bad = False  # True if that was bad when the call began
 
 
 class TrackedArray:
@@ -65,6 +73,8 @@ class TrackedArray:
             return _Method(self, name)
         if self._tape.is_array(value):
             return self._tape.operate(name, lambda x: getattr(x, name), (self,), {})
+        if name in _WINDOWS:
+            self._tape.escaped(self, f".{name}", said=False)
         return _At(self) if name == "at" else value
 
     def __len__(self) -> int:
@@ -139,7 +149,7 @@ class TrackedArray:
         return self._tape.escape(self, dtype, copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        self._tape.escaped(self)
+        self._tape.escaped(self, "__dlpack__")
         return self._raw.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -148,7 +158,7 @@ class TrackedArray:
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
         if method == "at":
-            return self._tape.operate("add", ufunc.at, args, kwargs, writes=args[0])
+            return self._tape.operate(ufunc.__name__, ufunc.at, args, kwargs, writes=args[0])
         function = ufunc if method == "__call__" else getattr(ufunc, method)
         return self._tape.operate(
             name, function, args, kwargs, writes=_out(kwargs), ufunc=(ufunc, method)
