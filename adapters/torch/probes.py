@@ -212,8 +212,8 @@ class Reader:
         return None if values is None else read_ends(values)
 
     def summarize(self, x: Any) -> Summary:
-        """Summarise a tensor."""
-        return measure(x)
+        """Summarise a tensor, of a sparse one the stored elements."""
+        return measure(x) if x.layout is _strided else describe(x)
 
 
 EXTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
