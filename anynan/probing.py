@@ -67,7 +67,10 @@ def probe(x: Any) -> Span | None:
     if is_chunked(x):
         return ends(chunked.describe(x)) if chunked.holds_floats(x) else None
     if type(x) is not np.ndarray or x.dtype.hasobject:
-        x = values.plain(x)
+        held = values.plain(x)
+        if held is not x and not isinstance(held, np.ndarray):  # another library's, or in chunks
+            return probe(held)
+        x = held
     view = on_host(x)
     if view is None:
         return _standard(x)

@@ -88,7 +88,8 @@ def test_a_result_put_into_a_container_or_an_object_of_the_caller(read: str) -> 
         else:
             into.y = np.log(-x)
 
-    for into, tensor in (({}, "into['y']"), (SimpleNamespace(), "into.y")):
+    places: list[tuple[Any, str]] = [({}, "into['y']"), (SimpleNamespace(), "into.y")]
+    for into, tensor in places:
         event = event_of(program, np.ones(2), into, read=read)
         assert event.tensor == tensor
         assert event.operation is not None
@@ -215,6 +216,7 @@ def test_an_argument_of_another_class_is_judged_and_named() -> None:
 def test_no_tracked_array_is_left_in_a_result() -> None:
     class Slots:
         __slots__ = ("v",)
+        v: Any
 
     def program(x: Any) -> Any:
         slots, cells = Slots(), np.empty(1, object)

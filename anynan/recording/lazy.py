@@ -66,7 +66,7 @@ class StandardSlots:
 
     def put(self, raw: Any) -> int | None:
         """Reduce an array; host memory is read on the spot."""
-        if not is_chunked(raw) and on_host(raw) is not None:
+        if not is_array(raw) or (not is_chunked(raw) and on_host(raw) is not None):
             span = probe(raw)
             if span is None:
                 return None

@@ -383,13 +383,14 @@ def _holds_text(x: Any) -> bool:
 
 def _is_changed(tape: Tape, x: TrackedArray) -> bool:
     """Tell whether an argument may be bad by what the call wrote into it."""
-    written: bool = x._cell.written or x._cell.handed
-    return written and (not x._cell.bad or bool(tape.parents(x)))
+    if not (x._cell.written or x._cell.handed):
+        return False
+    return bool(not x._cell.bad or tape.parents(x))
 
 
 def _is_single(raw: Any) -> bool:
     try:
-        return math.prod(raw.shape) == 1
+        return bool(math.prod(raw.shape) == 1)
     except Exception:  # noqa: BLE001  a table, an array of unknown shape
         return False
 
