@@ -74,6 +74,12 @@ def check(x: T, name: str = "array", *, policy: Policy | None = None) -> T:
     found, unread = look_at_all(x, name, policy, layer)
     if unread is not None and not any(finding.severity == "bad" for finding in found):
         raise unread
+    running = context.running.get()
+    bad = [finding for finding in found if finding.severity == "bad"]
+    if bad and running is not None:
+        event = _event(bad[0], bad[1:], layer, user_source(skip=2))
+        if running.take(event, bad[0].array, len(bad) - 1):
+            found = [finding for finding in found if finding.severity == "suspect"]
     if found and action != "record":
         # The stack is only of use here, where the caller is still at a known distance.
         _act(found, action, layer, user_source(skip=2))

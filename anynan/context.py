@@ -15,6 +15,10 @@ Marker = Callable[[str | dict[str, str]], AbstractContextManager[Any]]
 marker: ContextVar[Marker | None] = ContextVar("anynan_marker", default=None)
 
 
+# The tracked function that is running: it is handed what a direct check inside of it finds.
+running: ContextVar[Any] = ContextVar("anynan_running", default=None)
+
+
 @contextmanager
 def scope(path: str) -> Iterator[str]:
     """Name the layer for the direct checks made inside; scopes nest, joined by dots.

@@ -165,6 +165,8 @@ def _operation_event(
         if not here:
             tensor = "output" if phase != "backward" else "grad"
             surfaced = place(reading.phase, reading.layer, reading.site.parameter)
+            if reading.phase == "value":
+                surfaced = f"the check of {reading.site.tensor}"
     spoilt = None
     if phase == "optimizer" and parameter is not None:
         found = (item for item in adapter.bad_parameters() if item.name == parameter)

@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
+from anynan import context
 from anynan.arrays import (
     BLOCK,
     REFUSALS,
@@ -88,6 +89,9 @@ class Watched(Generic[T]):
             return True
         event = _event(bad[0], bad[1:], number)
         self.events.append(event)
+        running = context.running.get()
+        if running is not None and running.take(event, bad[0].array, len(bad) - 1):
+            return bool(action != "skip")  # made in this call, and no fault of the data
         if action == "raise":
             error = NonFiniteError if event.kind in NON_FINITE else AnomalyError
             raise error(render(event), event)

@@ -288,6 +288,11 @@ class LazyTape(Tape):
             rows.lo.append(lo)
             rows.hi.append(hi)
 
+    def history(self, x: TrackedArray) -> tuple[int, ...]:
+        """Bring the flags so far to the host; give the records that made this array bad."""
+        self.spans = self.slots.read()
+        return self._bad(self.parents(x)) or self._bad(self.lost())
+
     def _ends(self, index: int) -> Span | None:
         slot = self.nodes[index].slot
         return None if slot is None else self.spans[slot]

@@ -152,6 +152,10 @@ class LiveTape(Tape):
             seen = self.replay() if kind is not None and self.session.options.replay else None
             self.session.tracker.flag(rows, order, x._raw, replayed=seen)
 
+    def history(self, x: TrackedArray) -> tuple[int, ...]:
+        """Give the records that made this array bad."""
+        return self.parents(x) or self.lost()
+
     def replay(self) -> Replay:
         """Give the records so far; they are placed now that it is known whether scopes are used."""
         for record in self.records:

@@ -1,7 +1,9 @@
 """One call of a tracked function: what runs its operations, and follows values out of scopes."""
 
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +12,9 @@ import numpy as np
 from anynan import context
 from anynan.arrays import dtype_max, dtype_name, library_name, type_name
 from anynan.errors import AnomalyError, reason
-from anynan.events import Phase
-from anynan.lineage import Replay
-from anynan.monitor import Rows, Site
+from anynan.events import Event, Kind, Phase
+from anynan.lineage import Replay, Sink
+from anynan.monitor import Reading, Rows, Site
 from anynan.recording.floatflags import Flags
 from anynan.recording.names import UNWRITTEN, canonical
 from anynan.recording.namespaces import Namespace
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from anynan.recording.session import ArraySession
 
 _OUTLETS = 20
-now: ContextVar["Tape | None"] = ContextVar("anynan_tape", default=None)
+now: ContextVar["Tape | None"] = context.running
 
 
 class Tape:
@@ -81,6 +83,47 @@ class Tape:
     def replay(self) -> Replay:
         """Give what was seen so far."""
         raise NotImplementedError
+
+    def history(self, x: TrackedArray) -> tuple[int, ...]:
+        """Bring what is known so far to the host; give the records that made this array bad."""
+        raise NotImplementedError
+
+    def take(self, event: Event, array: Any, later: int) -> bool:
+        """Report what a direct check found: the operation, where it is known, by the tracker.
+
+        Args:
+            event: What the check alone would report.
+            array: The bad array.
+            later: How many more the check found.
+
+        Returns:
+            False if this call is over, and the check is to report it itself.
+        """
+        rows, tracker = self.rows, self.session.tracker
+        if self.closed or (event.phase == "input" and not is_tracked(array)):
+            return False
+        if rows is None:  # a second run only collects
+            return True
+        if rows.failed is not None:
+            rows.spread += 1 + later
+            return True
+        x = array if is_tracked(array) else self.wrap(array)
+        seen = None
+        try:
+            parents = self.history(x)
+            sink = Sink("value", event.layer, event.tensor, parents, event.kind)
+            seen = self.replay()
+            seen.sinks = [sink]
+        except Exception as error:  # noqa: BLE001  the check itself has found it
+            self.failed(f"what made {event.tensor}", error)
+        if seen is None or not sink.parents:
+            tracker.accept(rows, replace(event, step=rows.step))
+            return True
+        site = self.site(event.layer, "value", event.tensor, x._raw)
+        span = _span(event.kind)
+        reading = Reading(rows.step, len(rows.sites), 0, site, span, span)
+        tracker.fail(rows, reading, event.kind, x._raw, later=later, replayed=seen)
+        return True
 
     # Arrays in and out.
 
@@ -345,6 +388,10 @@ def strip(value: Any, found: list[TrackedArray]) -> Any:
     if kind is dict:
         return {key: strip(item, found) for key, item in value.items()}
     return value
+
+
+def _span(kind: Kind) -> float:
+    return {"nan": math.nan, "neginf": -math.inf}.get(kind, math.inf)
 
 
 def _is_numpy(raw: Any) -> bool:
