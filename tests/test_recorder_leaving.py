@@ -3,6 +3,7 @@
 import sys
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -240,6 +241,24 @@ def test_no_tracked_array_is_left_in_a_result() -> None:
     found = list(walk(anynan.track(program)(np.ones(2))))
     assert not [value for value in found if isinstance(value, TrackedArray)]
     assert sum(isinstance(value, np.ndarray) and value.dtype != object for value in found) == 8
+
+
+def test_no_tracked_array_is_left_in_an_argument() -> None:
+    @dataclass
+    class Node:
+        x: Any
+        inner: Any = None
+
+    tree = Node(np.ones(1), Node(np.ones(1), Node(np.ones(1), {"list": [np.ones(1)] * 2})))
+
+    def program(tree: Any) -> Any:
+        tree.inner.inner.x = tree.inner.inner.x * 2
+        return tree.x.sum()
+
+    anynan.track(program)(tree)
+    found = [tree.x, tree.inner.x, tree.inner.inner.x, *tree.inner.inner.inner["list"]]
+    assert [type(x) for x in found] == [np.ndarray] * 5
+    assert tree.inner.inner.x.tolist() == [2.0]
 
 
 # The data is accused of what it was, and of nothing else.

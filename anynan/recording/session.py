@@ -248,7 +248,7 @@ class ArraySession:
         finally:
             now.reset(token)
             tape.close()
-            unwrap([value for _, value in watched])
+            unwrap([value for _, value in watched], 1)
             state.unwrap()
 
     def _meet(self, raw: Any) -> None:

@@ -67,7 +67,7 @@ class State:
     def unwrap(self) -> None:
         """Leave no tracked array behind."""
         for _, value in self._objects:
-            unwrap(value)
+            unwrap(value, 1)
 
     def _arrays(self, objects: list[tuple[str, Any]]) -> Iterator[tuple[str, Any, Any]]:
         for name, value in objects:

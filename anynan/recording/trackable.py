@@ -123,19 +123,25 @@ class _Changing:
         return kind(*items) if names else kind(items)
 
 
-# How deep in objects a tracked array is looked for when the call ends, and among how many.
-_DEPTH, _MANY = 3, 2000
+# How deep in the objects of a result a tracked array is looked for, and among how many.
+_DEPTH, _MANY = 3, 1000
 
 
-def unwrap(value: Any) -> Any:
-    """Put the plain arrays back in the place of tracked ones, in objects and subclasses too."""
-    return _Unwrapping().unwrap(value, 0)
+def unwrap(value: Any, depth: int = _DEPTH) -> Any:
+    """Put the plain arrays back in the place of tracked ones, in objects and subclasses too.
+
+    Args:
+        value: Anything.
+        depth: How many objects deep to look into attributes.
+    """
+    return _Unwrapping(depth).unwrap(value, 0)
 
 
 class _Unwrapping:
     """Walk one value once; nothing of the user's own code is run."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
         self.seen: dict[int, Any] = {}
 
     def unwrap(self, value: Any, depth: int) -> Any:
@@ -164,6 +170,9 @@ class _Unwrapping:
         return made
 
     def _inside(self, value: Any, kind: Any, depth: int) -> None:
+        sized = issubclass(kind, dict | list | deque | set | np.ndarray)
+        if depth and sized and kind.__len__(value) > _MANY:
+            return  # data that the object keeps, and that is not walked every call
         if issubclass(kind, dict):
             for key, item in list(dict.items(value)):
                 changed = self.unwrap(item, depth)
@@ -184,8 +193,9 @@ class _Unwrapping:
                 if is_tracked(value[place]):
                     value[place] = value[place]._raw
             return
-        if depth < _DEPTH and not issubclass(kind, dict | list | deque | set | np.ndarray):
+        own = is_dataclass(kind)  # a container, however deep
+        if (own or depth < self.depth) and not sized:
             for name, item in stored(value):
-                changed = self.unwrap(item, depth + 1)
+                changed = self.unwrap(item, depth if own else depth + 1)
                 if changed is not item:
                     object.__setattr__(value, name, changed)
