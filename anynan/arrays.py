@@ -308,8 +308,8 @@ def fields(
 
 
 def dtype_name(x: Any) -> str:
-    """Return the short name of the dtype, the same in every library."""
-    dtype = x.dtype
+    """Return the short name of the dtype, the same in every library; empty if it has none."""
+    dtype = getattr(x, "dtype", "")
     if isinstance(dtype, np.dtype):
         return format_of(dtype).name
     return str(dtype).rpartition(".")[2]

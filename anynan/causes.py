@@ -1,5 +1,6 @@
 """Why a number went bad and what to change: a search through the table of rules."""
 
+from anynan.errors import reason
 from anynan.events import Cause
 from anynan.rules import RULES, Rule, Situation
 from anynan.rules.evidence import called, facts, literal, seen
@@ -25,13 +26,25 @@ def explain(situation: Situation) -> Cause:
     for rule in RULES:
         if not _concerns(rule, situation):
             continue
-        evidence = rule.condition(situation)
-        if evidence is None:
-            continue
-        sharper = None if rule.wording is None else rule.wording(situation)
-        text, fix = sharper or (rule.text, rule.fix)
-        return Cause(rule.tag, text.format(**names), fix.format(**names), evidence)
+        try:
+            evidence = rule.condition(situation)
+            if evidence is None:
+                continue
+            sharper = None if rule.wording is None else rule.wording(situation)
+            text, fix = sharper or (rule.text, rule.fix)
+            return Cause(rule.tag, text.format(**names), fix.format(**names), evidence)
+        except Exception as error:  # noqa: BLE001  the rest of the report is worth more
+            return _failed(rule, error)
     return _unknown(situation)
+
+
+def _failed(rule: Rule, error: Exception) -> Cause:
+    """Say that a rule broke: the rules after it might name what it was there to rule out."""
+    return Cause(
+        _UNKNOWN,
+        f"anynan's own rule {rule.tag} failed here ({reason(error)}), so no cause is named",
+        "compare the operands with what the operation accepts, and please report this",
+    )
 
 
 def _concerns(rule: Rule, s: Situation) -> bool:
@@ -44,10 +57,11 @@ def _unknown(s: Situation) -> Cause:
     """Say what was seen, without a guess."""
     names = facts(s)
     if s.record is None:
+        fix = "wrap the suspected part in anynan.check(...) calls"
         return Cause(
             _UNKNOWN,
             "no single operation could be named",
-            "wrap the suspected part in anynan.check(...) calls, or track with level='operation'",
+            fix if s.watched else f"{fix}, or track with level='operation'",
             seen(s.summary),
         )
     values = "; ".join(

@@ -10,7 +10,7 @@ from anynan import context
 from anynan.arrays import dtype_max, library_name, type_name
 from anynan.chunked import holds_floats, is_chunked
 from anynan.containers import is_container, is_leaf, leaves
-from anynan.errors import AnomalyError, NonFiniteError
+from anynan.errors import AnomalyError, NonFiniteError, reason
 from anynan.escaping import name as printed
 from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Severity, Source
 from anynan.measuring import measure
@@ -72,11 +72,15 @@ def check(x: T, name: str = "array", *, policy: Policy | None = None) -> T:
     if not is_leaf(x) and not is_container(x):
         _refuse(x, "check")
     layer = context.scope_path()
-    found: list[Finding] = []
-    for path, leaf in plain_leaves(x, name):
-        finding = look(path, leaf, policy, layer)
-        if finding is not None:
-            found.append(finding)
+    found, unread = look_at_all(x, name, policy, layer)
+    if unread is not None and not any(finding.severity == "bad" for finding in found):
+        raise unread
+    running = context.running.get()
+    bad = [finding for finding in found if finding.severity == "bad"]
+    if bad and running is not None:
+        event = _event(bad[0], bad[1:], layer, user_source(skip=2))
+        if running.take(event, bad[0].array, len(bad) - 1):
+            found = [finding for finding in found if finding.severity == "suspect"]
     if found and action != "record":
         # The stack is only of use here, where the caller is still at a known distance.
         _act(found, action, layer, user_source(skip=2))
@@ -109,14 +113,20 @@ def summarize(x: Any) -> Summary:
         raise TypeError(msg)
     if not is_leaf(x) and not isinstance(x, int):
         _refuse(x, "summarize")
-    return measure(x)
+    try:
+        return measure(x)
+    except TypeError:
+        raise
+    except Exception as error:
+        msg = f"anynan cannot read the elements of {_a(x)}: {reason(error)}"
+        raise TypeError(msg) from error
 
 
 def plain_leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the arrays in ``x`` with their paths, structured ones field by field."""
     for path, leaf in leaves(x, name):
-        names = getattr(getattr(leaf, "dtype", None), "names", None)
-        if isinstance(names, tuple):
+        names = _fields(leaf)
+        if names:
             yield from plain_leaves({key: leaf[key] for key in names}, path)
             continue
         yield path, leaf
@@ -124,6 +134,38 @@ def plain_leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
             for place, item in np.ndenumerate(leaf):
                 if is_container(item) or (is_leaf(item) and np.ndim(item)):
                     yield from plain_leaves(item, f"{path}{list(place)}")
+
+
+def _fields(leaf: Any) -> tuple[str, ...]:
+    try:
+        names = getattr(getattr(leaf, "dtype", None), "names", None)
+    except Exception:  # noqa: BLE001  a proxy, a remote handle
+        return ()
+    return names if type(names) is tuple else ()
+
+
+def look_at_all(
+    x: Any, name: str, policy: Policy, layer: str | None, phase: Phase = "value"
+) -> tuple[list[Finding], TypeError | None]:
+    """Judge every array in ``x``.
+
+    Returns:
+        What was found, and the error for the first array that its library does not let be read.
+        An array whose own code fails is warned about.
+    """
+    found: list[Finding] = []
+    unread: TypeError | None = None
+    for path, leaf in plain_leaves(x, name):
+        try:
+            finding = look(path, leaf, policy, layer, phase)
+        except TypeError as error:
+            unread = unread or error
+        except Exception as error:  # noqa: BLE001  a proxy, a remote handle
+            text = f"anynan: {path} could not be looked at: {reason(error)}"
+            warn(text)
+        else:
+            found += [] if finding is None else [finding]
+    return found, unread
 
 
 def look(

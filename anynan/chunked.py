@@ -13,7 +13,9 @@ from anynan.summary import Summary
 
 def is_chunked(x: Any) -> bool:
     """Tell whether an array is lazy and made of chunks."""
-    return hasattr(type(x), "chunks") and hasattr(type(x), "map_blocks")
+    kind = type(x)
+    # A labelled array has chunks as well, of the array that it holds.
+    return hasattr(kind, "chunksize") and hasattr(kind, "map_blocks")
 
 
 def holds_floats(x: Any) -> bool:

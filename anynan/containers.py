@@ -1,20 +1,29 @@
-"""Walk nested containers and name every array in them by its path."""
+"""Walk nested containers and name every array in them by its path.
 
-from collections.abc import Iterator, Mapping, Sequence, ValuesView
+Containers are the user's, and so is the code that opens them: whatever it raises is told, and
+stops neither the walk nor the program.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Literal
 
+from anynan.errors import reason
+from anynan.notices import warn
+
 Role = Literal[
     "array", "mapping", "columns", "named", "dataclass", "sequence", "nothing", "unknown"
 ]
+# Is told of what could not be opened: one sentence.
+Tell = Callable[[str], None]
 
 _MISSING = object()
 _NOTHING = (str, bytes, bytearray, memoryview, range, type, int, type(None))
 
 
-def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+def leaves(x: Any, name: str, tell: Tell | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the arrays and Python floats in ``x``, each with its path.
 
     Mappings, sequences, sets, named tuples and dataclasses are opened, at any depth; each
@@ -24,6 +33,7 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
     Args:
         x: An array or a nested container of arrays.
         name: What to call ``x``; the paths begin with it.
+        tell: Is told of a container that raises while it is opened; a warning by default.
 
     Yields:
         The path (``batch['image'][0]``, ``batch.mask``) and the array.
@@ -33,7 +43,8 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
         >>> list(leaves({"loss": 0.5, "aux": [1.5, "text"]}, "out"))
         [("out['loss']", 0.5), ("out['aux'][0]", 1.5)]
     """
-    inner = _open(x, name)
+    tell = _warn if tell is None else tell
+    inner = _open(x, name, tell)
     if inner is None:
         if is_leaf(x):
             yield name, x
@@ -43,7 +54,7 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
     stack = [inner]
     while stack:
         for path, item in stack[-1]:
-            inner = _open(item, path)
+            inner = _open(item, path, tell)
             if inner is None:
                 if is_leaf(item):
                     yield path, item
@@ -55,12 +66,59 @@ def leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
             stack.pop()
 
 
+def attributes(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what an object that is no container holds in its attributes, one level deep.
+
+    No code of the object's runs: attributes that are computed are not there.
+
+    Args:
+        x: Anything; functions, modules, classes and what ``leaves`` opens have none.
+        name: What to call ``x``.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from anynan.containers import attributes
+        >>> list(attributes(SimpleNamespace(loss=0.5), "out"))
+        [('out.loss', 0.5)]
+    """
+    if _role(x) == "unknown":
+        for key, item in stored(x):
+            yield f"{name}.{key}", item
+
+
+def stored(x: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that an object of a class of Python's own stores, by name."""
+    kind: Any = type(x)
+    if kind.__module__ == "builtins" or issubclass(kind, type):
+        return
+    try:
+        held: Any = object.__getattribute__(x, "__dict__")
+    except Exception:  # noqa: BLE001  it has none, or keeps it to itself
+        held = {}
+    if type(held) is dict:
+        yield from list(held.items())
+    for owner in kind.__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        for key in (slots,) if isinstance(slots, str) else slots:
+            slot = owner.__dict__.get(key)
+            if type(slot).__name__ != "member_descriptor":
+                continue
+            try:
+                item = slot.__get__(x, kind)
+            except AttributeError:  # empty
+                continue
+            yield key, item
+
+
 def is_leaf(x: Any) -> bool:
     """Tell whether ``x`` is an array or a Python number that could be bad."""
     kind = _role(x)
     if kind == "unknown":
-        # An object may carry in itself what array classes declare.
-        return hasattr(x, "dtype") and isinstance(getattr(x, "shape", None), tuple)
+        # An object may carry in itself what array classes declare, or fail at every question.
+        try:
+            return hasattr(x, "dtype") and isinstance(getattr(x, "shape", None), tuple)
+        except Exception:  # noqa: BLE001  a proxy, a remote handle
+            return False
     return kind == "array"
 
 
@@ -69,9 +127,24 @@ def is_container(x: Any) -> bool:
     return _role(x) in ("mapping", "columns", "named", "dataclass", "sequence")
 
 
+def shown(key: Any) -> str:
+    """Return the ``repr`` of a key, or what stands for one that has none."""
+    try:
+        return repr(key)
+    except Exception:  # noqa: BLE001  a program's own class may do anything
+        return f"<{type(key).__name__}>"
+
+
+def _warn(text: str) -> None:
+    warn(f"anynan: {text}")
+
+
 def _role(x: Any) -> Role:
     kind: Any = type(x)
-    return _role_of(kind)
+    try:
+        return _role_of(kind)
+    except Exception:  # noqa: BLE001  a metaclass may raise as well
+        return "unknown"
 
 
 @lru_cache(maxsize=1024)
@@ -107,25 +180,35 @@ def _role_of(kind: type) -> Role:
     return "unknown"
 
 
-def _open(x: Any, path: str) -> Iterator[tuple[str, Any]] | None:
+def _open(x: Any, path: str, tell: Tell) -> Iterator[tuple[str, Any]] | None:
     kind = _role(x)
-    if kind == "array":
+    if kind in ("array", "nothing", "unknown"):
         return None
-    if kind == "mapping":
-        return ((f"{path}[{key!r}]", item) for key, item in x.items())
-    if kind == "columns":
-        return ((f"{path}[{column.name!r}]", column) for column in x.get_columns())
-    if kind == "sequence":
-        return ((f"{path}[{index}]", item) for index, item in enumerate(x))
-    if kind == "named":
-        return ((f"{path}.{name}", item) for name, item in zip(x._fields, x, strict=False))
-    if kind == "dataclass":
-        return _attributes(x, path)
-    return None
+    return _each(x, path, kind, tell)
 
 
-def _attributes(x: Any, path: str) -> Iterator[tuple[str, Any]]:
-    for field in fields(x):
-        item = getattr(x, field.name, _MISSING)
-        if item is not _MISSING:
-            yield f"{path}.{field.name}", item
+def _each(x: Any, path: str, kind: Role, tell: Tell) -> Iterator[tuple[str, Any]]:
+    """Yield what a container holds, as far as it lets itself be read."""
+    try:
+        if kind == "mapping":
+            for key, item in x.items():
+                yield f"{path}[{shown(key)}]", item
+        elif kind == "columns":
+            for column in x.get_columns():
+                yield f"{path}[{shown(column.name)}]", column
+        elif kind == "sequence":
+            for index, item in enumerate(x):
+                yield f"{path}[{index}]", item
+        elif kind == "named":
+            for name, item in zip(x._fields, x, strict=False):
+                yield f"{path}.{name}", item
+        else:
+            for field in fields(x):
+                item = getattr(x, field.name, _MISSING)
+                if item is not _MISSING:
+                    yield f"{path}.{field.name}", item
+    except Exception as error:  # noqa: BLE001  the container's own code
+        tell(
+            f"{path} is a {type(x).__qualname__} that raised while it was opened "
+            f"({reason(error)}): what else it holds is not looked at"
+        )

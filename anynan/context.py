@@ -15,6 +15,10 @@ Marker = Callable[[str | dict[str, str]], AbstractContextManager[Any]]
 marker: ContextVar[Marker | None] = ContextVar("anynan_marker", default=None)
 
 
+# The tracked function that is running: it is handed what a direct check inside of it finds.
+running: ContextVar[Any] = ContextVar("anynan_running", default=None)
+
+
 @contextmanager
 def scope(path: str) -> Iterator[str]:
     """Name the layer for the direct checks made inside; scopes nest, joined by dots.
@@ -64,6 +68,7 @@ def expect(
         reason: Why; it is shown in the report's list of what was allowed.
 
     Raises:
+        TypeError: If the reason is no string.
         ValueError: If no kind is named.
 
     Example:
@@ -71,6 +76,9 @@ def expect(
         >>> with anynan.expect(nan=True, reason="missing sensors are NaN"):
         ...     _ = anynan.check(numpy.array([numpy.nan]), "sensors")
     """
+    if not isinstance(reason, str):
+        msg = f"expect(reason=...) takes a sentence, not {type(reason).__name__}: {reason!r}"
+        raise TypeError(msg)
     named = {"nan": nan, "posinf": posinf, "neginf": neginf}
     kinds: list[str] = [kind for kind, on in named.items() if on]
     if not kinds:

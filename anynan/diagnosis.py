@@ -6,6 +6,7 @@ from typing import Any
 from anynan.adapter import Adapter, BadParameter, ReplayError
 from anynan.agreement import parting
 from anynan.causes import Situation, explain
+from anynan.errors import reason
 from anynan.events import NON_FINITE, Cause, Event, Kind, Operation, Phase, Spread
 from anynan.guarding import NORM, Finding
 from anynan.lineage import OpRecord, Replay, Token, Verdict, trace
@@ -42,6 +43,7 @@ class Case:
     replayed: Replay | None = None
     unread: str = ""
     refused: bool = False
+    watched: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -52,7 +54,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         The event, or None if a replay shows that only placed values (masks) are there.
     """
     reading = case.reading
-    summary = None if case.value is None else adapter.measure(case.value)
+    summary = _measured(case, adapter)
     if reading.phase == "input":
         return _input_event(case, adapter, summary)
     verdict = Verdict()
@@ -65,7 +67,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             case.refused = True
             case.notes.append(str(error))
         except Exception as error:  # noqa: BLE001  what was found must not be lost
-            case.notes.append(f"the replay failed: {type(error).__name__} {error}".rstrip())
+            case.notes.append(f"the replay failed: {reason(error)}")
     if case.replayed is not None:
         case.notes.extend(case.replayed.notes)
     parted = _parted(case) if not watched else None
@@ -95,9 +97,12 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         found = _parameter_event(case, monitor, adapter, verdict, outside if blamed else None)
         if found is not None:
             return found
-    if case.replayed is not None and verdict.sink is None and reading.phase != "parameter":
-        clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
-        case.notes.append(_WATCHED if watched else clean)
+    unseen = verdict.sink is None and reading.phase != "parameter"
+    if case.replayed is not None:
+        case.watched = watched or case.replayed.whole
+        if unseen and not case.replayed.whole:  # else its own notes say it
+            clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
+            case.notes.append(_WATCHED if watched else clean)
     return _operation_event(case, monitor, adapter, verdict, summary)
 
 
@@ -107,6 +112,37 @@ def _parted(case: Case) -> str | None:
     if replayed is None:
         return None
     return parting(case.rows, case.reading, replayed.passed)
+
+
+def bare(case: Case, adapter: Adapter, error: Exception) -> Event:
+    """Tell what is known of a bad reading whose report could not be put together."""
+    reading = case.reading
+    note = f"the rest of this report failed inside anynan, please report it: {reason(error)}"
+    return Event(
+        backend=adapter.backend,
+        layer=reading.layer,
+        phase=reading.phase,
+        kind=case.kind,
+        severity="bad",
+        step=reading.step,
+        call=reading.call,
+        order=reading.order,
+        tensor=reading.site.tensor,
+        parameter=reading.site.parameter,
+        spread=Spread(case.later),
+        notes=(*dict.fromkeys(case.notes), note),
+    )
+
+
+def _measured(case: Case, adapter: Adapter) -> Summary | None:
+    """Summarise the bad value, where it is at hand and can be read."""
+    if case.value is None:
+        return None
+    try:
+        return adapter.measure(case.value)
+    except Exception as error:  # noqa: BLE001  what was found must not be lost
+        case.notes.append(f"the bad value could not be measured: {reason(error)}")
+        return None
 
 
 def _operation_event(
@@ -129,6 +165,8 @@ def _operation_event(
         if not here:
             tensor = "output" if phase != "backward" else "grad"
             surfaced = place(reading.phase, reading.layer, reading.site.parameter)
+            if reading.phase == "value":
+                surfaced = f"the check of {reading.site.tensor}"
     spoilt = None
     if phase == "optimizer" and parameter is not None:
         found = (item for item in adapter.bad_parameters() if item.name == parameter)
@@ -148,6 +186,8 @@ def _operation_event(
             growth=monitor.history.curve(reading.site),
             scale=adapter.loss_scale() if case.rows.scale is None else float(case.rows.scale),
             surfaced=harmed if phase != harmed else None,
+            overwritten=origin is None and _overwritten(case),
+            watched=case.watched,
         )
     )
     return _event(
@@ -183,6 +223,12 @@ def _trail(
     return trail
 
 
+def _overwritten(case: Case) -> bool:
+    """Tell whether the bad reading is of an argument that something unseen wrote into."""
+    sinks = [] if case.replayed is None else case.replayed.sinks
+    return any(sink.overwritten and sink.label == case.reading.site.tensor for sink in sinks)
+
+
 def _event(case: Case, adapter: Adapter, **said: Any) -> Event:
     """Make an event; what is not said is the reading's own."""
     reading = case.reading
@@ -197,7 +243,7 @@ def _event(case: Case, adapter: Adapter, **said: Any) -> Event:
 def _incoming_event(case: Case, adapter: Adapter) -> Event:
     """Report a gradient that was bad before it reached the tracked model."""
     reading = case.reading
-    summary = None if case.value is None else adapter.measure(case.value)
+    summary = _measured(case, adapter)
     return _event(
         case,
         adapter,
@@ -217,7 +263,11 @@ def _incoming_event(case: Case, adapter: Adapter) -> Event:
 
 def _input_event(case: Case, adapter: Adapter, summary: Summary | None) -> Event:
     reading = case.reading
-    rows = adapter.describe_input(reading, case.value)
+    rows: tuple[int, ...] = ()
+    try:
+        rows = adapter.describe_input(reading, case.value)
+    except Exception as error:  # noqa: BLE001  what was found must not be lost
+        case.notes.append(f"the bad rows could not be listed: {reason(error)}")
     cause = explain(
         Situation(
             phase="input",

@@ -6,6 +6,15 @@ if TYPE_CHECKING:
     from anynan.events import Event
 
 
+def reason(error: BaseException) -> str:
+    """Name an exception and what it says in one line, also one that cannot say it."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001  a program's own exception may do anything
+        text = ""
+    return f"{type(error).__name__} {text[:400]}".rstrip()
+
+
 class AnomalyError(FloatingPointError):
     """Raise when a reading breaks the policy; the message is the report.
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from anynan.acting import Actor
-from anynan.diagnosis import Case, contained, diagnose, norm_event
+from anynan.diagnosis import Case, bare, contained, diagnose, norm_event
+from anynan.errors import reason
 from anynan.escaping import prose
 from anynan.events import NON_FINITE, Event, Kind
 from anynan.guarding import FEWEST, Guard
@@ -15,6 +16,7 @@ from anynan.monitor import Held, Monitor, Reading, Rows, layer_norms
 from anynan.notices import warn
 from anynan.options import Options
 from anynan.reporting import render_line
+from anynan.summary import Summary
 
 MAX_REPLAYS = 3
 _SKIPPED = "the loss scale is being found: the scaler skips this update"
@@ -196,7 +198,10 @@ class Judge(Actor):
         )  # fmt: skip
         if self.options.replay and not wanted and replayed is None:
             case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
-        event = diagnose(case, self.monitor, self._adapter)
+        try:
+            event = diagnose(case, self.monitor, self._adapter)
+        except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
+            event = bare(case, self._adapter, error)
         if case.refused:  # it may be possible the next time
             self._seen[key] -= 1
         if event is None:
@@ -228,7 +233,11 @@ class Judge(Actor):
         Raises:
             AnomalyError: As the tracker's action says.
         """
-        verdict = trace(seen.records, seen.sinks)
+        try:
+            verdict = trace(seen.records, seen.sinks)
+        except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
+            self.say(f"the operations of step {rows.step} could not be judged: {reason(error)}")
+            return
         for record in verdict.contained:
             if record.output is None or record.output.kind is None:
                 continue
@@ -400,7 +409,7 @@ class Judge(Actor):
             order=reading.order,
             tensor=reading.site.tensor,
             parameter=reading.site.parameter,
-            summary=None if value is None else self._adapter.measure(value),
+            summary=self._measured(value),
             expected=expected,
             rank=self._adapter.rank(),
             target=self.target,
@@ -409,6 +418,12 @@ class Judge(Actor):
             self._events.append(event)
         if kind not in NON_FINITE and expected is None:
             warn(render_line(event, which=self.among_others))
+
+    def _measured(self, value: Any) -> Summary | None:
+        try:
+            return None if value is None else self._adapter.measure(value)
+        except Exception:  # noqa: BLE001  an array that cannot be summarised was still seen
+            return None
 
     def _settle_scale(self, rows: Rows) -> None:
         """Judge a step whose scaled gradients overflowed, once its end is known."""

@@ -8,7 +8,9 @@ from anynan.agreement import Passed
 from anynan.events import Phase, Source
 from anynan.summary import Summary
 
-External = Literal["input", "parameter", "buffer", "constant", "uninitialised", "unknown"]
+External = Literal[
+    "input", "parameter", "buffer", "constant", "uninitialised", "overwritten", "unknown"
+]
 
 
 @dataclass(slots=True)
@@ -94,6 +96,8 @@ class Sink:
         label: Which tensor.
         parents: Records that wrote its bad values.
         kind: The worst kind in it.
+        overwritten: True for an argument that was finite when the call began, if nothing that
+            was watched wrote into it.
     """
 
     phase: Phase
@@ -101,6 +105,7 @@ class Sink:
     label: str
     parents: tuple[int, ...]
     kind: str
+    overwritten: bool = False
 
 
 @dataclass(slots=True)
@@ -116,6 +121,8 @@ class Replay:
         passed: The places it passed, to be compared with the first run's rows; empty where the
             adapter does not say.
         substituted: True if the gradient it began from stands in for one that was not kept.
+        whole: True if it saw every operation of the failing run itself, or of one that agreed
+            with it: what no operation explains was then made out of sight.
     """
 
     records: list[OpRecord] = field(default_factory=list)
@@ -125,6 +132,7 @@ class Replay:
     uncompiled: bool = False
     passed: list[Passed] = field(default_factory=list)
     substituted: bool = False
+    whole: bool = False
 
     def end(self) -> None:
         """Leave out what came after the first harm: it is spread, and tells nothing."""

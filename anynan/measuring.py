@@ -69,9 +69,10 @@ def describe(x: Any) -> Summary:
     held = values.plain(x)
     if held is not x:
         summary = describe(held)
-        shape = summary.shape if held.size == 0 and not hasattr(x, "shape") else tuple(x.shape)
         first = values.place(x, summary.first_bad)
-        return replace(summary, shape=shape, dtype=dtype_name(x), first_bad=first)
+        if not hasattr(x, "dtype") or not hasattr(x, "shape"):
+            return replace(summary, first_bad=first)
+        return replace(summary, shape=tuple(x.shape), dtype=dtype_name(x), first_bad=first)
     view = on_host(x)
     if view is None:
         return _standard(x)

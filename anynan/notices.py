@@ -8,19 +8,20 @@ from anynan.errors import AnynanWarning
 from anynan.sources import is_library, is_own
 
 
-def warn(text: str) -> None:
+def warn(text: str, category: type[Warning] = AnynanWarning) -> None:
     """Warn at the innermost line that is the user's, or at least not anynan's.
 
     Python's filters by module and by line, and the place it prints, then mean that line.
 
     Args:
         text: What to say.
+        category: The warning's class.
     """
     frame = _where(sys._getframe(1))
     module = frame.f_globals.get("__name__")
     warnings.warn_explicit(
         text,
-        AnynanWarning,
+        category,
         frame.f_code.co_filename,
         frame.f_lineno,
         module if isinstance(module, str) else "<unknown>",

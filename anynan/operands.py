@@ -32,12 +32,18 @@ def constant(label: str, number: complex) -> Operand:
 
 
 def at(array: Any, index: tuple[int, ...] | None) -> float | complex | None:
-    """Read one element of an array of any library; None without an index."""
+    """Read one element of an array of any library; None without an index, or if it will not."""
     if index is None:
         return None
-    found = array[index] if index else array
-    number = found.item() if hasattr(found, "item") else found
-    return number if isinstance(number, complex) else float(number)
+    try:
+        found = array[index] if index else array
+        number = found.item() if hasattr(found, "item") else found
+        try:
+            return number if isinstance(number, complex) else float(number)
+        except TypeError:  # a complex number of a library's own
+            return complex(number)
+    except Exception:  # noqa: BLE001  only a number for the report is lost
+        return None
 
 
 def at_broadcast(

@@ -39,6 +39,9 @@ class Allow:
         if not isinstance(self.layers, str):
             msg = f"Allow: layers is a glob, not {type(self.layers).__name__}: {self.layers!r}"
             raise TypeError(msg)
+        if self.reason and not isinstance(self.reason, str):
+            msg = f"Allow: reason is a sentence, not {type(self.reason).__name__}: {self.reason!r}"
+            raise TypeError(msg)
         if self.kind not in KINDS:
             msg = f"Allow: unknown kind {self.kind!r}; choose from {', '.join(KINDS)}"
             raise ValueError(msg)

@@ -67,7 +67,10 @@ def probe(x: Any) -> Span | None:
     if is_chunked(x):
         return ends(chunked.describe(x)) if chunked.holds_floats(x) else None
     if type(x) is not np.ndarray or x.dtype.hasobject:
-        x = values.plain(x)
+        held = values.plain(x)
+        if held is not x and not isinstance(held, np.ndarray):  # another library's, or in chunks
+            return probe(held)
+        x = held
     view = on_host(x)
     if view is None:
         return _standard(x)
@@ -81,7 +84,7 @@ def probe(x: Any) -> Span | None:
     return found
 
 
-_PRODUCT = 2**17  # elements: the cache of every core holds them, and no pool of threads wakes
+_PRODUCT = 10_000  # elements: above, OpenBLAS wakes its pool of threads
 
 
 def ends(summary: Summary) -> Span | None:

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any, overload
 
 from anynan.arrays import type_name
+from anynan.containers import shown
 from anynan.measuring import measure
 from anynan.options import Options
 from anynan.probing import Span, probe
@@ -89,7 +90,9 @@ def namespace(xp: Any) -> Namespace:
             "module, or what array_api_compat.array_namespace(x) returns"
         )
         raise TypeError(msg)
-    msg = f"namespace() takes an array library's module, not a {type_name(xp)}: {xp!r}"
+    name = type_name(xp)
+    article = "an" if name[0] in "aeiou" else "a"
+    msg = f"namespace() takes an array library's module, not {article} {name}: {shown(xp)}"
     raise TypeError(msg)
 
 

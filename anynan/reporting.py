@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from anynan.escaping import escaped, printable
+from anynan.errors import reason
+from anynan.escaping import escaped, printable, prose
+from anynan.escaping import name as printed
 from anynan.events import Event, Operation, Source
 from anynan.guarding import NORM
 from anynan.rules.evidence import group, magnitude, seen
@@ -53,7 +55,14 @@ def render(
             rank prints the whole.
         which: Say which model it is about: several are tracked.
     """
-    event = printable(event)
+    try:
+        return _render(printable(event), calls, here, which=which)
+    except Exception as error:  # noqa: BLE001  what was found must not be lost
+        place = f"{event.kind} in {printed(event.layer or event.tensor)} at step {event.step}"
+        return f"{place}\n\n  note  the report could not be written: {prose(reason(error))}"
+
+
+def _render(event: Event, calls: int | None, here: int | None, *, which: bool) -> str:
     title, found = headline(event), _rows(event, calls)
     if which and event.target:
         what, _, name = event.target.partition(" ")

@@ -1,6 +1,8 @@
 """What ``track`` returns."""
 
+import copy
 import functools
+import sys
 import threading
 import types
 import weakref
@@ -34,6 +36,14 @@ def refuse_target(target: Any, what: str) -> None:
 
 _lock = threading.Lock()
 _watching: "dict[int, weakref.ref[Tracker]]" = {}  # in the order of ``track``
+
+
+def _itself(target: Any) -> Any:
+    return target
+
+
+def _is_cloudpickle(frame: types.FrameType) -> bool:
+    return "cloudpickle" in str(frame.f_globals.get("__name__", ""))
 
 
 class Tracker(Judge):
@@ -102,6 +112,25 @@ class Tracker(Judge):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind like a function, so that methods can be tracked."""
         return self if instance is None else types.MethodType(self, instance)
+
+    # To another process, or a copy, goes what is tracked: hooks, locks and threads stay here.
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        name = self._global_name()
+        # Where a worker has no __main__ of ours, what it is sent is the function by value.
+        by_value = self.__module__ == "__main__" and _is_cloudpickle(sys._getframe(1))
+        return (_itself, (self.fn,)) if name is None or by_value else name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.fn, memo)
+
+    def _global_name(self) -> str | None:
+        """Give the name by which a decorated function's module knows this tracker."""
+        name = getattr(self._target, "__qualname__", None)
+        found: Any = sys.modules.get(getattr(self._target, "__module__", None) or "")
+        for part in name.split(".") if isinstance(name, str) else ():
+            found = getattr(found, part, None)
+        return name if found is self else None
 
     # Life.
 

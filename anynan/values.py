@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-Kind = Literal["plain", "sparse", "nullable", "nulls"]
+Kind = Literal[
+    "plain", "sparse", "coordinates", "stored", "layout", "labelled", "arrow", "nullable", "nulls"
+]
 
 
 def plain(x: Any) -> Any:
@@ -37,6 +39,14 @@ def plain(x: Any) -> Any:
         return x
     if kind == "sparse":
         return plain(_stored(x).data)
+    if kind == "labelled":
+        return plain(x.data)
+    if kind in ("coordinates", "stored"):
+        return _with_fill(x)
+    if kind == "layout":
+        return x if _is_dense(x) else _sparse_values(x)
+    if kind == "arrow":
+        return _arrow(x)
     if kind == "nulls":
         if not x.null_count():
             return x
@@ -50,7 +60,12 @@ def plain(x: Any) -> Any:
 
 def place(x: Any, index: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Give the index in ``x`` of an element of ``plain(x)``."""
-    if index is None or isinstance(x, np.ndarray) or _kind_of(x) != "sparse":
+    kind = "plain" if index is None or isinstance(x, np.ndarray) else _kind_of(x)
+    if kind in ("coordinates", "stored", "layout"):
+        with contextlib.suppress(Exception):  # where it is no list of coordinates
+            return None if index is None else _coordinates(x, kind, index)
+        return None
+    if index is None or kind != "sparse":
         return index
     whole = _stored(x)
     if whole.format == "bsr":  # blocks are stored as they are: find the element by its kind
@@ -69,8 +84,18 @@ def _kind_of(x: Any) -> Kind:
 
 @lru_cache(maxsize=1024)
 def _kind(kind: type) -> Kind:
+    if hasattr(kind, "nnz") and hasattr(kind, "__array_namespace__"):
+        return "coordinates"
     if hasattr(kind, "tocoo") and hasattr(kind, "nnz"):
         return "sparse"
+    if hasattr(kind, "nse") and hasattr(kind, "todense"):
+        return "stored"
+    if hasattr(kind, "layout") and hasattr(kind, "to_sparse"):
+        return "layout"
+    if hasattr(kind, "dims") and hasattr(kind, "sizes") and hasattr(kind, "data"):
+        return "labelled"
+    if hasattr(kind, "null_count") and not callable(kind.null_count):
+        return "arrow"
     if hasattr(kind, "null_count") and hasattr(kind, "fill_null") and hasattr(kind, "is_null"):
         return "nulls"
     if hasattr(kind, "isna") and hasattr(kind, "to_numpy"):
@@ -81,6 +106,58 @@ def _kind(kind: type) -> Kind:
 def _stored(x: Any) -> Any:
     """Return a form of a sparse array whose ``data`` are its elements and nothing else."""
     return x if getattr(x, "format", "") in ("csr", "csc", "coo", "bsr") else x.tocoo()
+
+
+def _with_fill(x: Any) -> Any:
+    """Give the stored elements, and what the others are where that is bad itself."""
+    held = getattr(x, "data", None)
+    whole = x if hasattr(held, "dtype") else x.to_coo()  # one is a dict of its elements
+    fill = getattr(whole, "fill_value", 0)
+    if fill - fill == 0 or whole.size == whole.nnz:
+        return plain(whole.data)
+    return np.append(np.asarray(whole.data), fill)
+
+
+def _is_dense(x: Any) -> bool:
+    return str(x.layout).endswith("strided")
+
+
+def _sparse_values(x: Any) -> Any:
+    """Give the stored elements of a library whose one class is dense and sparse."""
+    x = x.detach()
+    if "_mkldnn" in str(x.layout):
+        return x.to_dense()
+    return x.coalesce().values() if getattr(x, "is_sparse", False) else x.values()
+
+
+def _coordinates(x: Any, kind: Kind, index: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Give the place of a stored element."""
+    if kind == "layout":
+        if _is_dense(x) or "_mkldnn" in str(x.layout):
+            return index
+        coords = x.detach().to_sparse().coalesce().indices()
+        if len(index) != 1:  # blocks, or dense rows in a sparse array
+            return None
+        return tuple(int(axis[index[0]]) for axis in coords)
+    if kind == "stored":
+        place = tuple(int(i) for i in x.indices[index[0]])
+        return place if len(place) == len(x.shape) else None
+    whole = x if hasattr(x, "coords") else x.tocoo() if hasattr(x, "tocoo") else x.to_coo()
+    # The elements of a compressed array lie in another order than its coordinates.
+    if whole is not x and index[0] < whole.nnz:
+        index = (int(np.flatnonzero(~np.isfinite(whole.data))[0]),)
+    if index[0] >= whole.nnz:  # the fill value: the first place that is not stored
+        stored = set(zip(*(axis.tolist() for axis in whole.coords), strict=True))
+        return next((place for place in np.ndindex(whole.shape) if place not in stored), None)
+    return tuple(int(axis[index[0]]) for axis in whole.coords)
+
+
+def _arrow(x: Any) -> Any:
+    """Read a column of Arrow's; nulls are masked."""
+    found = x.to_numpy(zero_copy_only=False)
+    if found.dtype.kind not in "fc":
+        return np.empty(0, "U1")
+    return np.ma.MaskedArray(found, x.is_null().to_numpy(zero_copy_only=False))
 
 
 def _column(x: Any) -> Any:

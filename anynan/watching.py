@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
+from anynan import context
 from anynan.arrays import (
     BLOCK,
     REFUSALS,
@@ -18,7 +19,7 @@ from anynan.arrays import (
     type_name,
 )
 from anynan.causes import Situation, explain
-from anynan.checking import Finding, look, plain_leaves
+from anynan.checking import Finding, look_at_all
 from anynan.chunked import is_chunked
 from anynan.containers import is_container, is_leaf
 from anynan.errors import AnomalyError, NonFiniteError
@@ -50,6 +51,7 @@ class Watched(Generic[T]):
     def __init__(self, iterable: Iterable[T], name: str, policy: Policy, action: Action) -> None:
         self._iterable, self._policy, self._action = iterable, policy, action
         self.name = name
+        self._told = False
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def __iter__(self) -> Iterator[T]:
@@ -73,11 +75,11 @@ class Watched(Generic[T]):
         action: Any = environment() or self._action
         if action == "off" or not (is_leaf(batch) or is_container(batch)):
             return True
-        found = [
-            finding
-            for path, leaf in plain_leaves(batch, self.name)
-            if (finding := look(path, leaf, self._policy, None, "input")) is not None
-        ]
+        found, unread = look_at_all(batch, self.name, self._policy, None, "input")
+        if unread is not None and not self._told:
+            self._told = True
+            text = f"anynan: {unread}"
+            warn(text)
         bad = [finding for finding in found if finding.severity == "bad"]
         self.events += [
             _event(finding, [], number) for finding in found if finding.severity == "suspect"
@@ -86,6 +88,9 @@ class Watched(Generic[T]):
             return True
         event = _event(bad[0], bad[1:], number)
         self.events.append(event)
+        running = context.running.get()
+        if running is not None and running.take(event, bad[0].array, len(bad) - 1):
+            return bool(action != "skip")  # made in this call, and no fault of the data
         if action == "raise":
             error = NonFiniteError if event.kind in NON_FINITE else AnomalyError
             raise error(render(event), event)

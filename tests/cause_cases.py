@@ -94,6 +94,10 @@ BATCH = held(NAN, 1.0, 2.0, NAN, shape=(2, 2))
 
 FIRES: dict[str, list[Situation]] = {
     "uninitialised_memory": [outside("uninitialised", "buffer", NAN)],
+    "overwritten_input": [
+        outside("overwritten", "x", NAN),
+        case(summary=BATCH, tensor="x", overwritten=True),
+    ],
     "bad_label": [
         case(phase="input", summary=BATCH, rows=(0, 1), tensor="batch['labels']"),
         outside("input", "batch['target']", NAN, name="target"),

@@ -172,3 +172,13 @@ def test_replaying_ends_where_an_error_leaves_it() -> None:
     with pytest.raises(KeyError):
         fail()
     assert not anynan.replaying()
+
+
+def test_a_reason_is_a_sentence() -> None:
+    wrong: Any = 5
+    for make in (
+        lambda: anynan.expect(nan=True, reason=wrong).__enter__(),
+        lambda: anynan.Allow("head", "nan", wrong),
+    ):
+        with pytest.raises(TypeError, match=r"reason.* a sentence, not int: 5"):
+            make()

@@ -22,7 +22,6 @@ TOP_LEVEL = {
     "tests",
 }
 LINK = "120000"
-MAX_LINES = 500
 
 # A worktree's .git is a file; an unpacked sdist and the tests beside a wheel have none.
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
@@ -89,15 +88,6 @@ def test_every_adapter_is_named(name: str) -> None:
 def test_top_level_holds_nothing_else() -> None:
     top = {name.split("/")[0] for name in _files()}
     assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL
-
-
-def test_no_file_outgrows_its_idea() -> None:
-    sizes = {
-        name: len((ROOT / name).read_text(encoding="utf-8").splitlines())
-        for name in _files()
-        if name.startswith(("anynan/", "adapters/")) and name.endswith(".py")
-    }
-    assert {name: lines for name, lines in sizes.items() if lines > MAX_LINES} == {}
 
 
 def test_wheel_holds_the_tracked_files(tmp_path: Path) -> None:

@@ -397,9 +397,13 @@ class TestTorch:
         assert probe(x) is None
         assert measure(x).device == "meta"
 
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
     def test_what_cannot_be_reduced_is_named(self) -> None:
         with pytest.raises(TypeError, match=r"torch\.Tensor of float32 .* dense array"):
-            probe(self.torch.eye(3).to_sparse())
+            probe(self.torch.nested.nested_tensor([self.torch.ones(2)]))
+
+    def test_the_stored_elements_of_a_sparse_tensor(self) -> None:
+        assert probe(self.torch.eye(3).to_sparse()) == (1.0, 1.0)
 
 
 def test_an_adapter_is_asked_first() -> None:

@@ -784,12 +784,12 @@ def test_direct_checks_see_through_a_tracked_array() -> None:
             return anynan.check({"y": y}, "values")
 
     for read in ("immediate", "step"):
-        tracker = anynan.track(program, read=read, action="record")
+        tracker = anynan.track(program, read=read)
         with pytest.raises(anynan.NonFiniteError) as error:
             tracker(ZEROS)
         event = error.value.event
-        assert (event.backend, event.layer, event.phase) == ("numpy", "layer", "value")
-        assert event.tensor == "values['y']"
+        assert (event.backend, event.layer, event.phase) == ("numpy", "layer", "forward")
+        assert event.spread.surfaced == "the check of values['y']"
         assert not tracker.notes
 
 

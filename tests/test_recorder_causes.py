@@ -149,6 +149,11 @@ def garbage(x: Array) -> Any:
     return x + anynan.namespace(library).empty(3)  # bad
 
 
+def overwritten(x: Array) -> Any:
+    x.flat[0] = NAN
+    return x + 1  # bad
+
+
 ONES = np.ones(3)
 NEGINF = {"policy": anynan.Policy(neginf="bad")}
 HALF = np.ones(3, np.float16)
@@ -177,6 +182,7 @@ FAULTS = [
     Fault("bad_input", None, identity, np.array([1.0, NAN]), "1 of 2 rows is bad: 1"),
     Fault("bad_label", None, lambda target: target, np.array([1.0, NAN]), "1 of 2 rows"),
     Fault("uninitialised_memory", "add", garbage, ONES, "3 x NaN of 3 elements"),
+    Fault("overwritten_input", "add", overwritten, ONES.copy(), "x: 1 x NaN of 3 elements"),
 ]  # fmt: skip
 
 

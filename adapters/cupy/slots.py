@@ -176,6 +176,7 @@ class DeviceSlots:
             for block in blocks:
                 pool.give(device, block)
         self._blocks.clear()
+        self._places = list(spans)  # what is known now, if it is asked for again
         return spans
 
 

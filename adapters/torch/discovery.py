@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from anynan.containers import stored
 from anynan.torch.snapshot import GENERATORS
 from anynan.tracker import Tracker
 
@@ -36,7 +37,7 @@ def in_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torc
     """Walk the modules in a call's arguments; cheap enough for every call."""
     found: dict[str, torch.nn.Module] = {}
     for value in (*args, *kwargs.values()):
-        if not isinstance(value, torch.Tensor):
+        if not _is(value, torch.Tensor):
             _collect(found, "", value)
     yield from found.values()
 
@@ -165,25 +166,33 @@ def _globals(code: types.CodeType) -> Iterator[str]:
             yield from _globals(constant)
 
 
+def _is(value: Any, kind: Any) -> bool:
+    try:
+        return isinstance(value, kind)
+    except Exception:  # noqa: BLE001  a proxy may raise when it is asked for its class
+        return False
+
+
 def _collect(found: dict[str, torch.nn.Module], name: str, value: Any) -> None:
-    if isinstance(value, torch.nn.Module):
+    if _is(value, torch.nn.Module):
         if not any(value is other for other in found.values()):
             while name in found:
                 name += "_"
             found[name] = value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if isinstance(item, torch.nn.Module):
+    elif _is(value, dict):
+        for key, item in list(dict.items(value)):
+            if _is(item, torch.nn.Module):
                 _collect(found, f"{name}.{key}" if name else str(key), item)
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            if isinstance(item, torch.nn.Module):
+    elif _is(value, list | tuple):
+        items = list.__iter__(value) if _is(value, list) else tuple.__iter__(value)
+        for i, item in enumerate(items):
+            if _is(item, torch.nn.Module):
                 _collect(found, f"{name}.{i}", item)
-    elif type(value).__module__ not in ("builtins", "types") and not isinstance(
+    elif type(value).__module__ != "types" and not _is(
         value, type | types.ModuleType | types.FunctionType | torch.Tensor
     ):
-        for key, item in list(getattr(value, "__dict__", {}).items()):
-            if isinstance(item, torch.nn.Module | dict | list | tuple):
+        for key, item in stored(value):
+            if _is(item, torch.nn.Module | dict | list | tuple):
                 _collect(found, f"{name}.{key}" if name else key, item)
 
 

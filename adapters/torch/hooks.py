@@ -32,11 +32,12 @@ _expectations = context._expected.get
 
 def tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Walk the tensors in a module's inputs or outputs, with readable names."""
-    if isinstance(value, _Tensor):
+    # isinstance would ask what is no tensor for its class, and a proxy may raise there.
+    if issubclass(type(value), _Tensor):
         yield name, value
         return
     for path, item in leaves(value, name):
-        if isinstance(item, _Tensor):
+        if issubclass(type(item), _Tensor):
             yield path, item
 
 
@@ -69,7 +70,7 @@ class _Hook:
         return handle
 
     def __deepcopy__(self, memo: Any) -> Any:
-        handle = getattr(self, "handle", None)
+        handle: Any = getattr(self, "handle", None)
         copied = None if handle is None else memo.get(id(handle.hooks_dict_ref()))
         if copied is not None:  # the dict in whose copy this will be
             memo.setdefault(id(_Sweep), _Sweep()).found.append((copied, handle.id))

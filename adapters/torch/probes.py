@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.autograd.forward_ad as _dual
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from anynan.measuring import describe
 from anynan.summary import Summary
@@ -43,7 +43,7 @@ def plain(x: Any) -> torch.Tensor | None:
     if _transform() is not None:
         return None
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
-        if isinstance(x, UninitializedTensorMixin):  # of a lazy layer that did not run yet
+        if isinstance(x, UninitializedParameter | UninitializedBuffer):  # no call made it yet
             return None
         x = _unwrap(x)
         if x is None:
@@ -215,8 +215,8 @@ class Reader:
         return None if values is None else read_ends(values)
 
     def summarize(self, x: Any) -> Summary:
-        """Summarise a tensor."""
-        return measure(x)
+        """Summarise a tensor, of a sparse one the stored elements."""
+        return measure(x) if x.layout is _strided else describe(x)
 
 
 EXTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

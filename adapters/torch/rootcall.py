@@ -118,7 +118,12 @@ def _copied(value: Any) -> Any:
         return {key: _copied(item) for key, item in value.items()}
     if kind in (list, tuple):
         return kind(_copied(item) for item in value)
-    return copy.copy(value) if isinstance(value, dict | UserDict) else value
+    if not issubclass(kind, dict | UserDict):
+        return value
+    try:
+        return copy.copy(value)
+    except Exception:  # noqa: BLE001  a class of the user's may refuse
+        return value
 
 
 def caller() -> tuple[CodeType, int] | None:

@@ -5,12 +5,13 @@ It is blind to what only passes one on, and to code that clears or never sets th
 asked only of finite operands, and only of ufuncs that were seen to be honest here.
 """
 
-import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from anynan.notices import warn
 
 # Below this number of elements a reading of the result costs less than a look at the flags.
 WORTH = 2**13
@@ -57,12 +58,12 @@ class Flags:
     def _note(self, kind: str, _: int) -> None:
         self.seen.append(kind)
 
-    def warn(self, name: str, level: int) -> None:
+    def warn(self, name: str) -> None:
         """Give the warnings that the user would have had, at the user's line."""
         for kind in self.seen:
             word = {"divide by zero": "divide", "overflow": "over"}.get(kind, "invalid")
             if self.state[word] == "warn":
-                warnings.warn(f"{kind} encountered in {name}", RuntimeWarning, stacklevel=level)
+                warn(f"{kind} encountered in {name}", RuntimeWarning)
 
 
 @lru_cache(maxsize=1024)

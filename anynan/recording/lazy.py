@@ -36,7 +36,7 @@ from anynan.recording.names import is_number, named, params
 from anynan.recording.records import flagged
 from anynan.recording.tape import Tape
 from anynan.recording.trackable import is_array
-from anynan.recording.tracked import TrackedArray
+from anynan.recording.tracked import TrackedArray, is_tracked
 from anynan.sources import user_source
 from anynan.summary import Summary
 
@@ -66,7 +66,7 @@ class StandardSlots:
 
     def put(self, raw: Any) -> int | None:
         """Reduce an array; host memory is read on the spot."""
-        if not is_chunked(raw) and on_host(raw) is not None:
+        if not is_array(raw) or (not is_chunked(raw) and on_host(raw) is not None):
             span = probe(raw)
             if span is None:
                 return None
@@ -149,6 +149,7 @@ class Node:
     expected: dict[str, str] | None = None
     label: str | None = None
     array: Any = None
+    came: Any = None
 
 
 @dataclass(slots=True)
@@ -196,7 +197,7 @@ class LazyTape(Tape):
         operands = [
             (label, self._known(value))
             for label, value in named(name, args, {k: v for k, v in kwargs.items() if k != "key"})
-            if isinstance(value, TrackedArray) or is_array(value) or is_number(value)
+            if is_tracked(value) or is_array(value) or is_number(value)
         ]
         for x in results:
             slot = self.slots.put(x._raw)
@@ -221,27 +222,44 @@ class LazyTape(Tape):
     def _known(self, value: Any) -> Any:
         if is_number(value):
             return value
-        if isinstance(value, TrackedArray):
+        if is_tracked(value):
             raw, nodes = value._raw, self.parents(value)
+            if value._cell.handed:  # whoever holds the plain array may have written into it
+                nodes = (*nodes, *self._fresh(raw))
         else:
-            raw, nodes = value, ()
-            slot = self.slots.put(raw)
-            if slot is not None:
-                nodes = (len(self.nodes),)
-                self.nodes.append(Node("", "", None, None, _blank(raw), slot))
+            raw, nodes = value, self._fresh(value)
         return Known(_blank(raw), nodes, raw if is_chunked(raw) else None)
+
+    def is_changed(self) -> bool:
+        """Tell whether an argument holds other values than when the call began."""
+        for node in self.nodes:
+            if node.label is not None and node.came is not None and node.slot is not None:
+                span = probe(node.came)
+                if span is not None and str(span) != str(self.spans[node.slot]):
+                    return True
+        return False
+
+    def _fresh(self, raw: Any) -> tuple[int, ...]:
+        """Reduce an array as it is now, whoever wrote it."""
+        slot = self.slots.put(raw)
+        if slot is None:
+            return ()
+        self.nodes.append(Node("", "", None, None, _blank(raw), slot))
+        return (len(self.nodes) - 1,)
 
     def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
         """Open a row; its numbers come with the one read."""
         label = self.inputs.get(id(x._raw)) if phase == "input" else None
         nodes = self.parents(x)
+        if phase != "input" and x._cell.handed:
+            nodes = (*nodes, *self._fresh(x._raw))
         slot = self.nodes[nodes[-1]].slot if nodes else self.slots.put(x._raw)
         if slot is None:
             return
         if label is not None:
             x._node = len(self.nodes)
             blank = _blank(x._raw)
-            self.nodes.append(Node("", "", None, None, blank, slot, label=label))
+            self.nodes.append(Node("", "", None, None, blank, slot, label=label, came=x._raw))
         elif phase != "input":
             self._arrivals.append((phase, layer, tensor, nodes or self.lost(), slot))
         order = self.add_row(self.site(layer, phase, tensor, x._raw))
@@ -269,6 +287,11 @@ class LazyTape(Tape):
             lo, hi = self.spans[slot]
             rows.lo.append(lo)
             rows.hi.append(hi)
+
+    def history(self, x: TrackedArray) -> tuple[int, ...]:
+        """Bring the flags so far to the host; give the records that made this array bad."""
+        self.spans = self.slots.read()
+        return self._bad(self.parents(x)) or self._bad(self.lost())
 
     def _ends(self, index: int) -> Span | None:
         slot = self.nodes[index].slot
@@ -309,8 +332,13 @@ class LazyTape(Tape):
         for phase, layer, tensor, nodes, slot in self._arrivals:
             kind = reading_kind(*self.spans[slot])
             if kind is not None:
-                sinks.append(Sink(phase, layer, tensor, self._bad(nodes), kind))
-        return Replay(records, sinks, list(self.notes))
+                parents = self._bad(nodes) or self._bad(self.lost())
+                came = [i for i in nodes if self.nodes[i].label is not None]
+                overwritten = not parents and any(self._kind(i) is None for i in came)
+                sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
+                if not parents:
+                    self.notes.append(self.unseen())
+        return Replay(records, sinks, list(dict.fromkeys(self.notes)), whole=True)
 
     def _bad(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(i for i in nodes if self._kind(i) is not None and self.nodes[i].name)
@@ -324,10 +352,13 @@ class LazyTape(Tape):
         if summary.bad:
             item.parents = self._bad(value.nodes)
             if not item.parents:
-                known = next((self.nodes[i].label for i in value.nodes), None)
-                item.source, item.label = (
-                    ("input", known) if known is not None else ("unknown", label)
-                )
+                came = next((i for i in value.nodes if self.nodes[i].label is not None), None)
+                item.source, item.label = "unknown", label
+                if came is not None:
+                    item.label = self.nodes[came].label
+                    item.source = "overwritten" if self._kind(came) is None else "input"
+                    if item.source == "overwritten":
+                        self.notes.append(self.unseen())
         return item
 
 

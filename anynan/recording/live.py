@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from anynan import context
+from anynan.errors import reason
 from anynan.events import Phase
-from anynan.lineage import OpRecord, Replay, Sink
+from anynan.lineage import Operand, OpRecord, Replay, Sink
 from anynan.policy import reading_kind
 from anynan.probing import is_clean, probe
 from anynan.recording.floatflags import WORTH, Flags, honest
-from anynan.recording.records import make_record
-from anynan.recording.tape import CLEAN, UNKNOWN, Tape
-from anynan.recording.tracked import TrackedArray
+from anynan.recording.records import light, make_record
+from anynan.recording.tape import Tape
+from anynan.recording.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
 from anynan.sources import user_source
 
 # Operations that can only pass values on.
@@ -69,7 +70,7 @@ class LiveTape(Tape):
         return all(self._is_clean(value) for value in args)
 
     def _is_clean(self, value: Any) -> bool:
-        if isinstance(value, TrackedArray):
+        if is_tracked(value):
             return value._node == CLEAN and not value._cell.writes
         if isinstance(value, list | tuple):
             return all(self._is_clean(item) for item in value)
@@ -91,9 +92,16 @@ class LiveTape(Tape):
         index = len(self.records)
         raw = self.named(raw, bad[0])
         layer = context.scope_path()
-        record = make_record(
-            self, index, name, raw, function, args, kwargs, bad[0], before=before, writes=writes
-        )
+        try:
+            record = make_record(
+                self, index, name, raw, function, args, kwargs, bad[0], before=before,
+                writes=writes,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001  the name and the line are known all the same
+            known = [x for x in (*args, *kwargs.values()) if is_tracked(x)]
+            items = tuple(Operand("", None, parents=self.parents(x)) for x in known)
+            record = OpRecord(index, name, raw, None, "value", light(bad[0]._raw), items)
+            self.notes.append(f"the operands of {name} could not be described: {reason(error)}")
         record.layer = None if layer == self.base else layer
         record.source = user_source(framework=type(bad[0]._raw).__module__.partition(".")[0])
         expected = context.expectations()
@@ -125,8 +133,14 @@ class LiveTape(Tape):
         if kind is not None:
             if phase == "input":
                 x._node = UNKNOWN
+                x._cell.bad = True
+                self.bad_inputs.add(id(x._raw))
             else:
-                self.sinks.append(Sink(phase, layer, tensor, self.parents(x) or self.lost(), kind))
+                parents = self.parents(x) or self.lost()
+                overwritten = not parents and x._cell.label is not None and not x._cell.bad
+                self.sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
+                if not parents:
+                    self.notes.append(self.unseen())
         rows = self.rows
         if rows is None or not self.judged:
             return
@@ -138,12 +152,17 @@ class LiveTape(Tape):
             seen = self.replay() if kind is not None and self.session.options.replay else None
             self.session.tracker.flag(rows, order, x._raw, replayed=seen)
 
+    def history(self, x: TrackedArray) -> tuple[int, ...]:
+        """Give the records that made this array bad."""
+        return self.parents(x) or self.lost()
+
     def replay(self) -> Replay:
         """Give the records so far; they are placed now that it is known whether scopes are used."""
         for record in self.records:
             if record.phase == "value":
                 record.layer, record.phase = self.placed(record.layer)
-        return Replay(list(self.records), list(self.sinks), list(self.notes))
+        notes = list(dict.fromkeys(self.notes))
+        return Replay(list(self.records), list(self.sinks), notes, whole=True)
 
 
 def _large(found: list[TrackedArray]) -> bool:
@@ -152,9 +171,7 @@ def _large(found: list[TrackedArray]) -> bool:
 
 def _honest(ufunc: tuple[Any, str], args: tuple[Any, ...]) -> bool:
     kinds = {
-        x._raw.dtype
-        for x in args
-        if isinstance(x, TrackedArray) and isinstance(x._raw, np.ndarray | np.generic)
+        x._raw.dtype for x in args if is_tracked(x) and isinstance(x._raw, np.ndarray | np.generic)
     }
     return len(kinds) == 1 and ufunc[0] is not None and honest(*ufunc, next(iter(kinds)))
 

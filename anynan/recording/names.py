@@ -1,6 +1,8 @@
 """What array functions are called in reports, and what their arguments are."""
 
+import inspect
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 # Names of NumPy, of Python's operators and of older libraries -> the array API's, or the field's.
@@ -73,6 +75,24 @@ def canonical(name: str) -> str:
     return _WORDS.get(bare, bare)
 
 
+def asked_by(frame: FrameType, module: str) -> bool:
+    """Tell whether a frame is in a module, or in a copy that another package carries of it."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return name == module or name.endswith("." + module)
+
+
+def signature(function: Any) -> inspect.Signature:
+    """Give what stands for a function the function's own signature.
+
+    Raises:
+        AttributeError: If it has none.
+    """
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise AttributeError(str(error)) from error
+
+
 _OPERATORS = frozenset(
     {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
      "lshift", "rshift", "divmod"}
@@ -91,11 +111,12 @@ def named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tupl
     found: list[tuple[str, Any]] = []
     count = 0
     for value in args:
-        if isinstance(value, str | slice | type) or value is None or value is Ellipsis:
+        kind: Any = type(value)  # isinstance would ask a proxy for its class
+        if issubclass(kind, str | slice | type) or value is None or value is Ellipsis:
             continue
         label = labels[count] if count < len(labels) else f"arg{count}"
         count += 1
-        if isinstance(value, list | tuple):
+        if issubclass(kind, list | tuple):
             found += [(f"{label}[{i}]", item) for i, item in enumerate(value)]
         else:
             found.append((label, value))
@@ -105,7 +126,8 @@ def named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tupl
 
 def is_number(value: Any) -> bool:
     """Tell whether a value is a Python number that an operation can take as an operand."""
-    return isinstance(value, float | int | complex) and not isinstance(value, bool)
+    kind: Any = type(value)
+    return issubclass(kind, float | int | complex) and kind is not bool
 
 
 def params(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +135,7 @@ def params(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     found: dict[str, Any] = {}
     for key, value in kwargs.items():
         word = _PARAMS.get(key)
-        if word is not None and isinstance(value, int | float | list | tuple):
+        if word is not None and type(value) in (int, float, bool, list, tuple):
             found[word] = list(value) if isinstance(value, tuple) else value
     if name in ("var", "std") and "correction" not in found:
         found["correction"] = 0  # NumPy's and the standard's default; PyTorch is told otherwise

@@ -15,7 +15,7 @@ from anynan.operands import at, at_broadcast, at_first_nan, constant
 from anynan.probing import probe
 from anynan.recording.names import is_number, named, params
 from anynan.recording.trackable import is_array
-from anynan.recording.tracked import TrackedArray
+from anynan.recording.tracked import TrackedArray, is_tracked
 from anynan.summary import Summary
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def make_record(
     ]
     # Where a NaN came in, the record that made it was measured.
     spread = any(
-        quick is not None and quick.nan and isinstance(value, TrackedArray) and tape.parents(value)
+        quick is not None and quick.nan and is_tracked(value) and tape.parents(value)
         for _, value, quick in flags
     )
     detailed = not spread and index < MAX_DETAILED
@@ -74,7 +74,7 @@ def make_record(
 
 
 def _counts(value: Any) -> bool:
-    return isinstance(value, TrackedArray) or is_array(value) or is_number(value)
+    return is_tracked(value) or is_array(value) or is_number(value)
 
 
 def _quick(
@@ -84,7 +84,7 @@ def _quick(
         return constant("", value).summary
     if writes is not None and value is writes:
         return _before(tape, writes, before)
-    raw = value._raw if isinstance(value, TrackedArray) else value
+    raw = value._raw if is_tracked(value) else value
     return light(raw)
 
 
@@ -109,21 +109,24 @@ def _operand(
 ) -> Operand:  # fmt: skip
     if is_number(value):
         return constant(label, value)
-    raw = value._raw if isinstance(value, TrackedArray) else value
+    raw = value._raw if is_tracked(value) else value
     if value is writes:
         raw = before
     summary = quick if raw is None or not detailed or value is writes else measure(raw)
     item = Operand(label, summary, None if raw is None else at_broadcast(raw, first, shape))
     if summary is None or not summary.bad:
         return item
-    if isinstance(value, TrackedArray):
+    if is_tracked(value):
         item.parents = tape.parents(value)
-        known = tape.inputs.get(id(value._raw))
+        known, came_bad = value._cell.label, value._cell.bad
     else:
-        known = tape.inputs.get(id(raw))
+        known, came_bad = tape.inputs.get(id(raw)), id(raw) in tape.bad_inputs
         item.parents = () if known is not None else tape.lost()
     if not item.parents:
         item.source, item.label = ("input", known) if known is not None else ("unknown", label)
+        if known is not None and not came_bad:
+            item.source = "overwritten"
+            tape.notes.append(tape.unseen())
         if id(raw) in tape.unwritten:
             item.source = "uninitialised"
     return item
@@ -143,7 +146,7 @@ def _refine(
 def _add_masked_rows(record: OpRecord, args: tuple[Any, ...]) -> None:
     """Count the rows of a softmax that are -Inf throughout."""
     axis = record.params.get("dim", args[1] if len(args) > 1 else -1)
-    x = args[0]._raw if args and isinstance(args[0], TrackedArray) else None
+    x = args[0]._raw if args and is_tracked(args[0]) else None
     view = None if x is None else on_host(x)
     if view is not None and view.ndim and isinstance(axis, int):
         rows = int((np.maximum.reduce(view, axis=axis) == -np.inf).sum())
@@ -185,7 +188,7 @@ def wide(
     target = "float32" if narrow else "float64"
 
     def widen(value: Any) -> Any:
-        plain = value._raw if isinstance(value, TrackedArray) else value
+        plain = value._raw if is_tracked(value) else value
         if isinstance(plain, list | tuple):
             return type(plain)(widen(item) for item in plain)
         if is_array(plain) and _is_float(plain):
@@ -209,7 +212,7 @@ def wide(
 def _flat(values: list[Any]) -> list[Any]:
     found: list[Any] = []
     for value in values:
-        if isinstance(value, TrackedArray):
+        if is_tracked(value):
             found.append(value._raw)
         elif isinstance(value, list | tuple):
             found += _flat(list(value))

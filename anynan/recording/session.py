@@ -4,6 +4,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,15 +15,19 @@ from anynan.arrays import namespace, on_host, type_name
 from anynan.chunked import is_chunked
 from anynan.containers import leaves
 from anynan.context import replay_context
+from anynan.errors import AnomalyError
 from anynan.lineage import Replay
 from anynan.measuring import measure
 from anynan.monitor import Reading, Rows
 from anynan.options import Options
 from anynan.recording.lazy import LazyTape, Slots, StandardSlots
 from anynan.recording.live import LiveTape
+from anynan.recording.parting import parting
+from anynan.recording.refusals import explain
+from anynan.recording.state import State
 from anynan.recording.tape import Tape, now
 from anynan.recording.trackable import change, is_array, unwrap
-from anynan.recording.tracked import TrackedArray
+from anynan.recording.tracked import TrackedArray, is_tracked
 from anynan.summary import Summary
 from anynan.tracker import Tracker
 from anynan.watching import bad_rows
@@ -94,7 +99,11 @@ class ArraySession:
         for tape, fn, args, kwargs in unread:
             self._local.again = (tape, fn, args, kwargs)
             try:
-                tape.finish()
+                try:
+                    tape.finish()
+                except Exception as error:  # noqa: BLE001  the call itself went well
+                    tape.failed("the flags of a call", error)
+                    continue
                 assert tape.rows is not None
                 self._judge(tape, tape.rows)
             finally:
@@ -119,9 +128,9 @@ class ArraySession:
             except Exception as error:  # noqa: BLE001  the first run's own records are left
                 reason = f"the second run failed: {type(error).__name__} {error}".rstrip()
             else:
-                if seen.sinks:
+                reason = parting(tape.replay(), seen)
+                if reason is None:
                     return seen
-                reason = "the second run was clean: the function keeps state or is random"
         seen = tape.replay()
         if reason:
             seen.notes.append(f"{reason}; operands are known by their extremes only")
@@ -137,7 +146,7 @@ class ArraySession:
             if self.options.read == "auto":
                 return ""  # no function was called: there is nothing to run again
             return "the arguments of this call were not kept (read= waits for several calls)"
-        if tape.overwritten or tape.given != _given(args, kwargs):
+        if tape.overwritten or tape.given != _given(args, kwargs) or tape.is_changed():
             return "the call wrote into its own arguments, so it was not run again"
         return None
 
@@ -187,7 +196,8 @@ class ArraySession:
             tape.given = _given(args, kwargs)
         try:
             result = self._run(tape, fn, args, kwargs)
-        except BaseException:
+        except BaseException as error:
+            explain(error)
             # What broke the step may be what anynan looks for: judge it, then let it go on.
             with self.tracker.softly():
                 self.end(tape, rows, fn, args, kwargs)
@@ -209,8 +219,10 @@ class ArraySession:
     def _run(
         self, tape: Tape, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        names = argument_names(fn, args)
+        names = [*argument_names(fn, args), *kwargs]
         token = now.set(tape)
+        watched = list(zip(names, (*args, *kwargs.values()), strict=True))
+        state = State(fn, watched, self.is_near)
         seen: list[Any] = []
 
         def watch(raw: Any, label: str) -> Any:
@@ -219,22 +231,25 @@ class ArraySession:
             seen.append(raw)
             return tape.add_input(raw, label)
 
-        watched: list[Any] = list(args)
-        named = dict(kwargs)
         try:
-            for i, name in enumerate(names):
-                watched[i] = change(args[i], name, is_array, watch)
-            for name, value in kwargs.items():
-                named[name] = change(value, name, is_array, watch)
-            self._tell_unwatched(args, kwargs)
-            result = fn(*watched, **named)
-            self._read_result(tape, result)
+            for i, (name, value) in enumerate(watched):
+                watched[i] = name, change(value, name, is_array, watch)
+            with _ours(tape, "what the call was given"):
+                self._look_at_others(tape, watched)
+            given = {id(x) for _, value in watched for _, x in self._leaves(value, "")}
+            values = [value for _, value in watched]
+            result = fn(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
+            with _ours(tape, "what the call left behind"):
+                self._read_result(tape, result)
+                self._read_written(tape, watched, given, result)
+                for path, x in state.spoilt(result):
+                    self._arrive(tape, path, x)
             return unwrap(result)
         finally:
             now.reset(token)
             tape.close()
-            unwrap(list(watched))
-            unwrap(named)
+            unwrap([value for _, value in watched], 1)
+            state.unwrap()
 
     def _meet(self, raw: Any) -> None:
         """Learn which library the function works with."""
@@ -242,31 +257,53 @@ class ArraySession:
         name = type(raw).__module__ if xp is None else xp.__name__
         self.backend = str(name).removeprefix("array_api_compat.").partition(".")[0]
 
-    def _tell_unwatched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for label, x in leaves((args, kwargs), ""):
-            if isinstance(x, TrackedArray | float | complex) or is_array(x):
-                continue
-            kind = getattr(getattr(x, "dtype", None), "kind", "f")
-            if kind not in "SUMm":
-                self.tracker.say(
-                    f"the argument {label} is a {type_name(x)}: operations on it are not "
-                    "watched, only what comes out of them and meets a watched array"
-                )
+    def _leaves(self, value: Any, name: str) -> Iterator[tuple[str, Any]]:
+        return leaves(value, name, self.tracker.say)
+
+    def _look_at_others(self, tape: Tape, watched: list[tuple[str, Any]]) -> None:
+        """Read the arguments that are arrays of a kind that is not watched, and say so."""
+        for name, value in watched:
+            for label, x in self._leaves(value, name):
+                kind: Any = type(x)
+                if issubclass(kind, TrackedArray | float | complex) or is_array(x):
+                    continue
+                if not _holds_text(x):
+                    self.tracker.say(
+                        f"the argument {label} is a {type_name(x)}: operations on it are not "
+                        "watched, only what it holds when it comes in and when it leaves"
+                    )
+                    tape.add_other(x, label)
 
     def _read_result(self, tape: Tape, result: Any) -> None:
-        for label, x in leaves(result, "result"):
-            if not isinstance(x, TrackedArray):
-                if not isinstance(x, float) and not is_array(x):
+        for label, x in self._leaves(result, "result"):
+            self._arrive(tape, label, x, result=True)
+
+    def _read_written(
+        self, tape: Tape, watched: list[tuple[str, Any]], given: set[int], result: Any
+    ) -> None:
+        """Read what the function wrote into its arguments: it leaves the function as well."""
+        done = {id(x) for _, x in self._leaves(result, "")}
+        for name, value in watched:
+            for label, x in self._leaves(value, name):
+                if id(x) in done or type(x) in (float, complex):
                     continue
-                x = tape.wrap(np.asarray(x) if isinstance(x, float) else x)  # noqa: PLW2901
-            if x._made is not None:
-                tape.leave(x, None)
-            layer, phase = tape.placed(None)
-            single = math.prod(x.shape) == 1
-            if phase == "loss" and not single:
-                phase = "forward"
-            name = "loss" if phase == "loss" and label == "result" else label
-            tape.read(layer, phase, name, x)
+                done.add(id(x))
+                if id(x) not in given or (is_tracked(x) and _is_changed(tape, x)):
+                    self._arrive(tape, label, x)
+
+    def _arrive(self, tape: Tape, label: str, x: Any, *, result: bool = False) -> None:
+        """Read one array that leaves the function."""
+        if not is_tracked(x):
+            raw = np.asarray(x) if type(x) in (float, complex) else x
+            x = tape.wrap(raw, tape.inputs.get(id(raw)))
+            x._cell.bad = id(raw) in tape.bad_inputs
+        if x._made is not None:
+            tape.leave(x, None)
+        layer, phase = tape.placed(None)
+        if phase == "loss" and not (result and _is_single(x._raw)):
+            phase = "forward"
+        name = "loss" if phase == "loss" and label == "result" else label
+        tape.arrived(layer, phase, name, x)
 
     def end(
         self, tape: Tape, rows: Rows, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -324,6 +361,38 @@ class ArraySession:
                         f"{option}={pattern!r} matched no scope that a value left in the first "
                         f"call; the scopes were: {known}"
                     )
+
+
+@contextmanager
+def _ours(tape: Tape, what: str) -> Iterator[None]:
+    """Let nothing out but an anomaly: the function itself goes well."""
+    try:
+        yield
+    except AnomalyError:
+        raise
+    except Exception as error:  # noqa: BLE001  see above
+        tape.failed(what, error)
+
+
+def _holds_text(x: Any) -> bool:
+    try:
+        return getattr(getattr(x, "dtype", None), "kind", "f") in "SUMm"
+    except Exception:  # noqa: BLE001  a proxy may raise at any question
+        return True
+
+
+def _is_changed(tape: Tape, x: TrackedArray) -> bool:
+    """Tell whether an argument may be bad by what the call wrote into it."""
+    if not (x._cell.written or x._cell.handed):
+        return False
+    return bool(not x._cell.bad or tape.parents(x))
+
+
+def _is_single(raw: Any) -> bool:
+    try:
+        return bool(math.prod(raw.shape) == 1)
+    except Exception:  # noqa: BLE001  a table, an array of unknown shape
+        return False
 
 
 def _each(patterns: Any) -> Iterator[Any]:

@@ -1,30 +1,32 @@
 """One call of a tracked function: what runs its operations, and follows values out of scopes."""
 
-import sys
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anynan import context
-from anynan.arrays import dtype_max, dtype_name, library_name
-from anynan.events import Phase
-from anynan.lineage import Replay
-from anynan.monitor import Rows, Site
+from anynan.arrays import dtype_max, dtype_name, library_name, type_name
+from anynan.errors import AnomalyError, reason
+from anynan.events import Event, Kind, Phase
+from anynan.lineage import Replay, Sink
+from anynan.monitor import Reading, Rows, Site
 from anynan.recording.floatflags import Flags
 from anynan.recording.names import UNWRITTEN, canonical
 from anynan.recording.namespaces import Namespace
 from anynan.recording.trackable import is_array
-from anynan.recording.tracked import Cell, TrackedArray, is_view
-from anynan.sources import is_library, user_source
+from anynan.recording.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view
+from anynan.sources import user_source
 
 if TYPE_CHECKING:
     from anynan.recording.session import ArraySession
 
-CLEAN, UNKNOWN = -1, -2
-now: ContextVar["Tape | None"] = ContextVar("anynan_tape", default=None)
+_OUTLETS = 20
+now: ContextVar["Tape | None"] = context.running
 
 
 class Tape:
@@ -47,6 +49,9 @@ class Tape:
         self.unwritten: set[int] = set()  # arrays of uninitialised memory
         self.held: list[Any] = []  # keeps the ids above from being used again
         self.escapes: dict[int, None] = {}
+        self.outlets: dict[str, None] = {}  # the lines at which plain arrays were handed out
+        self.bad_inputs: set[int] = set()
+        self.others: dict[str, None] = {}  # arguments of a kind that is not watched
         self.counts: dict[tuple[str | None, str, str], int] = {}
         self.notes: list[str] = []
         self.is_array = is_array
@@ -65,45 +70,120 @@ class Tape:
         """Write the row of a value that arrived somewhere."""
         raise NotImplementedError
 
+    def arrived(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
+        """Read a value that arrived somewhere, or say that it could not be read."""
+        try:
+            self.read(layer, phase, tensor, x)
+        except AnomalyError:
+            raise
+        except Exception as error:  # noqa: BLE001  what we cannot read, the user still can use
+            where = f" of {layer}" if layer else ""
+            self.failed(f"the {tensor}{where}, a {type_name(x._raw)},", error)
+
     def replay(self) -> Replay:
         """Give what was seen so far."""
         raise NotImplementedError
 
+    def history(self, x: TrackedArray) -> tuple[int, ...]:
+        """Bring what is known so far to the host; give the records that made this array bad."""
+        raise NotImplementedError
+
+    def take(self, event: Event, array: Any, later: int) -> bool:
+        """Report what a direct check found: the operation, where it is known, by the tracker.
+
+        Args:
+            event: What the check alone would report.
+            array: The bad array.
+            later: How many more the check found.
+
+        Returns:
+            False if this call is over, and the check is to report it itself.
+        """
+        rows, tracker = self.rows, self.session.tracker
+        if self.closed or (event.phase == "input" and not is_tracked(array)):
+            return False
+        if rows is None:  # a second run only collects
+            return True
+        if rows.failed is not None:
+            rows.spread += 1 + later
+            return True
+        x = array if is_tracked(array) else self.wrap(array)
+        seen = None
+        try:
+            parents = self.history(x)
+            sink = Sink("value", event.layer, event.tensor, parents, event.kind)
+            seen = self.replay()
+            seen.sinks = [sink]
+        except Exception as error:  # noqa: BLE001  the check itself has found it
+            self.failed(f"what made {event.tensor}", error)
+        if seen is None or not sink.parents:
+            tracker.accept(rows, replace(event, step=rows.step))
+            return True
+        site = self.site(event.layer, "value", event.tensor, x._raw)
+        span = _span(event.kind)
+        reading = Reading(rows.step, len(rows.sites), 0, site, span, span)
+        tracker.fail(rows, reading, event.kind, x._raw, later=later, replayed=seen)
+        return True
+
     # Arrays in and out.
 
-    def wrap(self, raw: Any, node: int = CLEAN) -> TrackedArray:
-        """Put an array from outside under watch."""
-        return self.session.wrapper(raw, self, None, node, Cell())
+    def wrap(self, raw: Any, label: str | None = None) -> TrackedArray:
+        """Put an array from outside under watch; an argument has a label."""
+        return self.session.wrapper(raw, self, None, CLEAN, Cell(label))
 
-    def add_input(self, raw: Any, label: str) -> TrackedArray:
-        """Put an argument under watch, and read it."""
-        x = self.wrap(raw)
+    def add_input(self, raw: Any, label: str) -> Any:
+        """Put an argument under watch, and read it; one that cannot be read stays as it is."""
+        x = self.wrap(raw, label)
         self.inputs[id(raw)] = label
         self.held.append(raw)
-        self.read(None, "input", label, x)
+        try:
+            self.read(None, "input", label, x)
+        except AnomalyError:
+            raise
+        except Exception as error:  # noqa: BLE001  the function can do with it what it did before
+            self.failed(f"the argument {label}", error)
+            return raw
         return x
 
-    def namespace_of(self, raw: Any) -> Namespace:
-        """Give the recording namespace of an array's library."""
+    def add_other(self, raw: Any, label: str) -> None:
+        """Read an argument that is not watched; what it holds is known to have come in."""
+        self.others[f"{label} (a {type_name(raw)})"] = None
+        self.inputs[id(raw)] = label
+        self.held.append(raw)
+        self.arrived(None, "input", label, self.wrap(raw, label))
+
+    def namespace_of(self, raw: Any, asking: FrameType) -> Namespace:
+        """Give the recording namespace of an array's library, as the asking module knows it."""
         from anynan.recording.namespaces import namespace_of
 
-        return namespace_of(raw)
+        return namespace_of(raw, asking)
 
     def escape(self, x: TrackedArray, dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:
         """Hand the plain array to code that asks for it."""
-        self.escaped(x)
+        self.escaped(x, "np.asarray")
         if copy is None:
             return np.asarray(x._raw, dtype=dtype)
         return np.asarray(x._raw, dtype=dtype, copy=copy)
 
-    def escaped(self, x: TrackedArray) -> None:
-        """Say that a value is out of sight from here on."""
+    def escaped(self, x: TrackedArray, word: str, *, said: bool = True) -> None:
+        """Note that a value is out of sight from here on, and may be written into.
+
+        Args:
+            x: The array.
+            word: What handed it out.
+            said: Warn of it now; else only the report of a bad value tells.
+        """
         if self.closed:
             return
-        self.leaky = True
+        self.leaky = x._cell.handed = True
         self.slipped(x)
         line = user_source(skip=2)
         where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
+        through = "" if line is None or line.via is None else f" in {line.via.partition(' ')[0]}"
+        if len(self.outlets) < _OUTLETS:
+            self.outlets[f"{where} ({word}{through})"] = None
+        if not said:
+            return
         self.session.tracker.say(
             f"a plain array was taken out of a tracked one{where} (by asarray, a conversion or "
             "compiled code): what is computed from it is not watched until it comes back"
@@ -118,6 +198,18 @@ class Tape:
         """Remember who wrote a value that goes on as a plain array or number."""
         if not self.closed:
             self.escapes.update(dict.fromkeys(self.parents(x)))
+
+    def unseen(self) -> str:
+        """Say why a bad value has no operation that made it."""
+        if self.outlets:
+            lines = ";".join(list(self.outlets)[:3])
+            return f"a plain array left anynan's sight{lines}: what is made of it is not watched"
+        if self.others:
+            return f"operations on {', '.join(self.others)} are not watched, and none other made it"
+        return (
+            "no watched operation made it: it comes from arrays that the function was not given "
+            "(globals, attributes), or from the inside of a library's function"
+        )
 
     def lost(self) -> tuple[int, ...]:
         """Blame what was handed out as a plain array for a bad one of unknown origin."""
@@ -143,19 +235,23 @@ class Tape:
         if self.closed:
             return function(*plain, **options)
         layer = self._enter(found)
-        target = writes if isinstance(writes, TrackedArray) else None
+        target = writes if is_tracked(writes) else None
         before = None if target is None else self.session.snapshot(target._raw)
         flags = Flags() if ufunc is not None and found and _is_numpy(found[0]._raw) else None
         if target is not None:
+            target._cell.written = True
             self.about_to_write(target)
         if flags is None:
             result = function(*plain, **options)
         else:
             result = flags.run(function, plain, options)
-        clean = self._clean(name, args, kwargs, found, flags, ufunc, target)
         word = canonical(name)
         results: list[TrackedArray] = []
-        out = self._wrap_result(result, layer, found, results, target, name)
+        try:
+            out = self._wrap_result(result, layer, found, results, target, name)
+        except Exception as error:  # noqa: BLE001  the function goes on with what it asked for
+            self.failed(f"the result of {name}", error)
+            out, results = result, []
         if target is not None:
             if not any(item is target for item in results):
                 results.append(target)
@@ -167,13 +263,21 @@ class Tape:
                 self.unwritten.add(id(x._raw))
                 self.held.append(x._raw)
         elif results:
-            self.look(
-                word, name, function, args, kwargs, results, clean=clean, before=before,
-                writes=target,
-            )  # fmt: skip
+            try:
+                clean = self._clean(name, args, kwargs, found, flags, ufunc, target)
+                self.look(
+                    word, name, function, args, kwargs, results, clean=clean, before=before,
+                    writes=target,
+                )  # fmt: skip
+            except Exception as error:  # noqa: BLE001  looking is ours, the result is there
+                self.failed(f"the result of {name}", error)
         if flags is not None and flags.seen:
-            flags.warn(_warned(name, ufunc, plain), _user_level())
+            flags.warn(_warned(name, ufunc, plain))
         return out
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Say that something could not be looked at; the function goes on."""
+        self.session.tracker.say(f"{what} could not be looked at: {reason(error)}")
 
     def about_to_write(self, target: TrackedArray) -> None:
         """Get ready for an operation that overwrites its operand."""
@@ -195,7 +299,7 @@ class Tape:
         path = x._made
         while path is not None and path != self.base and not _inside(layer, path):
             if self.session.watches(path):
-                self.read(path, "forward", "output", x)
+                self.arrived(path, "forward", "output", x)
             path = path.rpartition(".")[0] or None
         x._made = None if path == self.base else path
 
@@ -272,7 +376,7 @@ def _inside(layer: str | None, path: str) -> bool:
 
 def strip(value: Any, found: list[TrackedArray]) -> Any:
     """Put plain arrays in the place of tracked ones, and note those."""
-    if isinstance(value, TrackedArray):
+    if is_tracked(value):
         found.append(value)
         return value._raw
     kind = type(value)
@@ -284,6 +388,10 @@ def strip(value: Any, found: list[TrackedArray]) -> Any:
     if kind is dict:
         return {key: strip(item, found) for key, item in value.items()}
     return value
+
+
+def _span(kind: Kind) -> float:
+    return {"nan": math.nan, "neginf": -math.inf}.get(kind, math.inf)
 
 
 def _is_numpy(raw: Any) -> bool:
@@ -304,13 +412,3 @@ def _warned(name: str, ufunc: tuple[Any, str] | None, args: tuple[Any, ...]) -> 
     if name == word or all(isinstance(x, np.generic | int | float) for x in args):
         return f"scalar {word}" if not any(isinstance(x, np.ndarray) for x in args) else word
     return word
-
-
-def _user_level() -> int:
-    """Count the frames up to the user's own line, as ``warnings.warn`` counts them."""
-    level, frame = 0, sys._getframe(1)
-    found: FrameType | None = frame
-    while found is not None and is_library(found.f_code.co_filename):
-        level += 1
-        found = found.f_back
-    return level + 2 if found is not None else 3

@@ -1,15 +1,19 @@
 """The array that a tracked function works on: it behaves as the array it holds."""
 
+import inspect
 import operator
+import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from anynan.recording.names import VIEWS, WRITING, WRITING_METHODS, canonical
+from anynan.recording.names import VIEWS, WRITING, WRITING_METHODS, asked_by, canonical, signature
 
 if TYPE_CHECKING:
     from anynan.recording.tape import Tape
+
+CLEAN, UNKNOWN = -1, -2
 
 # Protocols that would let a library reach the elements past the recorder unseen.
 _CLOSED = frozenset(
@@ -21,13 +25,21 @@ _CLOSED = frozenset(
 )  # fmt: skip
 
 
+# Attributes that reach the elements past the recorder.
+_WINDOWS = frozenset({"flat", "data", "ctypes", "base"})
+
+
 class Cell:
     """Note what was written into memory that several arrays share."""
 
-    __slots__ = ("writes",)
+    __slots__ = ("bad", "handed", "label", "writes", "written")
 
-    def __init__(self) -> None:
+    def __init__(self, label: str | None = None) -> None:
         self.writes: list[int] = []
+        self.written = False
+        self.handed = False  # True once a plain array was handed out, which anyone may write into
+        self.label = label  # the argument that the memory is of
+        self.bad = False  # True if that was bad when the call began
 
 
 class TrackedArray:
@@ -61,6 +73,8 @@ class TrackedArray:
             return _Method(self, name)
         if self._tape.is_array(value):
             return self._tape.operate(name, lambda x: getattr(x, name), (self,), {})
+        if name in _WINDOWS:
+            self._tape.escaped(self, f".{name}", said=False)
         return _At(self) if name == "at" else value
 
     def __len__(self) -> int:
@@ -69,7 +83,9 @@ class TrackedArray:
     def __iter__(self) -> Iterator[Any]:
         if not getattr(self._raw, "shape", ()):
             iter(self._raw)  # the library's own error
-        return (self[i] for i in range(len(self._raw)))
+        # Not every library counts its rows for len().
+        count = len(self._raw) if hasattr(self._raw, "__len__") else self._raw.shape[0]
+        return (self[i] for i in range(count))
 
     def __bool__(self) -> bool:
         return bool(self._raw)
@@ -101,7 +117,7 @@ class TrackedArray:
         return format(self._raw, spec)
 
     def __contains__(self, item: Any) -> bool:
-        return (item._raw if isinstance(item, TrackedArray) else item) in self._raw
+        return (item._raw if is_tracked(item) else item) in self._raw
 
     def __reduce__(self) -> Any:
         # What crosses a process is the plain array.
@@ -117,18 +133,23 @@ class TrackedArray:
         return self._tape.operate("getitem", operator.getitem, (self, key), {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if asked_by(sys._getframe(1), "array_api_extra._lib._at") and not _writable(self._raw):
+            # It takes every array but its own for one that can be written to.
+            out = self._tape.operate("setitem", _with, (self, value), {"key": key})
+            self._raw, self._node, self._made, self._cell = _parts(out)
+            return
         self._tape.operate("setitem", _setitem, (self, value), {"key": key}, writes=self)
 
     # What other libraries ask for.
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
-        return self._tape.namespace_of(self._raw)
+        return self._tape.namespace_of(self._raw, sys._getframe(1))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self._tape.escape(self, dtype, copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        self._tape.escaped(self)
+        self._tape.escaped(self, "__dlpack__")
         return self._raw.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -137,7 +158,7 @@ class TrackedArray:
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
         if method == "at":
-            return self._tape.operate("add", ufunc.at, args, kwargs, writes=args[0])
+            return self._tape.operate(ufunc.__name__, ufunc.at, args, kwargs, writes=args[0])
         function = ufunc if method == "__call__" else getattr(ufunc, method)
         return self._tape.operate(
             name, function, args, kwargs, writes=_out(kwargs), ufunc=(ufunc, method)
@@ -149,6 +170,12 @@ class TrackedArray:
         name = func.__name__
         writes = args[0] if name in WRITING and args else _out(kwargs)
         return self._tape.operate(name, func, args, kwargs, writes=writes)
+
+
+def is_tracked(x: Any) -> TypeGuard[TrackedArray]:
+    """Tell whether a value is one of these; nothing of the value's own is asked."""
+    kind: Any = type(x)  # isinstance would ask x.__class__, and a proxy may raise there
+    return issubclass(kind, TrackedArray)
 
 
 class _Method:
@@ -171,6 +198,10 @@ class _Method:
         inplace = name in WRITING_METHODS or (name.endswith("_") and not name.startswith("_"))
         writes = array if inplace else _out(kwargs)
         return array._tape.operate(name, call, (array, *args), kwargs, writes=writes)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return signature(getattr(self._array._raw, self._name))
 
     def __repr__(self) -> str:
         return f"<{self._name} of a tracked array>"
@@ -214,6 +245,23 @@ def _out(kwargs: dict[str, Any]) -> Any:
 
 def _setitem(x: Any, value: Any, *, key: Any) -> None:
     x[key] = value
+
+
+def _writable(raw: Any) -> bool:
+    return hasattr(raw, "__setitem__") and not hasattr(raw, "at")
+
+
+def _with(x: Any, value: Any, *, key: Any) -> Any:
+    """Give what ``x`` would be after a write, where it cannot be written to."""
+    if hasattr(x, "at"):
+        return x.at[key].set(value)
+    y = np.array(x)
+    y[key] = value
+    return y
+
+
+def _parts(x: Any) -> tuple[Any, int, str | None, Cell]:
+    return (x._raw, x._node, x._made, x._cell) if is_tracked(x) else (x, CLEAN, None, Cell())
 
 
 def _plain(raw: Any) -> Any:

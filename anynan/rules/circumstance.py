@@ -103,6 +103,13 @@ def _uninitialised(s: Situation) -> str | None:
     return None if item is None else f"{called(s, item) or 'input'}: {seen(item.summary)}"
 
 
+def _overwritten(s: Situation) -> str | None:
+    item = next((item for item in s.operands if item.source == "overwritten"), None)
+    if item is None and s.overwritten:
+        return f"{s.tensor}: {seen(s.summary)}"
+    return None if item is None else f"{item.label or item.name}: {seen(item.summary)}"
+
+
 # The weights.
 
 
@@ -311,6 +318,16 @@ OUTSIDE = (
         _uninitialised,
         "memory was read before anything was written to it",
         "make the array with zeros(...) or full(...) instead of empty(...), or fill it before use",
+    ),
+    Rule(
+        "overwritten_input",
+        frozenset(),
+        (),
+        _overwritten,
+        "this argument was finite when the call began, and was overwritten since by code that "
+        "works on its plain array",
+        "check what that code writes, or let it write into the argument itself, where it is "
+        "watched",
     ),
     Rule(
         "bad_label",

@@ -42,6 +42,9 @@ class Situation:
         finding: What the guard on the gradient norms saw.
         surfaced: Phase in which the harm was seen, where that is not the origin's own. A
             ``backward`` here means that the forward pass hid the bad value.
+        overwritten: The bad tensor is an argument that was finite when the call began, and no
+            operation was seen writing it.
+        watched: Every operation was watched already, so that a second run would tell no more.
     """
 
     phase: Phase
@@ -61,6 +64,8 @@ class Situation:
     unread: str = ""
     finding: Finding | None = None
     surfaced: Phase | None = None
+    overwritten: bool = False
+    watched: bool = False
 
     @property
     def where(self) -> Phase:

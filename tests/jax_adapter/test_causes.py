@@ -213,6 +213,7 @@ NOT_IN_JAX = {
     "lgamma_gradient_at_pole": "the forward result is +Inf already, which is lgamma_pole",
     "logit_gradient_at_bound": "the forward result is Inf already, which is logit_of_zero_or_one",
     "optimizer_step_too_large": "an update is named at its operation, such as overflow_in_dtype",
+    "overwritten_input": "arrays of JAX cannot be written to",
     "uninitialised_memory": "every array of JAX is filled",
     "running_statistics_bad": "batch statistics are arrays like the weights: bad_parameter",
     "loss_scale_floor": "JAX has no loss scaler",

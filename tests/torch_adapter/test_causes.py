@@ -32,6 +32,7 @@ INF = math.inf
 Row = list[list[float]]
 
 NOT_IN_TORCH = {
+    "overwritten_input": "a write is an operation of its own, or bumps the version of a tensor",
     "cdist_gradient_at_zero": "its backward writes 0 where a distance is 0, and it has no second "
     "derivative",
     "product_gradient_at_zero": "prod and cumprod leave zeros out of the division",

@@ -1,0 +1,91 @@
+"""Arrays that hold others: sparse, labelled and Arrow's; their elements are looked at."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BAD = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, np.nan]])
+FINE = np.nan_to_num(BAD)
+
+
+def torch_sparse(layout: str) -> Callable[[Any], Any]:
+    return lambda x: getattr(pytest.importorskip("torch").tensor(x), layout)()
+
+
+def of(module: str, name: str) -> Callable[[Any], Any]:
+    return lambda x: getattr(pytest.importorskip(module), name)(x)
+
+
+def bcoo(x: Any) -> Any:
+    return pytest.importorskip("jax.experimental.sparse").BCOO.fromdense(x)
+
+
+def pydata(name: str) -> Callable[[Any], Any]:
+    return lambda x: getattr(pytest.importorskip("sparse"), name).from_numpy(x)
+
+
+def chunked(x: Any) -> Any:
+    pytest.importorskip("dask.array")
+    return pytest.importorskip("xarray").DataArray(x).chunk()
+
+
+HOLDERS = {
+    "scipy": of("scipy.sparse", "csr_array"), "torch COO": torch_sparse("to_sparse"),
+    "torch CSR": torch_sparse("to_sparse_csr"), "torch CSC": torch_sparse("to_sparse_csc"),
+    "BCOO": bcoo, "COO": pydata("COO"), "GCXS": pydata("GCXS"), "DOK": pydata("DOK"),
+    "xarray": of("xarray", "DataArray"), "xarray in chunks": chunked,
+}  # fmt: skip
+
+
+@pytest.fixture(params=HOLDERS)
+def hold(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    """Return what puts a dense array into another."""
+    return HOLDERS[request.param]
+
+
+def test_check_and_summarize(hold: Callable[[Any], Any]) -> None:
+    fine = hold(FINE)
+    assert anynan.check(fine) is fine
+    assert anynan.summarize(fine).max == 1.0
+    with pytest.raises(anynan.NonFiniteError) as error:
+        anynan.check(hold(BAD))
+    summary = error.value.event.summary
+    assert summary is not None
+    assert (summary.shape, summary.nan, summary.first_bad) == ((2, 3), 1, (1, 2))
+    with pytest.raises(anynan.NonFiniteError):
+        list(anynan.watch([hold(BAD)]))
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_a_tracked_function_runs_as_it_would(hold: Callable[[Any], Any], read: str) -> None:
+    tracker = anynan.track(lambda x: [x], action="record", read=read)
+    x = hold(FINE)
+    assert tracker(x)[0] is x
+    assert not tracker.events
+    tracker(hold(BAD))
+    assert [(event.phase, event.tensor) for event in tracker.events] == [("input", "x")]
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_a_result_is_judged(hold: Callable[[Any], Any], read: str) -> None:
+    tracker = anynan.track(lambda x: hold(BAD) if x.sum() else None, action="record", read=read)
+    tracker(np.ones(1))
+    (event,) = tracker.events
+    assert (event.phase, event.kind, event.tensor) == ("forward", "nan", "result")
+
+
+def test_arrow() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    for make in (arrow.array, lambda x: arrow.chunked_array([x])):
+        for fine in ([1.0, 2.0], [1.0, None], [1, 2], ["a"]):
+            column = make(fine)
+            assert anynan.check(column) is column
+        with pytest.raises(anynan.NonFiniteError) as error:
+            anynan.check(make([None, 1.0, float("nan")]))
+        assert error.value.event.summary is not None
+        assert error.value.event.summary.first_bad == (2,)

@@ -1,0 +1,198 @@
+"""Objects that raise at any question: they stop neither a tracked program nor a check."""
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan.containers import leaves
+
+NAN = float("nan")
+
+
+class Handle:
+    """Stand for a remote handle: whatever is asked of it fails, but not as an attribute does."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("remote attribute", name)
+
+
+class Proxy:
+    """Stand for a lazy proxy that is bound to nothing: even its class is not known."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("unbound")
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        raise RuntimeError("unbound")
+
+
+class Closed:
+    """Answer no question at all."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("closed", name)
+
+
+class Ambiguous:
+    """Refuse to be compared, counted, hashed and printed."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("eq")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("bool")
+
+    def __len__(self) -> int:
+        raise RuntimeError("len")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("repr")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Stream(list[Any]):
+    """Be a list whose iteration fails."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise RuntimeError("gone")
+
+
+class Table(dict[str, Any]):
+    """Be a dict whose items cannot be had."""
+
+    def items(self) -> Any:
+        raise RuntimeError("gone")
+
+
+class Queue(Sequence[Any]):
+    """Be a sequence that is not there."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("gone")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise RuntimeError("gone")
+
+
+class Computed:
+    """Hold an array whose attributes fail."""
+
+    dtype = np.dtype("float32")
+    shape = (2,)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("not now")
+
+
+class Nameless:
+    """Be a key that cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("repr")
+
+
+HOSTILE: list[Callable[[], Any]] = [
+    Handle, Proxy, Closed, Ambiguous, lambda: Stream([1.0]), lambda: Table(a=1.0), Queue, Computed,
+]  # fmt: skip
+NAMES = ["handle", "proxy", "closed", "ambiguous", "stream", "table", "queue", "computed"]
+
+
+@pytest.fixture(params=HOSTILE, ids=NAMES)
+def hostile(request: pytest.FixtureRequest) -> Any:
+    """Return an object that raises."""
+    return request.param()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::anynan.AnynanWarning", "ignore::RuntimeWarning")
+
+
+def test_check_finds_what_lies_beside_it(hostile: Any) -> None:
+    fine = [hostile, np.ones(2)]
+    assert anynan.check(fine) is fine
+    with pytest.raises(anynan.NonFiniteError) as error:
+        anynan.check({"bad": [hostile, NAN]})
+    assert error.value.event.tensor == "array['bad'][1]"
+
+
+def test_watch_hands_the_batch_on(hostile: Any) -> None:
+    (batch,) = anynan.watch([[hostile, 1.0]])
+    assert batch[1] == 1.0
+
+
+def test_a_key_without_a_name_is_reported() -> None:
+    with pytest.raises(anynan.NonFiniteError, match=r"NaN found in array\[<Nameless>\]"):
+        anynan.check({Nameless(): NAN})
+
+
+def test_what_could_not_be_opened_is_said() -> None:
+    with pytest.warns(anynan.AnynanWarning, match=r"x\[0\] is a Stream that raised .*gone") as seen:
+        anynan.check([Stream([NAN])], "x")
+    assert seen[0].filename == __file__
+
+
+def test_the_walk_tells_its_caller() -> None:
+    told: list[str] = []
+    assert list(leaves([Table(a=1.0), 2.0], "x", told.append)) == [("x[1]", 2.0)]
+    assert "x[0] is a Table" in told[0]
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_a_tracked_function_runs_on(hostile: Any, read: str, bad: bool) -> None:
+    def program(x: Any, thing: Any) -> Any:
+        inner = SimpleNamespace(thing=thing, y=np.log(x - 2.0 * bad))
+        return {"y": inner.y, "thing": thing, "inner": inner}
+
+    tracker = anynan.track(program, action="record", read=read)
+    result = tracker(np.ones(3), hostile)
+    assert result["thing"] is hostile
+    assert result["inner"].thing is hostile
+    assert type(result["y"]) is np.ndarray
+    assert [event.operation.name for event in tracker.events if event.operation] == ["log"] * bad
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_tracked_model_runs_on(hostile: Any, bad: bool) -> None:
+    torch: Any = pytest.importorskip("torch")
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 2)
+            object.__setattr__(self, "held", hostile)
+
+        def forward(self, x: Any, thing: Any) -> Any:
+            return {"y": torch.log(self.linear(x).abs() * (0.0 if bad else 1.0)), "thing": thing}
+
+    model = Model()
+    with anynan.torch.track(model, action="record", policy=anynan.Policy(neginf="bad")) as tracker:
+        result = model(torch.ones(1, 2), hostile)
+        result["y"].sum().backward()
+    assert result["thing"] is hostile
+    assert bool([event for event in tracker.events if event.severity == "bad"]) is bad
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_tracked_step_runs_on(hostile: Any, bad: bool) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    @anynan.torch.track(action="record")
+    def step(x: Any, thing: Any) -> Any:
+        optimizer.zero_grad()
+        loss = torch.sqrt(model(x).square() - bad * 1e3).sum()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "thing": thing}
+
+    assert step(torch.ones(1, 2), hostile)["thing"] is hostile
+    assert bool([event for event in step.events if event.severity == "bad"]) is bad
+    step.remove()

@@ -1,0 +1,90 @@
+"""Tracked arrays in the hands of code that asks for a class, or brings its own array_api_compat."""
+
+import inspect
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+
+pytestmark = pytest.mark.filterwarnings("ignore::anynan.AnynanWarning", "ignore::RuntimeWarning")
+
+# SciPy reads its switch when it is imported.
+SCIPY = """
+import numpy as np, scipy.signal as sg, scipy.stats as st, scipy.linalg as la
+import anynan
+x = np.random.default_rng(0).normal(size=50)
+programs = [
+    lambda s: sg.convolve(s, np.ones(5)),
+    lambda s: sg.convolve(np.ones(5), s),
+    lambda s: sg.lfilter([1.0, 0.5], [1.0, 0.2], s),
+    lambda s: la.solve_banded((0, 0), np.ones((1, 50)), s),
+    lambda s: st.pearsonr(s, s**2 + np.arange(50)).statistic,
+]
+for i, program in enumerate(programs):
+    assert np.array_equal(anynan.track(program)(x), program(x)), i
+"""
+
+
+def test_beside_a_plain_array_under_a_vendored_array_api_compat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("scipy")
+    monkeypatch.setenv("SCIPY_ARRAY_API", "1")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCIPY], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_at_writes_where_arrays_cannot_be_written_to() -> None:
+    extra = pytest.importorskip("scipy._lib.array_api_extra")
+    jnp = pytest.importorskip("jax.numpy")
+    plain = anynan.track(lambda x: extra.at(x)[0].set(5.0))(jnp.zeros(2))
+    assert plain.tolist() == [5.0, 0.0]
+    with pytest.raises(anynan.NonFiniteError) as error:
+        anynan.track(lambda x: extra.at(x.sum(), x.sum() > 1).set(np.log(-x[0])))(np.ones(2))
+    assert error.value.event.operation is not None
+    assert error.value.event.operation.name == "log"
+
+
+def refuses(x: Any) -> Any:
+    import scipy.sparse.linalg
+
+    return scipy.sparse.linalg.cg(x * np.eye(3), x)[0]
+
+
+@pytest.mark.parametrize(
+    "program", [refuses, lambda x: json.dumps(x), lambda x: memoryview(x)],
+    ids=["scipy", "json", "memoryview"],
+)  # fmt: skip
+def test_an_exception_of_code_that_refused_it_says_so(program: Any) -> None:
+    with pytest.raises(TypeError) as error:
+        anynan.track(program)(np.ones(3))
+    (note,) = error.value.__notes__
+    assert "a stand-in (TrackedArray), which this code did not take" in note
+    assert "test_recorder_foreign.py:" in note
+
+
+def test_an_exception_of_the_functions_own_stays_as_it_is() -> None:
+    def program(x: Any) -> Any:
+        if x.sum() > 0:
+            raise ValueError("mine")
+        return np.linalg.inv(x)
+
+    for x, kind in ((np.ones((2, 2)), ValueError), (np.zeros((2, 2)), np.linalg.LinAlgError)):
+        with pytest.raises(kind) as error:
+            anynan.track(program)(x)
+        assert not hasattr(error.value, "__notes__")
+
+
+def test_recorded_functions_have_their_own_signatures() -> None:
+    xp = anynan.namespace(np)
+    assert inspect.signature(xp.linalg.norm) == inspect.signature(np.linalg.norm)
+    assert anynan.track(lambda x: inspect.signature(x.__array_namespace__().mean))(
+        np.ones(1)
+    ) == inspect.signature(np.mean)

@@ -1,0 +1,133 @@
+"""``anynan.check`` in a tracked function, and tracked functions that go to other processes."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::anynan.AnynanWarning")
+READS = pytest.mark.parametrize("read", ["immediate", "step"])
+HUGE = np.array([1.0, 1000.0])
+
+
+def checked(x: Any) -> Any:
+    z = np.exp(x)
+    y = z * 2
+    anynan.check({"y": y}, "values")
+    return np.minimum(y, 1.0)
+
+
+def checked_plain(x: Any) -> Any:
+    z = np.exp(x)
+    anynan.check(np.asarray(z))
+    return 1.0
+
+
+def checked_number(x: Any) -> Any:
+    anynan.check(float(np.exp(x)[1]))
+    return 1.0
+
+
+@READS
+@pytest.mark.parametrize("program", [checked, checked_plain, checked_number])
+def test_a_check_tells_what_the_tracker_knows(program: Any, read: str) -> None:
+    tracker = anynan.track(program, action="record", read=read)
+    tracker(HUGE)
+    (event,) = tracker.events
+    assert event.operation is not None
+    assert event.operation.source is not None
+    assert event.cause is not None
+    assert (event.operation.name, event.cause.tag) == ("exp", "exp_overflow")
+    assert event.operation.source.function == program.__name__
+    assert event.spread.surfaced is not None
+    assert event.spread.surfaced.startswith("the check of ")
+
+
+@READS
+def test_a_check_obeys_the_trackers_action(read: str) -> None:
+    with pytest.raises(anynan.NonFiniteError, match="surfaced at the check of values") as error:
+        anynan.track(checked, read=read)(HUGE)
+    assert error.value.tracker.events == (error.value.event,)
+    with pytest.warns(anynan.AnynanWarning, match="exp_overflow|exp of a number") as seen:
+        anynan.track(checked, read=read, action="warn")(HUGE)
+    assert {item.filename for item in seen} == {__file__}
+
+
+@READS
+def test_a_check_of_what_the_tracker_never_saw(read: str) -> None:
+    def program(x: Any) -> Any:
+        anynan.check(np.array([1.0, np.nan]), "table")
+        return x
+
+    tracker = anynan.track(program, action="record", read=read)
+    tracker(np.ones(2))
+    (event,) = tracker.events
+    assert (event.phase, event.tensor, event.severity) == ("value", "table", "bad")
+    with pytest.raises(anynan.NonFiniteError, match="NaN found in table"):
+        anynan.track(program, read=read)(np.ones(2))
+
+
+def test_a_watch_inside_does_not_accuse_the_data() -> None:
+    def program(x: Any) -> Any:
+        return [batch.sum() for batch in anynan.watch([np.log(-x)])]
+
+    with pytest.raises(anynan.NonFiniteError) as error:
+        anynan.track(program)(np.ones(2))
+    assert error.value.event.phase == "forward"
+    assert error.value.event.operation is not None
+    assert error.value.event.operation.name == "log"
+
+
+@anynan.track
+def decorated(x: Any) -> Any:
+    return np.sqrt(x)
+
+
+def plain(x: Any) -> Any:
+    return np.sqrt(x)
+
+
+def test_a_tracked_function_is_sent_as_what_it_wraps() -> None:
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    tracker = anynan.track(plain)
+    assert pickle.loads(pickle.dumps(tracker)) is plain
+    assert copy.deepcopy(tracker) is plain
+    assert copy.deepcopy([decorated])[0] is decorated.fn
+
+
+def test_a_tracked_function_in_a_pool_of_processes() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert pool.submit(anynan.track(plain), np.full(1, 4.0)).result().tolist() == [2.0]
+
+
+SCRIPT = """
+import sys, anynan, cloudpickle, pickle
+@anynan.track
+def f(x): return x + 1
+sys.stdout.buffer.write(cloudpickle.dumps(f))
+"""
+
+
+def test_a_decorated_function_of_a_script_by_value(tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, check=True)
+    assert pickle.loads(done.stdout)(1) == 2
+
+
+def test_a_tracked_model_is_copied_as_a_model() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    with anynan.torch.track(model) as tracker:
+        assert type(copy.deepcopy(tracker)) is torch.nn.Linear
+        assert type(pickle.loads(pickle.dumps(tracker))) is torch.nn.Linear

@@ -1,0 +1,386 @@
+"""What leaves a tracked function is judged, whichever way it goes out, and is what it was."""
+
+import sys
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan.recording.tracked import TrackedArray
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning", "ignore::anynan.AnynanWarning", "ignore::PendingDeprecationWarning"
+)
+NAN = float("nan")
+READS = pytest.mark.parametrize("read", ["immediate", "step"])
+
+
+def event_of(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
+    tracker = anynan.track(function, action="record", **options)
+    tracker(*args)
+    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    return event
+
+
+def tag_of(event: anynan.Event) -> str:
+    assert event.cause is not None
+    return event.cause.tag
+
+
+# Written into an argument, or into an attribute.
+
+
+def item(x: Any) -> None:
+    x[0] = np.nan
+
+
+def fill(x: Any) -> None:
+    x.fill(np.nan)
+
+
+def at(x: Any) -> None:
+    np.add.at(x, [0], np.nan)
+
+
+def whole(x: Any) -> None:
+    x[:] = np.log(-x)
+
+
+def out(x: Any) -> None:
+    np.log(-x, out=x)
+
+
+@READS
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [(item, "setitem"), (fill, "fill"), (at, "add"), (whole, "log"), (out, "log")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_nan_written_into_an_argument(program: Any, name: str, read: str) -> None:
+    event = event_of(program, np.array([1.0, 2.0]), read=read)
+    assert (event.phase, event.kind, event.tensor) == ("forward", "nan", "x")
+    assert event.operation is not None
+    assert event.operation.name == name
+    assert event.operation.source is not None
+    assert event.operation.source.function == program.__name__
+
+
+@READS
+def test_a_nan_written_into_an_argument_that_is_returned(read: str) -> None:
+    def program(x: Any) -> Any:
+        x[0] = np.nan
+        return x
+
+    event = event_of(program, np.ones(2), read=read)
+    assert (event.kind, event.tensor) == ("nan", "result")
+
+
+@READS
+def test_a_result_put_into_a_container_or_an_object_of_the_caller(read: str) -> None:
+    def program(x: Any, into: Any) -> None:
+        if isinstance(into, dict):
+            into["y"] = np.log(-x)
+        else:
+            into.y = np.log(-x)
+
+    places: list[tuple[Any, str]] = [({}, "into['y']"), (SimpleNamespace(), "into.y")]
+    for into, tensor in places:
+        event = event_of(program, np.ones(2), into, read=read)
+        assert event.tensor == tensor
+        assert event.operation is not None
+        assert event.operation.name == "log"
+        kept = into["y"] if isinstance(into, dict) else into.y
+        assert type(kept) is np.ndarray
+
+
+def test_a_nan_written_into_an_array_in_an_attribute() -> None:
+    def program(x: Any, state: Any) -> None:
+        state.mean[0] = NAN * x.sum().item()
+
+    event = event_of(program, np.ones(2), SimpleNamespace(mean=np.zeros(2), best=np.inf))
+    assert (event.kind, event.tensor) == ("nan", "state.mean")
+
+
+class Model:
+    def __init__(self) -> None:
+        self.weight, self.best, self.unset = np.ones(2), np.full(2, np.inf), np.full(2, np.nan)
+
+    def update(self, x: Any) -> None:
+        self.weight = self.weight - np.log(-x)
+
+    def count(self, x: Any) -> Any:
+        self.unset[0] = 1.0
+        return x + self.weight
+
+
+def test_an_object_that_a_method_is_bound_to() -> None:
+    model = Model()
+    event = event_of(model.update, np.ones(2))
+    assert (event.kind, event.tensor) == ("nan", "self.weight")
+    assert type(model.weight) is np.ndarray
+
+
+def test_what_an_object_held_before_is_no_failure() -> None:
+    tracker = anynan.track(Model().count)
+    assert tracker(np.ones(2)).tolist() == [2.0, 2.0]
+    assert not tracker.events
+
+
+def test_an_argument_that_is_cleaned_or_left_is_no_failure() -> None:
+    def program(x: Any, out: Any) -> Any:
+        np.log(np.abs(x) + 1.0, out=out)
+        y = 1 / out
+        y[np.isinf(y)] = 0.0
+        out *= 0.0
+        return y
+
+    tracker = anynan.track(program)
+    tracker(np.zeros(3), np.zeros(3))
+    assert not tracker.events
+
+
+# Results that are no plain arrays.
+
+
+class Subclass(np.ndarray[Any, Any]):
+    pass
+
+
+def in_matrix(x: Any) -> Any:
+    return np.matrix(np.asarray(x) * NAN)
+
+
+def in_subclass(x: Any) -> Any:
+    return (np.asarray(x) * NAN).view(Subclass)
+
+
+def in_masked(x: Any) -> Any:
+    return np.ma.array(np.asarray(x) * NAN, mask=[True, False])
+
+
+def in_series(x: Any) -> Any:
+    return pytest.importorskip("pandas").Series(np.log(-x))
+
+
+def in_object(x: Any) -> Any:
+    return SimpleNamespace(v=np.log(-x))
+
+
+def in_deque(x: Any) -> Any:
+    return deque([np.log(-x)])
+
+
+def in_dict_subclass(x: Any) -> Any:
+    return type("Bag", (dict,), {})(v=np.log(-x))
+
+
+@READS
+@pytest.mark.parametrize(
+    "program",
+    [
+        in_matrix, in_subclass, in_masked, in_series, in_object, in_deque, in_dict_subclass,
+    ],
+    ids=lambda program: program.__name__,
+)  # fmt: skip
+def test_a_result_of_any_class_is_judged(program: Any, read: str) -> None:
+    event = event_of(program, np.ones(2), read=read)
+    assert (event.phase, event.kind) == ("forward", "nan")
+
+
+@READS
+def test_a_memmap_is_watched_as_the_array_it_is(tmp_path: Path, read: str) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.array([1.0, 2.0]))
+    event = event_of(lambda x: np.log(-x), np.load(path, mmap_mode="r"), read=read)
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    np.save(path, np.array([1.0, np.nan]))
+    event = event_of(lambda x: x[:1] * 1, np.load(path, mmap_mode="r"), read=read)
+    assert (event.phase, event.tensor) == ("input", "x")
+
+
+def test_an_argument_of_another_class_is_judged_and_named() -> None:
+    with pytest.warns(anynan.AnynanWarning, match=r"the argument pair\[0\] is a .*matrix"):
+        event = event_of(lambda pair: 1.0, [np.matrix([[NAN]])])
+    assert (event.phase, event.tensor) == ("input", "pair[0]")
+    event = event_of(lambda x: x * 0 / (x * 0), np.matrix([[1.0]]))
+    assert (event.phase, event.kind) == ("forward", "nan")
+    assert any("operations on x (a numpy.matrix) are not watched" in n for n in event.notes)
+
+
+def test_no_tracked_array_is_left_in_a_result() -> None:
+    class Slots:
+        __slots__ = ("v",)
+        v: Any
+
+    def program(x: Any) -> Any:
+        slots, cells = Slots(), np.empty(1, object)
+        slots.v, cells[0] = x * 2, x * 2
+        return [
+            SimpleNamespace(v=x * 2, inner=SimpleNamespace(v=[x * 2])), deque([x * 2]),
+            OrderedDict(v=x * 2), UserDict(v=x * 2), slots, cells, {"s": {1: (x * 2,)}},
+        ]  # fmt: skip
+
+    def walk(value: Any, depth: int = 0) -> Any:
+        yield value
+        if depth < 6 and not isinstance(value, str | bytes | type | TrackedArray):
+            parts = list(value.values()) if isinstance(value, dict) else []
+            parts += list(value) if isinstance(value, list | tuple | deque) else []
+            parts += value.tolist() if getattr(value, "dtype", None) == np.dtype(object) else []
+            parts += list(getattr(value, "__dict__", {}).values())
+            parts += [value.v] if isinstance(value, Slots) else []
+            for part in parts:
+                yield from walk(part, depth + 1)
+
+    found = list(walk(anynan.track(program)(np.ones(2))))
+    assert not [value for value in found if isinstance(value, TrackedArray)]
+    assert sum(isinstance(value, np.ndarray) and value.dtype != object for value in found) == 8
+
+
+def test_no_tracked_array_is_left_in_an_argument() -> None:
+    @dataclass
+    class Node:
+        x: Any
+        inner: Any = None
+
+    tree = Node(np.ones(1), Node(np.ones(1), Node(np.ones(1), {"list": [np.ones(1)] * 2})))
+
+    def program(tree: Any) -> Any:
+        tree.inner.inner.x = tree.inner.inner.x * 2
+        return tree.x.sum()
+
+    anynan.track(program)(tree)
+    found = [tree.x, tree.inner.x, tree.inner.inner.x, *tree.inner.inner.inner["list"]]
+    assert [type(x) for x in found] == [np.ndarray] * 5
+    assert tree.inner.inner.x.tolist() == [2.0]
+
+
+# The data is accused of what it was, and of nothing else.
+
+
+def through_asarray(x: Any) -> Any:
+    y = np.asarray(x)
+    y[0] = np.log(-1.0)
+    return x * 2
+
+
+def through_flat(x: Any) -> Any:
+    x.flat[0] = np.nan
+    return x * 1
+
+
+def through_asarray_only(x: Any) -> None:
+    np.asarray(x)[0] = np.nan
+
+
+@READS
+@pytest.mark.parametrize(
+    ("program", "word"),
+    [
+        (through_asarray, "np.asarray"), (through_flat, ".flat"),
+        (through_asarray_only, "np.asarray"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_a_value_that_the_function_overwrote_is_no_fault_of_the_data(
+    program: Any, word: str, read: str
+) -> None:
+    event = event_of(program, np.array([1.0, 2.0]), read=read)
+    assert event.phase == "forward"
+    assert tag_of(event) == "overwritten_input"
+    assert "data set" not in str(event.cause)
+    line = program.__code__.co_firstlineno
+    told = [note for note in event.notes if "left anynan's sight" in note]
+    assert any(
+        f"test_recorder_leaving.py:{line + i} ({word})" in note for note in told for i in (1, 2)
+    )
+
+
+@READS
+def test_an_argument_that_was_bad_is_said_to_be(read: str) -> None:
+    event = event_of(lambda x: np.asarray(x) * 2, np.array([1.0, NAN]), read=read)
+    assert (event.phase, tag_of(event)) == ("input", "bad_input")
+
+
+@READS
+def test_a_constant_of_the_code_is_told_as_just_that(read: str) -> None:
+    event = event_of(lambda x: x * NAN, np.ones(2), read=read)
+    assert (event.phase, tag_of(event)) == ("forward", "written_constant")
+
+
+# What was out of sight.
+
+TABLE = np.array([0.0, 1.0])
+
+
+def by_library(x: Any) -> Any:
+    interpolate = pytest.importorskip("scipy.interpolate")
+    y = interpolate.CubicSpline(x, x)(np.array([0.5]))
+    return np.log(y - 10.0)
+
+
+@READS
+@pytest.mark.parametrize("level", ["layer", "operation"])
+def test_what_no_operation_made_is_not_put_down_to_chance(read: str, level: str) -> None:
+    x = np.arange(4.0)
+    event = event_of(by_library, x, read=read, level=level)
+    assert event.operation is None
+    assert event.cause is not None
+    assert not any("random" in note for note in event.notes)
+    assert "level=" not in event.cause.fix
+    (note,) = [note for note in event.notes if "left anynan's sight" in note]
+    line = by_library.__code__.co_firstlineno + 2
+    assert f"test_recorder_leaving.py:{line} (np.asarray in scipy/" in note
+    assert note in anynan.reporting.render(event).replace("\n          ", " ")
+
+
+def test_arrays_that_the_function_was_not_given() -> None:
+    event = event_of(lambda x: np.log(TABLE - 2.0), np.ones(2))
+    assert any("arrays that the function was not given" in note for note in event.notes)
+
+
+def test_what_is_said_points_at_the_users_line() -> None:
+    def program(x: Any) -> Any:
+        return np.log(np.asarray(x) - 2.0) * x
+
+    with pytest.warns(anynan.AnynanWarning) as seen:
+        anynan.track(program, action="warn")(np.ones(2))
+    here = sys._getframe().f_lineno
+    assert {item.filename for item in seen} == {__file__}
+    assert {item.lineno for item in seen} == {program.__code__.co_firstlineno + 1, here - 1}
+
+
+# A second run is believed as far as it agrees with the first.
+
+
+def test_a_second_run_that_takes_another_branch_is_not_believed() -> None:
+    calls = {"n": 0}
+
+    def program(x: Any) -> Any:
+        calls["n"] += 1
+        if calls["n"] == 1:
+            return np.log(x)
+        return np.sqrt(x)
+
+    event = event_of(program, np.array([-1.0]), read="step")
+    assert event.operation is not None
+    assert (event.operation.name, tag_of(event)) == ("log", "log_of_negative")
+    assert any("a second run went another way, sqrt (line" in note for note in event.notes)
+
+
+def test_a_second_run_with_other_values_is_not_believed() -> None:
+    values = iter([-1.0, -500.0])
+
+    def program(x: Any) -> Any:
+        return np.log(x * next(values))
+
+    event = event_of(program, np.ones(1), read="step")
+    assert event.operation is not None
+    assert event.operation.inputs[0].min == -1.0
+    assert any("a second run had other values, at log" in note for note in event.notes)
