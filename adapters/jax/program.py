@@ -309,22 +309,27 @@ class Program:
                 yield Spot(index, self.owner(leaf), "backward", f"grad of {short}", 0, leaf.name)
 
     def gradient_of(self, index: int) -> int | None:
-        """Find the gradient behind a new weight: its own shape all the way."""
+        """Find the gradient behind a new weight: its own shape all the way.
+
+        One that a loop adds up is what comes out of the loop, not what a round adds.
+        """
         graph = self.graph
         shape = graph.values[index].aval.shape
-        seen, todo = {index}, [index]
+        seen, todo = {index}, [(index, index)]
         while todo:
-            value = graph.values[todo.pop(0)]
+            i, outside = todo.pop(0)
+            value = graph.values[i]
+            outside = outside if value.loops else i
             more = list(value.feeds)
             if value.writer is not None:
                 node = graph.nodes[value.writer]
                 if node.backward:
-                    return value.index
+                    return outside
                 more += node.ins
-            for i in more:
-                if i not in seen and graph.values[i].aval.shape == shape:
-                    seen.add(i)
-                    todo.append(i)
+            for j in more:
+                if j not in seen and graph.values[j].aval.shape == shape:
+                    seen.add(j)
+                    todo.append((j, outside))
         return None
 
     def spoilt(self, found: Mapping[int, Any]) -> list[int]:
