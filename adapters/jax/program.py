@@ -29,6 +29,10 @@ _state = local()
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
 
+class UnwatchableError(Exception):
+    """Say that a function was traced, and its program could not be taken apart."""
+
+
 def tracing() -> "Program | None":
     """Give the program this thread is tracing, if any."""
     return getattr(_state, "program", None)
@@ -87,11 +91,14 @@ class Program:
         finally:
             marker.reset(token)
             _state.program = outer
-        self.graph = Graph(self.closed)
         self.roots = frozenset(roots)
-        self.layers = Layers(self.graph, self.roots)
-        tree = flat.arguments(map(Slot, range(len(flat.arrays))))
-        self.results = self._match(tree, flat)
+        try:
+            self.graph = Graph(self.closed)
+            self.layers = Layers(self.graph, self.roots)
+            tree = flat.arguments(map(Slot, range(len(flat.arrays))))
+            self.results = self._match(tree, flat)
+        except Exception as error:  # what fails here is ours: the function itself was traced
+            raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
         # What is spread over devices is not put side by side: that would move it.
         self.alone = all(not isinstance(x, jax.Array) or _alone(x) for x in flat.arrays)
         self._always: Watch | None = None
@@ -178,7 +185,7 @@ class Program:
             found[b] = Result(self.leaves[a].name, a, not grad)
         for path, leaf in tree_util.tree_flatten_with_path(out)[0]:
             if isinstance(leaf, Slot) and leaf not in found:
-                found[leaf] = Result("result" + tree_util.keystr(path))
+                found[leaf] = Result("result" + signature.spelled(path))
         return [found.get(i, Result("result")) for i in range(len(out_shapes))]
 
     def _bare(self) -> bool:
@@ -373,7 +380,10 @@ class Program:
         if self._always is None or not self._always.exact.issuperset(exact):
             from anynan.jax.watching import Watch
 
-            self._always = Watch(self, exact)
+            try:
+                self._always = Watch(self, exact)
+            except Exception as error:
+                raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
         return self._always
 
     def evaluate(

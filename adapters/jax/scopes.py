@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import sys
 import threading
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -149,14 +150,24 @@ def _roots(tree: Any) -> list[Any]:
             todo += item
         elif isinstance(item, dict):
             todo += item.values()
-        elif callable(item) and getattr(item, "__closure__", None):
-            todo += [cell.cell_contents for cell in item.__closure__ if _filled(cell)]
-            todo.append(getattr(item, "__wrapped__", None))
-        elif hasattr(item, "__wrapped__"):
-            todo.append(item.__wrapped__)
-        elif hasattr(item, "model"):  # nnx.Optimizer and the like
-            todo.append(item.model)
+        elif isinstance(item, types.FunctionType):
+            todo += [cell.cell_contents for cell in item.__closure__ or () if _filled(cell)]
+            todo.append(item.__dict__.get("__wrapped__"))
+        elif isinstance(item, types.MethodType):
+            todo += [item.__func__, item.__self__]
+        elif isinstance(item, functools.partial):
+            todo += [item.func, item.args, item.keywords]
+        else:  # of a jitted function its own, and what nnx.Optimizer and the like work on
+            todo += [_held(item, "__wrapped__"), _held(item, "model")]
     return found
+
+
+def _held(item: Any, name: str) -> Any:
+    """Give what an object really holds: one that makes up attributes when asked is not asked."""
+    try:
+        return object.__getattribute__(item, "__dict__").get(name)
+    except AttributeError:
+        return None
 
 
 def _filled(cell: Any) -> bool:

@@ -15,7 +15,7 @@ from anynan.errors import AnomalyError
 from anynan.jax import probes, signature, taps
 from anynan.jax.layers import Spot
 from anynan.jax.objects import Objects, objects_of
-from anynan.jax.program import Program, Settings, tracing
+from anynan.jax.program import Program, Settings, UnwatchableError, tracing
 from anynan.jax.steps import Step, alive, unread, weakly
 from anynan.jax.taps import traced
 from anynan.jax.watching import Watch
@@ -42,6 +42,7 @@ class Session:
         # Without a replay a step that is read late is not worth keeping alive.
         self.light = bool(lag) and not options.replay and options.level == "layer"
         self._programs: dict[Hashable, Program] = {}
+        self._blind: set[Hashable] = set()
         self._kept: list[Any] = []
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -73,6 +74,7 @@ class Session:
     def detach(self) -> None:
         """Forget the programs."""
         self._programs.clear()
+        self._blind.clear()
         self._kept.clear()
 
     def set_paused(self, paused: bool) -> None:
@@ -108,18 +110,30 @@ class Session:
             return fn(*args, **kwargs)
         if self._static is None:
             self._static = signature.static_arguments(fn, args, kwargs)
+        given = args, kwargs
         objects = objects_of(args, kwargs)
         made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
         if objects is not None:
             args, kwargs = objects.swapped(args, kwargs)
             made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
         flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
-        program = self._program(made, inner, flat, objects)
-        if traced(flat.arrays) or traced(program.closed.consts):
-            return taps.run(self, program, flat.arrays)
-        watch = program.watch(self._exact(program))
-        rows = self.tracker.rows()
-        outs, words = watch(self._table(watch), flat.arrays)
+        key = flat.key(), None if objects is None else objects.definition
+        if key in self._blind:
+            return fn(*given[0], **given[1])
+        try:
+            program = self._program(key, made, inner, flat, objects)
+            if traced(flat.arrays) or traced(program.closed.consts):
+                return taps.run(self, program, flat.arrays)
+            watch = program.watch(self._exact(program))
+            rows = self.tracker.rows()
+            outs, words = watch(self._table(watch), flat.arrays)
+        except UnwatchableError as error:
+            self._blind.add(key)
+            self.tracker.say(
+                f"{self.tracker.name} runs unwatched: its program could not be taken apart "
+                f"({error})"
+            )
+            return fn(*given[0], **given[1])
         self.tracker.close_step()
         hold = weakly if self.light else list
         self._unread.append(Step(program, watch, hold(flat.arrays), hold(outs), words, rows))
@@ -141,12 +155,12 @@ class Session:
 
     def _program(
         self,
+        key: Hashable,
         fn: Callable[..., Any],
         inner: Callable[..., Any] | None,
         flat: signature.Flat,
         objects: Objects | None,
     ) -> Program:
-        key = flat.key(), None if objects is None else objects.definition
         found = self._programs.get(key)
         if found is None:
             with self._lock:
@@ -278,7 +292,7 @@ class Session:
             members = watch.members(index)
             try:
                 found = flags(program, step.inputs(), dict.fromkeys(members, "code"))
-            except ReplayError:
+            except Exception:  # noqa: BLE001  the reading stays as it is, and is judged
                 return
             word = max(found[i].word for i in members)
             if word != probes.POSINF:  # or it did not happen again
@@ -330,7 +344,13 @@ class Session:
         """Look at every operation of a step."""
         from anynan.jax.replay import everything
 
-        seen = everything(step)
+        try:
+            seen = everything(step)
+        except Exception as error:  # noqa: BLE001  the readings are judged all the same
+            self.tracker.say(
+                f"level='operation' could not look at a step: {type(error).__name__} {error}"
+            )
+            return
         if seen is not None:
             self.tracker.operations(step.rows, seen)
 

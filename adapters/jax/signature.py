@@ -245,7 +245,7 @@ def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> lis
             if not isinstance(leaf, Slot):
                 continue
             if not kept:
-                found.append(Leaf(name + tree_util.keystr(path), "input", key, path))
+                found.append(Leaf(name + spelled(path), "input", key, path))
                 continue
             steps = words(path)
             role: Role = "parameter"
@@ -263,16 +263,31 @@ def _module(value: Any) -> bool:
     return "equinox" in kinds or "flax" in kinds
 
 
+def spelled(path: Any) -> str:
+    """Spell a path in a tree as code would: ``['image'][0]``."""
+    try:
+        return str(tree_util.keystr(path))
+    except Exception:  # noqa: BLE001  a key whose repr raises
+        return "".join(f"[{word}]" for word in words(path))
+
+
+def _word(step: Any) -> str:
+    try:
+        return str(step)
+    except Exception:  # noqa: BLE001  a key that cannot be spelled
+        return type(step).__name__
+
+
 def words(path: Any) -> list[str]:
     """Give the steps of a path in a tree as plain words."""
     found: list[str] = []
     for step in path:
         for name in ("key", "name", "idx"):
             if hasattr(step, name):
-                found += [part for part in str(getattr(step, name)).split("/") if part != "~"]
+                found += [part for part in _word(getattr(step, name)).split("/") if part != "~"]
                 break
         else:
-            found.append(str(step).strip(".[]'\""))
+            found.append(_word(step).strip(".[]'\""))
     return found
 
 

@@ -10,6 +10,7 @@ from jax import lax
 
 from anynan.jax import probes
 from anynan.jax.evaluate import TOTALS, Emission, Plan
+from anynan.jax.program import UnwatchableError
 from anynan.monitor import Site
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Watch:
         # Where each reading is in what the program gives, and whether it is a word already.
         self.place = np.zeros(len(self.values), int)
         self.word = np.zeros(len(self.values), bool)
+        self.ran = False
         self.sites: list[Site] | None = None
         self.table: tuple[int, Any] | None = None
         self.donated = program.donated if settings.donate else ()
@@ -90,9 +92,25 @@ class Watch:
 
         Returns:
             What it returns, and the readings, on the device.
+
+        Raises:
+            UnwatchableError: If the program with its readings cannot be built.
         """
-        out: tuple[list[Any], Any] = self.run(table, self.factors, *arrays)
+        try:
+            out: tuple[list[Any], Any] = self.run(table, self.factors, *arrays)
+        except Exception:
+            if not self.ran:
+                self._prove(table, arrays)
+            raise
+        self.ran = True
         return out
+
+    def _prove(self, table: Any, arrays: list[Any]) -> None:
+        """Tell a program that cannot be built, which is our doing, from one that fails."""
+        try:
+            jax.eval_shape(self._run, table, self.factors, *arrays)
+        except Exception as error:
+            raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
 
     def _run(self, table: Any, factors: Any, *arrays: Any) -> tuple[list[Any], Any]:
         self.plan.factors = factors

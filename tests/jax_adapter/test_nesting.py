@@ -25,7 +25,7 @@ def both(f):
 
 
 def reverse(f):
-    rounds = dict(reverse=True, unroll=2)
+    rounds = {"reverse": True, "unroll": 2}
     return lambda x: lax.scan(lambda c, v: (c + f(v), None), x * 0, jnp.stack([x] * 3), **rounds)[0]
 
 
