@@ -5,7 +5,7 @@ from typing import Any
 
 from anynan.events import Phase, Source
 from anynan.jax import lines, names
-from anynan.jax.graph import PASSING, Graph, Node
+from anynan.jax.graph import Graph, Node
 from anynan.jax.layers import Layers
 from anynan.jax.probes import checkable
 
@@ -43,7 +43,7 @@ class Op:
     @property
     def raw(self) -> str:
         """Give the framework's own names."""
-        found = dict.fromkeys(node.name for node in self.nodes if node.name not in PASSING)
+        found = dict.fromkeys(node.name for node in self.nodes if not node.passing)
         return ", ".join(list(found)[:4]) or self.nodes[0].name
 
     @property
@@ -98,7 +98,7 @@ class Operations:
                 self._add(open_op, node)
                 continue
             open_op = None
-            if node.name in PASSING:
+            if node.passing:
                 continue
             op = self._open(node, names.primitive(node.name))
             self._known(self._forward, site, site.inside, op)
@@ -112,7 +112,7 @@ class Operations:
                 continue
             forward = self._forward_of(node)
             if forward is None:
-                if node.name not in PASSING:
+                if not node.passing:
                     name = names.primitive(node.name)
                     self._add(self._open(node, name, direct=node.place.backward), node)
                 continue
@@ -163,7 +163,7 @@ class Operations:
                 index = value.feeds[0]
                 continue
             node = self.graph.nodes[value.writer]
-            if node.name not in PASSING or not node.ins or node.index in self.of:
+            if not node.passing or not node.ins or node.index in self.of:
                 return index
             index = node.ins[0]
 

@@ -9,7 +9,7 @@ import numpy as np
 from anynan.adapter import BadParameter
 from anynan.jax import names, probes
 from anynan.jax.evaluate import Plan, jit_once
-from anynan.jax.graph import Node, Value
+from anynan.jax.graph import Node, Value, fills
 from anynan.jax.layers import Spot
 from anynan.jax.operations import Op
 from anynan.jax.program import Program
@@ -101,6 +101,8 @@ class Recorder:
         if probes.checkable(value.aval):
             return True
         dtype = getattr(value.aval, "dtype", None)
+        if op.name == "take":
+            return dtype is not None and not jax.numpy.issubdtype(dtype, jax.dtypes.extended)
         return op.name in ("divide", "pow") and dtype is not None and not value.aval.shape
 
     def _key(self, index: int, op: Op) -> tuple[int, tuple[int, ...]]:
@@ -283,9 +285,7 @@ class Recorder:
             return (None, None) if finite else ("constant", "value")
         if not held.bad:
             return None, None
-        # Nobody writes an array with NaN among its numbers into a program.
-        data = held.nan and held.size > 1
-        return ("input", "data") if data else ("constant", "value")
+        return "constant", "value"
 
     def _params(self, op: Op) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -294,6 +294,8 @@ class Recorder:
                 if name in _PARAMS and isinstance(value, int | float | tuple):
                     plain = list(value) if isinstance(value, tuple) else value
                     found.setdefault(_PARAMS[name], plain)
+        if op.name == "take" and op.forward is None:
+            found.update(self._out_of_range(op))
         if op.name in ("var", "std"):
             found["correction"] = self._correction(op.forward or op)
         if op.forward is not None:
@@ -304,6 +306,26 @@ class Recorder:
                 if terms is not None:
                     found["terms"] = terms.name
         return found
+
+    def _out_of_range(self, op: Op) -> dict[str, Any]:
+        """Find the first index of a read that is out of range, and what the range is."""
+        node = next((node for node in op.nodes if fills(node.eqn)), None)
+        indices = None if node is None else self._array(node.ins[1], op)
+        if node is None or indices is None:
+            return {}
+        params = node.eqn.params
+        axes = params["dimension_numbers"].start_index_map
+        sizes = [self.graph.values[node.ins[0]].aval.shape[axis] for axis in axes]
+        last = [size - params["slice_sizes"][a] for a, size in zip(axes, sizes, strict=True)]
+        flat = np.asarray(probes.on_host(indices)).reshape(-1, len(axes)).astype(int)
+        outside = (flat < 0) | (flat > np.array(last))
+        if not outside.any():
+            return {}
+        row, k = (int(i) for i in np.argwhere(outside)[0])
+        index, size = int(flat[row, k]), sizes[k]
+        # JAX's own functions count from the end first: they add the size to what is below 0.
+        index = index - size if index < 0 else index
+        return {"index": index, "entries": size, "outside": int(outside.any(1).sum())}
 
     def _maker(self, op: Op) -> Op | None:
         """Give the operation that made an operation's first operand."""

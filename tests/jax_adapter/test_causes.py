@@ -241,7 +241,7 @@ def test_the_cause_is_named_at_its_line(name):
 
 
 ELSEWHERE = {  # produced by the tests of this folder's other files
-    "bad_input", "bad_parameter", "optimizer_epsilon_underflow",
+    "bad_input", "bad_parameter", "index_out_of_range", "optimizer_epsilon_underflow",
 }  # fmt: skip
 
 
