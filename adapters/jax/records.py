@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DETAILED = 200
 BYTES = 256 * 2**20
+# They read a part: what is bad may be outside of it.
+_PARTS = frozenset({"slice", "dynamic_slice", "gather", "split"})
 _PARAMS = {"y": "exponent", "axes": "dim", "axis": "dim", "dimension": "dim"}
 
 
@@ -161,6 +163,7 @@ class Recorder:
             self.program.allowed((op.forward or op).nodes[0]).get(output.kind or ""),
             call=op.call, direct=op.direct,
             iteration=flag.its[-1] if flag.its else None, shard=self._shard(op),
+            hidden=None if phase == "backward" else self._hidden(op),
         )  # fmt: skip
         if phase == "optimizer":
             self._blame(record, op)
@@ -170,16 +173,55 @@ class Recorder:
             record.wide = self._wide(op)
         return record
 
+    def _hidden(self, op: Op) -> tuple[str, ...] | None:
+        """Name the forward operations where what came of a bad result is finite again."""
+        found: dict[str, None] = {}
+        seen = set(op.outs)
+        todo = [(i, False) for i in op.outs if self._word(i)]
+        while todo:
+            index, cut = todo.pop()
+            for reader in self.graph.readers(index):
+                if reader is None or reader.backward:
+                    continue
+                other = self.operations.of.get(reader.index)
+                if other is op:
+                    continue
+                outs = [i for i in (reader if other is None else other).outs if i is not None]
+                if other is not None:
+                    words = [word for i in outs if (word := self._word(i)) is not None]
+                    if outs and not words:
+                        return None
+                    if not any(words):
+                        found.setdefault("getitem" if cut else other.name)
+                        continue
+                part = cut or (other is None and reader.name in _PARTS)
+                new = [i for i in outs if i not in seen and (other is None or self._word(i))]
+                seen.update(new)
+                todo += [(i, part and other is None) for i in new]
+        return tuple(found)
+
+    def _word(self, index: int) -> int | None:
+        """Give the worst kind that was read of a value, None if it was not read."""
+        flag = self.found.get(index)
+        return None if flag is None else flag.word
+
     def _named(self, op: Op) -> list[tuple[int, str]]:
         """Name the operands as the cause rules know them."""
         if op.forward is None:
-            if len(op.nodes) == 1:
-                node = op.nodes[0]
+            node = self._itself(op)
+            if node is not None:
                 count = len(node.ins)
                 return [(i, names.operand(node.name, k, count)) for k, i in enumerate(node.ins)]
             floats = [i for i in op.ins if self._matters(i)]
             return [(i, names.operand("", k, len(floats))) for k, i in enumerate(floats)]
         return self._named_backward(op, op.forward)
+
+    def _itself(self, op: Op) -> Node | None:
+        """Give the equation that an operation is all about, None where there are several."""
+        if len(op.nodes) == 1:
+            return op.nodes[0]
+        mine = (n for n in op.nodes if n.name == op.name and n.outs == (self.worst[op.index],))
+        return next(mine, None) if op.index in self.worst else None
 
     def _matters(self, index: int) -> bool:
         """Tell whether a value is more than a number of the function's own."""

@@ -64,6 +64,8 @@ def replay(session: Session, step: Step, first: int) -> Replay:
             here = {spot.value for spot in watch.spots[:first]}
             more = [s for s in spots if words.get(s.value) and s.value not in here]
             chosen = _slice(program, more or bad, words)
+        if bad and bad[0].phase == "backward":  # a forward value may have been masked
+            chosen |= _ahead(program, chosen)
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
         wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
         found = flags(program, arrays, wanted)
@@ -151,6 +153,26 @@ def _behind(program: Program, start: int, words: dict[int, int]) -> set[int]:
                 seen.add(i)
                 todo.append(i)
     return chosen
+
+
+def _ahead(program: Program, chosen: set[int]) -> set[int]:
+    """Give the results of the forward operations that these values go into, if not too many."""
+    graph, operations = program.graph, program.operations()
+    found: set[int] = set()
+    seen = set(chosen)
+    todo = list(chosen)
+    while todo:
+        for reader in graph.readers(todo.pop()):
+            if reader is None or reader.backward:
+                continue
+            op = operations.of.get(reader.index)
+            outs = {i for i in (reader if op is None else op).outs if i is not None}
+            found |= outs if op is not None else set()
+            todo += outs - seen
+            seen |= outs
+        if len(found) > MOST:
+            return set()
+    return found
 
 
 def flags(program: Program, arrays: list[Any], wanted: dict[int, Any]) -> dict[int, Flag]:

@@ -38,11 +38,16 @@ def _hidden_forward(s: Situation) -> str | None:
         return None
     if "backward" not in (s.phase, s.surfaced):
         return None
+    hidden = s.record.hidden
+    masks = () if hidden is None else sorted(_HIDING.intersection(hidden))
+    if hidden is not None and not masks:  # nobody took it, or it went under in arithmetic
+        return None
+    by = f" by {' and '.join(masks)}" if masks else ""
     value = "" if s.record.value is None else f" gave {literal(s.record.value)}"
     argument = literal(s.value(*SELF)) if s.value(*SELF) is not None else "..."
     if s.operation == "divide":
         argument = f"{argument}, {literal(s.value('other'))}"
-    return f"{s.operation}({argument}){value}{at(s)} and was hidden again in the forward pass"
+    return f"{s.operation}({argument}){value}{at(s)} and was hidden again{by} in the forward pass"
 
 
 def _where_trap(s: Situation) -> str | None:
@@ -68,10 +73,11 @@ def _where_trap(s: Situation) -> str | None:
 def _trap_wording(s: Situation) -> tuple[str, str] | None:
     if s.where == "backward":
         return None
+    sure = s.record is not None and s.record.hidden is not None
     return (
         (
-            "the result of {op} was probably masked afterwards, but its gradient still runs "
-            "through {op}: the slope there is infinite, and 0 times Inf is NaN"
+            f"the result of {{op}} was {'' if sure else 'probably '}masked afterwards, but its "
+            "gradient still runs through {op}: the slope there is infinite, and 0 times Inf is NaN"
         ),
         _DOUBLE_WHERE,
     )
