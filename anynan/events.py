@@ -19,6 +19,8 @@ PHASES: tuple[Phase, ...] = (
     "value",
 )
 NON_FINITE: tuple[Kind, ...] = ("nan", "posinf", "neginf")
+# What a reading's tensor is called that is no weight: a moment, a velocity.
+STATE, CARRIED = "optimizer state", "carried state"
 KINDS: tuple[Kind, ...] = (*NON_FINITE, "large", "spike", "vanishing")
 
 

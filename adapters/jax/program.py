@@ -9,6 +9,7 @@ import jax
 from jax import tree_util
 
 from anynan.context import marker
+from anynan.events import STATE
 from anynan.jax import signature
 from anynan.jax.evaluate import Emission, Evaluator, Plan, Probe, placed
 from anynan.jax.graph import Graph, Node
@@ -281,7 +282,7 @@ class Program:
             leaf = self.leaves[result.source]
             layer = self.owner(leaf)
             if result.state:
-                short = leaf.name.rpartition(".")[2]
+                short = STATE if leaf.role == "state" else leaf.name.rpartition(".")[2]
                 return Spot(index, layer, "optimizer", short, 0, leaf.name)
             short = leaf.name.rpartition(".")[2]
             return Spot(index, layer, "backward", f"grad of {short}", 0, leaf.name)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from anynan.adapter import BadParameter
+from anynan.events import STATE
 from anynan.jax import names, probes
 from anynan.jax.evaluate import Plan, jit_once
 from anynan.jax.graph import Node, Value, fills
@@ -438,15 +439,21 @@ class Recorder:
                 continue
             grad = program.gradient_of(program.graph.results[i])
             gradient = None if grad is None else self.held.get((grad, ()))
-            state = {
-                name: probes.measure(self.held[program.graph.results[j], ()])
+            moments = {
+                name: (j, probes.measure(self.held[program.graph.results[j], ()]))
                 for j, name in program.moments(leaf)
                 if (program.graph.results[j], ()) in self.held
             }
+            summary, name, state = probes.measure(array), leaf.name, False
+            bad = [j for j, held in moments.values() if held.bad]
+            if not summary.bad and bad:
+                name = program.leaves[program.results[bad[0]].source or 0].name
+                summary, state = next(held for j, held in moments.values() if j == bad[0]), True
             found.append(
                 BadParameter(
-                    leaf.name, program.owner(leaf), probes.measure(array),
-                    gradient=None if gradient is None else probes.measure(gradient), state=state,
+                    name, program.owner(leaf), summary,
+                    gradient=None if gradient is None else probes.measure(gradient),
+                    state={name: held for name, (_, held) in moments.items()}, optimizer=state,
                 )
             )  # fmt: skip
         return found
@@ -466,6 +473,8 @@ class Recorder:
         for spot in spots:
             flag = self.found.get(spot.value)
             if flag is None or not flag.word:
+                continue
+            if spot.tensor == STATE and flag.word != probes.NAN:  # it does no harm by itself
                 continue
             parents = [
                 self.index[op.index]

@@ -51,19 +51,30 @@ def replay(session: Session, step: Step, first: int) -> Replay:
     watch = step.watch
     words = {index: int(step.read[at, 0]) for index, at in watch.at.items()}
     spots = program.spots(backward=True)
-    bad = [spot for spot in watch.spots[first:] if words[spot.value] and spot.phase != "input"]
+    meant = {index for index, at in watch.at.items() if at in step.meant}
+    bad = [
+        spot
+        for spot in watch.spots[first:]
+        if words[spot.value] and spot.phase != "input" and spot.value not in meant
+    ]
+    # A weight is read together with its optimizer state.
+    joined = {i: spot.value for spot in bad for i in watch.members(spot.value)}
+    words.update({i: words[index] for i, index in joined.items()})
+    hidden = joined.keys() - {spot.value for spot in bad}
+    together = {joined[i] for i in hidden}
+    bad += [spot for spot in spots if spot.value in hidden]
     # A mask is no failure of its own: what came after it is looked for first.
     masks = [s for s in bad[1:] if words[s.value] == probes.NEGINF and s.phase == "forward"]
     bad.sort(key=masks.__contains__)
     with replay_context():
-        chosen = _slice(program, bad, words)
+        chosen = _slice(program, bad, words, together)
         if len(chosen) > MOST:
             between = [spot.value for spot in spots if spot.value in chosen]
             found = flags(program, arrays, dict.fromkeys(between, "sum"))
             words.update({index: flag.word for index, flag in found.items()})
             here = {spot.value for spot in watch.spots[:first]}
             more = [s for s in spots if words.get(s.value) and s.value not in here]
-            chosen = _slice(program, more or bad, words)
+            chosen = _slice(program, more or bad, words, together)
         if bad and bad[0].phase == "backward":  # a forward value may have been masked
             chosen |= _ahead(program, chosen)
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
@@ -113,7 +124,9 @@ def record(
     return result, recorder
 
 
-def _slice(program: Program, bad: list[Spot], words: dict[int, int]) -> set[int]:
+def _slice(
+    program: Program, bad: list[Spot], words: dict[int, int], together: set[int]
+) -> set[int]:
     """Give the results of every operation that may have made the first bad values.
 
     The way back from a bad value ends where a value was read and is finite. What comes after
@@ -123,7 +136,9 @@ def _slice(program: Program, bad: list[Spot], words: dict[int, int]) -> set[int]
     chosen: set[int] = set()
     for spot in bad:
         chosen |= {spot.value, *_behind(program, spot.value, words)}
-        if len(chosen) > MOST or words[spot.value] == probes.NAN:
+        # A weight is read together with its optimizer state: which of them it is shows later.
+        alone = spot.value not in together
+        if len(chosen) > MOST or (alone and words[spot.value] == probes.NAN):
             break
     return chosen | {
         i for op in operations.ops if any(o in chosen for o in op.outs) for i in op.outs

@@ -5,6 +5,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,13 +13,14 @@ import numpy as np
 
 from anynan.adapter import BadParameter, ReplayError
 from anynan.errors import AnomalyError
+from anynan.events import CARRIED, STATE
 from anynan.jax import probes, signature, taps
 from anynan.jax.layers import Spot
 from anynan.jax.objects import Objects, objects_of
 from anynan.jax.program import Program, Settings, UnwatchableError, tracing
 from anynan.jax.steps import Step, alive, unread, weakly
 from anynan.jax.taps import traced
-from anynan.jax.watching import Watch
+from anynan.jax.watching import State, Watch
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
@@ -230,6 +232,7 @@ class Session:
             judged = policy.weigh(kind, spot.phase, spot.layer)
             excused = policy.allowed(kind, spot.phase, spot.layer)
             mask = (spot.layer, spot.phase, kind) in self.tracker.monitor.downgraded
+            mask = mask or (spot.phase == "input" and word < probes.NAN)  # suspect, for now
             found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
         return found
 
@@ -260,10 +263,12 @@ class Session:
                     rows.expected[order] = allowed
         if self.options.replay and (step.read[:, 0] == probes.NAN).any():
             self._sure(step)
+        step.meant = self._meant(step)
         read = step.read[watch.order]
         self._write(rows, watch.sites, watch.spots, read)
         if read[:, 0].any():
             self._live(step, watch)
+            self._suspect(step, watch, read)
         self._guard(step, read)
         self._local.step = step
         try:
@@ -274,6 +279,58 @@ class Session:
             self._local.step = None
         if rows.failed is None:
             self.tracker.known_clean(rows.step + 1)
+
+    def _meant(self, step: Step) -> set[int]:
+        """Give the readings of an update that are Inf and may be meant so."""
+        watch = step.watch
+        bad = [state for state in watch.states if step.read[state.at, 0]]
+        if not bad:
+            return set()
+        if watch.restored:
+            flags = probes.on_host(step.words)[len(watch.values) :, 0]
+            return {state.at for state in bad if flags[state.at]}
+        outs, arrays = list(map(alive, step.outs)), list(map(alive, step.arrays))
+        bad = [s for s in bad if all(outs[i] is not None for i in (*s.rest, s.weight or 0))]
+        if not bad:
+            return set()
+        flags = np.asarray(watch.meant(bad, outs, arrays))
+        return {state.at for state, flag in zip(bad, flags, strict=True) if flag}
+
+    def _suspect(self, step: Step, watch: Watch, read: Any) -> None:
+        """Note which Infs may be meant, and name the part of an update that is bad."""
+        rows, graph = step.rows, step.program.graph
+        states = {state.at: state for state in watch.states}
+        for order, spot in enumerate(watch.spots):
+            at = watch.at[spot.value]
+            if not read[order, 0]:
+                continue
+            if spot.phase == "input" and read[order, 0] < probes.NAN:
+                rows.suspect.add(order)
+            state = states.get(at)
+            if state is None or spot.phase != "optimizer":
+                continue
+            if at in step.meant:
+                rows.suspect.add(order)
+            part = self._part(step, state)
+            named = None
+            if part is not None:
+                leaf = step.program.leaves[step.program.results[part].source or 0]
+                named = Spot(spot.value, spot.layer, "optimizer", STATE, 0, leaf.name)
+                rows.live[order] = functools.partial(alive, step.outs[part])
+            elif at in step.meant and state.weight is not None:
+                named = replace(spot, phase="parameter", tensor=CARRIED)
+            if named is not None:
+                aval = graph.values[spot.value].aval
+                rows.sites[order] = self._sites([named], [aval])[0]
+
+    def _part(self, step: Step, state: State) -> int | None:
+        """Find the optimizer state that is bad where the weight itself is not."""
+        outs = [alive(step.outs[i]) for i in (state.weight, *state.rest) if i is not None]
+        if state.weight is None or any(x is None for x in outs):
+            return None
+        words = [int(probes.code(x)) for x in outs]
+        worst = max(words[1:], default=0)
+        return None if words[0] or not worst else state.rest[words[1:].index(worst)]
 
     def _sure(self, step: Step) -> None:
         """Look once more at the first values that read as NaN: they may be Infs of both signs.

@@ -241,7 +241,8 @@ def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> lis
             or bool(_STATES.match(bare))
             or _module(value)
         )
-        for path, leaf in flat:
+        moments = _moments(value)
+        for at, (path, leaf) in enumerate(flat):
             if not isinstance(leaf, Slot):
                 continue
             if not kept:
@@ -249,11 +250,30 @@ def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> lis
                 continue
             steps = words(path)
             role: Role = "parameter"
-            if _STATES.match(bare) or any(_STATES.match(step) for step in steps[:1]):
+            if (
+                at in moments
+                or _STATES.match(bare)
+                or any(_STATES.match(step) for step in steps[:1])
+            ):
                 role = "state"
             elif any(step in _STATISTICS for step in steps[:2]):
                 role = "buffer"
             found.append(Leaf(weight_name(steps, name if role == "state" else ""), role, key, path))
+    return found
+
+
+def _moments(value: Any) -> set[int]:
+    """Find the leaves of an argument that optax made, whatever the argument is called."""
+
+    def made(x: Any) -> bool:
+        return type(x).__module__.partition(".")[0] == "optax"
+
+    found: set[int] = set()
+    at = 0
+    for item in tree_util.tree_leaves(value, is_leaf=made):
+        size = len(tree_util.tree_leaves(item)) if made(item) else 1
+        found.update(range(at, at + size) if made(item) else ())
+        at += size
     return found
 
 

@@ -1,6 +1,8 @@
 """The program that runs every step: the function itself, and a few numbers more."""
 
+import functools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,6 +21,23 @@ if TYPE_CHECKING:
 # Arrays up to this size are put side by side and read in one pass: a pass of its own for each
 # costs more than the copy.
 SMALL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Say what one reading of an update is of.
+
+    Attributes:
+        at: Its place among the readings.
+        weight: Number of the result that is the new weight, None if it is optimizer state.
+        rest: Numbers of the results that are optimizer state.
+        source: Number of the argument it comes in as.
+    """
+
+    at: int
+    weight: int | None
+    rest: list[int]
+    source: int
 
 
 class Watch:
@@ -61,6 +80,7 @@ class Watch:
         self.table: tuple[int, Any] | None = None
         self.donated = program.donated if settings.donate else ()
         self.restored = program.restorable if settings.restores(self.donated) else {}
+        self.states = self._states()
         self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in self.donated))
 
     def _groups(self) -> dict[int, list[int]]:
@@ -77,6 +97,36 @@ class Watch:
             if leaf.role == "parameter" and shapes[i][0]:
                 found[index] = [i, *moments]
         return found
+
+    def _states(self) -> list["State"]:
+        """List the readings of what an update writes, and what is known of each."""
+        program, found = self.program, []
+        for i, result in enumerate(program.results):
+            index = program.graph.results[i]
+            if not result.state or result.source is None or index not in self.at:
+                continue
+            weight = program.leaves[result.source].role != "state"
+            rest = [j for j in self.groups.get(index, [i]) if j != i or not weight]
+            found.append(State(self.at[index], i if weight else None, rest, result.source))
+        return found
+
+    def meant(self, states: list["State"], outs: Any, arrays: Any) -> Any:
+        """Tell which of these readings may be meant as they are.
+
+        An Inf in optimizer state does no harm by itself, and what comes in Inf and goes out so
+        was not written by this step.
+        """
+        found = []
+        for state in states:
+            rest = [probes.code(outs[i]) for i in state.rest]
+            fine = functools.reduce(jnp.logical_and, [word < probes.NAN for word in rest], True)
+            if state.weight is not None:
+                own = probes.code(outs[state.weight])
+                old = arrays[state.source]
+                came = False if old is None else probes.code(jnp.asarray(old)) > probes.FINE
+                fine = fine & ((own == probes.FINE) | ((own < probes.NAN) & came))
+            found.append(jnp.asarray(fine))
+        return jnp.stack(found)
 
     def members(self, index: int) -> list[int]:
         """Give the values that one reading is of."""
@@ -138,7 +188,8 @@ class Watch:
             columns.append(probes.totals(joined.reshape(len(many), size), factors, number)[:, None])
         words = jnp.concatenate(columns)
         if self.restored:
-            self._restore(outs, arrays, words, table)
+            meant = self._restore(outs, arrays, words, table)
+            words = jnp.concatenate([words, meant])
         return outs, words
 
     def _row(self, item: Emission) -> Any:
@@ -153,16 +204,30 @@ class Watch:
             found += [jnp.min(data[:, 1]), jnp.max(data[:, 2]), *jnp.max(data[:, 3:], 0)]
         return jnp.stack([x.astype(probes.wide()) for x in found])
 
-    def _restore(self, outs: list[Any], arrays: tuple[Any, ...], words: Any, table: Any) -> None:
-        """Give the old state back where a reading is bad."""
+    def _restore(self, outs: list[Any], arrays: tuple[Any, ...], words: Any, table: Any) -> Any:
+        """Give the old state back where a reading is bad; tell which ones may be meant."""
         first = words[self.place, 0]
         kinds = jnp.where(self.word, first, probes.words(first)).astype(jnp.int32)
-        bad = jnp.any(jnp.take_along_axis(table, kinds[:, None], axis=1))
+        bad = jnp.take_along_axis(table, kinds[:, None], axis=1)[:, 0]
+        meant = jnp.zeros(len(self.values), bool)
+        if self.states:
+            at = np.array([state.at for state in self.states])
+            meant = meant.at[at].set(
+                lax.cond(
+                    jnp.any(bad[at]),
+                    lambda outs, arrays: self.meant(self.states, outs, arrays),
+                    lambda *_: jnp.zeros(len(at), bool),
+                    outs, list(arrays),
+                )
+            )  # fmt: skip
+        bad = jnp.any(bad & ~meant)
         new = [outs[i] for i in self.restored]
         old = [arrays[source] for source in self.restored.values()]
         kept = lax.cond(bad, lambda a, _: a, lambda _, b: b, old, new)
         for i, x in zip(self.restored, kept, strict=True):
             outs[i] = x
+        flags = meant.astype(words.dtype)[:, None]
+        return jnp.broadcast_to(flags, (len(self.values), words.shape[1]))
 
     def rows(self, read: Any) -> Any:
         """Turn what was read into word, smallest, largest and statistics of each value."""
