@@ -17,7 +17,7 @@ from anynan.jax.layers import Layers, Spot
 from anynan.jax.nesting import JITS
 from anynan.jax.objects import Objects
 from anynan.jax.probes import checkable
-from anynan.jax.scopes import named
+from anynan.jax.scopes import merges, named
 from anynan.jax.signature import Flat, Leaf, Slot
 from anynan.jax.stacks import MARK
 from anynan.patterns import Patterns, choose
@@ -77,7 +77,7 @@ class Program:
             with named((fn, flat.arguments(flat.arrays), held), roots):
                 self.closed = jax.make_jaxpr(self._pure(fn, flat))(*flat.arrays)
                 self.donated = self._donated()
-                if roots and inner is not None and self._bare():
+                if inner is not None and (roots or merges(inner)) and self._bare():
                     # A jitted function is traced once: before it was tracked, maybe, when its
                     # layers were not named.
                     self.closed = jax.make_jaxpr(self._pure(inner, flat))(*flat.arrays)

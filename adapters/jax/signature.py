@@ -250,11 +250,7 @@ def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> lis
                 continue
             steps = words(path)
             role: Role = "parameter"
-            if (
-                at in moments
-                or _STATES.match(bare)
-                or any(_STATES.match(step) for step in steps[:1])
-            ):
+            if at in moments or any(_STATES.match(word) for word in (bare, *steps[:1])):
                 role = "state"
             elif any(step in _STATISTICS for step in steps[:2]):
                 role = "buffer"
