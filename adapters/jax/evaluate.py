@@ -23,6 +23,8 @@ Path = tuple[Any, ...]
 What = Literal["code", "sum", "ends", "span", "value"]
 # Their first column is a total, which is a word only after a loop.
 TOTALS = ("sum", "span")
+# Words of rounds that are kept for one reading, and of a loop whose length is not known.
+ROUNDS, WHILE = 4096, 256
 # They are a row of numbers, and not one.
 WIDE = ("ends", "span")
 
@@ -57,6 +59,7 @@ class Plan:
         extra: Further statistics beside the ends.
         detached: Keep the readings out of the caller's differentiation.
         factors: What totals are scaled by, while the program is traced.
+        rounds: Keep the word of every round of a loop.
     """
 
     probes: dict[Path, dict[Any, list[Probe]]] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class Plan:
     extra: tuple[str, ...] = ()
     detached: bool = False
     factors: Any = None
+    rounds: bool = False
 
     def add(self, path: Path, var: Any, probe: Probe) -> None:
         """Ask for a reading."""
@@ -83,12 +87,15 @@ class Emission:
         data: The word, total, ends or array; with a leading axis of devices inside shard_map.
         its: Iteration of each loop around it in which the worst word was seen, outermost first.
         shards: True if there is a leading axis of devices.
+        rounds: The word of every round, one axis for each loop, outermost first; None where
+            they are not kept.
     """
 
     probe: Probe
     data: Any
     its: tuple[Any, ...] = ()
     shards: bool = False
+    rounds: Any = None
 
     @property
     def word(self) -> Any:
@@ -214,8 +221,10 @@ class Evaluator:
 
         def defined(var: Any) -> None:
             width = 3 + len(self.plan.extra)
+            dims = () if self.plan.rounds else None
             found.extend(
-                Shape(probe, _shape(probe, var.aval, width)) for probe in wanted.get(var, ())
+                Shape(probe, _shape(probe, var.aval, width), dims=dims)
+                for probe in wanted.get(var, ())
             )
 
         for var in (*body.jaxpr.constvars, *body.jaxpr.invars):
@@ -228,7 +237,7 @@ class Evaluator:
                 for item in bodies(eqn):
                     more = self.expected(item, item.path(inner))
                     if item.kind in ("scan", "while"):
-                        more = [shape.looped() for shape in more]
+                        more = [shape.looped(_length(eqn)) for shape in more]
                     elif item.kind == "shard_map":
                         size = math.prod(eqn.params["mesh"].shape[a] for a in manual_axes(eqn))
                         more = [shape.spread(size) for shape in more]
@@ -246,7 +255,10 @@ class Evaluator:
         data = self.vary(data)
         lead = shape.data[0][:1] if shape.shards else ()
         its = tuple(self.vary(jnp.zeros(lead, jnp.int32)) for _ in range(shape.loops))
-        return Emission(shape.probe, data, its, shape.shards)
+        rounds = None
+        if shape.kept:
+            rounds = self.vary(jnp.zeros((*lead, *(shape.dims or ())), jnp.float32))
+        return Emission(shape.probe, data, its, shape.shards, rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +269,21 @@ class Shape:
     data: tuple[tuple[int, ...], Any]
     loops: int = 0
     shards: bool = False
+    dims: tuple[int, ...] | None = None
 
-    def looped(self) -> "Shape":
+    @property
+    def kept(self) -> bool:
+        """Tell whether there is a word for every round."""
+        return bool(self.loops) and self.dims is not None
+
+    def looped(self, length: int) -> "Shape":
         """Give the shape outside of a loop."""
-        return self if self.probe.what == "value" else replace(self, loops=self.loops + 1)
+        if self.probe.what == "value":
+            return self
+        dims = None if self.dims is None else (length, *self.dims)
+        if dims is not None and math.prod(dims) > ROUNDS:
+            dims = None
+        return replace(self, loops=self.loops + 1, dims=dims)
 
     def spread(self, size: int) -> "Shape":
         """Give the shape outside of shard_map."""
@@ -275,15 +298,41 @@ def _shape(probe: Probe, aval: Any, width: int) -> tuple[tuple[int, ...], Any]:
     return () if probe.what == "sum" else (width,), probes.wide()
 
 
-def _flat(items: list[Emission]) -> list[list[Any]]:
-    return [[item.data, *item.its] for item in items]
-
-
-def _back(like: list[Emission], flat: Any) -> list[Emission]:
+def flat(items: list[Emission]) -> list[list[Any]]:
+    """Give the arrays of readings."""
     return [
-        Emission(item.probe, arrays[0], tuple(arrays[1:]), item.shards)
-        for item, arrays in zip(like, flat, strict=True)
+        [item.data, *item.its, *(() if item.rounds is None else (item.rounds,))] for item in items
     ]
+
+
+def _back(like: list[Emission], arrays: Any) -> list[Emission]:
+    found = []
+    for item, (data, *rest) in zip(like, arrays, strict=True):
+        rounds = None if item.rounds is None else rest.pop()
+        found.append(Emission(item.probe, data, tuple(rest), item.shards, rounds))
+    return found
+
+
+def _length(eqn: Any) -> int:
+    """Give how many rounds of a loop have a word of their own."""
+    return int(eqn.params["length"]) if eqn.primitive.name == "scan" else WHILE
+
+
+def _round(item: Emission) -> Any:
+    """Give the words of the rounds inside of one round, or its own."""
+    return item.word.astype(jnp.float32) if item.rounds is None else item.rounds
+
+
+def _with_rounds(items: list[Emission], shapes: list["Shape"], rounds: Any) -> list[Emission]:
+    """Put the words of all rounds, the newest loop first, to readings that keep them."""
+    left = iter(rounds)
+    found = []
+    for item, shape in zip(items, shapes, strict=True):
+        kept = next(left) if shape.kept else None
+        if kept is not None and shape.shards:
+            kept = jnp.moveaxis(kept, 0, 1)
+        found.append(replace(item, rounds=kept))
+    return found
 
 
 # The rules. Each gives the results and the readings.
@@ -299,27 +348,26 @@ def _call(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
     def staged(*args: Any) -> tuple[list[Any], list[list[Any]]]:
         nonlocal made
         outs, made = ev.run(body.jaxpr, body.consts, args, path)
-        return outs, _flat(made)
+        return outs, flat(made)
 
     if name in JITS:
         options = placed(eqn)
         if not options:
             return ev.run(body.jaxpr, body.consts, ins, path)
-        outs, flat = jax.jit(staged, **options)(*ins)
-        return outs, _back(made, flat)
+        outs, arrays = jax.jit(staged, **options)(*ins)
+        return outs, _back(made, arrays)
     # The barriers against merging the two forward passes come from the primitive's own form.
     closed = jax.make_jaxpr(staged)(*ins)
     inner = closed.jaxpr
     inner = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars])
-    flat = rebind(eqn, [*closed.consts, *ins], jaxpr=inner)
+    found = rebind(eqn, [*closed.consts, *ins], jaxpr=inner)
     count = len(eqn.outvars)
-    rest = flat[count:]
+    rest = found[count:]
     again = []
-    for item in made:
-        size = 1 + len(item.its)
-        again.append(rest[:size])
-        rest = rest[size:]
-    return flat[:count], _back(made, again)
+    for arrays in flat(made):
+        again.append(rest[: len(arrays)])
+        rest = rest[len(arrays) :]
+    return found[:count], _back(made, again)
 
 
 def placed(eqn: Any) -> dict[str, Any]:
@@ -366,7 +414,8 @@ def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
     p = eqn.params
     consts, rest = ins[: p["num_consts"]], ins[p["num_consts"] :]
     carry, xs = rest[: p["num_carry"]], rest[p["num_carry"] :]
-    start = [ev.blank(shape.looped()) for shape in ev.expected(body, path)]
+    shapes = [shape.looped(p["length"]) for shape in ev.expected(body, path)]
+    start = [replace(ev.blank(shape), rounds=None) for shape in shapes]
     depth = ev.depth
 
     def step(state: Any, x: Any) -> Any:
@@ -378,14 +427,15 @@ def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
             ev.depth = depth
         it = p["length"] - 1 - count if p["reverse"] else count
         old = _back(start, seen)
-        seen = _flat([_fold(a, b, it, depth) for a, b in zip(new, old, strict=True)])
-        return (outs[: len(values)], seen, count + 1), outs[len(values) :]
+        seen = flat([_fold(a, b, it, depth) for a, b in zip(new, old, strict=True)])
+        rounds = [_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]
+        return (outs[: len(values)], seen, count + 1), (outs[len(values) :], rounds)
 
-    (values, seen, _), ys = lax.scan(
-        step, (list(carry), _flat(start), ev.vary(jnp.int32(0))), list(xs),
+    (values, seen, _), (ys, rounds) = lax.scan(
+        step, (list(carry), flat(start), ev.vary(jnp.int32(0))), list(xs),
         length=p["length"], reverse=p["reverse"], unroll=p["unroll"],
     )  # fmt: skip
-    return [*values, *ys], _back(start, seen)
+    return [*values, *ys], _with_rounds(_back(start, seen), shapes, rounds)
 
 
 def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
@@ -393,14 +443,20 @@ def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[An
     p = eqn.params
     of_cond, of_body = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     cond = p["cond_jaxpr"]
-    start = [ev.blank(shape.looped()) for shape in ev.expected(body, path)]
+    shapes = [shape.looped(WHILE) for shape in ev.expected(body, path)]
+    start = [replace(ev.blank(shape), rounds=None) for shape in shapes]
+    empty = [
+        jnp.moveaxis(rounds, 1, 0) if shape.shards else rounds
+        for shape in shapes
+        if (rounds := ev.blank(shape).rounds) is not None
+    ]
     depth = ev.depth
 
     def going(values: Any) -> Any:
         return jax.core.eval_jaxpr(cond.jaxpr, cond.consts, *ins[:of_cond], *values)[0]
 
     def step(state: Any) -> Any:
-        values, seen, count = state
+        values, seen, kept, count = state
         ev.depth = depth + 1
         try:
             args = [*ins[of_cond:of_body], *values]
@@ -414,15 +470,17 @@ def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[An
                 for a, b in zip(outs, values, strict=True)
             ]
         old = _back(start, seen)
-        seen = _flat([_fold(a, b, count, depth) for a, b in zip(new, old, strict=True)])
-        return outs, seen, count + 1
+        seen = flat([_fold(a, b, count, depth) for a, b in zip(new, old, strict=True)])
+        rounds = [_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]
+        kept = [a.at[count].set(b, mode="drop") for a, b in zip(kept, rounds, strict=True)]
+        return outs, seen, kept, count + 1
 
-    values, seen, _ = lax.while_loop(
+    values, seen, kept, _ = lax.while_loop(
         lambda state: jnp.any(going(state[0])),
         step,
-        (list(ins[of_body:]), _flat(start), ev.vary(jnp.int32(0))),
+        (list(ins[of_body:]), flat(start), empty, ev.vary(jnp.int32(0))),
     )
-    return list(values), _back(start, seen)
+    return list(values), _with_rounds(_back(start, seen), shapes, kept)
 
 
 def _cond(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
@@ -434,14 +492,14 @@ def _cond(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
         def run(*args: Any) -> Any:
             branch = branches[i]
             outs, new = ev.run(branch.jaxpr, branch.consts, args, branch.path(path))
-            return outs, [_flat(new if i == j else blank) for j, blank in enumerate(blanks)]
+            return outs, [flat(new if i == j else blank) for j, blank in enumerate(blanks)]
 
         return run
 
     index, *args = ins
-    outs, flat = lax.switch(index, [taken(i) for i in range(len(branches))], *args)
+    outs, made = lax.switch(index, [taken(i) for i in range(len(branches))], *args)
     found = [
-        item for blank, arrays in zip(blanks, flat, strict=True) for item in _back(blank, arrays)
+        item for blank, arrays in zip(blanks, made, strict=True) for item in _back(blank, arrays)
     ]
     return outs, found
 
@@ -472,19 +530,18 @@ def _shard_map(
         outer, ev.axes = ev.axes, (*ev.axes, *axes)
         try:
             outs, made = ev.run(body.jaxpr, body.consts, args, path)
-            flat = [[ev.vary(array)[None] for array in arrays] for arrays in _flat(made)]
+            spread = [[ev.vary(array)[None] for array in arrays] for arrays in flat(made)]
         finally:
             ev.axes = outer
-        return outs, flat
+        return outs, spread
 
-    spread = jax.sharding.PartitionSpec(axes)
+    devices = jax.sharding.PartitionSpec(axes)
     names = [p.get("check_vma", p.get("check_rep", True)), set(axes)]
-    outs, flat = jax.shard_map(
+    outs, arrays = jax.shard_map(
         local, mesh=p["mesh"], in_specs=_specs(p["in_specs"]),
-        out_specs=(list(p["out_specs"]), spread), check_vma=names[0], axis_names=names[1],
+        out_specs=(list(p["out_specs"]), devices), check_vma=names[0], axis_names=names[1],
     )(*ins)  # fmt: skip
-    found = _back(made, flat)
-    return outs, [Emission(item.probe, item.data, item.its, True) for item in found]
+    return outs, [replace(item, shards=True) for item in _back(made, arrays)]
 
 
 _RULES: dict[str, Rule] = {

@@ -110,6 +110,8 @@ class Graph:
         self.nodes: list[Node] = []
         self.values: list[Value] = []
         self.strange: dict[str, None] = {}
+        # The loops around each body, by its path.
+        self.loops: dict[Path, tuple[Any, ...]] = {}
         ins = []
         for i, var in enumerate(closed.jaxpr.invars):
             value = self._value(var, ())
@@ -151,6 +153,7 @@ class Graph:
     ) -> list[int]:
         env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, ins, strict=True))
+        self.loops[path] = tuple(eqn for eqn in chain if eqn.primitive.name in ("scan", "while"))
 
         loops = sum(part is None for part in order)
 

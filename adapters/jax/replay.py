@@ -8,7 +8,7 @@ import numpy as np
 
 from anynan.context import replay_context
 from anynan.jax import probes
-from anynan.jax.evaluate import TOTALS, Emission, Plan, jit_once, silent
+from anynan.jax.evaluate import TOTALS, Emission, Plan, flat, jit_once, silent
 from anynan.jax.layers import Spot
 from anynan.jax.operations import Op
 from anynan.jax.program import Program
@@ -30,12 +30,14 @@ class Flag:
         its: Iterations in which that was first seen, outermost loop first.
         shard: The device it was seen on, inside shard_map.
         row: The word and both ends, if they were asked for.
+        rounds: The kind in every round, one axis for each loop; None where they were not kept.
     """
 
     word: int
     its: tuple[int, ...] = ()
     shard: int | None = None
     row: Any = None
+    rounds: Any = None
 
 
 def replay(session: Session, step: Step, first: int) -> Replay:
@@ -114,9 +116,9 @@ def record(
     """Turn the values that were found bad into records and sinks."""
     operations = program.operations()
     bad = [op for op in operations.ops if any(i in found and found[i].word for i in op.outs)]
-    recorder = Recorder(program, found, bad)
+    recorder = Recorder(program, found, bad, spots)
     recorder.capture(arrays)
-    result = Replay(recorder.records(), recorder.sinks(spots))
+    result = Replay(recorder.records(), recorder.sinks())
     if any(eqn.effects and not silent(eqn) for eqn in program.closed.jaxpr.eqns):
         result.notes.append(
             "a callback of the step whose result is used was called again in the replay"
@@ -198,13 +200,11 @@ def flags(program: Program, arrays: list[Any], wanted: dict[int, Any]) -> dict[i
         compiled = program.replays[key] = _compiled(program, wanted)
     run, made = compiled
     out = jax.device_get(run(probes.scales(len(wanted)), *arrays))
-    return {
-        item.probe.key: _flag(item, data[0], data[1:]) for item, data in zip(made, out, strict=True)
-    }
+    return {item.probe.key: _flag(item, *data) for item, data in zip(made, out, strict=True)}
 
 
 def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emission]]:
-    plan = Plan(replaying=True)
+    plan = Plan(replaying=True, rounds=True)
     for number, (index, what) in enumerate(wanted.items()):
         program.want(plan, index, what, number=number)
     made: list[Emission] = []
@@ -213,13 +213,17 @@ def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emiss
         plan.factors = factors
         _, found = program.evaluate(plan, inner)
         made[:] = found
-        return [[item.data, *item.its] for item in found]
+        return flat(found)
 
     return jit_once(run), made
 
 
-def _flag(item: Emission, data: Any, its: list[Any]) -> Flag:
+def _flag(item: Emission, data: Any, *its: Any) -> Flag:
     data = np.array(data)
+    rounds = None
+    if item.rounds is not None:
+        *its, rounds = its
+        rounds = np.asarray(rounds).astype(int)
     words = data[..., 0] if item.wide else data
     if item.probe.what in TOTALS and not its:
         words[...] = probes.words(words, np)
@@ -227,8 +231,10 @@ def _flag(item: Emission, data: Any, its: list[Any]) -> Flag:
     if item.shards:
         shard = int(np.argmax(words))
         data, its = data[shard], [it[shard] for it in its]
+        rounds = None if rounds is None else rounds[shard]
     word = int(data[0] if item.wide else data)
-    return Flag(word, tuple(int(it) for it in its), shard, data if item.wide else None)
+    row = data if item.wide else None
+    return Flag(word, tuple(int(it) for it in its), shard, row, rounds)
 
 
 def _trail(step: Step, found: dict[int, Flag]) -> None:

@@ -108,7 +108,7 @@ def reported(fn):
 CASES = [(name, "after", "log") for name in (*DIFFERENTIABLE, *PAIRS)]
 CASES += [(name, "after", "root") for name in ("carry", "both", "stacked", "carry fori")]
 CASES += [(name, "before", "root") for name in ("carry", "reverse", "cond", *PAIRS[:4])]
-CASES += [(name, "inside", "root") for name in ("stacked", "both cond")]
+CASES += [(name, "inside", "root") for name in ("carry", "stacked", "remat carry", "both cond")]
 
 
 @pytest.mark.parametrize(("wraps", "where", "fault"), CASES)
@@ -122,3 +122,77 @@ def test_a_fault_of_a_training_step_is_named(wraps, where, fault):
 @pytest.mark.parametrize("wraps", ["while", "carry while", "while vmap"])
 def test_a_fault_of_a_forward_pass_is_named(wraps, where):
     assert reported(made(wraps, where, "log")) == ("loss", "log_of_negative")
+
+
+def placed_by_round(x):
+    def rounds(_, c):
+        def step(c, y):
+            return c + jnp.where((y > 4.5) & (c > 13), jnp.log(-y), y), None
+
+        return lax.scan(step, c, x)[0]
+
+    return lax.fori_loop(0, 2, rounds, 0.0)
+
+
+def hidden_first(x):
+    def step(c, y):
+        return c + jnp.where(y < 2.5, 0.0, jnp.log(y - 4)), None
+
+    return lax.scan(step, 0.0, x)[0]
+
+
+def hidden_in_while(x):
+    def body(state):
+        i, y = state
+        return i + 1, jnp.where(i < 3, y, jnp.log(-y))
+
+    return lax.while_loop(lambda state: state[0] < 5, body, (0, x))[1].sum()
+
+
+def overwritten(x):
+    return lax.scan(lambda _, y: (jnp.log(y - 1.5), None), 0.0, x)[0]
+
+
+def gone_twice(x):
+    return lax.scan(lambda h, _: (1 / (h - h), None), x, length=4)[0].sum()
+
+
+def backwards(x):
+    return lax.scan(lambda c, y: (c + jnp.sqrt(y - 2), None), 0.0, x, reverse=True)[0]
+
+
+def past_the_kept(x):
+    def body(i, c):
+        return jnp.where(i < 300, c, jnp.log(c - 99))
+
+    return lax.while_loop(lambda s: s[0] < 302, lambda s: (s[0] + 1, body(*s)), (0, x))[1].sum()
+
+
+SIX = jnp.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "operation", "iteration", "evidence"),
+    [
+        (placed_by_round, SIX, "log", 5, "log(-5.0)"),
+        (hidden_first, SIX, "log", 3, "log(-1.0)"),
+        (hidden_in_while, SIX[1:2], "log", 3, "log(-1.0)"),
+        (overwritten, SIX[::-1], "log", 5, "log(-1.5)"),
+        (gone_twice, SIX, "divide", 0, "1.0 / 0.0"),
+        (backwards, SIX, "sqrt", 1, "sqrt(-1.0)"),
+    ],
+)
+def test_the_round_that_did_harm_is_named(fn, x, operation, iteration, evidence):
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(fn)(x)
+    event = caught.value.event
+    assert (event.operation.name, event.iteration) == (operation, iteration)
+    assert event.cause.evidence.startswith(evidence)
+    assert event.notes == ()
+
+
+def test_a_fault_after_many_rounds_accuses_no_input():
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(past_the_kept)(SIX)
+    event = caught.value.event
+    assert (event.phase, event.operation.name) == ("loss", "log")
