@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from anynan.agreement import Passed, parting
 from anynan.context import replay_context
 from anynan.jax import probes
 from anynan.jax.evaluate import TOTALS, Emission, Plan, flat, jit_once, silent
@@ -16,6 +17,7 @@ from anynan.jax.records import Recorder
 from anynan.jax.session import Session
 from anynan.jax.steps import Step
 from anynan.lineage import Replay
+from anynan.monitor import Reading
 
 # Readings in one second run: more of them take long to compile, and layers are read first.
 MOST = 400
@@ -40,14 +42,15 @@ class Flag:
     rounds: Any = None
 
 
-def replay(session: Session, step: Step, first: int) -> Replay:
+def replay(session: Session, step: Step, reading: Reading) -> Replay:
     """Run a step again and record its operations with bad results.
 
     Args:
         session: Whose step it is.
         step: What is run again.
-        first: Number of the reading to explain; those before it were excused.
+        reading: The one to explain; those before it were excused.
     """
+    first = reading.order
     program = step.program
     arrays = step.inputs()
     watch = step.watch
@@ -81,12 +84,36 @@ def replay(session: Session, step: Step, first: int) -> Replay:
             chosen |= _ahead(program, chosen)
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
         wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
+        # A sum does not tell Infs of both signs from NaN.
+        failing = watch.spots[reading.order].value
+        wanted[failing] = "code"
         found = flags(program, arrays, wanted)
-        _trail(step, found)
+        passed = _passed(step, found, failing)
+        if parting(step.rows, reading, passed) is None:
+            _trail(step, found)
         result, recorder = record(program, arrays, found, spots)
+        result.passed = passed
     step.spoilt = recorder.spoilt()
     result.end()
     return result
+
+
+def _passed(step: Step, found: dict[int, Flag], failing: int) -> list[Passed]:
+    """List what the second run read where the first one did."""
+    passed = []
+    for spot in step.watch.spots:
+        flag = found.get(spot.value)
+        if flag is None or spot.parameter is not None:
+            continue
+        low, high = probes.UNREAD if flag.row is None else probes.read(flag.row)
+        word = flag.word
+        once = int(step.read[step.watch.at[spot.value], 0])
+        if spot.value != failing and {word, once} == {probes.POSINF, probes.NAN}:
+            word = once
+        if word:
+            low, high = probes.read((word, *probes.UNREAD))
+        passed.append(Passed(spot.layer, spot.phase, spot.tensor, spot.call, low, high))
+    return passed
 
 
 def _before(spots: list[Spot], chosen: set[int]) -> list[int]:
@@ -123,6 +150,8 @@ def record(
         result.notes.append(
             "a callback of the step whose result is used was called again in the replay"
         )
+    elif any(node.name == "pure_callback" for node in program.graph.nodes):
+        result.notes.append("a pure_callback of the step was called again in the replay")
     return result, recorder
 
 

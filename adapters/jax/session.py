@@ -434,7 +434,7 @@ class Session:
                 "step to run again: track the outermost function, and the operation is named"
             )
             raise ReplayError(msg)
-        return replay(self, step, reading.order)
+        return replay(self, step, reading)
 
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""
