@@ -405,6 +405,7 @@ def operation(record: OpRecord) -> Operation:
         source=record.source,
         layer=record.layer,
         phase="forward" if record.direct else record.phase,
+        direct=record.direct,
     )
 
 

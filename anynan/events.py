@@ -55,6 +55,8 @@ class Operation:
         source: The user's line, when it could be found.
         layer: The layer path it ran in; None outside every watched layer.
         phase: ``backward`` means the gradient of this operation; else the phase it ran in.
+        direct: True for what the user's own code computes in the backward pass: a custom
+            function's rule, a gradient hook.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Operation:
     source: Source | None
     layer: str | None = None
     phase: Phase = "forward"
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

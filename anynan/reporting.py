@@ -274,6 +274,8 @@ def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[s
     name = operation.name
     if operation.phase == "backward":
         name = f"gradient of {name}"
+    elif operation.direct and not note:
+        name = f"{name} (backward)"
     elif event.phase == "backward" and not note:
         name = f"{name} (forward)"
     lines = list(_source(operation.source)) if operation.source is not None else []

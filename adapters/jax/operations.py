@@ -1,6 +1,6 @@
 """Operations as a user knows them: equations that one call made, and their gradients."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anynan.events import Phase, Source
@@ -50,7 +50,11 @@ class Op:
     def source(self) -> Source | None:
         """Find the user's line: for a gradient the forward line."""
         node = (self.forward or self).nodes[0]
-        return lines.source(node.chain, node.eqn)
+        found = lines.source(node.chain, node.eqn)
+        if found is not None and self.direct and lines.in_rule(node.chain, node.eqn):
+            # JAX keeps the line of the call, and none of the rule's.
+            return replace(found, via="the backward rule of the custom_vjp called here")
+        return found
 
 
 class Operations:
@@ -86,6 +90,8 @@ class Operations:
     def _join(self) -> None:
         """Make the forward operations: a function of JAX is one, else each primitive is."""
         open_op: Op | None = None
+        ahead = not any(node.backward for node in self.graph.nodes)
+        slopes: dict[int, Op] = {}
         for node in self.graph.nodes:
             if node.backward:
                 continue
@@ -100,9 +106,24 @@ class Operations:
             open_op = None
             if node.passing:
                 continue
+            primal = self._primal(node) if ahead else None
+            if primal is not None:
+                op = slopes.get(primal.index) or self._open(node, primal.name, primal)
+                op.phase = "backward"
+                slopes[primal.index] = op
+                self._add(op, node)
+                continue
             op = self._open(node, names.primitive(node.name))
             self._known(self._forward, site, site.inside, op)
             self._add(op, node)
+
+    def _primal(self, node: Node) -> Op | None:
+        """Give the operation whose slope, in forward mode, an equation is of."""
+        site = self._sites[node.index]
+        same = self._forward.get((site.key, site.inside))
+        if not node.place.differentiated or not same or not site.near:
+            return None
+        return same[-1] if same[-1].nodes[0].name != node.name else None
 
     def _differentiate(self) -> None:
         """Give each gradient's equation to the forward operation whose it is."""
@@ -178,12 +199,17 @@ class Operations:
                 if writer is None or writer not in members:
                     ins.setdefault(i)
             for out in node.outs:
-                if out is None or not checkable(graph.values[out].aval):
+                if out is None or not self._readable(out):
                     continue
                 readers = list(graph.readers(out))
                 if not readers or any(self._outside(reader, op) for reader in readers):
                     outs.setdefault(out)
+        if not outs:  # only its gradient takes what it gives
+            outs = dict.fromkeys(i for i in op.nodes[-1].outs if self._readable(i))
         op.ins, op.outs = list(ins), list(outs)
+
+    def _readable(self, index: int | None) -> bool:
+        return index is not None and checkable(self.graph.values[index].aval)
 
     def _outside(self, reader: Node | None, op: Op) -> bool:
         """Tell whether a reader is neither the operation's own nor its gradient's."""

@@ -67,6 +67,11 @@ def magnitude(value: float) -> str:
     return f"{value:.4g}"
 
 
+def role(name: str) -> str:
+    """Call an operand what its reader calls it: nothing is called self outside of a class."""
+    return {"self": "input", "other": "second input"}.get(name, name)
+
+
 def at(s: Situation) -> str:
     """Say where the first bad element is: `` at [3, 7]``."""
     first = None if s.output is None else s.output.first_bad

@@ -12,6 +12,7 @@ from anynan.rules.evidence import (
     magnitude,
     plural,
     real,
+    role,
 )
 from anynan.rules.situation import BACKWARD, SELF, Rule, Situation
 
@@ -86,9 +87,9 @@ def _trap_wording(s: Situation) -> tuple[str, str] | None:
 def _saved(s: Situation) -> str:
     """Quote what the forward pass saved, at the first bad index."""
     shown = [
-        f"{item.name} {literal(item.value)}"
+        f"{role(item.name)} {literal(item.value)}"
         for item in s.operands
-        if item.value is not None and not item.name.startswith(("grad", "inner"))
+        if item.value is not None and not item.name.startswith(("grad", "inner", "saved["))
     ]
     return ", ".join(shown)
 
@@ -160,7 +161,9 @@ def _power_gradient_wording(s: Situation) -> tuple[str, str] | None:
 
 def _log_gradient(s: Situation) -> str | None:
     edge = -1.0 if s.operation == "log1p" else 0.0
-    value = real(s.value(*(("other",) if s.operation == "xlogy" else SELF)))
+    # xlogy(p, p) has one operand.
+    second = s.operation == "xlogy" and s.operand("other") is not None
+    value = real(s.value(*(("other",) if second else SELF)))
     return (
         f"{s.operation.removeprefix('xlogy') or 'log'}({literal(value)}){at(s)}"
         if value == edge
@@ -238,7 +241,7 @@ def _too_steep(s: Situation) -> str | None:
         reach = max(arriving, 1.0) / size**2
     if reach < limits(s.dtype)[0] / 1e3:
         return None
-    return f"{names[0]} is {literal(value)}{at(s)}, the incoming gradient {literal(grad)}"
+    return f"the {role(names[0])} is {literal(value)}{at(s)}, the incoming gradient {literal(grad)}"
 
 
 def _exp_gradient(s: Situation) -> str | None:
