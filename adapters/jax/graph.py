@@ -182,6 +182,11 @@ class Graph:
                 )  # fmt: skip
                 written = any(self._written(i) for i in operands)
                 node.passing = node.name in PASSING and not written and not fills(eqn)
+                if written and node.name == "convert_element_type" and outs[0] is not None:
+                    # The same number in another dtype: who uses it is asked.
+                    made = self.values[outs[0]]
+                    made.constant, made.known = self.values[operands[0]].constant, True
+                    node.passing = True
                 self.nodes.append(node)
                 if hides(eqn):
                     self.strange.setdefault(node.name)
