@@ -128,6 +128,16 @@ class Graph:
             self.values[index].result = True
         self._follow()
 
+    def _fold(self, node: Node) -> None:
+        """Take a number in another dtype or shape for the number: who uses it is asked."""
+        out = node.outs[0]
+        if out is None or not self._written(node.ins[0]):
+            return
+        node.passing = all(reader is not None for reader in self.readers(out))
+        if node.passing:
+            made = self.values[out]
+            made.constant, made.known = self.values[node.ins[0]].constant, True
+
     def _written(self, index: int) -> bool:
         """Tell whether a value is a number of the code's own that is not finite."""
         value = self.values[index]
@@ -182,11 +192,6 @@ class Graph:
                 )  # fmt: skip
                 written = any(self._written(i) for i in operands)
                 node.passing = node.name in PASSING and not written and not fills(eqn)
-                if written and node.name == "convert_element_type" and outs[0] is not None:
-                    # The same number in another dtype: who uses it is asked.
-                    made = self.values[outs[0]]
-                    made.constant, made.known = self.values[operands[0]].constant, True
-                    node.passing = True
                 self.nodes.append(node)
                 if hides(eqn):
                     self.strange.setdefault(node.name)
@@ -275,6 +280,8 @@ class Graph:
                 self.values[i].handed.append(value.index)
         for node in self.nodes:
             node.backward = node.place.backward
+            if node.name in ("broadcast_in_dim", "convert_element_type"):
+                self._fold(node)
         if any(node.backward for node in self.nodes):
             self._find_coefficients()
             self._find_updates()

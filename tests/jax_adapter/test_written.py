@@ -48,6 +48,7 @@ WRITTEN = {
     "flax": (scaled, "multiply"),
     "where": (lambda x: jnp.where(x > 0, x, jnp.nan), "where"),
     "full": (lambda x: jnp.full(3, jnp.nan), "full"),
+    "converted": (lambda x: jnp.asarray(np.nan, x.dtype) + 0 * x[0], "add"),
     "full used": (lambda x: x + jnp.full(3, jnp.nan), None),
     "set": (lambda x: x.at[0].set(jnp.nan), None),
     "loop": (lambda x: jax.lax.fori_loop(0, 2, lambda _, c: c * jnp.nan, x), "multiply"),
