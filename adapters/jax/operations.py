@@ -205,11 +205,12 @@ class Operations:
                 if not readers or any(self._outside(reader, op) for reader in readers):
                     outs.setdefault(out)
         if not outs:  # only its gradient takes what it gives
-            outs = dict.fromkeys(i for i in op.nodes[-1].outs if self._readable(i))
+            last = op.nodes[-1].outs
+            outs = {i: None for i in last if i is not None and self._readable(i)}
         op.ins, op.outs = list(ins), list(outs)
 
-    def _readable(self, index: int | None) -> bool:
-        return index is not None and checkable(self.graph.values[index].aval)
+    def _readable(self, index: int) -> bool:
+        return checkable(self.graph.values[index].aval)
 
     def _outside(self, reader: Node | None, op: Op) -> bool:
         """Tell whether a reader is neither the operation's own nor its gradient's."""

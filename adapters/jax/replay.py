@@ -42,15 +42,16 @@ class Flag:
     rounds: Any = None
 
 
-def replay(session: Session, step: Step, reading: Reading) -> Replay:
+def replay(session: Session, step: Step, first: int, reading: Reading | None = None) -> Replay:
     """Run a step again and record its operations with bad results.
 
     Args:
         session: Whose step it is.
         step: What is run again.
-        reading: The one to explain; those before it were excused.
+        first: Number of the reading to explain; those before it were excused.
+        reading: The reading itself, to be compared with what the second run reads; None where
+            there was no first run.
     """
-    first = reading.order
     program = step.program
     arrays = step.inputs()
     watch = step.watch
@@ -85,11 +86,11 @@ def replay(session: Session, step: Step, reading: Reading) -> Replay:
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
         wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
         # A sum does not tell Infs of both signs from NaN.
-        failing = watch.spots[reading.order].value
+        failing = watch.spots[first].value
         wanted[failing] = "code"
         found = flags(program, arrays, wanted)
-        passed = _passed(step, found, failing)
-        if parting(step.rows, reading, passed) is None:
+        passed = [] if reading is None else _passed(step, found, failing)
+        if reading is None or parting(step.rows, reading, passed) is None:
             _trail(step, found)
         result, recorder = record(program, arrays, found, spots)
         result.passed = passed
@@ -247,12 +248,10 @@ def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emiss
     return jit_once(run), made
 
 
-def _flag(item: Emission, data: Any, *its: Any) -> Flag:
+def _flag(item: Emission, data: Any, *rest: Any) -> Flag:
     data = np.array(data)
-    rounds = None
-    if item.rounds is not None:
-        *its, rounds = its
-        rounds = np.asarray(rounds).astype(int)
+    its = list(rest)
+    rounds = None if item.rounds is None else np.asarray(its.pop()).astype(int)
     words = data[..., 0] if item.wide else data
     if item.probe.what in TOTALS and not its:
         words[...] = probes.words(words, np)

@@ -119,11 +119,11 @@ class Session:
             args, kwargs = objects.swapped(args, kwargs)
             made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
         flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
-        key = flat.key(), None if objects is None else objects.definition
+        key = _key(flat, objects)
         if key in self._blind:
             return fn(*given[0], **given[1])
         try:
-            program = self._program(key, made, inner, flat, objects)
+            program = self._program(made, inner, flat, objects)
             if traced(flat.arrays) or traced(program.closed.consts):
                 return taps.run(self, program, flat.arrays)
             watch = program.watch(self._exact(program))
@@ -157,12 +157,12 @@ class Session:
 
     def _program(
         self,
-        key: Hashable,
         fn: Callable[..., Any],
         inner: Callable[..., Any] | None,
         flat: signature.Flat,
         objects: Objects | None,
     ) -> Program:
+        key = _key(flat, objects)
         found = self._programs.get(key)
         if found is None:
             with self._lock:
@@ -434,7 +434,7 @@ class Session:
                 "step to run again: track the outermost function, and the operation is named"
             )
             raise ReplayError(msg)
-        return replay(self, step, reading)
+        return replay(self, step, reading.order, reading)
 
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""
@@ -466,6 +466,11 @@ class Session:
     def rank(self) -> int | None:
         """Give the process in a run over several."""
         return int(jax.process_index()) if jax.process_count() > 1 else None
+
+
+def _key(flat: signature.Flat, objects: Objects | None) -> Hashable:
+    """Say what a program is made for."""
+    return flat.key(), None if objects is None else objects.definition
 
 
 def _is_bad(x: Any) -> bool:

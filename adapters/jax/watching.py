@@ -1,6 +1,5 @@
 """The program that runs every step: the function itself, and a few numbers more."""
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -118,8 +117,9 @@ class Watch:
         """
         found = []
         for state in states:
-            rest = [probes.code(outs[i]) for i in state.rest]
-            fine = functools.reduce(jnp.logical_and, [word < probes.NAN for word in rest], True)
+            fine: Any = jnp.asarray(True)
+            for i in state.rest:
+                fine = fine & (probes.code(outs[i]) < probes.NAN)
             if state.weight is not None:
                 own = probes.code(outs[state.weight])
                 old = arrays[state.source]
