@@ -8,9 +8,9 @@ import numpy as np
 from jax.extend import core as jc
 
 from anynan.jax import lines
-from anynan.jax.evaluate import Path
 from anynan.jax.nesting import Body, bodies, dropped, hides
 from anynan.jax.probes import checkable
+from anynan.jax.readings import Path
 from anynan.jax.stacks import Place, place
 
 # These read values and make none: what is bad in them was bad before.

@@ -11,12 +11,13 @@ from jax import tree_util
 from anynan.context import marker
 from anynan.events import STATE
 from anynan.jax import signature
-from anynan.jax.evaluate import Emission, Evaluator, Plan, Probe, placed
+from anynan.jax.evaluate import Evaluator, placed
 from anynan.jax.graph import Graph, Node
 from anynan.jax.layers import Layers, Spot
 from anynan.jax.nesting import JITS
 from anynan.jax.objects import Objects
 from anynan.jax.probes import checkable
+from anynan.jax.readings import Emission, Plan, Probe
 from anynan.jax.scopes import merges, named
 from anynan.jax.signature import Flat, Leaf, Slot
 from anynan.jax.stacks import MARK

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from anynan.adapter import BadParameter
 from anynan.events import STATE
 from anynan.jax import names, probes
-from anynan.jax.evaluate import Plan, jit_once
+from anynan.jax.evaluate import jit_once
 from anynan.jax.graph import Node, Value, fills
 from anynan.jax.layers import Spot
 from anynan.jax.operations import Op
 from anynan.jax.program import Program
+from anynan.jax.readings import Plan
 from anynan.jax.rounds import Its, Rounds, order
+from anynan.jax.updates import blame
 from anynan.jax.wide import widened
 from anynan.lineage import External, Operand, OpRecord, Sink
 from anynan.operands import at, at_broadcast, at_first_nan
@@ -28,8 +29,6 @@ DETAILED = 200
 # Records of one replay at most: a loop may have a fault in every round.
 MOMENTS = 1000
 BYTES = 256 * 2**20
-# They read a part: what is bad may be outside of it.
-_PARTS = frozenset({"slice", "dynamic_slice", "gather", "split"})
 _PARAMS = {"y": "exponent", "axes": "dim", "axis": "dim", "dimension": "dim"}
 
 
@@ -229,7 +228,7 @@ class Recorder:
             hidden=None if phase == "backward" else self._hidden(bad),
         )  # fmt: skip
         if phase == "optimizer":
-            self._blame(record, op)
+            blame(self.program, record, op)
             record.name = names.update(op.site.near) or record.name
         self._masked_rows(record, bad)
         if output.bad and not any(o.summary is not None and o.summary.bad for o in operands):
@@ -237,32 +236,7 @@ class Recorder:
         return record
 
     def _hidden(self, bad: Moment) -> tuple[str, ...] | None:
-        """Name the forward operations where what came of a bad result is finite again."""
-        found: dict[str, None] = {}
-        op = bad.op
-        seen = set(op.outs)
-        todo = [(i, False) for i in op.outs if self._word(i, bad)]
-        while todo:
-            index, cut = todo.pop()
-            for reader in self.graph.readers(index):
-                if reader is None or reader.backward:
-                    continue
-                other = self.operations.of.get(reader.index)
-                if other is op:
-                    continue
-                outs = [i for i in (reader if other is None else other).outs if i is not None]
-                if other is not None:
-                    words = [word for i in outs if (word := self._word(i, bad)) is not None]
-                    if outs and not words:
-                        return None
-                    if not any(words):
-                        found.setdefault("getitem" if cut else other.name)
-                        continue
-                part = cut or (other is None and reader.name in _PARTS)
-                new = [i for i in outs if i not in seen and (other is None or self._word(i, bad))]
-                seen.update(new)
-                todo += [(i, part and other is None) for i in new]
-        return tuple(found)
+        return self.rounds.hidden(bad.op, lambda index: self._word(index, bad))
 
     def _word(self, index: int, bad: Moment) -> int | None:
         """Give the worst kind that was read of a value, None if it was not read."""
@@ -478,56 +452,6 @@ class Recorder:
         rows = int(np.all(probes.on_host(array) == -np.inf, axis=tuple(axes)).sum())
         if rows:
             record.params["masked_rows"] = rows
-
-    def _blame(self, record: OpRecord, op: Op) -> None:
-        """Put an update's operation where the weight is that it spoils."""
-        program = self.program
-        goal = {program.graph.results[i]: r for i, r in enumerate(program.results) if r.state}
-        seen = set(op.outs)
-        todo = list(op.outs)
-        for index in todo:
-            result = goal.get(index)
-            if result is not None and result.source is not None:
-                leaf = program.leaves[result.source]
-                if leaf.role == "parameter":
-                    record.parameter, record.layer = leaf.name, program.owner(leaf)
-                    return
-            for reader in program.graph.readers(index):
-                for out in () if reader is None else reader.outs:
-                    if out is not None and out not in seen:
-                        seen.add(out)
-                        todo.append(out)
-
-    def spoilt(self) -> list[BadParameter]:
-        """Describe the first weight that an update spoilt, with its gradient and state."""
-        program, found = self.program, []
-        for i, result in enumerate(program.results):
-            array = self.held.get((program.graph.results[i], ()))
-            if array is None or not result.state or result.source is None:
-                continue
-            leaf = program.leaves[result.source]
-            if leaf.role != "parameter":
-                continue
-            grad = program.gradient_of(program.graph.results[i])
-            gradient = None if grad is None else self.held.get((grad, ()))
-            moments = {
-                name: (j, probes.measure(self.held[program.graph.results[j], ()]))
-                for j, name in program.moments(leaf)
-                if (program.graph.results[j], ()) in self.held
-            }
-            summary, name, state = probes.measure(array), leaf.name, False
-            bad = [j for j, held in moments.values() if held.bad]
-            if not summary.bad and bad:
-                name = program.leaves[program.results[bad[0]].source or 0].name
-                summary, state = next(held for j, held in moments.values() if j == bad[0]), True
-            found.append(
-                BadParameter(
-                    name, program.owner(leaf), summary,
-                    gradient=None if gradient is None else probes.measure(gradient),
-                    state={name: held for name, (_, held) in moments.items()}, optimizer=state,
-                )
-            )  # fmt: skip
-        return found
 
     def _wide(self, bad: Moment) -> float | None:
         if len(bad.op.nodes) != 1:

@@ -9,13 +9,15 @@ import numpy as np
 from anynan.agreement import Passed, parting
 from anynan.context import replay_context
 from anynan.jax import probes
-from anynan.jax.evaluate import TOTALS, Emission, Plan, flat, jit_once, silent
+from anynan.jax.evaluate import jit_once, silent
 from anynan.jax.layers import Spot
 from anynan.jax.operations import Op
 from anynan.jax.program import Program
+from anynan.jax.readings import TOTALS, Emission, Plan, flat
 from anynan.jax.records import Recorder
 from anynan.jax.session import Session
 from anynan.jax.steps import Step
+from anynan.jax.updates import spoilt
 from anynan.lineage import Replay
 from anynan.monitor import Reading
 
@@ -86,7 +88,7 @@ def replay(session: Session, step: Step, first: int, reading: Reading | None = N
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
         wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
         # A sum does not tell Infs of both signs from NaN.
-        failing = watch.spots[first].value
+        failing = watch.spots[min(first, len(watch.spots) - 1)].value
         wanted[failing] = "code"
         found = flags(program, arrays, wanted)
         passed = [] if reading is None else _passed(step, found, failing)
@@ -94,7 +96,7 @@ def replay(session: Session, step: Step, first: int, reading: Reading | None = N
             _trail(step, found)
         result, recorder = record(program, arrays, found, spots)
         result.passed = passed
-    step.spoilt = recorder.spoilt()
+    step.spoilt = spoilt(program, recorder.held)
     result.end()
     return result
 

@@ -1,6 +1,6 @@
 """Which operation wrote a bad value, and in which round of the loops around it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from anynan.jax.operations import Op, Operations
 if TYPE_CHECKING:
     from anynan.jax.replay import Flag
 
+# They read a part: what is bad may be outside of it.
+_PARTS = frozenset({"slice", "dynamic_slice", "gather", "split"})
 Its = tuple[int, ...]
 # An operation in one round of each loop around it. Rounds have the number of their item: the
 # first one of a reverse scan is the last.
@@ -59,6 +61,41 @@ class Rounds:
     def at(self, index: int, its: Its) -> Its:
         """Give the rounds that a value has of its own."""
         return its[: self.graph.values[index].loops]
+
+    def hidden(self, op: Op, word: Callable[[int], int | None]) -> tuple[str, ...] | None:
+        """Name the forward operations where what came of a bad result is finite again.
+
+        Args:
+            op: The operation.
+            word: Gives the worst kind of a value, None if it was not read.
+
+        Returns:
+            Their names, None where one of them was not read.
+        """
+        found: dict[str, None] = {}
+        seen = set(op.outs)
+        todo = [(i, False) for i in op.outs if word(i)]
+        while todo:
+            index, cut = todo.pop()
+            for reader in self.graph.readers(index):
+                if reader is None or reader.backward:
+                    continue
+                other = self.operations.of.get(reader.index)
+                if other is op:
+                    continue
+                outs = [i for i in (reader if other is None else other).outs if i is not None]
+                if other is not None:
+                    words = [kind for i in outs if (kind := word(i)) is not None]
+                    if outs and not words:
+                        return None
+                    if not any(words):
+                        found.setdefault("getitem" if cut else other.name)
+                        continue
+                part = cut or (other is None and reader.name in _PARTS)
+                new = [i for i in outs if i not in seen and (other is None or word(i))]
+                seen.update(new)
+                todo += [(i, part and other is None) for i in new]
+        return tuple(found)
 
     # Who wrote it.
 
@@ -114,13 +151,10 @@ class Rounds:
         """Walk the rounds of a loop whose results are seen after it."""
         loop = self.loops(self.graph.values[index])[-1]
         if len(value.feeds) == 2:  # a carry is what the last round left, if there was one
-            ran = loop.params.get("length", 1)
-            if index == value.feeds[0] if ran else index == value.feeds[1]:
+            scan = loop.primitive.name == "scan"
+            ran = loop.params["length"] if scan else self._bad_rounds([value.feeds[0]], its)
+            if index == value.feeds[0 if ran else 1]:
                 yield index, (*its, self._last(loop, [index], its))
-            elif (
-                ran and loop.primitive.name == "while" and not self._bad_rounds([*value.feeds], its)
-            ):
-                yield index, (*its, 0)
             return
         bad = self._bad_rounds([index], its)
         reverse = loop.params.get("reverse", False)

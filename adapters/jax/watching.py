@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 
 from anynan.jax import probes
-from anynan.jax.evaluate import TOTALS, Emission, Plan
 from anynan.jax.program import UnwatchableError
+from anynan.jax.readings import TOTALS, Emission, Plan
 from anynan.monitor import Site
 
 if TYPE_CHECKING:
