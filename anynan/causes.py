@@ -2,7 +2,7 @@
 
 from anynan.events import Cause
 from anynan.rules import RULES, Rule, Situation
-from anynan.rules.evidence import facts, literal, role, seen
+from anynan.rules.evidence import called, facts, literal, seen
 from anynan.rules.situation import BACKWARD, BOTH, FORWARD
 from anynan.summary import Summary
 
@@ -51,11 +51,11 @@ def _unknown(s: Situation) -> Cause:
             seen(s.summary),
         )
     values = "; ".join(
-        f"{role(item.name)} = {literal(item.value)}"
+        f"{name} = {literal(item.value)}"
         if item.value is not None
-        else f"{role(item.name)}: {seen(item.summary)}"
+        else f"{name}: {seen(item.summary)}"
         for item in s.operands
-        if not item.name.startswith("saved[")  # a number says nothing to anybody
+        if (name := called(s, item))
     )
     origin = "the gradient of {op}" if s.where == "backward" else "{op}"
     finite = all(item.summary is not None and not item.summary.bad for item in s.operands)

@@ -1,6 +1,5 @@
 """The direct checks: ``check`` and ``summarize``."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,9 +10,11 @@ from anynan import context
 from anynan.arrays import dtype_max, library_name, type_name
 from anynan.chunked import holds_floats, is_chunked
 from anynan.containers import is_container, is_leaf, leaves
-from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+from anynan.errors import AnomalyError, NonFiniteError
+from anynan.escaping import name as printed
 from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Severity, Source
 from anynan.measuring import measure
+from anynan.notices import warn
 from anynan.options import environment
 from anynan.policy import DEFAULT, Policy, reading_kind
 from anynan.probing import ends, is_clean, probe
@@ -138,7 +139,7 @@ def look(
             summary = measure(leaf)
         span = probe(leaf) if summary is None else ends(summary)
     except TypeError as error:
-        msg = f"{path}: {error}"
+        msg = f"{printed(path)}: {error}"
         raise TypeError(msg) from error
     if span is None:
         return None
@@ -171,7 +172,6 @@ def _act(
     bad = [finding for finding in found if finding.severity == "bad"]
     for finding in found:
         if finding.severity == "suspect":
-            # check() is three frames up from here.
             _warn(_event(finding, [], layer, source))
     if not bad:
         return
@@ -184,7 +184,7 @@ def _act(
 
 
 def _warn(event: Event) -> None:
-    warnings.warn(render(event), AnynanWarning, stacklevel=4)
+    warn(render(event))
 
 
 def _event(

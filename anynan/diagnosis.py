@@ -41,6 +41,7 @@ class Case:
     updates: list[int] = field(default_factory=list)
     replayed: Replay | None = None
     unread: str = ""
+    refused: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -53,7 +54,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
     reading = case.reading
     summary = None if case.value is None else adapter.measure(case.value)
     if reading.phase == "input":
-        return _input_event(case, monitor, adapter, summary)
+        return _input_event(case, adapter, summary)
     verdict = Verdict()
     watched = case.replayed is not None  # every operation of the first run itself
     wanted = case.replay and reading.phase != "parameter" and case.kind in NON_FINITE
@@ -61,6 +62,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         try:
             case.replayed = adapter.replay(reading)
         except ReplayError as error:
+            case.refused = True
             case.notes.append(str(error))
         except Exception as error:  # noqa: BLE001  what was found must not be lost
             case.notes.append(f"the replay failed: {type(error).__name__} {error}".rstrip())
@@ -82,7 +84,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         if verdict.placed_only and reading.phase == "forward" and shown:
             return None
         if case.replayed.incoming:
-            return _incoming_event(case, monitor, adapter)
+            return _incoming_event(case, adapter)
     outside = verdict.outside
     if outside is not None and outside.source == "input":
         return _outside_input(case, adapter, verdict, outside)
@@ -148,10 +150,6 @@ def _operation_event(
             surfaced=harmed if phase != harmed else None,
         )
     )
-    upto = reading.order if phase != "backward" else len(case.rows.lo)
-    trail = monitor.trail(case.rows, upto, layer)
-    if trail and phase == "forward" and layer and layer not in dict(trail):
-        trail = (*trail, (layer, None))  # the origin's own layer had not ended yet
     return _event(
         case,
         adapter,
@@ -164,13 +162,25 @@ def _operation_event(
         summary=summary,
         operation=None if origin is None else operation(origin),
         cause=cause,
-        trail=trail,
+        trail=_trail(case, monitor, layer, phase, call),
         spread=Spread(case.later, surfaced),
         expected=None if origin is None else origin.expected,
         iteration=None if origin is None else origin.iteration,
         shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
     )
+
+
+def _trail(
+    case: Case, monitor: Monitor, layer: str | None, phase: Phase, call: int | None = None
+) -> tuple[tuple[str, float | None], ...]:
+    """Give what led to the bad layer, which ends it."""
+    if phase not in ("forward", "backward"):
+        return ()
+    trail = monitor.trail(case.rows, case.reading.order, layer, phase, call)
+    if trail and layer is not None and case.kind in NON_FINITE:
+        trail = (*trail[:-1], (layer, None))  # what was read of it may have been hidden again
+    return trail
 
 
 def _event(case: Case, adapter: Adapter, **said: Any) -> Event:
@@ -184,7 +194,7 @@ def _event(case: Case, adapter: Adapter, **said: Any) -> Event:
     return Event(**{**common, **said})
 
 
-def _incoming_event(case: Case, monitor: Monitor, adapter: Adapter) -> Event:
+def _incoming_event(case: Case, adapter: Adapter) -> Event:
     """Report a gradient that was bad before it reached the tracked model."""
     reading = case.reading
     summary = None if case.value is None else adapter.measure(case.value)
@@ -201,12 +211,11 @@ def _incoming_event(case: Case, monitor: Monitor, adapter: Adapter) -> Event:
             "the loss, or code between the model and the loss, made it",
             "track the training step function instead of the model, and the operation is named",
         ),
-        trail=monitor.trail(case.rows, reading.order, ""),
         spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
     )
 
 
-def _input_event(case: Case, monitor: Monitor, adapter: Adapter, summary: Summary | None) -> Event:
+def _input_event(case: Case, adapter: Adapter, summary: Summary | None) -> Event:
     reading = case.reading
     rows = adapter.describe_input(reading, case.value)
     cause = explain(
@@ -227,7 +236,6 @@ def _input_event(case: Case, monitor: Monitor, adapter: Adapter, summary: Summar
         tensor=reading.site.tensor,
         summary=summary,
         cause=cause,
-        trail=monitor.trail(case.rows, reading.order, reading.layer),
         spread=Spread(case.later),
     )
 
@@ -323,7 +331,7 @@ def _parameter_event(
         summary=chosen.summary,
         operation=None if write is None else operation(write),
         cause=cause,
-        trail=monitor.trail(case.rows, reading.order, chosen.layer),
+        trail=_trail(case, monitor, chosen.layer, reading.phase),
         spread=Spread(
             case.later,
             None

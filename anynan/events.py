@@ -34,6 +34,10 @@ class Source:
         function: Name of the function the line is in.
         text: The line itself, stripped.
         via: The library frame it went through (``functional.py:2913 in layer_norm``), if any.
+        column: Where in ``text`` the code that ran begins, in characters from 0, where known.
+        end_column: Where it ends: ``text[column:end_column]`` is that code.
+        via_text: The line of ``via``, where it says more than the framework's own would.
+        changed: True if the file was changed since it was imported: ``text`` is empty then.
     """
 
     file: str
@@ -41,6 +45,10 @@ class Source:
     function: str
     text: str
     via: str | None = None
+    column: int | None = None
+    end_column: int | None = None
+    via_text: str = ""
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,8 @@ class Event:
         then: The first NaN that an origin of Inf turned into, if another operation made it.
         since: Range of steps ``(good, bad)`` in which a parameter went bad.
         notes: What could not be seen or reproduced, said plainly.
+        target: What is tracked: ``model Generator``, ``function preprocess``; numbered where
+            several models of one name are tracked.
 
     Example:
         >>> import json, anynan, numpy
@@ -161,6 +171,7 @@ class Event:
     then: Operation | None = None
     since: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
+    target: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as plain JSON values; non-finite numbers become strings."""

@@ -1,18 +1,18 @@
 """Judge readings and act: everything an adapter calls on a tracker."""
 
 import math
-import warnings
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 from anynan.acting import Actor
 from anynan.diagnosis import Case, contained, diagnose, norm_event
-from anynan.errors import AnynanWarning
+from anynan.escaping import prose
 from anynan.events import NON_FINITE, Event, Kind
 from anynan.guarding import FEWEST, Guard
 from anynan.lineage import Replay, trace
 from anynan.monitor import Held, Monitor, Reading, Rows, layer_norms
+from anynan.notices import warn
 from anynan.options import Options
 from anynan.reporting import render_line
 
@@ -198,6 +198,8 @@ class Judge(Actor):
         if self.options.replay and not wanted and replayed is None:
             case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
         event = diagnose(case, self.monitor, self._adapter)
+        if case.refused:  # it may be possible the next time
+            self._seen[key] -= 1
         if event is None:
             self.monitor.downgraded[key] = "only placed values (a mask)"
             self._note_once(reading, kind, value)
@@ -238,7 +240,7 @@ class Judge(Actor):
                 continue
             event = contained(record, rows, self._adapter)
             with self._lock:
-                self._events.append(event)
+                self._events.append(self._signed(event))
         sink = verdict.sink
         if sink is None or rows.failed is not None or rows.held is not None:
             return
@@ -252,6 +254,7 @@ class Judge(Actor):
 
     def refuse(self, event: Event, rows: Rows) -> None:
         """Act on an event that an adapter's own read made (a spike, a bad weight at attach)."""
+        event = self._signed(event)
         if event.severity == "bad":
             if rows.holding:
                 rows.held = rows.held or Held(event=event)
@@ -260,7 +263,7 @@ class Judge(Actor):
         else:
             self._record(event)
             if event.expected is None:
-                warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
+                warn(render_line(event, which=self.among_others))
 
     def guard(self, rows: Rows, norm: float | None = None) -> None:
         """Judge the gradient norms read since the last time: a jump, or next to nothing.
@@ -331,7 +334,7 @@ class Judge(Actor):
             if note in self._said:
                 return
             self._said[note] = None
-        warnings.warn(f"anynan: {note}", AnynanWarning, stacklevel=3)
+        warn(f"anynan: {prose(note)}")
 
     # Inside.
 
@@ -401,11 +404,12 @@ class Judge(Actor):
             summary=None if value is None else self._adapter.measure(value),
             expected=expected,
             rank=self._adapter.rank(),
+            target=self.target,
         )
         with self._lock:
             self._events.append(event)
         if kind not in NON_FINITE and expected is None:
-            warnings.warn(render_line(event), AnynanWarning, stacklevel=2)
+            warn(render_line(event, which=self.among_others))
 
     def _settle_scale(self, rows: Rows) -> None:
         """Judge a step whose scaled gradients overflowed, once its end is known."""
@@ -439,7 +443,7 @@ class Judge(Actor):
             rank=self._adapter.rank(),
         )
         with self._lock:
-            self._events.append(event)
+            self._events.append(self._signed(event))
 
 
 def _scales(scale: float | None, now: float | None) -> str:

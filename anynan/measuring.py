@@ -216,7 +216,7 @@ class Tally:
                 facts |= {"min": lo, "max": hi, "mean": min(max(self._mean(), lo), hi)}
             if self.absmax and self.top is not None:
                 bits = float(self.top - np.log2(np.longdouble(self.absmax)))
-                facts["headroom"] = max(bits, 0.0)
+                facts["headroom"] = round(max(bits, 0.0), 6)
         return Summary(
             shape=tuple(shape),
             dtype=dtype,

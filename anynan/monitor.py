@@ -104,7 +104,7 @@ class Reading:
         absmax = self.absmax
         if self.site.dtype_max is None or not absmax or not math.isfinite(absmax):
             return None
-        return math.log2(self.site.dtype_max / absmax)
+        return round(math.log2(self.site.dtype_max / absmax), 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,33 +380,72 @@ class Monitor:
         return [int(i) + start for i in np.flatnonzero(~inside)]
 
     def trail(
-        self, rows: Rows, upto: int, layer: str | None
+        self,
+        rows: Rows,
+        upto: int,
+        layer: str | None,
+        phase: Phase = "forward",
+        call: int | None = None,
     ) -> tuple[tuple[str, float | None], ...]:
-        """Give the layers before a reading with their magnitudes, at the depth that tells.
+        """Give what led to a bad layer in the same pass, with magnitudes; the layer comes last.
 
         Shown are the layers beside the failing one and beside each layer around it: what a
-        reader would follow from the input to the failure.
+        reader would follow from the input to the failure, or in a backward pass from the loss.
+
+        Args:
+            rows: The step's readings.
+            upto: Order of the reading that failed.
+            layer: The layer it began in.
+            phase: Which pass, ``forward`` or ``backward``.
+            call: Which call of the layer; None for the last there is.
         """
         if layer is None:
             return ()
         parts = layer.split(".")
         around = {".".join(parts[:depth]) for depth in range(len(parts) + 1)}
-        shown: dict[str, float | None] = {}
-        for order in range(min(upto, len(rows.lo) - 1) + 1):
-            site = rows.sites[order]
-            if site.phase != "forward" or site.layer is None or not site.layer:
-                continue
-            inside_failing = site.layer.startswith(layer + ".") if layer else False
-            if site.layer.rpartition(".")[0] not in around or inside_failing:
-                continue
-            if site.layer in around and site.layer != layer:
-                continue
+        orders = [
+            order
+            for order, site in enumerate(rows.sites[: min(upto + 1, len(rows.lo))])
+            if site.phase == phase and site.layer is not None and not site.bound
+        ]
+        # Where no gradient of an output is read, those of the weights tell the way.
+        outputs = [order for order in orders if rows.sites[order].parameter is None]
+        orders = outputs or orders
+        own = [
+            order
+            for order in orders
+            if rows.sites[order].layer == layer and call in (None, rows.calls[order])
+        ]
+        if not own:  # what failed is bad because of it, and comes after it
+            orders = [order for order in orders if order != upto]
+        shown: dict[str, tuple[int, float | None]] = {}
+        # Layers whose call is over, going forward, or begins, going backward: what was inside
+        # of it before belongs to another call.
+        over: set[str] = set()
+        for order in orders:
+            path = rows.sites[order].layer or ""
+            for outer in [outer for outer in over if _inside(path, outer)]:
+                shown = {name: held for name, held in shown.items() if not _inside(name, outer)}
+                over.discard(outer)
+            if path in around and path != layer:
+                over.add(path)
             value = rows.reading(order).absmax
-            if value is None:
-                continue
-            held = shown.get(site.layer, 0.0)
-            if held is None or not math.isfinite(value):
-                shown[site.layer] = None
-            else:
-                shown[site.layer] = max(held, value)
-        return tuple(shown.items())
+            within = bool(layer) and _inside(path, layer)
+            beside = path.rpartition(".")[0] in around and not within
+            told = path == layer or (beside and path not in around)
+            if told and value is not None:
+                before = shown.pop(path, None)
+                size = value if math.isfinite(value) else None
+                if before is not None and before[0] == rows.calls[order]:
+                    size = None if None in (size, before[1]) else max(value, before[1] or 0.0)
+                shown[path] = rows.calls[order], size
+            if own and order == own[-1]:
+                break
+        if shown and not own:  # it had not ended yet
+            shown.pop(layer, None)
+            shown[layer] = 0, None
+        return tuple((name, value) for name, (_, value) in shown.items())
+
+
+def _inside(path: str, outer: str) -> bool:
+    return path != outer and (not outer or path.startswith(f"{outer}."))

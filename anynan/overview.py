@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
+from anynan.escaping import name as printed
 from anynan.monitor import layer_norms
 from anynan.reporting import render_line
 from anynan.rules.evidence import magnitude
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 SHOWN_EVENTS = 10
 SHOWN_LAYERS = 5
+LINE = 1000
 
 
 def metrics(tracker: "Tracker") -> dict[str, float]:
@@ -145,10 +147,11 @@ def overview(tracker: "Tracker") -> str:
         names = ", ".join(name or "(the model itself)" for name in never[:SHOWN_LAYERS])
         more = ", ..." if len(never) > SHOWN_LAYERS else ""
         lines.append(
-            f"  not seen  {len(never)} watched layers were never read: {names}{more} (not "
-            "called, called past their hooks, or without float outputs)"
+            f"  not seen  {len(never)} watched {'layer was' if len(never) == 1 else 'layers were'} "
+            f"never read: {names}{more} (not called, called past the hooks, or without float "
+            "outputs)"
         )
-    return "\n".join(lines)
+    return "\n".join(printed(line, LINE) for line in lines)
 
 
 def unseen(tracker: "Tracker") -> list[str]:

@@ -2,11 +2,11 @@
 
 import math
 import os
-import re
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from anynan.escaping import escaped, printable
 from anynan.events import CARRIED, STATE, Event, Operation, Source
 from anynan.guarding import NORM
 from anynan.rules.evidence import group, magnitude, seen
@@ -19,25 +19,31 @@ WIDTH = 100
 _INDENT = 2
 _LABELS = 8  # the narrowest label column, its gap included
 _OPERATION = 24  # where the line of an operation stands beside its name
-_SHORT = ("layer", "parameter", "gradient", "batch", "op", "used by", "cause")
+_CODE = 40  # what of a line of code is shown at least
+_WORD = 20  # how far a cut moves to fall between words
+_CUTS = len("...  ...")
+_SHORT = ("model", "layer", "parameter", "gradient", "batch", "op", "used by", "cause")
 _HEAD, _TAIL = 2, 5  # what is kept of a long trail
 
 _KINDS = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
 _PLACES = {
     "forward": "the forward pass",
-    "loss": "the loss",
+    "loss": "the loss",  # where it is one
     "backward": "the backward pass",
     "optimizer": "the optimizer's update",
     "input": "the batch",
     "parameter": "the weights",
     "value": "a checked value",
 }
+_OF_MODELS = ("__call__", "call", "forward")
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 
 Row = tuple[str, tuple[str, ...]]
 
 
-def render(event: Event, *, calls: int | None = None, here: int | None = None) -> str:
+def render(
+    event: Event, *, calls: int | None = None, here: int | None = None, which: bool = False
+) -> str:
     """Return the report of one event as plain text, at most 100 columns wide.
 
     Args:
@@ -45,8 +51,13 @@ def render(event: Event, *, calls: int | None = None, here: int | None = None) -
         calls: How often the layer was called in this step, to print ``call 2 of 3``.
         here: Rank that prints this. The event of another rank is told in short, since that
             rank prints the whole.
+        which: Say which model it is about: several are tracked.
     """
+    event = printable(event)
     title, found = headline(event), _rows(event, calls)
+    if which and event.target:
+        what, _, name = event.target.partition(" ")
+        found.insert(0, (what, (name,)))
     if event.rank is not None and here is not None and here != event.rank:
         title += f" on rank {event.rank}"
         found = [(label, texts) for label, texts in found if label in _SHORT]
@@ -60,11 +71,19 @@ def render(event: Event, *, calls: int | None = None, here: int | None = None) -
     return "\n".join(lines).rstrip()
 
 
-def render_line(event: Event) -> str:
-    """Return one event in one line, for a warning or a log."""
+def render_line(event: Event, *, which: bool = False) -> str:
+    """Return one event in one line, for a warning or a log.
+
+    Args:
+        event: What happened.
+        which: Say which model it is about: several are tracked.
+    """
+    event = printable(event)
     parts = [headline(event)]
+    if which and event.target:
+        parts.append(event.target)
     norm = event.tensor == NORM
-    if event.layer or (event.layer is not None and not norm):
+    if event.layer or (event.layer is not None and not norm and not _outside(event)):
         parts.append(f"layer {_layer(event.layer)}")
     if event.parameter is not None:
         parts.append(event.parameter)
@@ -93,6 +112,7 @@ def render_rich(event: Event, *, calls: int | None = None) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
+    event = printable(event)
     styles = {"layer": "bold", "cause": "bold", "fix": "green"}
     alarm = "bold red" if event.severity == "bad" and event.expected is None else "bold yellow"
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -106,6 +126,7 @@ def render_rich(event: Event, *, calls: int | None = None) -> "RenderableType":
 
 def headline(event: Event) -> str:
     """Say in one sentence what was seen, where and when."""
+    event = printable(event)
     text = _expected_headline(event) if event.expected is not None else _headline(event)
     if event.severity == "suspect" and event.expected is None:
         start = text[0] if event.kind in _KINDS else text[0].lower()
@@ -115,13 +136,53 @@ def headline(event: Event) -> str:
 
 def _expected_headline(event: Event) -> str:
     what = _KINDS.get(event.kind) or _what(event)
-    return f"Expected: {what} in {_place(event)}"
+    return f"Expected: {what} {_place(event)}"
 
 
 def _place(event: Event) -> str:
     if event.phase == "value":
-        return event.tensor
-    return f"{_PLACES[event.phase]} of step {event.step}"
+        return f"in {event.tensor}"
+    if _outside(event):
+        place = f"in `{name}`" if (name := _function(event)) else ""
+        if event.phase == "loss":
+            if not place and _is_loss(event):
+                return f"in the loss of step {event.step}"
+            place = f"{place}, outside every layer" if place else "outside every layer"
+        if place:
+            return f"{place}, at step {event.step}" if event.step else place
+    return f"in {_PLACES[event.phase]} of step {event.step}"
+
+
+def _outside(event: Event) -> bool:
+    """Tell whether it is code outside every layer: around them, or a function without any."""
+    if event.phase == "loss":
+        return True
+    # In array code a function is its own layer; in a step this is the model in it.
+    own = event.phase == "forward" and event.layer == "" and len(event.trail) < 2
+    return own and bool(_tracked(event, "function")) and _function(event) not in _OF_MODELS
+
+
+def _function(event: Event) -> str:
+    """Name the function it happened in, as far as it is known and has a name."""
+    source = None if event.operation is None else event.operation.source
+    if source is not None:
+        name = source.function
+    elif _is_loss(event):
+        return ""
+    else:
+        name = _tracked(event, "function")
+    return "" if name.startswith("<") else name
+
+
+def _is_loss(event: Event) -> bool:
+    """Tell whether what was read is the number that a step returns or differentiates."""
+    return event.tensor == "loss" and (event.summary is None or event.summary.size == 1)
+
+
+def _tracked(event: Event, what: str) -> str:
+    """Give the name of the tracked function or model, empty if it is the other."""
+    kind, _, name = event.target.partition(" ")
+    return name if kind == what else ""
 
 
 def _what(event: Event) -> str:
@@ -141,7 +202,7 @@ def _headline(event: Event) -> str:
         what = _what(event)
         what = what[0].upper() + what[1:]
         verb = "found" if event.phase == "value" else "appeared"
-        return f"{what} {verb} in {_place(event)}"
+        return f"{what} {verb} {_place(event)}"
     if event.phase == "value":
         return f"{kind} found in {event.tensor}"
     if event.phase == "input":
@@ -153,7 +214,7 @@ def _headline(event: Event) -> str:
         return f"{kind} was written into {_weight(event)} at step {step}"
     if event.phase == "optimizer":
         return f"{kind} was written into {_weight(event)} by the optimizer at step {step}"
-    return f"{kind} first appeared in {_PLACES[event.phase]} of step {step}"
+    return f"{kind} first appeared {_place(event)}"
 
 
 def _weight(event: Event) -> str:
@@ -172,13 +233,13 @@ def _rows(event: Event, calls: int | None) -> list[Row]:
 
 def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
     operation, cause = event.operation, event.cause
-    if event.layer or event.phase not in ("value", "input"):
+    if event.layer or not (_outside(event) or event.phase in ("value", "input")):
         yield "layer", (_layer(event.layer) + _call(event, calls),)
     yield from _subject(event)
     evidence = "" if cause is None else cause.evidence
     if operation is not None and event.phase == "value":
         if operation.source is not None:
-            yield "at", _source(operation.source)
+            yield "at", _source(operation.source, 0)
     elif operation is not None:
         # What came in bad was made by no operation: this one only met it first.
         yield (
@@ -205,10 +266,10 @@ def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
         yield "fix", (cause.fix,)
     if event.expected is not None:
         yield "expected", (event.expected,)
-    if event.trail:
+    if len(event.trail) > 1:  # one would only repeat the layer
         yield "trail", (_trail(event),)
-    if event.spread.count or event.spread.surfaced:
-        yield "spread", (_spread(event),)
+    if spread := _spread(event):
+        yield "spread", (spread,)
     if event.rank is not None or event.shard is not None:
         shard = "" if event.shard is None else f"shard {event.shard}"
         rank = "" if event.rank is None else str(event.rank)
@@ -278,35 +339,65 @@ def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[s
         name = f"{name} (backward)"
     elif event.phase == "backward" and not note:
         name = f"{name} (forward)"
-    lines = list(_source(operation.source)) if operation.source is not None else []
     if note:
         name = f"{name} {note}"
-        if operation.layer not in (None, event.layer):
-            lines.append(f"in layer {_layer(operation.layer)}")
+    gap = max(_OPERATION, len(name) + 2)
+    aside = gap if gap <= WIDTH // 2 else _OPERATION
+    lines = [] if operation.source is None else list(_source(operation.source, aside))
+    if note and operation.layer not in (None, event.layer):
+        lines.append(f"in layer {_layer(operation.layer)}")
     if not lines:
         return (name,)
-    gap = max(_OPERATION, len(name) + 2)
+    if aside < gap:  # too long to have its line beside it
+        return (name, *(" " * aside + text for text in lines))
     first, *rest = lines
     return (name.ljust(gap) + first, *(" " * gap + text for text in rest))
 
 
-def _source(source: Source) -> tuple[str, ...]:
+def _source(source: Source, gap: int) -> tuple[str, ...]:
+    width = max(_CODE, WIDTH - _INDENT - _LABELS - gap)
     function = "" if source.function.startswith("<") else f" in {source.function}"
     lines = [f"{_file(source)}{function}"]
-    if source.text:
-        lines.append(
-            textwrap.shorten(source.text, WIDTH - _OPERATION - _LABELS, placeholder=" ...")
-        )
+    if source.changed:
+        lines.append("(not quoted: the file was changed since it was imported)")
+    elif source.text:
+        lines.append(_window(source.text, width, source.column, source.end_column))
     if source.via:
         lines.append(f"via {source.via}")
+        if source.via_text:
+            lines.append(_window(source.via_text, width))
     return tuple(lines)
+
+
+def _window(text: str, width: int, start: int | None = None, end: int | None = None) -> str:
+    """Show a line of code whole where it fits, else what is around the part that ran."""
+    text = text.rstrip()
+    if len(text) <= width:
+        return text
+    start = min(start or 0, len(text) - 1)
+    end = min(max(end or 0, start + 1), len(text), start + width - _CUTS)
+    spare = width - _CUTS - (end - start)
+    # Before it stands what it is a part of, which says more than what comes after.
+    left = max(0, min(start - spare * 2 // 3, len(text) - width + _CUTS // 2))
+    right = left + width - _CUTS // 2
+    if left and right < len(text):
+        right -= _CUTS // 2
+    if left:
+        left = next((i for i in range(left, min(start, left + _WORD)) if text[i] == " "), left)
+    if right < len(text):
+        right = next(
+            (i for i in range(right, max(right - _WORD, end - 1), -1) if text[i] == " "), right
+        )
+    return (
+        f"{'... ' if left else ''}{text[left:right].strip()}{' ...' if right < len(text) else ''}"
+    )
 
 
 def _file(source: Source) -> str:
     """Shorten a path below the working directory; another stays whole, so it can be opened."""
     path = source.file
     try:
-        here = os.path.join(os.getcwd(), "")
+        here = escaped(os.path.join(os.getcwd(), ""))
     except OSError:  # the working directory is gone
         here = "\0"
     return f"{path.removeprefix(here)}:{source.line}"
@@ -350,7 +441,7 @@ def _number(value: float) -> str:
 
 
 def _trail(event: Event) -> str:
-    names = _unprefixed([name or "(the model itself)" for name, _ in event.trail])
+    names = [name or "(the model itself)" for name, _ in event.trail]
     last = len(names) - 1
     steps = []
     for i, (name, (_, value)) in enumerate(zip(names, event.trail, strict=True)):
@@ -361,27 +452,22 @@ def _trail(event: Event) -> str:
         steps.append(f"{name} {size}")
     if len(steps) > _HEAD + _TAIL + 1:
         hidden = len(steps) - _HEAD - _TAIL
-        steps[_HEAD:-_TAIL] = [f"… {hidden} more …"]
+        steps[_HEAD:-_TAIL] = [f"... {hidden} more ..."]
     # Kept together while wrapping: a layer and its number.
     return " > ".join(step.replace(" ", "\N{NO-BREAK SPACE}") for step in steps)
 
 
-def _unprefixed(names: list[str]) -> list[str]:
-    """Leave out the leading segments that all names share."""
-    parts = [name.split(".") for name in names]
-    shared = 0
-    while len(names) > 1 and all(len(part) > shared + 1 for part in parts):
-        if len({part[shared] for part in parts}) > 1:
-            break
-        shared += 1
-    return [".".join(part[shared:]) for part in parts]
+def _repeats(event: Event, surfaced: str) -> bool:
+    """Tell whether it surfaced in what the function returns, where the headline has it already."""
+    result = ("forward", "forward (the model itself)")
+    return _outside(event) and surfaced in (*result, *(["the loss"] if _is_loss(event) else []))
 
 
 def _spread(event: Event) -> str:
     count, surfaced = event.spread.count, event.spread.surfaced
     later = f"{group(count)} later reading{' is' if count == 1 else 's are'}"
     texts = [f"{later} bad only because of this one"] if count else []
-    if surfaced:
+    if surfaced and not _repeats(event, surfaced):
         phase, _, where = surfaced.partition(" ")
         if phase in ("forward", "backward"):
             at = f" at {where.strip('()')}" if where else ""
@@ -394,14 +480,11 @@ def _spread(event: Event) -> str:
 
 # Wrapping.
 
-_THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}(?!\d))")
-
 
 def _wrap(text: str, start: str) -> list[str]:
     """Wrap one line under its label; code and aligned text keep their own indent."""
     kept = text.lstrip(" ")
     start += " " * (len(text) - len(kept))
-    kept = _THOUSANDS.sub("\N{NO-BREAK SPACE}", kept)
     lines = textwrap.wrap(
         kept,
         WIDTH,

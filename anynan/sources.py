@@ -4,14 +4,18 @@ import linecache
 import os
 import sys
 import sysconfig
+import time
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from types import CodeType, FrameType
+from typing import Any
 
 from anynan.events import Source
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_BEGAN = time.time()
 _STDLIB = tuple(
     os.path.join(path, "")
     for name in ("stdlib", "platstdlib")
@@ -51,6 +55,11 @@ def own_folders() -> frozenset[str]:
     return frozenset(folders)
 
 
+def is_own(frame: FrameType) -> bool:
+    """Tell whether a frame is anynan's."""
+    return _folder(frame.f_code.co_filename) in own_folders()
+
+
 def user_source(
     frame: FrameType | None = None,
     *,
@@ -77,16 +86,28 @@ def user_source(
     inside = f"{os.sep}{framework}{os.sep}" if framework else ""
     while frame is not None and frame.f_code is not stop:
         file = frame.f_code.co_filename
-        if not is_library(file):
-            return describe(frame, library)
+        if not is_library(file) and (is_demo(file) or not _generated(frame.f_globals)):
+            return describe(frame, library, framework)
         if _folder(file) not in own_folders():
             weak = bool(inside) and library is not None and inside in _file(library)
             if library is None or (weak and inside not in file and _named_library(file)):
                 library = frame
         frame = frame.f_back
     if fallback is not None and library is not None:
-        return replace(fallback, via=_via(library))
+        return replace(fallback, via=_via(library), via_text=_via_text(library, inside))
     return fallback if library is None else describe(library, None)
+
+
+def _generated(scope: dict[str, Any]) -> bool:
+    """Tell whether a library wrote the file that this code is in, to import it as its own."""
+    name = scope.get("__name__")
+    return isinstance(name, str) and "." in name and _from_library(name.partition(".")[0])
+
+
+@lru_cache(maxsize=1024)
+def _from_library(package: str) -> bool:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return isinstance(file, str) and _named_library(file)
 
 
 def _file(frame: FrameType) -> str:
@@ -102,18 +123,113 @@ def _named_library(file: str) -> bool:
     return any(part in file for part in _LIBRARY_PARTS)
 
 
-def describe(frame: FrameType, library: FrameType | None) -> Source:
+def describe(frame: FrameType, library: FrameType | None, framework: str = "") -> Source:
     """Turn a frame into a Source."""
     code = frame.f_code
-    via = None
-    if library is not None:
-        via = _via(library)
-    text = linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip()
-    return Source(code.co_filename, frame.f_lineno, code.co_name, text, via)
+    found = located(code, frame.f_lineno, offset=frame.f_lasti, scope=frame.f_globals)
+    if library is None:
+        return found
+    inside = f"{os.sep}{framework}{os.sep}" if framework else ""
+    return replace(found, via=_via(library), via_text=_via_text(library, inside))
+
+
+def located(
+    code: CodeType, line: int, *, offset: int = -1, scope: dict[str, Any] | None = None
+) -> Source:
+    """Turn a place in a code object into a Source, without the way it went.
+
+    Args:
+        code: What ran.
+        line: Line of the place.
+        offset: Which instruction it is, as a frame's ``f_lasti`` says.
+        scope: The globals it ran in.
+    """
+    raw, changed = quoted(code.co_filename, line, code=code, scope=scope)
+    text = raw.strip()
+    start = end = None
+    if text and offset >= 0:
+        start, end = _columns(code, offset, line, raw)
+    return Source(
+        code.co_filename, line, code.co_name, text,
+        column=start, end_column=end, changed=changed,
+    )  # fmt: skip
+
+
+def quoted(
+    file: str,
+    line: int,
+    *,
+    function: str = "",
+    code: CodeType | None = None,
+    scope: dict[str, Any] | None = None,
+) -> tuple[str, bool]:
+    """Return a line of a file, if the file still says what was imported.
+
+    Args:
+        file: Path of the file.
+        line: Which line.
+        function: The function that ran there, where its code is not at hand.
+        code: The code that ran there.
+        scope: The globals it ran in.
+
+    Returns:
+        The line, empty if there is none; and whether the file was changed since.
+    """
+    text = linecache.getline(file, line, scope)
+    entry = linecache.cache.get(file)
+    # Text that is no file's (a notebook's cell) stays; an older file was read as it is now.
+    if not text or entry is None or len(entry) != 4 or not entry[1] or entry[1] < _BEGAN:
+        return text, False
+    now = _codes(file, entry[1], "".join(entry[2]))
+    if code is not None:
+        same = code in now
+    else:
+        same = any(
+            made.co_name == function and line in {number for _, _, number in made.co_lines()}
+            for made in now
+        )
+    return (text, False) if same else ("", True)
+
+
+@lru_cache(maxsize=16)
+def _codes(file: str, written: float, text: str) -> frozenset[CodeType]:
+    """Compile a file as it is now, and give the code of every function in it."""
+    del written  # part of the key, so that the text need not be compared
+    try:
+        found = [compile(text, file, "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):  # being edited just now
+        return frozenset()
+    for code in found:
+        found += [item for item in code.co_consts if isinstance(item, CodeType)]
+    return frozenset(found)
+
+
+def _columns(code: CodeType, offset: int, line: int, raw: str) -> tuple[int | None, int | None]:
+    """Find what of a line an instruction belongs to, counted from the line's first letter."""
+    place = next(islice(code.co_positions(), offset // 2, None), None)
+    if place is None:
+        return None, None
+    first, last, start, end = place
+    if first != line or start is None or end is None:
+        return None, None
+    encoded, indent = raw.encode(errors="replace"), len(raw) - len(raw.lstrip())
+    length = len(raw.strip())
+    begin = len(encoded[:start].decode(errors="ignore")) - indent
+    finish = len(encoded[:end].decode(errors="ignore")) - indent if last == first else length
+    return (begin, finish) if 0 <= begin < finish <= length else (None, None)
 
 
 def _via(frame: FrameType) -> str:
     return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _via_text(frame: FrameType, inside: str) -> str:
+    """Quote a library's line; the framework's own would only say that it was called."""
+    file = frame.f_code.co_filename
+    stdlib = file.startswith(_STDLIB) and not _named_library(file)
+    if stdlib or (inside and inside in file):
+        return ""
+    return linecache.getline(file, frame.f_lineno, frame.f_globals).strip()
 
 
 def _short(file: str) -> str:

@@ -4,10 +4,11 @@ import os
 import sys
 import threading
 
-# Where a thread stands that waits for work, a lock or another thread.
+# Where a thread stands that waits for work, a lock or another thread: functions of the standard
+# library by name.
 _WAITING = frozenset(
-    {"connection.py", "queue.py", "queues.py", "selectors.py", "socket.py", "ssl.py",
-     "subprocess.py", "synchronize.py", "thread.py", "threading.py"}
+    {"_recv", "_try_wait", "_wait_for_tstate_lock", "_worker", "acquire", "accept", "get", "join",
+     "poll", "read", "readinto", "recv", "recv_bytes", "result", "select", "sleep", "wait"}
 )  # fmt: skip
 
 
@@ -24,7 +25,7 @@ def busy_threads() -> dict[int, str]:
     busy = {}
     for number, frame in sys._current_frames().items():  # noqa: SLF001
         file = frame.f_code.co_filename
-        waits = file.startswith(library) and os.path.basename(file) in _WAITING
+        waits = file.startswith(library) and frame.f_code.co_name in _WAITING
         if number != own and number in names and not waits:
             busy[number] = names[number]
     return busy

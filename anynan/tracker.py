@@ -1,11 +1,13 @@
 """What ``track`` returns."""
 
 import functools
+import threading
 import types
 import weakref
 from typing import Any, Self
 
 from anynan.adapter import Adapter
+from anynan.escaping import name as printed
 from anynan.events import PHASES, Event
 from anynan.judging import Judge
 from anynan.monitor import History, Reading
@@ -30,6 +32,10 @@ def refuse_target(target: Any, what: str) -> None:
         raise TypeError(msg)
 
 
+_lock = threading.Lock()
+_watching: "dict[int, weakref.ref[Tracker]]" = {}  # in the order of ``track``
+
+
 class Tracker(Judge):
     """Watch a model or a function, and act when a reading breaks the policy.
 
@@ -42,6 +48,41 @@ class Tracker(Judge):
         self._target = target
         self.name = name
         self.paused = False
+
+    # Names.
+
+    @property
+    def of_model(self) -> bool:
+        """Tell whether a model is tracked, and not a function."""
+        return isinstance(self._target, weakref.ref)
+
+    @property
+    def target(self) -> str:
+        """Say what is tracked: ``model Generator``, ``function preprocess``."""
+        if not self.of_model:
+            return f"function {self.name}"
+        named = [tracker for tracker in self._beside() if tracker.name == self.name]
+        number = f" {named.index(self) + 1}" if len(named) > 1 and self in named else ""
+        return f"model {self.name}{number}"
+
+    @property
+    def among_others(self) -> bool:
+        """Tell whether reports must say which of several tracked models they are about."""
+        return self.of_model and len(self._beside()) > 1
+
+    def _beside(self) -> "list[Tracker]":
+        """List the models that this backend watches, in the order they were tracked."""
+        if self.adapter is None:
+            return []
+        backend, beside = self.adapter.backend, []
+        with _lock:
+            for key, ref in list(_watching.items()):
+                tracker = ref()
+                if tracker is None or tracker.adapter is None:
+                    del _watching[key]
+                elif tracker.of_model and tracker.adapter.backend == backend:
+                    beside.append(tracker)
+        return [tracker for tracker in beside if tracker.fn is not None]
 
     # Called in the function's place.
 
@@ -74,6 +115,8 @@ class Tracker(Judge):
         if environment() == "off":
             return self
         self.adapter = adapter
+        with _lock:
+            _watching[id(self)] = weakref.ref(self)
         try:
             adapter.attach()
         except BaseException:
@@ -170,6 +213,7 @@ class Tracker(Judge):
             self._events.clear()
             self._counts.clear()
             self._seen.clear()
+            self._first.clear()
             self.history.clear()
 
     def metrics(self) -> dict[str, float]:
@@ -190,4 +234,4 @@ class Tracker(Judge):
 
     def __repr__(self) -> str:
         state = "removed" if self.adapter is None else "paused" if self.paused else "watching"
-        return f"<anynan.Tracker {state} {self.name}: {len(self._events)} events>"
+        return f"<anynan.Tracker {state} {printed(self.name)}: {len(self._events)} events>"

@@ -1,6 +1,5 @@
 """Watch what comes out of a data loader: which batch, which field, which row."""
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -22,8 +21,9 @@ from anynan.causes import Situation, explain
 from anynan.checking import Finding, look, plain_leaves
 from anynan.chunked import is_chunked
 from anynan.containers import is_container, is_leaf
-from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+from anynan.errors import AnomalyError, NonFiniteError
 from anynan.events import NON_FINITE, Event, Spread
+from anynan.notices import warn
 from anynan.options import ACTIONS, environment
 from anynan.policy import DEFAULT, Policy, reading_kind
 from anynan.probing import probe
@@ -91,8 +91,7 @@ class Watched(Generic[T]):
             raise error(render(event), event)
         if action in ("warn", "skip"):
             text = render(event) + ("\n\n  this batch is left out" if action == "skip" else "")
-            # The loop that asks for the next batch is two frames up from here.
-            warnings.warn(text, AnynanWarning, stacklevel=3)
+            warn(text)
         elif callable(action):
             action(event)
         return bool(action != "skip")

@@ -119,7 +119,7 @@ def test_zero_over_zero_and_a_number_over_zero_read_differently() -> None:
 def test_overflow_quotes_the_value_that_a_wider_dtype_would_hold() -> None:
     record = op("matmul", INF, self=held(512.0), mat2=held(160.0), dtype="float16", wide=81920.0)
     evidence = explain(case(record)).evidence
-    assert evidence == "in float32 the result reaches 81 920; float16 ends at 65 504"
+    assert evidence == "in float32 the result reaches 81,920; float16 ends at 65,504"
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_rows_and_counts_of_a_bad_batch() -> None:
 
 
 def test_growth_is_told_from_its_foot_to_its_end() -> None:
-    assert told(CLIMB) == "size 0.9 at step 396, 3.1, 48, 7 200 at step 399"
+    assert told(CLIMB) == "size 0.9 at step 396, 3.1, 48, 7,200 at step 399"
     long = tuple((step, 2.0**step) for step in range(30))
-    assert told(long).startswith("size 1 024 at step 10, ")
+    assert told(long).startswith("size 1,024 at step 10, ")
     assert told(long).endswith("5.369e+08 at step 29")
     assert rising(long)
     assert not rising(long[:2])
@@ -175,3 +175,18 @@ def test_table_is_markdown_of_one_row_per_tag() -> None:
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in lines)
     backward = next(line for line in lines if "`norm_gradient_at_zero`" in line)
     assert "| backward |" in backward
+
+
+@pytest.mark.parametrize("rest", [(), (("saved[18]", 2.0), ("args[0]", 1.0))])
+def test_evidence_names_operands_by_their_role_and_never_by_an_internal_name(rest: Any) -> None:
+    held = Summary((), "float32", "cpu", 1, min=1.0, max=1.0, absmax=1.0)
+    named = (("grad", 6.0), ("self", 1.0), ("other", 0.0), ("weight", 3.0), *rest)
+    record = OpRecord(
+        1, "frobnicate", "frob", None, "backward", Summary((), "float32", "cpu", 1, nan=1),
+        tuple(Operand(name, held, value) for name, value in named), None,
+    )  # fmt: skip
+    assert explain(Situation("backward", "nan", record=record)).evidence == (
+        "incoming gradient = 6.0; first input = 1.0; second input = 0.0; weight = 3.0"
+    )
+    alone = replace(record, operands=record.operands[1:2])
+    assert explain(Situation("backward", "nan", record=alone)).evidence == "input = 1.0"

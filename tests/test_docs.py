@@ -45,8 +45,13 @@ class Example:
 
 @pytest.fixture
 def _nothing_stays() -> Iterator[None]:
-    """Take away what a page leaves tracked: its models and loss scalers are no other test's."""
+    """Take away what is left tracked: a page's models and loss scalers are no other test's."""
+    _remove_all()
     yield
+    _remove_all()
+
+
+def _remove_all() -> None:
     updates: Any = sys.modules.get("anynan.torch.updates")
     for session in [] if updates is None else list(updates._sessions):
         with warnings.catch_warnings():

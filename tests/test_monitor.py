@@ -312,18 +312,47 @@ def test_a_trail_shows_siblings_of_a_deep_failure() -> None:
     ]
 
 
-def test_a_trail_of_the_whole_step_leaves_out_what_is_around_the_failure() -> None:
+def test_a_trail_of_the_whole_step_ends_in_the_failure() -> None:
     assert trail("encoder.layers.1.attn", 99) == [
         "embed",
         "encoder.layers.0",
         "encoder.layers.1.attn",
-        "encoder.layers.1.norm",
-        "encoder.layers.2",
     ]
 
 
+def test_a_trail_shows_the_call_that_failed_and_no_earlier_one() -> None:
+    once = ("embed", "block.attn", "block.mlp", "block", "head", "")
+    m = monitor()
+    failing = [*once, *once, "embed", "block.attn", "block"]
+    rows = filled(
+        0,
+        *((slot(m, layer), 0.0, float(i)) for i, layer in enumerate(failing)),
+        calls=[0] * 6 + [1] * 6 + [2] * 3,
+    )
+    assert m.trail(rows, 13, "block.attn", call=2) == (("embed", 12.0), ("block.attn", 13.0))
+    # Nothing was read of this call of it: the reading that failed is of the layer around.
+    assert m.trail(rows, 14, "block.mlp", call=2) == (
+        ("embed", 12.0), ("block.attn", 13.0), ("block.mlp", None),
+    )  # fmt: skip
+    # What was read last is not where it began.
+    assert m.trail(rows, 11, "block.attn", call=1) == (("embed", 6.0), ("block.attn", 7.0))
+
+
+def test_a_trail_of_a_backward_pass_is_that_of_the_gradients() -> None:
+    m = monitor()
+    rows = filled(
+        0,
+        *((slot(m, layer), 0.0, 1.0) for layer in ("0", "1", "2", "")),
+        *((slot(m, layer, "backward"), 0.0, 9.0) for layer in ("", "2", "1")),
+        (slot(m, "1", "backward", parameter="1.weight"), 0.0, 5.0),
+        (slot(m, "0", "backward"), NAN, NAN),
+    )
+    assert m.trail(rows, 7, "1", "backward") == (("2", 9.0), ("1", 9.0))
+    assert m.trail(rows, 8, "0", "backward") == (("2", 9.0), ("1", 9.0), ("0", None))
+
+
 def test_a_trail_of_the_model_itself_shows_its_children() -> None:
-    assert trail("", len(DEEP) - 1) == ["embed", "encoder"]
+    assert trail("", len(DEEP) - 1) == ["embed", "encoder", ""]
 
 
 def test_a_trail_stops_at_the_failure() -> None:

@@ -174,7 +174,7 @@ FAULTS = [
     Fault("variance_of_one", "var", one, ONES, "1 element, and n - 1 is 0"),
     Fault("empty_mean", "mean", nothing, ONES, "the input has shape (0,)"),
     Fault("exp_overflow", "exp", exponential, ONES, "exp(1000.0) at [0]"),
-    Fault("overflow_in_dtype", "matmul", square, HALF, "the result reaches 270 000"),
+    Fault("overflow_in_dtype", "matmul", square, HALF, "the result reaches 270,000"),
     Fault("bad_input", None, identity, np.array([1.0, NAN]), "1 of 2 rows is bad: 1"),
     Fault("bad_label", None, lambda target: target, np.array([1.0, NAN]), "1 of 2 rows"),
     Fault("uninitialised_memory", "add", garbage, ONES, "3 x NaN of 3 elements"),

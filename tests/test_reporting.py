@@ -243,10 +243,11 @@ NaN first appeared in the forward pass of step 412
   layer   encoder.layers.3.attn
   op      softmax                 model.py:87 in attend
                                   w = scores.softmax(-1)
-  input   float16 (8, 12, 128, 128)  min -inf  max 41.2   24 576 x -inf: 2 rows are -inf throughout
+  input   float16 (8, 12, 128, 128)  min -inf  max 41.2   24,576 x -inf: 2 rows are -inf throughout
   cause   fully masked row: softmax over a row of -inf is 0/0
   fix     let every query see at least one key, or zero the output of fully masked rows
-  trail   embed 0.9 > layers.0 3.1 > layers.1 9.8 > layers.2 41.2 > layers.3.attn NaN
+  trail   encoder.embed 0.9 > encoder.layers.0 3.1 > encoder.layers.1 9.8 > encoder.layers.2 41.2 >
+          encoder.layers.3.attn NaN
   spread  37 later readings are bad only because of this one"""
     )
 
@@ -294,7 +295,48 @@ def test_every_phase_and_kind_has_a_sentence(
     ("fields", "sentence"),
     [
         ({}, "NaN first appeared in the forward pass of step 5"),
-        ({"phase": "loss", "kind": "posinf"}, "+Inf first appeared in the loss of step 5"),
+        (
+            {"phase": "loss", "kind": "posinf", "tensor": "loss"},
+            "+Inf first appeared in the loss of step 5",
+        ),
+        ({"phase": "loss"}, "NaN first appeared outside every layer, at step 5"),
+        (
+            {"phase": "loss", "tensor": "loss", "summary": IMAGE},
+            "NaN first appeared outside every layer, at step 5",
+        ),
+        ({"phase": "loss", "step": 0}, "NaN first appeared outside every layer"),
+        (
+            {"phase": "loss", "operation": operation(LOG), "tensor": "loss"},
+            "NaN first appeared in `loss_fn`, outside every layer, at step 5",
+        ),
+        (
+            {"phase": "loss", "operation": operation(LOG), "tensor": "loss", "expected": "meant"},
+            "Expected: NaN in `loss_fn`, outside every layer, at step 5",
+        ),
+        (
+            {"phase": "loss", "target": "function preprocess"},
+            "NaN first appeared in `preprocess`, outside every layer, at step 5",
+        ),
+        (
+            {"phase": "loss", "target": "function <lambda>"},
+            "NaN first appeared outside every layer, at step 5",
+        ),
+        (
+            {"layer": "", "target": "function preprocess", "step": 0},
+            "NaN first appeared in `preprocess`",
+        ),
+        (
+            {"layer": "", "target": "function preprocess", "operation": operation(LOG)},
+            "NaN first appeared in `loss_fn`, at step 5",
+        ),
+        (
+            {"layer": "", "target": "function step", "operation": operation(EXP)},
+            "NaN first appeared in the forward pass of step 5",
+        ),
+        (
+            {"layer": "", "target": "model Net"},
+            "NaN first appeared in the forward pass of step 5",
+        ),
         ({"phase": "backward"}, "NaN first appeared in the backward pass of step 5"),
         ({"phase": "input"}, "NaN came in with the batch of step 5"),
         ({"phase": "parameter"}, "NaN was already in a weight at step 5"),
@@ -324,6 +366,28 @@ def test_headlines(fields: dict[str, Any], sentence: str) -> None:
     assert headline(replace(bare, **fields)) == sentence
 
 
+def test_where_it_surfaced_is_no_second_place() -> None:
+    loss = replace(EVENTS["loss_neginf"], spread=Spread(0, "forward"))
+    assert "spread" not in render(loss)
+    assert "layer" not in render(replace(loss, cause=None)).split("\n", 1)[1]
+    assert "it surfaced at the loss" in render(replace(loss, spread=Spread(0, "the loss")))
+    own = Event(
+        "numpy", "", "forward", "nan", "bad", 5, target="function f",
+        spread=Spread(0, "forward (the model itself)"),
+    )  # fmt: skip
+    assert "the model itself" not in render(own) + render_line(own)
+    elsewhere = replace(loss, spread=Spread(2, "forward head"))
+    assert "it surfaced in the forward pass at head" in render(elsewhere)
+
+
+def test_which_model_it_is_about_is_said_where_it_is_asked() -> None:
+    made = Event("torch", "1", "forward", "nan", "bad", 5, target="model Generator")
+    assert "Generator" not in render(made) + render_line(made)
+    assert render(made, which=True).split("\n")[2:4] == ["  model   Generator", "  layer   1"]
+    assert "step 5, model Generator, layer 1" in render_line(made, which=True)
+    assert Event.from_json(made.to_json()) == made
+
+
 def test_calls_are_counted_from_one_where_it_helps() -> None:
     first = Event("numpy", "gru", "forward", "nan", "bad", 5)
     assert "call" not in render(first)
@@ -332,14 +396,12 @@ def test_calls_are_counted_from_one_where_it_helps() -> None:
     assert "call" not in render(first, calls=1)
 
 
-def test_a_shared_prefix_is_left_out_of_the_trail_but_never_a_whole_name() -> None:
+def test_a_trail_names_the_layers_as_the_layer_row_does() -> None:
     def trail(*names: str) -> str:
         made = Event("numpy", "a", "forward", "nan", "bad", 5, trail=tuple((n, 1.0) for n in names))
         return render(made).splitlines()[-1].removeprefix("  trail   ")
 
-    assert trail("a.b.c", "a.b.d") == "c 1 > d 1"
-    assert trail("a", "a.b") == "a 1 > a.b 1"
-    assert trail("a.b") == "a.b 1"
+    assert trail("a.b.c", "a.b.d") == "a.b.c 1 > a.b.d 1"
     assert trail("", "a") == "(the model itself) 1 > a 1"
 
 
@@ -356,6 +418,59 @@ def test_a_file_below_the_working_directory_is_named_from_there(
         source = Source(file, 3, "step", "x" * 300 + " y")
         text = render(replace(EVENTS["loss_neginf"], operation=replace(made, source=source)))
         assert shown in text
+
+
+LONG_LINE = (
+    'return {"one": a.sum(), "two": b.sum(), "three": c.mean(axis=0), "four": x / (x - x), '
+    '"five": a + b + c, "six": a - b - c, "seven": (a * b * c).sum(axis=0)}'
+)
+
+
+def quoted(source: Source) -> list[str]:
+    """Give what a report prints of a line of code."""
+    made = EVENTS["loss_neginf"].operation
+    assert made is not None
+    text = render(replace(EVENTS["loss_neginf"], operation=replace(made, source=source)))
+    rows = [row.strip() for row in text.split("\n")]
+    start = next(i for i, row in enumerate(rows) if row.startswith("op ")) + 1
+    return rows[start : next(i for i, row in enumerate(rows) if row.startswith("input"))]
+
+
+@pytest.mark.parametrize("part", ["a.sum()", "x / (x - x)", "(a * b * c).sum(axis=0)"])
+def test_of_a_long_line_the_part_that_ran_is_shown(part: str) -> None:
+    at = LONG_LINE.index(part)
+    source = Source("a.py", 3, "step", LONG_LINE, None, at, at + len(part))
+    (row,) = quoted(source)
+    assert part in row
+    assert row.startswith("... ") == (at > 40)
+    assert row.endswith(" ...") == ("seven" not in row)
+    words = row.removeprefix("... ").removesuffix(" ...").split(" ")
+    assert set(words) <= set(LONG_LINE.split(" "))
+
+
+def test_a_long_part_is_shown_from_its_beginning() -> None:
+    at = LONG_LINE.index("b.sum()")
+    (row,) = quoted(Source("a.py", 3, "step", LONG_LINE, None, at, len(LONG_LINE)))
+    assert "b.sum()" in row
+    (row,) = quoted(Source("a.py", 3, "step", LONG_LINE))
+    assert row.startswith("return {")
+    (row,) = quoted(Source("a.py", 3, "step", "x" * 200_000, None, 150_000, 150_001))
+    assert len(row) < WIDTH
+
+
+def test_a_short_line_is_shown_whole() -> None:
+    assert quoted(Source("a.py", 3, "step", "y = log(x)", None, 4, 10)) == ["y = log(x)"]
+
+
+def test_the_line_of_a_file_that_was_changed_is_not_told() -> None:
+    (row,) = quoted(Source("a.py", 3, "step", "", changed=True))
+    assert row == "(not quoted: the file was changed since it was imported)"
+
+
+def test_the_library_line_is_quoted_below_its_place() -> None:
+    via = "transformers/models/llama/modeling_llama.py:164 in forward"
+    source = Source("loops.py", 93, "main", "trainer.train()", via, via_text="return x * self.w")
+    assert quoted(source) == ["trainer.train()", f"via {via}", "return x * self.w"]
 
 
 def test_long_words_are_not_cut() -> None:

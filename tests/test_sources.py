@@ -216,3 +216,116 @@ def test_finding_a_line_is_cheap_enough_for_every_operation() -> None:
         user_source()
     assert time.thread_time() - start < 0.2
     assert sources.is_library.cache_info().hits > 0
+
+
+def test_the_part_of_a_line_that_ran_is_known() -> None:
+    found: list[Any] = []
+    found += ["ä", user_source(), user_source(skip=1), 3]
+    assert found[1].text == found[2].text == 'found += ["ä", user_source(), user_source(skip=1), 3]'
+    assert [source.text[source.column : source.end_column] for source in found[1:3]] == [
+        "user_source()",
+        "user_source(skip=1)",
+    ]
+
+
+def test_of_a_call_over_several_lines_its_first_line_is_told() -> None:
+    source = (0, user_source(
+        skip=1,
+    ))[1]  # fmt: skip
+    assert source is not None
+    assert source.text[source.column : source.end_column] == "user_source("
+
+
+def test_the_line_of_another_library_is_quoted_and_the_frameworks_is_not() -> None:
+    for path, quoted in (("zoo/model.py", "return inner()"), ("frame/nn.py", "")):
+        file = os.path.join(SITE, path)
+        lines = ["def step(inner):\n", "    return inner()\n"]
+        linecache.cache[file] = (0, None, lines, file)
+        try:
+            source = through(path, framework="frame")
+        finally:
+            del linecache.cache[file]
+        assert source is not None
+        assert source.via == f"{path}:2 in step"
+        assert source.via_text == quoted
+
+
+MODULE = """\
+def first(ask):
+    return 1
+
+
+def second(ask):
+    return ask()
+"""
+
+
+def imported(file: Path, text: str) -> Any:
+    """Import a file that was just written."""
+    import importlib.util
+
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("now", "kept"),
+    [
+        (MODULE, True),
+        (MODULE + "\n\nlater = 1\n", True),
+        (MODULE.replace("return 1", "return 2"), True),
+        ("import os\n\n" + MODULE, False),
+        (MODULE.replace("return ask()", "return ask() + ask()"), False),
+        ("x = 1\n" * 30, False),
+        ("def second(:\n" * 10, False),
+    ],
+)
+def test_a_file_that_was_changed_since_is_not_quoted(tmp_path: Path, now: str, kept: bool) -> None:
+    module = imported(tmp_path / "model.py", MODULE)
+    (tmp_path / "model.py").write_text(now)
+    linecache.checkcache()
+    source = module.second(user_source)
+    assert (source.line, source.function) == (6, "second")
+    assert source.text == ("return ask()" if kept else "")
+    assert source.changed is not kept
+
+
+def test_text_that_was_read_before_the_change_is_still_right(tmp_path: Path) -> None:
+    module = imported(tmp_path / "model.py", MODULE)
+    assert module.second(user_source).text == "return ask()"
+    (tmp_path / "model.py").write_text("x = 1\n" * 30)
+    assert module.second(user_source).text == "return ask()"
+
+
+def test_a_notebooks_cell_is_quoted_though_it_is_no_file() -> None:
+    file = "/tmp/ipykernel_7/1234.py"
+    lines = ["def cell(ask):\n", "    return ask()  # the cell\n"]
+    linecache.cache[file] = (9, None, lines, file)
+    space: dict[str, Any] = {}
+    exec(compile("".join(lines), file, "exec"), space)
+    try:
+        assert space["cell"](user_source).text == "return ask()  # the cell"
+    finally:
+        del linecache.cache[file]
+
+
+def test_a_file_that_a_framework_wrote_is_the_frameworks(tmp_path: Path) -> None:
+    import types
+
+    library_module = types.ModuleType("zoo")
+    library_module.__file__ = os.path.join(SITE, "zoo", "__init__.py")
+    sys.modules["zoo"] = library_module
+    try:
+        module = imported(tmp_path / "zoo.nn_propagate_abc.py", MODULE)
+        module.__name__ = "zoo.nn_propagate_abc"
+        source = module.second(lambda: user_source(skip=2))  # the user's line
+    finally:
+        del sys.modules["zoo"]
+    assert source.text.endswith("# the user's line")
+    assert source.via == "zoo.nn_propagate_abc.py:6 in second"
+    assert source.via_text == "return ask()"

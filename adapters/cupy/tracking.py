@@ -2,7 +2,6 @@
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, Self, overload
 
@@ -10,8 +9,9 @@ import cupy
 
 import anynan
 from anynan.cupy.slots import DeviceSlots
-from anynan.errors import AnynanWarning, NonFiniteError
+from anynan.errors import NonFiniteError
 from anynan.events import Event
+from anynan.notices import warn
 from anynan.options import Options
 from anynan.policy import Policy
 from anynan.recorder import array_options, start
@@ -216,7 +216,7 @@ class errstate:  # noqa: N801  as NumPy names it
     def _act(self, event: Event) -> None:
         if self._words.get(event.kind) == "raise":
             raise NonFiniteError(render(event), event)
-        warnings.warn(render(event), AnynanWarning, stacklevel=2)
+        warn(render(event))
 
 
 def _nothing() -> None:

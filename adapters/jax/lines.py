@@ -126,6 +126,7 @@ class _Frame:
     def __init__(self, point: Point, back: "_Frame | None") -> None:
         self.f_code, offset = point
         self.f_lineno = _line(self.f_code, offset)
+        self.f_lasti = offset
         self.f_back = back
         self.f_globals: dict[str, Any] = {}
 

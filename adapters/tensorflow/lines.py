@@ -1,11 +1,10 @@
 """The user's line behind an operation of a graph."""
 
-import linecache
 import os
 from typing import Any
 
 from anynan.events import Source
-from anynan.sources import is_library, own_folders
+from anynan.sources import is_library, own_folders, quoted
 
 PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -36,7 +35,7 @@ def _named(frame: Any) -> bool:
 
 
 def _source(frame: Any, library: Any) -> Source:
-    text = linecache.getline(frame.filename, frame.lineno).strip()
+    text, changed = quoted(frame.filename, frame.lineno, function=frame.name)
     via = None
     if library is not None and not _inside(library):
         file = library.filename
@@ -44,7 +43,7 @@ def _source(frame: Any, library: Any) -> Source:
             file = file.rpartition(part)[2]
         short = file if _named(library) else os.path.basename(file)
         via = f"{short}:{library.lineno} in {library.name}"
-    return Source(frame.filename, frame.lineno, frame.name, text, via)
+    return Source(frame.filename, frame.lineno, frame.name, text.strip(), via, changed=changed)
 
 
 def gradient_function(traceback: Any) -> str | None:

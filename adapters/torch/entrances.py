@@ -22,8 +22,8 @@ def hook_parts(session: "Session", prefix: str, model: torch.nn.Module) -> None:
     for path, part in _parts(prefix, model):
         enter, leave = RootEnter(session, path), RootExit(session)
         session.handles += [
-            part.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
-            part.register_forward_hook(leave, always_call=True),
+            enter.on(part.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)),
+            leave.on(part.register_forward_hook(leave, always_call=True)),
         ]
 
 

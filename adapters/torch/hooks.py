@@ -40,12 +40,39 @@ def tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield path, item
 
 
-class _Hook:
-    """Be dropped from copies: a deep-copied or unpickled model is not tracked."""
+class _Sweep:
+    """Take copied hooks out of the dicts they came into, once the whole copy is made.
 
-    __slots__ = ()
+    It lives in the memo of ``copy.deepcopy``, and goes with it.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Any, int]] = []
+
+    def __del__(self) -> None:
+        for hooks, key in self.found:
+            hooks.pop(key, None)
+
+
+class _Hook:
+    """Be dropped from copies: a deep-copied or unpickled model is not tracked.
+
+    Attributes:
+        handle: What takes it off its module.
+    """
+
+    __slots__ = ("handle",)
+
+    def on(self, handle: Any) -> Any:
+        """Note the handle, and hand it on."""
+        self.handle = handle
+        return handle
 
     def __deepcopy__(self, memo: Any) -> Any:
+        handle = getattr(self, "handle", None)
+        copied = None if handle is None else memo.get(id(handle.hooks_dict_ref()))
+        if copied is not None:  # the dict in whose copy this will be
+            memo.setdefault(id(_Sweep), _Sweep()).found.append((copied, handle.id))
         return contextlib.nullcontext().__exit__
 
     def __reduce__(self) -> tuple[Any, ...]:

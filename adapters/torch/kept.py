@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anynan.torch import scaling
 from anynan.torch.discovery import find_state, find_weights
 from anynan.torch.randomstate import RandomState
 from anynan.torch.rootcall import RootCall
@@ -29,15 +28,18 @@ class Kept:
         lost: What could not be put back, with the error.
     """
 
-    def __init__(self, session: "Session", state: State, roots: list[RootCall]) -> None:
+    def __init__(self) -> None:
         self.lost: list[str] = []
         self._restores: list[tuple[str, Callable[[], object]]] = []
         self._gradients: dict[int, torch.Tensor] = {}
+        self._random = RandomState.now()
+
+    def note(self, session: "Session", state: State, roots: list[RootCall]) -> None:
+        """Note what these calls may move, and take the gradients away."""
         # A gradient hook may have begun this, and in a thread that is not the step's.
         for one in {session.state(), state}:
             self._flags(one)
         self._modes()
-        self._random = RandomState.now()
         self._restores.append(("the random numbers", self._put_random_back))
         for p in _parameters(session, roots):
             self.gradient(p)
@@ -46,9 +48,12 @@ class Kept:
             for module in model.modules() if model is not None else ():
                 self._module(module)
         if isinstance(session, StepMarker):  # a model's own call runs none of these
-            self._scalers(session, state)
             for name, item in _stateful(session, roots):
-                self._stateful(name, item)
+                if not isinstance(item, torch.amp.GradScaler):
+                    self._stateful(name, item)
+                elif item.is_enabled():
+                    self._scaler(item)
+            _give_scale(session, state)
 
     def restore(self) -> None:
         """Put everything back, the last first."""
@@ -126,22 +131,16 @@ class Kept:
         if restore is not None:
             self._restores.append((name, restore))
 
-    def _scalers(self, session: "Session", state: State) -> None:
-        """Note what scalers hold, and give the step's own one the scale that it ran under."""
-        for scaler in scaling.find_scalers():
-            states = {k: dict(v) for k, v in scaler._per_optimizer_states.items()}
+    def _scaler(self, scaler: torch.amp.GradScaler) -> None:
+        states = {key: dict(held) for key, held in scaler._per_optimizer_states.items()}
+        scale = scaler._scale
 
-            def restore(
-                scaler: Any = scaler, states: Any = states, scale: Any = scaler._scale
-            ) -> None:
-                scaler._per_optimizer_states.clear()
-                scaler._per_optimizer_states.update(states)
-                scaler._scale = scale
+        def restore() -> None:
+            scaler._per_optimizer_states.clear()
+            scaler._per_optimizer_states.update(states)
+            scaler._scale = scale
 
-            self._restores.append(("a loss scaler", restore))
-        used = None if session.scaler is None else session.scaler()
-        if used is not None and state.rows is not None and state.rows.scale is not None:
-            used._scale = state.rows.scale.clone()
+        self._restores.append(("a loss scaler", restore))
 
     def _stateful(self, name: str, item: Any) -> None:
         """Note an optimizer, a scheduler or a generator that the step can reach."""
@@ -162,7 +161,7 @@ class Kept:
 
 def _parameters(session: "Session", roots: list[RootCall]) -> Iterable[torch.Tensor]:
     """List the leaves whose gradients the calls may change: the step's own, nobody else's."""
-    found = {id(p): p for _, p in session.parameters()}
+    found: dict[int, torch.Tensor] = {id(p): p for _, p in session.parameters()}
     if isinstance(session, StepMarker):
         for optimizer in list(session.stepped):
             for group in optimizer.param_groups:
@@ -177,8 +176,11 @@ def _parameters(session: "Session", roots: list[RootCall]) -> Iterable[torch.Ten
 
 
 def _stateful(session: "Session", roots: list[RootCall]) -> Iterable[tuple[str, Any]]:
-    """Walk the optimizers, schedulers and generators that a step reaches, each once."""
-    kinds = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, *GENERATORS)
+    """Walk the optimizers, schedulers, scalers and generators that a step reaches, once each."""
+    kinds = (
+        torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
+        *GENERATORS,
+    )  # fmt: skip
     found: dict[int, tuple[str, Any]] = {}
     for root in roots:
         for name, item in find_state(root.fn).items():
@@ -186,7 +188,17 @@ def _stateful(session: "Session", roots: list[RootCall]) -> Iterable[tuple[str, 
                 found.setdefault(id(item), (name, item))
     for optimizer in list(session.stepped):
         found.setdefault(id(optimizer), (type(optimizer).__name__, optimizer))
+    scaler = None if session.scaler is None else session.scaler()
+    if scaler is not None:
+        found.setdefault(id(scaler), ("a loss scaler", scaler))
     return found.values()
+
+
+def _give_scale(session: "Session", state: State) -> None:
+    """Give the step's own scaler the scale that the step ran under."""
+    used = None if session.scaler is None else session.scaler()
+    if used is not None and state.rows is not None and state.rows.scale is not None:
+        used._scale = state.rows.scale.clone()
 
 
 def _assign(now: dict[str, Any], held: dict[str, Any]) -> None:

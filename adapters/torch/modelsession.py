@@ -33,6 +33,8 @@ class ModelSession(Session):
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
         state = self.state()
+        if self.second_run.locked():
+            self.let_pass(state)
         if state.idle or self.ranks.rehearses(state):
             return
         if state.depth and not _running(module):

@@ -53,7 +53,7 @@ class Operations:
         """Enter the watcher; where it is entered, go on."""
         if self._depth == 0:
             self._inference = torch.is_inference_mode_enabled()
-            self.watcher.__enter__()
+            self.watcher.__enter__()  # type: ignore[no-untyped-call]
         self._depth += 1
 
     def end(self) -> None:
@@ -77,6 +77,6 @@ class Operations:
         here = threading.get_ident() == self._thread
         same = here and torch.is_inference_mode_enabled() == self._inference
         if same and _get_current_dispatch_mode() is self.watcher:
-            self.watcher.__exit__(None, None, None)
+            self.watcher.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         else:
             self.watcher.busy = True

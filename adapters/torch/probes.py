@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.autograd.forward_ad as _dual
+from torch.nn.parameter import UninitializedTensorMixin
 
 from anynan.measuring import describe
 from anynan.summary import Summary
@@ -42,6 +43,8 @@ def plain(x: Any) -> torch.Tensor | None:
     if _transform() is not None:
         return None
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+        if isinstance(x, UninitializedTensorMixin):  # of a lazy layer that did not run yet
+            return None
         x = _unwrap(x)
         if x is None:
             return None

@@ -84,9 +84,15 @@ def again(session: Session, state: State, reading: Reading, roots: list[RootCall
     together = session.ranks.together
     is_step = session.in_step
     _alone(session, roots)
-    with Interrupts() as interrupts, session.ranks.replaying(session), ExitStack() as stack:
-        kept = Kept(session, state, roots)
+    with (
+        Interrupts() as interrupts,
+        session.second_run,
+        session.ranks.replaying(session),
+        ExitStack() as stack,
+    ):
+        kept = Kept()
         try:
+            kept.note(session, state, roots)
             stack.enter_context(replay_context())
             stack.enter_context(disabled_modes())
             for root in roots:
@@ -121,7 +127,8 @@ def _alone(session: Session, roots: list[RootCall]) -> None:
     busy = busy_threads()
     if not busy:
         return
-    ours = next((busy[n] for other in session._states if (n := other.thread.ident) in busy), None)
+    users = {state.thread.ident for state in session._states if state.used}
+    ours = next((name for number, name in busy.items() if number in users), None)
     if ours is not None:
         msg = (
             f"another thread ({ours}) runs what is tracked, too, and would have met the second "
@@ -235,15 +242,26 @@ def outside(session: Session, root: RootCall) -> dict[int, tuple[External, str]]
     found: dict[int, tuple[External, str]] = {}
     weights = {id(x) for _, x in session.parameters()}
     for name, x in all_tensors(session):
-        if x.layout is torch.strided and not x.is_meta:
-            kind: External = "parameter" if id(x) in weights else "buffer"
-            found[int(local(x).untyped_storage()._cdata)] = (kind, name)
+        key = _storage(x)
+        if key is not None:
+            found[key] = ("parameter" if id(x) in weights else "buffer", name)
     for name, x in session._named_inputs(root.fn, root.args, root.kwargs):
-        if x.layout is torch.strided and not x.is_meta:
+        key = _storage(x)
+        if key is not None:
             # What a part of the model gets from another was computed, nobody saw where.
-            kind = "unknown" if session.parts and x.grad_fn is not None else "input"
-            found.setdefault(int(local(x).untyped_storage()._cdata), (kind, name))
+            kind: External = "unknown" if session.parts and x.grad_fn is not None else "input"
+            found.setdefault(key, (kind, name))
     return found
+
+
+def _storage(x: torch.Tensor) -> int | None:
+    """Give the number of a tensor's storage; None where it has none that can be seen."""
+    if x.layout is not torch.strided or x.is_meta:
+        return None
+    try:
+        return int(local(x).untyped_storage()._cdata)
+    except (RuntimeError, ValueError):  # inside a function transform, or not made yet
+        return None
 
 
 def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> None:

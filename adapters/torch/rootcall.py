@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import linecache
 import sys
 import weakref
 from collections import UserDict
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from anynan.events import Source
-from anynan.sources import is_library
+from anynan.sources import is_library, located
 from anynan.torch.randomstate import RandomState
 from anynan.torch.recompute import inside
 
@@ -83,8 +82,7 @@ class RootCall:
         if self.caller is None:
             return None
         code, line = self.caller
-        text = linecache.getline(code.co_filename, line).strip()
-        return Source(code.co_filename, line, code.co_name, text)
+        return located(code, line)
 
     def changed(self) -> bool:
         """Tell whether an input was changed in place since the call."""

@@ -132,9 +132,9 @@ def _install() -> None:
         return step(scaler, *args, **kwargs)
 
     _ours.update(backward=_backward, grad=_grad, step=_step)
-    torch.autograd.backward = _backward  # type: ignore[assignment]
+    torch.autograd.backward = _backward
     torch.autograd.grad = _grad
-    torch.amp.GradScaler.step = _step  # type: ignore[method-assign]
+    torch.amp.GradScaler.step = _step  # type: ignore[method-assign, assignment]
 
 
 def _uninstall() -> None:

@@ -35,6 +35,9 @@ from anynan.torch.transforms import say_unseen
 from anynan.torch.weights import bad_parameters, check_parameters, write_parameters
 from anynan.tracker import Tracker
 
+# Seconds to wait for another thread's second run, which may itself wait for this thread.
+_PATIENCE = 10.0
+
 
 class Own(threading.local):
     """Hold the state of each thread."""
@@ -73,8 +76,11 @@ class Session:
         self.scaler: weakref.ref[torch.amp.GradScaler] | None = None
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         # Optimizers that a tracked step stepped itself.
+        # Held while a failing step is run again.
+        self.second_run = threading.Lock()
         self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._optimizer_known: bool | None = None
+        self.ran_before = False  # layers were read in a step that ended before its update
         self.boards: list[Board] = []
         self.renewed = False
         self.parts = False
@@ -147,8 +153,9 @@ class Session:
     def _hook_model(self, prefix: str, model: torch.nn.Module) -> None:
         chosen = self.paths(prefix, model)
         root = inner(model)
+        enter, leave = RootEnter(self, prefix), RootExit(self)
         self.handles.append(
-            root.register_forward_pre_hook(RootEnter(self, prefix), with_kwargs=True, prepend=True)
+            enter.on(root.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
         )
         first: dict[torch.nn.Module, str] = {}
         for path, module in chosen.items():
@@ -161,8 +168,8 @@ class Session:
         self.boards += {id(layer.board): layer.board for layer in fixed.values()}.values()
         for module, path in first.items():
             hook = ForwardHook(self, path, fixed.get(path))
-            self.handles.append(module.register_forward_hook(hook))
-        self.handles.append(root.register_forward_hook(RootExit(self), always_call=True))
+            self.handles.append(hook.on(module.register_forward_hook(hook)))
+        self.handles.append(leave.on(root.register_forward_hook(leave, always_call=True)))
         self.parts = self.parts or (self.roots_are_models and entrances.has_own_loop(root))
         if self.parts:
             entrances.hook_parts(self, prefix, root)
@@ -236,6 +243,7 @@ class Session:
     def open_step(self, state: State) -> Rows:
         """Open this thread's step."""
         rows = state.rows = self.tracker.rows()
+        state.used = True
         if torch.is_grad_enabled():
             if state.slots.deferred and not self._looked:
                 self._looked = True
@@ -370,6 +378,13 @@ class Session:
             yield from tensors(item, names[i] if i < len(names) else f"args[{i}]")
         for key, item in kwargs.items():
             yield from tensors(item, key)
+
+    def let_pass(self, state: State) -> None:
+        """Wait while another thread runs a step again: both would write the same buffers."""
+        if state.idle or torch._C._current_graph_task_id() != -1:
+            return
+        if self.second_run.acquire(timeout=_PATIENCE):
+            self.second_run.release()
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call of a tracked model."""

@@ -43,6 +43,7 @@ class State:
         "thread",
         "trained",
         "updated",
+        "used",
     )  # fmt: skip
 
     def __init__(self, slots: Slots) -> None:
@@ -51,6 +52,7 @@ class State:
         self.thread = threading.current_thread()
         self.rows: Rows | None = None
         self.idle = False
+        self.used = False
         self.replaying = False
         self.base = -1
         self.in_optimizer = False

@@ -83,6 +83,8 @@ class StepSession(Session, StepMarker):
                     "argument, or track it too"
                 )
         state = self.state()
+        if self.second_run.locked():
+            self.let_pass(state)
         if state.idle or state.depth:
             return fn(*args, **kwargs)
         if self.grown != registered.count:
@@ -114,7 +116,11 @@ class StepSession(Session, StepMarker):
         return result
 
     def _close(self, state: State) -> None:
-        if state.rows is not None:
+        rows = state.rows
+        if rows is not None:
+            # The update may come after the call, as in Lightning's training_step.
+            ran = any(site.phase == "forward" and site.layer is not None for site in rows.sites)
+            self.ran_before = ran or self.ran_before
             self.end_step(state)
 
     def _suspend(self) -> list[State]:
@@ -166,6 +172,8 @@ class StepSession(Session, StepMarker):
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Count a model's call; the step itself is the root."""
         state = self.state()
+        if self.second_run.locked():
+            self.let_pass(state)
         if not state.idle:
             self.ranks.rehearses(state)
 

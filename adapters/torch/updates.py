@@ -128,12 +128,14 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
     if rows is None:
         if all(grad is None for grad in gradients):
             return
-        if not _ran_elsewhere(session, state) and not compiled.missed(session, called=False):
+        seen = session.ran_before or _ran_elsewhere(session, state)
+        if not seen and not compiled.missed(session, called=False):
             session.tracker.say(
                 "weights got gradients, but none of the watched layers was seen running: "
                 "layers inside a compiled graph, or called past the model, are not watched"
             )
         rows = session.open_step(state)
+    session.ran_before = False
     scaler = skipping.current()
     scale = None
     if scaler is not None:

@@ -5,6 +5,7 @@ import re
 from anynan.events import NON_FINITE
 from anynan.lineage import Operand
 from anynan.rules.evidence import (
+    called,
     finite_operands,
     limits,
     magnitude,
@@ -53,7 +54,7 @@ def _bad_label(s: Situation) -> str | None:
     if item is None:
         return None
     named = is_label(item.label or "") or any(word in item.name.lower() for word in _LABELS)
-    return f"{item.label or item.name}: {seen(item.summary)}" if named else None
+    return f"{called(s, item) or 'labels'}: {seen(item.summary)}" if named else None
 
 
 def is_label(name: str) -> bool:
@@ -68,7 +69,7 @@ def _bad_input(s: Situation) -> str | None:
     if s.phase == "input":
         return _rows(s, s.summary)
     item = _from_outside(s, "input") or _from_outside(s, "unknown")
-    return None if item is None else f"{item.label or item.name}: {seen(item.summary)}"
+    return None if item is None else f"{called(s, item) or 'input'}: {seen(item.summary)}"
 
 
 def _input_wording(s: Situation) -> tuple[str, str] | None:
@@ -99,7 +100,7 @@ def _input_wording(s: Situation) -> tuple[str, str] | None:
 
 def _uninitialised(s: Situation) -> str | None:
     item = next((item for item in s.operands if item.source == "uninitialised"), None)
-    return None if item is None else f"operand {item.label or item.name}: {seen(item.summary)}"
+    return None if item is None else f"{called(s, item) or 'input'}: {seen(item.summary)}"
 
 
 # The weights.
@@ -120,7 +121,7 @@ def _bad_parameter(s: Situation) -> str | None:
     if s.phase == "parameter" and (s.record is None or _from_outside(s, "parameter") is not None):
         return seen(s.summary)
     item = _from_outside(s, "parameter") or _from_outside(s, "buffer")
-    return None if item is None else f"{item.label or item.name}: {seen(item.summary)}"
+    return None if item is None else f"{called(s, item) or 'input'}: {seen(item.summary)}"
 
 
 # The optimizer.

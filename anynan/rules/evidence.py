@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 
+from anynan.lineage import Operand
 from anynan.rules.situation import Situation
 from anynan.summary import Summary
 
@@ -43,7 +44,7 @@ def vanishes(eps: float, dtype: str) -> bool:
 
 def group(number: int) -> str:
     """Print a count with its thousands apart."""
-    return f"{number:,}".replace(",", " ")
+    return f"{number:,}"
 
 
 def literal(value: complex | None) -> str:
@@ -59,7 +60,7 @@ def literal(value: complex | None) -> str:
 
 
 def magnitude(value: float) -> str:
-    """Print a magnitude for people: ``65 504``, ``3.4e+38``."""
+    """Print a magnitude for people: ``65,504``, ``3.4e+38``."""
     if not math.isfinite(value):
         return literal(value)
     if 1000 <= abs(value) < 1e6:
@@ -67,9 +68,26 @@ def magnitude(value: float) -> str:
     return f"{value:.4g}"
 
 
-def role(name: str) -> str:
-    """Call an operand what its reader calls it: nothing is called self outside of a class."""
-    return {"self": "input", "other": "second input"}.get(name, name)
+# What operations call their arguments; to a reader these are no names.
+_GENERIC = frozenset(
+    {"self", "other", "input", "tensor", "x", "y", "a", "b", "x1", "x2", "lhs", "rhs"}
+)
+_PLACES = ("first", "second", "third")
+
+
+def called(s: Situation, item: Operand) -> str:
+    """Name an operand as a reader knows it, or by its role; empty if it has neither."""
+    if item.label:
+        return item.label
+    if item.name.startswith("grad"):
+        return "incoming gradient"
+    if item.name in _GENERIC:
+        alike = [other for other in s.operands if other.name in _GENERIC]
+        place = next(i for i, other in enumerate(alike) if other is item)
+        if len(alike) == 1:
+            return "input"
+        return f"{_PLACES[place]} input" if place < len(_PLACES) else ""
+    return item.name if item.name.isidentifier() else ""
 
 
 def at(s: Situation) -> str:
@@ -195,7 +213,7 @@ def rising(growth: tuple[tuple[int, float], ...]) -> bool:
 
 
 def told(growth: tuple[tuple[int, float], ...]) -> str:
-    """Print a growth curve: ``size 0.9 at step 396, 3.1, 48, 7 200 at step 399``."""
+    """Print a growth curve: ``size 0.9 at step 396, 3.1, 48, 7,200 at step 399``."""
     points = curve(growth)
     if not points:
         return ""

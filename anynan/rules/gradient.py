@@ -5,6 +5,7 @@ import math
 from anynan.rules.evidence import (
     at,
     below,
+    called,
     group,
     is_zero,
     limits,
@@ -12,7 +13,6 @@ from anynan.rules.evidence import (
     magnitude,
     plural,
     real,
-    role,
 )
 from anynan.rules.situation import BACKWARD, SELF, Rule, Situation
 
@@ -87,9 +87,11 @@ def _trap_wording(s: Situation) -> tuple[str, str] | None:
 def _saved(s: Situation) -> str:
     """Quote what the forward pass saved, at the first bad index."""
     shown = [
-        f"{role(item.name)} {literal(item.value)}"
+        f"{name} {literal(item.value)}"
         for item in s.operands
-        if item.value is not None and not item.name.startswith(("grad", "inner", "saved["))
+        if item.value is not None
+        and not item.name.startswith(("grad", "inner"))
+        and (name := called(s, item))
     ]
     return ", ".join(shown)
 
@@ -241,7 +243,8 @@ def _too_steep(s: Situation) -> str | None:
         reach = max(arriving, 1.0) / size**2
     if reach < limits(s.dtype)[0] / 1e3:
         return None
-    return f"the {role(names[0])} is {literal(value)}{at(s)}, the incoming gradient {literal(grad)}"
+    what = {"other": "divisor", "result": "result"}.get(names[0], "input")
+    return f"the {what} is {literal(value)}{at(s)}, the incoming gradient {literal(grad)}"
 
 
 def _exp_gradient(s: Situation) -> str | None:

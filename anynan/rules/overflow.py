@@ -6,6 +6,7 @@ from anynan.lineage import Operand
 from anynan.rules.evidence import (
     HALF,
     at,
+    called,
     finite_operands,
     group,
     infinite,
@@ -44,7 +45,7 @@ def _softmax_of_inf(s: Situation) -> str | None:
     for item in s.operands:
         held = item.summary
         if held is not None and held.posinf and not held.nan and not item.name.startswith("grad"):
-            return f"{group(held.posinf)} x inf in {item.name}" if s.made("nan") else None
+            return f"{group(held.posinf)} x inf in the operand" if s.made("nan") else None
     return None
 
 
@@ -359,7 +360,7 @@ def _written(s: Situation) -> str | None:
     )
     if item is None or (s.made("nan") and item.summary is not None and not item.summary.nan):
         return None
-    return f"{item.name} is the constant {literal(item.value)}"
+    return f"{called(s, item) or 'an operand'} is the constant {literal(item.value)}"
 
 
 SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "attention", "cross_entropy"})

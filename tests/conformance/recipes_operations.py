@@ -177,7 +177,7 @@ FAULTS = (
     StepRecipe(
         "overflow_in_half", (((300, 300), (300, 300)),), scores, dtype="float16",
         kind="posinf", operation="matmul", cause="overflow_in_dtype",
-        evidence="in float32 the result reaches 180 000; float16 ends at 65 504",
+        evidence="in float32 the result reaches 180,000; float16 ends at 65,504",
     ),
     StepRecipe(
         "softmax_fully_masked", (((1, 2), (3, 4)),), masked_softmax,

@@ -65,7 +65,7 @@ def test_other_actions_leave_the_results_as_they_are(action):
     tracked = anynan.jax.track(train_step, action=action)
     state = start()
     if action == "warn":
-        with pytest.warns(anynan.AnynanWarning, match="NaN first appeared in the loss"):
+        with pytest.warns(anynan.AnynanWarning, match="NaN first appeared in `"):
             out = tracked(*state, BAD)
     else:
         out = tracked(*state, BAD)

@@ -322,19 +322,19 @@ def exp_with_a_large_gradient(x: Tensor) -> Tensor:
     return 1e10 * (grown - grown.detach())
 
 
-@fault("overflow_in_dtype", "matmul", "in float32 the result reaches 180 000; float16 ends at "
-       "65 504", x=[[300, 300], [300, 300]], dtype=torch.float16, kind="posinf")  # fmt: skip
+@fault("overflow_in_dtype", "matmul", "in float32 the result reaches 180,000; float16 ends at "
+       "65,504", x=[[300, 300], [300, 300]], dtype=torch.float16, kind="posinf")  # fmt: skip
 def attention_scores_in_half(x: Tensor) -> Tensor:
     return x @ x.T  # bad
 
 
-@fault("overflow_in_dtype", "pow", "in float32 the result reaches 90 000", x=[[1, 300]],
+@fault("overflow_in_dtype", "pow", "in float32 the result reaches 90,000", x=[[1, 300]],
        dtype=torch.float16, kind="posinf")  # fmt: skip
 def square_in_half(x: Tensor) -> Tensor:
     return x**2  # bad
 
 
-@fault("overflow_in_dtype", "sum", "in float32 the result reaches 120 000", x=[[6e4, 6e4]],
+@fault("overflow_in_dtype", "sum", "in float32 the result reaches 120,000", x=[[6e4, 6e4]],
        dtype=torch.float16, kind="posinf")  # fmt: skip
 def sum_in_half(x: Tensor) -> Tensor:
     return x.sum(-1)  # bad
@@ -346,7 +346,7 @@ def sum_in_bfloat16(x: Tensor) -> Tensor:
     return x.sum(-1)  # bad
 
 
-@fault("overflow_in_dtype", "astype", "in float32 the result reaches 70 000", x=[[7e4, 1]],
+@fault("overflow_in_dtype", "astype", "in float32 the result reaches 70,000", x=[[7e4, 1]],
        kind="posinf")  # fmt: skip
 def cast_to_half(x: Tensor) -> Tensor:
     return x.half()  # bad
@@ -382,7 +382,7 @@ def masked_normaliser(x: Tensor) -> Tensor:
     return torch.where(total == -INF, 0, total)
 
 
-@fault("softmax_of_inf", "softmax", "1 x inf in self", x=[[1, 2]])
+@fault("softmax_of_inf", "softmax", "1 x inf in the operand", x=[[1, 2]])
 def forced_choice(x: Tensor) -> Tensor:
     return x.masked_fill(torch.tensor([[True, False]]), INF).softmax(-1)  # bad
 
@@ -872,7 +872,7 @@ def test_diverging_training(read: Any) -> None:
         event = caught(lambda: [tracked(torch.full((1, 1), 100.0)) for _ in range(20)])
     assert (event.layer, event.phase, name_of(event), event.step) == (None, "loss", "pow", 5)
     assert tag_of(event) == "learning_rate_divergence"
-    assert "10 000 at step 0" in evidence_of(event)
+    assert "10,000 at step 0" in evidence_of(event)
     assert "at step 4" in evidence_of(event)
     check_line(event, step)
 
@@ -934,7 +934,7 @@ def test_beyond_limit(where: str) -> None:
     with anynan.torch.track(net, policy=policy):
         event = caught(lambda: net(torch.full((1, 2), 5e4 if where == "input" else 1.0)))
     assert (event.kind, event.phase, tag_of(event)) == ("large", where, "beyond_limit")
-    assert ("50 000" if where == "input" else "200 000") in evidence_of(event)
+    assert ("50,000" if where == "input" else "200,000") in evidence_of(event)
 
 
 # Loss scaling.
@@ -975,7 +975,7 @@ def test_overflow_with_the_scale_at_its_floor() -> None:
     assert (event.layer, event.phase, name_of(event)) == ("1", "backward", "linear")
     assert tag_of(event) == "loss_scale_floor"
     assert evidence_of(event) == (
-        "the loss scale is down to 1; in float32 the result reaches 120 000, float16 ends at 65 504"
+        "the loss scale is down to 1; in float32 the result reaches 120,000, float16 ends at 65,504"
     )
 
 
@@ -989,8 +989,8 @@ def test_a_streak_of_overflows() -> None:
     assert tag_of(event) == "loss_scale_too_high"
     # The scale of the failing step, not the one that the scaler went on to.
     assert evidence_of(event) == (
-        "loss scale 16 384, gradients in float16; in float32 the result reaches 196 608 "
-        "(12 without the loss scale), float16 ends at 65 504"
+        "loss scale 16,384, gradients in float16; in float32 the result reaches 196,608 "
+        "(12 without the loss scale), float16 ends at 65,504"
     )
 
 

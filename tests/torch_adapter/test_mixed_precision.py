@@ -162,7 +162,7 @@ def test_an_attention_that_overflows_is_named_with_its_float32_value() -> None:
     assert event.cause is not None
     assert event.cause.tag == "overflow_in_dtype"
     assert event.cause.evidence.startswith("in float32 the result reaches ")
-    assert event.cause.evidence.endswith("float16 ends at 65 504")
+    assert event.cause.evidence.endswith("float16 ends at 65,504")
     assert tracker.count("bad") == 1
 
 
@@ -315,8 +315,8 @@ def test_a_streak_is_replayed_under_the_scale_of_its_step(what: str, read: Any) 
     assert event.cause is not None
     assert event.cause.tag == "loss_scale_too_high"
     assert event.cause.evidence == (
-        "loss scale 16 384, gradients in float16; in float32 the result reaches 98 304 "
-        "(6 without the loss scale), float16 ends at 65 504"
+        "loss scale 16,384, gradients in float16; in float32 the result reaches 98,304 "
+        "(6 without the loss scale), float16 ends at 65,504"
     )
     assert not any("did not reproduce" in note for note in event.notes)
     assert expected(tracker) == [0]
@@ -361,7 +361,7 @@ def test_an_overflow_at_a_scale_of_one_is_bad_at_once() -> None:
     assert event.cause is not None
     assert event.cause.tag == "loss_scale_floor"
     assert event.cause.evidence == (
-        "the loss scale is down to 1; in float32 the result reaches 120 000, float16 ends at 65 504"
+        "the loss scale is down to 1; in float32 the result reaches 120,000, float16 ends at 65,504"
     )
     assert scaler.get_scale() == 0.5
 
@@ -401,7 +401,7 @@ def test_a_weight_that_does_not_fit_is_named_at_its_cast() -> None:
     assert event.operation.name == "astype"
     assert event.cause is not None
     assert event.cause.tag == "overflow_in_dtype"
-    assert "100 000" in event.cause.evidence
+    assert "100,000" in event.cause.evidence
 
 
 # Headroom.

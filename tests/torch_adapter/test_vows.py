@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import math
 import pickle
 import random
 import subprocess
@@ -846,3 +847,40 @@ def test_a_fused_path_that_hooks_turn_off_is_said_in_the_report() -> None:
         assert tracker.report().count("fused path") == 1
     with anynan.torch.track(nn.Linear(2, 2)) as tracker:
         assert "fused path" not in tracker.report()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_copy_made_while_tracked_holds_no_hooks() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    model.register_forward_hook(print_nothing)
+    anynan.torch.track(model)
+    other = copy.deepcopy(model)
+    hooks = [[*x._forward_hooks.values(), *x._forward_pre_hooks.values()] for x in other.modules()]
+    assert hooks == [[print_nothing], [], []]
+    other._forward_hooks.clear()
+    assert torch.jit.script(other)(torch.ones(1, 2)).shape == (1, 2)
+
+
+def print_nothing(module: Any, args: Any, output: Any) -> None:
+    """Stand for a hook of the user's own."""
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("tracked", ["model", "step"])
+@pytest.mark.parametrize("options", [{}, {"parameters": True}, {"level": "operation"}], ids=str)
+def test_lazy_modules(options: Any, tracked: str) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(1))
+
+    def step(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    if tracked == "model":
+        tracker = anynan.torch.track(model, **options)
+    else:
+        step = tracker = anynan.torch.track(step, **options)
+    step(torch.randn(5, 3))
+    tracker.check()
+    assert not tracker.events
+    model[0].weight.data.fill_(math.nan)
+    with pytest.raises(NonFiniteError, match=r"0\.weight"):
+        step(torch.randn(5, 3))

@@ -1,0 +1,40 @@
+"""Warn at the user's own line."""
+
+import sys
+import warnings
+from types import FrameType
+
+from anynan.errors import AnynanWarning
+from anynan.sources import is_library, is_own
+
+
+def warn(text: str) -> None:
+    """Warn at the innermost line that is the user's, or at least not anynan's.
+
+    Python's filters by module and by line, and the place it prints, then mean that line.
+
+    Args:
+        text: What to say.
+    """
+    frame = _where(sys._getframe(1))
+    module = frame.f_globals.get("__name__")
+    warnings.warn_explicit(
+        text,
+        AnynanWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module if isinstance(module, str) else "<unknown>",
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _where(start: FrameType) -> FrameType:
+    foreign: FrameType | None = None
+    frame: FrameType | None = start
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return frame
+        if foreign is None and not is_own(frame):
+            foreign = frame
+        frame = frame.f_back
+    return foreign or start

@@ -1,0 +1,151 @@
+"""Names, code and messages of a program cannot move, colour or forge a line of a report."""
+
+import io
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan.errors import AnynanWarning
+from anynan.escaping import NAME, PROSE, escaped, name, prose
+from anynan.events import Cause, Event, Operation, Source, Spread
+from anynan.reporting import headline, render, render_line, render_rich
+from anynan.summary import Summary
+from tests.fake_adapter import Layer, Model, track
+
+# A line break and a colour, a bell, a window title, a text-direction override, a line separator.
+HOSTILE = "a\n  cause   lies\x1b[31m\x07\x1b]0;title\x07\u202egnp\u2028b\r\xa0c\udc80"
+
+
+def hostile_event() -> Event:
+    """Put the same text into every field that a program can choose."""
+    summary = Summary((1,), HOSTILE, HOSTILE, 1, nan=1)
+    source = Source(HOSTILE, 3, HOSTILE, HOSTILE, HOSTILE, 2, 4, HOSTILE)
+    operation = Operation(HOSTILE, HOSTILE, (summary,), summary, source, HOSTILE)
+    return Event(
+        "numpy", HOSTILE, "forward", "nan", "bad", 5, tensor=HOSTILE, parameter=HOSTILE,
+        summary=summary, operation=operation, then=operation,
+        cause=Cause("tag", HOSTILE, HOSTILE, HOSTILE), trail=((HOSTILE, 1.0), (HOSTILE, None)),
+        spread=Spread(1, f"forward {HOSTILE}"), expected=HOSTILE, notes=(HOSTILE,),
+    )  # fmt: skip
+
+
+def printed(event: Event) -> list[str]:
+    """Give every form in which an event is printed."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=200, legacy_windows=False).print(render_rich(event))
+    return [render(event), render_line(event), headline(event), out.getvalue()]
+
+
+@pytest.mark.parametrize("phase", ["forward", "loss", "input", "parameter", "backward", "value"])
+def test_no_text_of_a_program_reaches_the_terminal_raw(phase: Any) -> None:
+    from dataclasses import replace
+
+    for text in printed(replace(hostile_event(), phase=phase)):
+        rows = text.split("\n")
+        assert all(row.isprintable() for row in rows), text
+        assert not any(row.startswith("  cause   lies") for row in rows), text
+
+
+def test_the_data_keeps_the_name_as_it_is() -> None:
+    event = hostile_event()
+    assert json.loads(event.to_json())["layer"] == HOSTILE
+    assert Event.from_json(event.to_json()) == event
+
+
+def test_a_checks_name_and_keys_cannot_forge_a_report() -> None:
+    with (
+        anynan.scope("enc\n  cause   all is well"),
+        pytest.raises(anynan.NonFiniteError) as caught,
+    ):
+        anynan.check({"k\x1b[2J": np.array([np.nan])}, "a\n\nNaN found in b")
+    text = str(caught.value)
+    assert text.split("\n", maxsplit=1)[0].startswith(r"NaN found in a\n\nNaN found in b['k")
+    assert "\x1b" not in text
+    assert r"enc\n  cause   all is well" in text
+    assert caught.value.event.layer == "enc\n  cause   all is well"
+
+
+def test_warnings_notes_and_the_overview_are_escaped_too() -> None:
+    model = Model(Layer("a\x1b[31m\n  events    none", ("log",)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tracker = track(model, model=model, action="warn")
+        tracker(np.array([-1.0]))
+        tracker.say("layer x\x07\ny is not watched")
+    texts = [str(item.message) for item in caught if item.category is AnynanWarning]
+    assert len(texts) == 2
+    tracker.name = "step\n  events    none"
+    for text in (*texts, tracker.report(), repr(tracker)):
+        assert all(row.isprintable() for row in text.split("\n")), text
+    assert "events    none" not in [row.strip() for row in tracker.report().split("\n")]
+
+
+def test_what_a_program_names_at_length_is_cut_in_the_middle() -> None:
+    layer = "first." + "x" * 5000 + ".last"
+    for text in printed(Event("numpy", layer, "forward", "nan", "bad", 5, tensor="t" * 5000)):
+        assert len(text) < 1000
+    text = render(Event("numpy", layer, "forward", "nan", "bad", 5))
+    assert "first.x" in text
+    assert "x.last" in text
+
+
+def test_a_container_of_any_depth_gives_a_short_report() -> None:
+    nested: Any = np.array([np.nan])
+    for _ in range(20_000):
+        nested = [nested]
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.check(nested, "batch")
+    assert len(str(caught.value)) < 1000
+    assert str(caught.value).startswith("NaN found in batch[0][0]")
+    assert len(caught.value.event.tensor) == len("batch") + 3 * 20_000
+
+
+def test_an_error_quoted_in_a_note_stays_one_sentence() -> None:
+    note = "the replay failed: RuntimeError\n\n  cause   lies\n" + "x" * 9000
+    text = render(Event("numpy", "a", "forward", "nan", "bad", 5, notes=(note,)))
+    assert "\n  cause" not in text
+    assert len(text) < 2 * PROSE
+
+
+@pytest.mark.parametrize("text", ["größe.层.слой", "a b", "", "C:\\new", "\N{ELECTRIC LIGHT BULB}"])
+def test_what_can_be_printed_stays(text: str) -> None:
+    assert escaped(text) == name(text) == text
+
+
+def test_escaping_twice_changes_nothing() -> None:
+    once = name(HOSTILE * 100)
+    assert len(once) == NAME
+    assert name(once) == once
+    assert prose(prose(HOSTILE)) == prose(HOSTILE)
+
+
+def test_the_report_of_an_ascii_program_is_ascii(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from tests.test_reporting import EVENTS\n"
+        "from anynan.reporting import render, render_line\n"
+        "import anynan, numpy\n"
+        "for event in EVENTS.values():\n"
+        "    print(render(event), render_line(event))\n"
+        "tracker = anynan.track(lambda x: x / (x - x), action='record')\n"
+        "with numpy.errstate(all='ignore'):\n"
+        "    tracker(numpy.ones(4096))\n"
+        "print(tracker.report(), tracker.events[0], anynan.summarize(numpy.ones(4096)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UnicodeWarning", str(script)],
+        env={"PYTHONIOENCODING": "ascii:strict", "PYTHONPATH": ":".join(sys.path)},
+        cwd=Path(__file__).parents[1], capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"more" in done.stdout
+    assert AnynanWarning.__doc__ is not None

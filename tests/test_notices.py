@@ -1,0 +1,112 @@
+"""Warnings point at the user's line, and do not tell the same story at length twice."""
+
+import sys
+import warnings
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan.errors import AnynanWarning
+from tests.fake_adapter import Layer, Model, track
+
+LOG = ("log",)
+
+
+def caught(call: Any, times: int = 1) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            call()
+    return [item for item in found if item.category is AnynanWarning]
+
+
+def line_of(mark: str) -> int:
+    with open(__file__, encoding="utf-8") as file:
+        return next(i for i, text in enumerate(file, 1) if text.rstrip().endswith(f"# {mark}"))
+
+
+def warned(mark: str, call: Any) -> None:
+    """Require a warning at the line of this file that ends in a mark."""
+    (found, *_) = caught(call)
+    assert (found.filename, found.lineno) == (__file__, line_of(mark)), str(found.message)
+
+
+def test_a_warning_points_at_the_users_line() -> None:
+    tracker = anynan.track(np.log, action="warn")
+    warned("the step", lambda: tracker(np.array([-1.0])))  # the step
+
+
+def test_checks_and_watched_batches_do_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = np.array([np.nan])
+    monkeypatch.setenv("ANYNAN", "warn")
+    warned("the check", lambda: anynan.check(bad))  # the check
+    warned("the loop", lambda: [None for _ in anynan.watch([bad])])  # the loop
+
+
+def test_a_line_inside_a_framework_is_not_the_users() -> None:
+    torch = pytest.importorskip("torch")
+    layer = type("Log", (torch.nn.Module,), {"forward": lambda _, x: torch.log(x)})
+    model = torch.nn.Sequential(layer(), layer())
+    tracker = anynan.torch.track(model, action="warn")
+    warned("the call", lambda: model(-torch.ones(2)))  # the call
+    tracker.remove()
+
+
+def test_filters_by_module_mean_the_users_module() -> None:
+    tracker = anynan.track(np.log, action="warn")
+    script = ModuleType("my_script")
+    script.__dict__["step"] = lambda: tracker(np.array([-1.0]))
+    exec("def train():\n    step()\n", script.__dict__)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.filterwarnings("always", category=AnynanWarning, module="tests.test_notices")
+        script.__dict__["train"]()
+    assert len(found) == 1
+    assert "AnynanWarning" not in getattr(sys.modules["anynan.acting"], "__warningregistry__", {})
+
+
+def test_the_same_fault_is_told_once_and_then_in_a_line_with_a_count() -> None:
+    model = Model(Layer("first", LOG))
+    tracker = track(model, model=model, action="warn")
+    first, *later = map(str, (w.message for w in caught(lambda: tracker(np.array([-1.0])), 12)))
+    assert len(first.split("\n")) > 5
+    assert len(later) == 11
+    assert all("\n" not in text for text in later)
+    assert later[0].endswith("; 2 times since step 0")
+    assert later[-1].endswith("; 12 times since step 0")
+    assert len(tracker.events) == 12
+
+
+def test_another_fault_is_told_in_full() -> None:
+    model = Model(Layer("first", LOG), Layer("second", ("reciprocal",)))
+    tracker = track(model, model=model, action="warn")
+    texts = [
+        str(caught(lambda x=x: tracker(np.array([x])))[0].message) for x in (-1.0, 1.0, -1.0, 1.0)
+    ]
+    assert ["\n" in text for text in texts] == [True, True, False, False]
+    tracker.clear()
+    assert "\n" in str(caught(lambda: tracker(np.array([-1.0])))[0].message)
+
+
+def test_each_bad_batch_is_told_with_its_rows() -> None:
+    model = Model(Layer("first", ("copy",)))
+    tracker = track(model, model=model, action="warn")
+    texts = [
+        str(caught(lambda x=x: tracker(np.array(x)))[0].message)
+        for x in ([[np.nan], [1.0]], [[1.0], [np.nan]])
+    ]
+    assert all("\n" in text for text in texts)
+
+
+def test_skipped_steps_are_counted_in_the_same_line() -> None:
+    model = Model(Layer("first", LOG))
+    tracker = track(model, model=model, action="record", patience=3)
+    texts = [str(w.message) for w in caught(lambda: tracker(np.array([-1.0])), 3)]
+    assert texts[0].endswith("skipped 1 of 3 bad steps in a row that patience= allows")
+    assert texts[2].endswith("; 3 times since step 0; skipped 3 of 3 bad steps in a row that "
+                             "patience= allows")  # fmt: skip
+    assert "\n" not in texts[2]

@@ -1,0 +1,108 @@
+"""Where a report says it happened: in a function, a layer or the loss, in every framework."""
+
+import json
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan.events import Event
+
+
+def _framework(name: str) -> tuple[Any, Any]:
+    """Give a framework's ``track`` and what makes its arrays."""
+    if name == "numpy":
+        return anynan.track, np.asarray
+    if name == "torch":
+        torch: Any = pytest.importorskip("torch")
+        return anynan.torch.track, torch.tensor
+    if name == "jax":
+        jax: Any = pytest.importorskip("jax")
+        return anynan.jax.track, jax.numpy.asarray
+    tf: Any = pytest.importorskip("tensorflow")
+    return anynan.tensorflow.track, tf.constant
+
+
+FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow")
+
+
+def normalise(x: Any) -> Any:
+    return x / (x - x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_function_without_layers_has_no_loss_and_no_step(name: str) -> None:
+    track, array = _framework(name)
+
+    def preprocess(x: Any) -> Any:
+        return normalise(x) + 1.0
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        track(preprocess)(array([[1.0, 2.0], [0.0, 4.0]]))
+    title, *rows = str(caught.value).split("\n")
+    assert title.removesuffix(", outside every layer") == "NaN first appeared in `normalise`"
+    for word in ("loss", "step", "layer", "surfaced"):
+        assert not any(word in row for row in rows), word
+    event = caught.value.event
+    assert event.target == "function preprocess"
+    assert Event.from_dict(json.loads(event.to_json())).target == event.target
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_later_call_is_told_by_its_number(name: str) -> None:
+    track, array = _framework(name)
+    tracked = track(normalise, action="record")
+    tracked(array([1.0]))
+    tracked(array([2.0]))
+    from anynan.reporting import headline
+
+    first, second = (headline(event) for event in tracked.events[-2:])
+    assert "step" not in first
+    assert second.endswith(", at step 1")
+
+
+def test_the_number_that_a_step_returns_is_the_loss() -> None:
+    jax = pytest.importorskip("jax")
+    tracked = anynan.jax.track(lambda x: jax.numpy.log(x).sum(), replay=False)
+    with pytest.raises(anynan.NonFiniteError, match="NaN first appeared in the loss of step 0"):
+        tracked(jax.numpy.array([-1.0]))
+
+
+def test_code_between_the_layers_of_a_step_is_named_by_its_function() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 1)
+
+    def log_density(x: Any) -> Any:
+        return torch.log(x * 0).sum()
+
+    def step(x: Any) -> Any:
+        return log_density(model(x))
+
+    with warnings.catch_warnings(), pytest.raises(anynan.NonFiniteError) as caught:
+        warnings.simplefilter("ignore")
+        anynan.torch.track(step)(torch.ones(2, 3))
+    title = str(caught.value).split("\n", maxsplit=1)[0]
+    assert title == "-Inf first appeared in `log_density`, outside every layer"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_of_a_long_line_what_is_shown_is_the_fault(name: str) -> None:
+    track, array = _framework(name)
+
+    def many(x: Any) -> Any:
+        return {"one": x + 1.0, "two": x + 2.0, "three": x + 3.0, "four": (x - x) / (x - x), "f": x}
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        track(many)(array([1.0, 2.0]))
+    operation = caught.value.event.operation
+    assert operation is not None
+    source = operation.source
+    assert source is not None
+    assert source.text[source.column : source.end_column] == "(x - x) / (x - x)"
+    (row,) = [row for row in str(caught.value).split("\n") if "(x - x) / (x - x)" in row]
+    assert row.strip().startswith("... ")

@@ -1,0 +1,382 @@
+"""A second run among other code: threads, checkpoints, modes, interrupts, the user's objects."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import anynan
+from anynan import NonFiniteError
+
+
+class Bad(nn.Module):
+    """Make a NaN, slowly enough for other threads to come by."""
+
+    def __init__(self, delay: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.delay = nn.Linear(2, 2), delay
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.delay)
+        return self.layer(x).abs() * 0 / 0
+
+
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[list[BaseException]]:
+    """Repeat some work in another thread; give what it raised."""
+    raised: list[BaseException] = []
+    over = threading.Event()
+    began = threading.Event()
+
+    def run() -> None:
+        try:
+            while not over.is_set():
+                work()
+                began.set()
+        except BaseException as error:
+            raised.append(error)
+            began.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    began.wait()
+    try:
+        yield raised
+    finally:
+        over.set()
+        thread.join()
+
+
+def training() -> Callable[[], None]:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler = torch.amp.GradScaler("cpu")
+    x = torch.ones(4, 3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean()).backward()
+        assert model.weight.grad is not None
+        time.sleep(0.0005)
+        assert model.weight.grad is not None, "another thread took it away"
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+# Threads.
+
+
+@pytest.mark.parametrize("tracked", ["model", "step"])
+def test_another_thread_trains_its_own_model(tracked: str) -> None:
+    model = Bad(0.02)
+    if tracked == "model":
+        call: Any = model
+        tracker = anynan.torch.track(model, action="record")
+    else:
+        call = tracker = anynan.torch.track(lambda x: model(x), action="record")
+    with beside(training()) as raised:
+        for _ in range(3):
+            call(torch.ones(1, 2))
+    assert raised == []
+    assert tracker.events
+    assert tracker.events[0].operation is not None, "it was run again"
+
+
+def test_threads_that_share_a_tracked_model() -> None:
+    model = Bad(0.01)
+    tracker = anynan.torch.track(model, action="record")
+    with beside(lambda: model(torch.ones(1, 2))) as raised:
+        for _ in range(3):
+            model(torch.ones(1, 2))
+    assert raised == []
+    assert {(event.layer, event.kind) for event in tracker.events} == {("", "nan")}
+    assert any("another thread" in note for event in tracker.events for note in event.notes)
+
+
+def test_buffers_that_another_thread_updates_keep_its_updates() -> None:
+    class Counter(Bad):
+        def __init__(self) -> None:
+            super().__init__(0.01)
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with lock:
+                self.count += 1
+                if not anynan.replaying():
+                    calls.append(1)
+            return super().forward(x)
+
+    lock, calls = threading.Lock(), list[int]()
+    model = Counter()
+    anynan.torch.track(model, action="record")
+    with beside(lambda: model(torch.ones(1, 2))):
+        for _ in range(3):
+            model(torch.ones(1, 2))
+    assert int(model.count) == len(calls)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: float(torch.rand(())), random.random, np.random.rand],
+    ids=["torch", "python", "numpy"],
+)
+def test_random_numbers_of_another_thread_do_not_repeat(draw: Callable[[], float]) -> None:
+    def step(x: Tensor) -> Tensor:
+        draw()
+        return model(x)
+
+    model, drawn = Bad(0.01), list[float]()
+
+    def others() -> None:
+        drawn.append(draw())
+        for _ in range(1000):
+            pass
+
+    step = anynan.torch.track(step, action="record")
+    with beside(others):
+        for _ in range(3):
+            step(torch.ones(1, 2))
+    assert len(set(drawn)) == len(drawn)
+    assert any("random numbers" in note for event in step.events for note in event.notes)
+
+
+# Contexts of the program.
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("tracked", ["model", "step"])
+def test_a_nan_inside_a_checkpoint(tracked: str, *, reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = nn.Sequential(nn.Linear(2, 2), Bad()), nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(checkpoint(self.inner, x, use_reentrant=reentrant))
+
+    net = Net()
+    x = torch.ones(2, 2, requires_grad=True)
+
+    def step() -> None:
+        net(x).sum().backward()
+
+    if tracked == "model":
+        tracker = anynan.torch.track(net, action="record")
+        step()
+    else:
+        tracker = anynan.torch.track(step, action="record")
+        tracker()
+    event = tracker.events[0]
+    assert event.operation is not None
+    assert (event.layer, event.operation.name) == ("inner.1", "divide")
+    assert net.out.bias.grad is not None, "the program's own backward pass ran"
+
+
+def test_what_counts_operations_does_not_count_those_of_a_replay() -> None:
+    def count() -> int:
+        with FlopCounterMode(display=False) as counter:
+            model(torch.ones(1, 2))
+        return counter.get_total_flops()
+
+    model = Bad()
+    plain = count()
+    tracker = anynan.torch.track(model, action="record")
+    assert count() == plain
+    assert tracker.events[0].operation is not None
+
+
+@pytest.mark.parametrize("end", ["validation", "remove", "raised", "thread"])
+def test_operations_in_inference_mode(end: str) -> None:
+    model = nn.Linear(2, 1)
+    tracker = anynan.torch.track(model, level="operation")
+    model(torch.ones(1, 2)).sum()
+    if end == "raised":
+        with pytest.raises(RuntimeError):
+            model(torch.ones(1, 3))
+    if end == "thread":
+        thread = threading.Thread(target=tracker.remove)
+        thread.start()
+        thread.join()
+    with torch.inference_mode():
+        if end == "remove":
+            tracker.remove()
+        model(torch.ones(1, 2))
+    torch.ones(2).add(1)
+    assert torch._C._len_torch_dispatch_stack() == 0
+    model(torch.ones(1, 2)).sum().backward()
+    assert not tracker.events
+
+
+@pytest.mark.parametrize("level", ["layer", "operation"])
+@pytest.mark.parametrize("tracked", ["model", "step"])
+def test_vmap(level: str, tracked: str) -> None:
+    model = nn.Linear(2, 1)
+
+    def step(x: Tensor) -> Tensor:
+        return torch.vmap(model)(x)
+
+    target: Any = model if tracked == "model" else step
+    tracker = anynan.torch.track(target, level=level)
+    with pytest.warns(anynan.AnynanWarning, match="vmap"):
+        out = (tracker if tracked == "step" else step)(torch.ones(3, 2))
+    assert torch.equal(out, torch.vmap(model)(torch.ones(3, 2)))
+
+
+# Interrupts.
+
+
+def test_an_interrupt_in_a_replay_leaves_nothing_behind() -> None:
+    """Ctrl-C at many moments of a step whose second run takes most of the time."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), Bad(0.004))
+    tracker = anynan.torch.track(model, action="record")
+    x = torch.ones(3, 2)
+    backward, grad = torch.autograd.backward, torch.autograd.grad
+    step = vars(torch.amp.GradScaler)["step"]
+    handler = signal.getsignal(signal.SIGINT)
+    for i in range(40):
+        timer = threading.Timer(0.0005 * i, os.kill, (os.getpid(), signal.SIGINT))
+        count = int(model[1].num_batches_tracked)
+        timer.start()
+        try:
+            model(x)
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            timer.join()
+        assert torch.autograd.backward is backward
+        assert torch.autograd.grad is grad
+        assert vars(torch.amp.GradScaler)["step"] is step
+        assert signal.getsignal(signal.SIGINT) is handler
+        assert torch._C._len_torch_dispatch_stack() == 0
+        assert int(model[1].num_batches_tracked) - count <= 1
+        tracker.clear()
+    model(x)
+    assert tracker.events, "and it still sees"
+
+
+# The user's own objects.
+
+
+class Frozen(dict):  # type: ignore[type-arg]
+    """Forbid what a dict can, as diffusers' configuration does."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        msg = "frozen"
+        raise TypeError(msg)
+
+    update = pop = setdefault = __delitem__ = clear = __setitem__ = _refuse  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+def test_objects_that_forbid_to_be_changed(action: Any) -> None:
+    class Net(Bad):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = Frozen(a=1, b=2)
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    tracker = anynan.torch.track(net, action=action)
+    for _ in range(2):
+        try:
+            net(torch.ones(1, 2)).sum().backward()
+        except NonFiniteError:
+            continue
+        assert net.layer.weight.grad is not None
+        optimizer.step()
+    assert dict(net.config) == {"a": 1, "b": 2}
+    assert all(event.operation is not None for event in tracker.events)
+    assert len(tracker.events) >= 1
+
+
+def grads_of_a_leaf(track: Any) -> Any:
+    y = torch.tensor([4.0, -1.0], requires_grad=True)
+
+    @track
+    def step() -> Tensor:
+        out = y.sqrt()
+        out.sum().backward()
+        return out
+
+    step()
+    return y.grad
+
+
+def grads_that_the_step_resets(track: Any) -> Any:
+    w = torch.ones(3, requires_grad=True)
+
+    @track
+    def step(x: Tensor) -> Tensor:
+        w.grad = None
+        loss = (w * x).sum() + torch.log(x - 1 - x).sum()
+        loss.backward()
+        return loss
+
+    step(torch.ones(3))
+    return w.grad
+
+
+def a_schedule_in_the_step(track: Any) -> Any:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    @track
+    def step(x: Tensor) -> Tensor:
+        scheduler.step()
+        optimizer.param_groups[0]["momentum"] += 0.1
+        loss = torch.log(net(x) * 0 - 1).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        step(torch.ones(1, 2))
+    group = optimizer.param_groups[0]
+    return torch.tensor(
+        [group["lr"], group["momentum"], scheduler.last_epoch, len(optimizer.param_groups)]
+    )
+
+
+def own_generators(track: Any) -> Any:
+    torchs, numpys, pythons = torch.Generator(), np.random.default_rng(0), random.Random(0)
+    torchs.manual_seed(0)
+
+    @track
+    def step(x: Tensor) -> Tensor:
+        draw = torch.rand(1, generator=torchs) + numpys.random() + pythons.random()
+        return torch.log(x * draw * 0 - 1)
+
+    for _ in range(2):
+        step(torch.ones(1))
+    return torch.tensor([float(torch.rand(1, generator=torchs)), numpys.random(), pythons.random()])
+
+
+@pytest.mark.filterwarnings("ignore:anynan")
+@pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+@pytest.mark.parametrize(
+    "program", [grads_of_a_leaf, grads_that_the_step_resets, a_schedule_in_the_step, own_generators]
+)
+def test_a_step_that_is_run_again_leaves_what_it_reaches(program: Any) -> None:
+    trackers: list[Any] = []
+
+    def track(step: Any) -> Any:
+        trackers.append(anynan.torch.track(step, action="record"))
+        return trackers[0]
+
+    plain, tracked = program(lambda step: step), program(track)
+    assert torch.equal(plain.nan_to_num(7.0), tracked.nan_to_num(7.0))
+    assert trackers[0].events

@@ -1,0 +1,148 @@
+"""What a report of a PyTorch program says, where the words depend on what is tracked and how."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+
+
+class Attention(nn.Module):
+    """Mask what is below a threshold; with a high one, everything."""
+
+    threshold = -100.0
+
+    def forward(self, x):
+        return torch.softmax(x.masked_fill(x < self.threshold, -torch.inf), -1)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attn, self.mlp = nn.LayerNorm(4), Attention(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.mlp(self.attn(self.norm(x)))
+
+
+def test_a_trail_in_accumulated_gradients_is_that_of_the_call_that_failed():
+    model = nn.Sequential(nn.Linear(3, 4), Block(), Block(), nn.Linear(4, 1))
+    anynan.torch.track(model)
+    holds = torch.optim.SGD(model.parameters(), 0.1)  # its update would end the step
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        for i in range(3):
+            model[1].attn.threshold = 100.0 if i == 2 else -100.0
+            model(torch.randn(2, 3)).sum().backward()
+    del holds
+    event = caught.value.event
+    assert (event.layer, event.call, event.step) == ("1.attn", 2, 0)
+    assert [name for name, _ in event.trail] == ["0", "1.norm", "1.attn"]
+    assert event.trail[-1] == ("1.attn", None)
+
+
+class Slope(nn.Module):
+    def forward(self, x):
+        return x + (x * 0).square().sum(-1, keepdim=True).sqrt()
+
+
+def test_the_trail_of_a_backward_fault_comes_from_the_loss_and_ends_in_the_layer():
+    model = nn.Sequential(nn.Linear(3, 4), Slope(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    anynan.torch.track(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model(torch.randn(2, 3)).sum().backward()
+    event = caught.value.event
+    assert (event.layer, event.phase) == ("1", "backward")
+    names = [name for name, _ in event.trail]
+    assert names[-2:] == ["2", "1"]
+    assert "0" not in names
+    assert event.trail[-1][1] is None
+    assert all(size is not None for _, size in event.trail[:-1])
+
+
+class Generator(nn.Sequential):
+    pass
+
+
+def failing(model):
+    """Spoil what a tracked model is given, and return what is said."""
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model(torch.full((2, 3), -1.0))
+    return caught.value
+
+
+def logarithm():
+    return type("Log", (nn.Module,), {"forward": lambda self, x: torch.log(x)})()
+
+
+def test_with_two_tracked_models_a_report_says_which_it_is_about():
+    generator = Generator(logarithm(), nn.Linear(3, 1))
+    alone = anynan.torch.track(generator)
+    assert "Generator" not in str(failing(generator))
+    judge = nn.Sequential(logarithm(), nn.Linear(3, 1))
+    with anynan.torch.track(judge):
+        error = failing(generator)
+        assert str(error).split("\n")[2:4] == ["  model   Generator", "  layer   0"]
+        assert error.event.target == "model Generator"
+        assert "  model   Sequential\n" in str(failing(judge))
+        twin = nn.Sequential(logarithm())
+        with anynan.torch.track(twin):
+            assert failing(judge).event.target == "model Sequential 1"
+            assert "  model   Sequential 2\n" in str(failing(twin))
+    assert "Generator" not in str(failing(generator))
+    alone.remove()
+
+
+def test_a_tracked_function_beside_a_model_changes_nothing_in_its_report():
+    model = nn.Sequential(logarithm())
+    anynan.torch.track(model)
+    anynan.torch.track(lambda x: x)
+    assert "model   " not in str(failing(model))
+
+
+@pytest.mark.parametrize("what", ["step", "model"])
+def test_the_report_of_a_healthy_lightning_run_says_nothing_untrue(what):
+    lightning = pytest.importorskip("lightning")
+
+    class Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+        def training_step(self, batch, index):
+            return self.net(batch[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), 1e-3)
+
+    net = Net()
+    if what == "step":
+        tracker = net.training_step = anynan.torch.track(net.training_step)
+    else:
+        tracker = anynan.torch.track(net)
+    data = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.randn(16, 4)), batch_size=4
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", anynan.AnynanWarning)
+        lightning.Trainer(
+            max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        ).fit(net, data)  # fmt: skip
+    report = tracker.report()
+    assert "0 bad, 0 suspect" in report
+    assert "note" not in report
+    assert "net.2" in report
+    tracker.remove()
+
+
+def test_weights_that_change_while_no_layer_runs_are_still_told():
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tracker = anynan.torch.track(lambda x: model(x).sum())
+    model.weight.grad = torch.ones(1, 3)
+    with pytest.warns(anynan.AnynanWarning, match="none of the watched layers was seen running"):
+        optimizer.step()
+    tracker.remove()
