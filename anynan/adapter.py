@@ -23,6 +23,7 @@ class BadParameter:
         summary: What it holds.
         buffer: True for a buffer (running statistics), False for a weight.
         held: False for a weight that none of the optimizers at work holds.
+        optimizer: True for a part of the optimizer's state, and no weight.
         gradient: What its gradient holds, if it has one.
         state: The optimizer's state for it.
     """
@@ -34,6 +35,7 @@ class BadParameter:
     gradient: Summary | None = None
     state: Mapping[str, Summary] = field(default_factory=dict)
     held: bool = True
+    optimizer: bool = False
 
 
 class Adapter(Protocol):

@@ -7,7 +7,7 @@ from anynan.adapter import Adapter, BadParameter, ReplayError
 from anynan.agreement import parting
 from anynan.causes import Situation, explain
 from anynan.errors import reason
-from anynan.events import NON_FINITE, Cause, Event, Kind, Operation, Phase, Spread
+from anynan.events import NON_FINITE, STATE, Cause, Event, Kind, Operation, Phase, Spread
 from anynan.guarding import NORM, Finding
 from anynan.lineage import OpRecord, Replay, Token, Verdict, trace
 from anynan.monitor import Monitor, Reading, Rows
@@ -376,7 +376,7 @@ def _parameter_event(
         kind=kind,
         call=0,
         step=step,
-        tensor=chosen.name.rpartition(".")[2],
+        tensor=STATE if chosen.optimizer else chosen.name.rpartition(".")[2],
         parameter=chosen.name,
         summary=chosen.summary,
         operation=None if write is None else operation(write),
@@ -463,6 +463,7 @@ def operation(record: OpRecord) -> Operation:
         source=record.source,
         layer=record.layer,
         phase="forward" if record.direct else record.phase,
+        direct=record.direct,
     )
 
 

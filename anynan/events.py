@@ -19,6 +19,8 @@ PHASES: tuple[Phase, ...] = (
     "value",
 )
 NON_FINITE: tuple[Kind, ...] = ("nan", "posinf", "neginf")
+# What a reading's tensor is called that is no weight: a moment, a velocity.
+STATE, CARRIED = "optimizer state", "carried state"
 KINDS: tuple[Kind, ...] = (*NON_FINITE, "large", "spike", "vanishing")
 
 
@@ -61,6 +63,8 @@ class Operation:
         source: The user's line, when it could be found.
         layer: The layer path it ran in; None outside every watched layer.
         phase: ``backward`` means the gradient of this operation; else the phase it ran in.
+        direct: True for what the user's own code computes in the backward pass: a custom
+            function's rule, a gradient hook.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Operation:
     source: Source | None
     layer: str | None = None
     phase: Phase = "forward"
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)

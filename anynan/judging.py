@@ -128,7 +128,8 @@ class Judge(Actor):
         if reason is not None:
             self._note_once(reading, kind, value, expected=reason)
             return
-        if severity == "suspect" or (site.parameter is None and key in self.monitor.downgraded):
+        mask = site.parameter is None and key in self.monitor.downgraded
+        if severity == "suspect" or mask or order in rows.suspect:
             self._note_once(reading, kind, value)
             return
         if site.phase == "backward" and kind in NON_FINITE and rows.pending is None:
@@ -370,7 +371,7 @@ class Judge(Actor):
         judged = self.options.policy.judge(
             site.phase, rows.lo[order], rows.hi[order], layer=site.layer, dtype_max=site.dtype_max
         )
-        if judged is None or judged[1] != "bad":
+        if judged is None or judged[1] != "bad" or order in rows.suspect:
             return False
         key = (site.layer, site.phase, judged[0])
         if site.parameter is None and key in self.monitor.downgraded:

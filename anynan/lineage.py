@@ -62,6 +62,8 @@ class OpRecord:
         parameter: The weight that an update's operation writes.
         iteration: Iteration of the innermost loop around it, inside a compiled program.
         shard: The shard it was seen on, where the program says so.
+        hidden: Names of the forward operations that took its bad result, or what came of it,
+            and gave a finite one; None where the adapter does not know.
     """
 
     index: int
@@ -83,6 +85,7 @@ class OpRecord:
     parameter: str | None = None
     iteration: int | None = None
     shard: int | None = None
+    hidden: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

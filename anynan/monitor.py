@@ -127,7 +127,7 @@ class Rows:
     __slots__ = (
         "__weakref__", "applied", "calls", "expected", "failed", "guarded", "held", "hi", "holding",
         "judged", "live", "lo", "norms", "pending", "scale", "sites", "skip", "spread", "stats",
-        "step",
+        "step", "suspect",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -140,6 +140,8 @@ class Rows:
         # Norms of gradients that were read by their ends.
         self.norms: dict[int, float] = {}
         self.expected: dict[int, dict[str, str]] = {}
+        # Rows whose Inf may be meant: state and data, until something bad follows.
+        self.suspect: set[int] = set()
         # Weak references to arrays that can still be looked at when their row is read later.
         self.live: dict[int, Callable[[], Any]] = {}
         self.judged = 0
@@ -164,6 +166,7 @@ class Rows:
         self.hi.insert(at, hi)
         self.stats = {order + (order >= at): value for order, value in self.stats.items()}
         self.expected = {order + (order >= at): why for order, why in self.expected.items()}
+        self.suspect = {order + (order >= at) for order in self.suspect}
         self.live = {order + (order >= at): ref for order, ref in self.live.items()}
         self.norms = {order + (order >= at): norm for order, norm in self.norms.items()}
         self.guarded += at < self.guarded

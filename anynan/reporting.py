@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from anynan.errors import reason
 from anynan.escaping import escaped, printable, prose
 from anynan.escaping import name as printed
-from anynan.events import Event, Operation, Source
+from anynan.events import CARRIED, STATE, Event, Operation, Source
 from anynan.guarding import NORM
 from anynan.rules.evidence import group, magnitude, seen
 from anynan.summary import Summary
@@ -219,7 +219,7 @@ def _headline(event: Event) -> str:
         return f"{kind} came in with the {'labels' if labels else 'batch'} of step {step}"
     if event.phase == "parameter":
         return f"{kind} was already in {_weight(event)} at step {step}"
-    if event.phase == "optimizer" and event.operation is not None:
+    if event.phase == "optimizer" and (event.operation is not None or event.tensor == STATE):
         return f"{kind} was written into {_weight(event)} at step {step}"
     if event.phase == "optimizer":
         return f"{kind} was written into {_weight(event)} by the optimizer at step {step}"
@@ -228,6 +228,8 @@ def _headline(event: Event) -> str:
 
 def _weight(event: Event) -> str:
     name = (event.parameter or "").rpartition(".")[2]
+    if event.tensor in (STATE, CARRIED):
+        return f"the {event.tensor}"
     return "a running statistic" if name in _STATISTICS else "a weight"
 
 
@@ -293,7 +295,8 @@ def _subject(event: Event) -> Iterator[Row]:
     """Describe the bad tensor, where the operation's own rows do not."""
     held = "" if event.summary is None else describe(event.summary)
     if event.phase in ("parameter", "optimizer") and event.parameter is not None:
-        yield "parameter", _two(event.parameter, held)
+        label = "state" if event.tensor in (STATE, CARRIED) else "parameter"
+        yield label, _two(event.parameter, held)
         if event.since is not None and event.phase == "parameter":
             yield "bad since", (_since(*event.since),)
     elif event.phase == "input":
@@ -341,6 +344,8 @@ def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[s
     name = operation.name
     if operation.phase == "backward":
         name = f"gradient of {name}"
+    elif operation.direct and not note:
+        name = f"{name} (backward)"
     elif event.phase == "backward" and not note:
         name = f"{name} (forward)"
     if note:

@@ -191,6 +191,10 @@ FIRES: dict[str, list[Situation]] = {
         case(op("atanh", INF, self=1.0)),
         case(op("erfinv", INF, self=1.0)),
     ],
+    "index_out_of_range": [
+        case(op("take", self=held(1.0), params={"index": 9, "entries": 4, "outside": 1})),
+        case(op("take", params={"index": -5, "entries": 1, "outside": 12})),
+    ],
     "lgamma_pole": [case(op("lgamma", INF, self=-1.0)), case(op("lgamma", INF, self=0.0))],
     "trig_of_inf": [case(op("tan", self=INF)), case(op("sin", self=held(-INF)))],
     "singular_matrix": [case(op("inv", A=held(0.0, 0.0, 0.0, 0.0, shape=(2, 2))))],
@@ -398,4 +402,5 @@ MISSES: list[tuple[str, Situation]] = [
     ("bad_label", case(phase="input", summary=BATCH)),
     ("running_statistics_bad", case(phase="parameter", parameter="norm.weight")),
     ("lgamma_pole", case(op("lgamma", INF, self=1e38))),
+    ("index_out_of_range", case(op("take", self=held(NAN)))),
 ]

@@ -94,9 +94,7 @@ def test_a_report_that_fails_still_raises_what_was_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reporting, "headline", broken)
-    with pytest.raises(
-        anynan.NonFiniteError, match="(?s)nan in array at step 0.*could not be written"
-    ):
+    with pytest.raises(anynan.NonFiniteError, match="(?s)nan in array .*could not be written"):
         anynan.check(np.array([np.nan]))
 
 

@@ -35,6 +35,7 @@ NOT_HERE = {
     "where_gradient_trap": _BACKWARD,
     "bad_parameter": "array code does not say which arrays are weights: a bad one is bad input",
     "running_statistics_bad": "likewise",
+    "index_out_of_range": "an index out of range raises",
     "vanishing_gradient": _BACKWARD,
     "optimizer_step_too_large": _OPTIMIZER,
 }  # fmt: skip

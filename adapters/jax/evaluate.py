@@ -7,8 +7,8 @@ carried along; one that is not known is run as it is, and only its results can b
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,89 +18,22 @@ from jax.extend import source_info_util
 
 from anynan.jax import probes
 from anynan.jax.nesting import JITS, REMAT, Body, bodies, dropped
-
-Path = tuple[Any, ...]
-What = Literal["code", "sum", "ends", "span", "value"]
-# Their first column is a total, which is a word only after a loop.
-TOTALS = ("sum", "span")
-# They are a row of numbers, and not one.
-WIDE = ("ends", "span")
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Ask for one reading of a value.
-
-    Attributes:
-        key: What the reading is known by.
-        what: ``code`` (the word), ``ends`` (word, smallest, largest), ``value`` (all of it); for
-            every step ``sum`` (the total) and ``span`` (total, smallest, largest).
-        at: For ``value``: the iteration of each loop around it, outermost first.
-        number: For ``sum`` and ``span``: its place among the readings.
-    """
-
-    key: Any
-    what: What = "code"
-    at: tuple[int, ...] = ()
-    number: int = 0
-
-
-@dataclass
-class Plan:
-    """Say what to read where.
-
-    Attributes:
-        probes: Path of a jaxpr in the program -> variable -> probes.
-        inside: Paths that hold a probe somewhere inside; others are run untouched.
-        replaying: Leave out effects whose results nobody uses.
-        opaque: Primitives that are not to be opened.
-        extra: Further statistics beside the ends.
-        detached: Keep the readings out of the caller's differentiation.
-        factors: What totals are scaled by, while the program is traced.
-    """
-
-    probes: dict[Path, dict[Any, list[Probe]]] = field(default_factory=dict)
-    inside: set[Path] = field(default_factory=set)
-    replaying: bool = False
-    opaque: frozenset[str] = frozenset()
-    extra: tuple[str, ...] = ()
-    detached: bool = False
-    factors: Any = None
-
-    def add(self, path: Path, var: Any, probe: Probe) -> None:
-        """Ask for a reading."""
-        self.probes.setdefault(path, {}).setdefault(var, []).append(probe)
-        for length in range(len(path) + 1):
-            self.inside.add(path[:length])
-
-
-@dataclass(slots=True)
-class Emission:
-    """Hold one reading inside the program.
-
-    Attributes:
-        probe: What was asked for.
-        data: The word, total, ends or array; with a leading axis of devices inside shard_map.
-        its: Iteration of each loop around it in which the worst word was seen, outermost first.
-        shards: True if there is a leading axis of devices.
-    """
-
-    probe: Probe
-    data: Any
-    its: tuple[Any, ...] = ()
-    shards: bool = False
-
-    @property
-    def word(self) -> Any:
-        """Give the word out of the data."""
-        found = self.data[..., 0] if self.wide else self.data
-        return found if self.its or self.probe.what not in TOTALS else probes.words(found)
-
-    @property
-    def wide(self) -> bool:
-        """Tell whether there is a row of numbers, and not one."""
-        return self.probe.what in WIDE
-
+from anynan.jax.readings import (
+    WHILE,
+    WIDE,
+    Emission,
+    Path,
+    Plan,
+    Probe,
+    Shape,
+    flat,
+    folded,
+    kept_as,
+    of_round,
+    rounds_of,
+    unflat,
+    with_rounds,
+)  # fmt: skip
 
 Rule = Callable[["Evaluator", Any, list[Any], Path], tuple[list[Any], list[Emission]]]
 
@@ -214,8 +147,10 @@ class Evaluator:
 
         def defined(var: Any) -> None:
             width = 3 + len(self.plan.extra)
+            dims = () if self.plan.rounds else None
             found.extend(
-                Shape(probe, _shape(probe, var.aval, width)) for probe in wanted.get(var, ())
+                Shape(probe, kept_as(probe, var.aval, width), dims=dims)
+                for probe in wanted.get(var, ())
             )
 
         for var in (*body.jaxpr.constvars, *body.jaxpr.invars):
@@ -228,7 +163,7 @@ class Evaluator:
                 for item in bodies(eqn):
                     more = self.expected(item, item.path(inner))
                     if item.kind in ("scan", "while"):
-                        more = [shape.looped() for shape in more]
+                        more = [shape.looped(rounds_of(eqn)) for shape in more]
                     elif item.kind == "shard_map":
                         size = math.prod(eqn.params["mesh"].shape[a] for a in manual_axes(eqn))
                         more = [shape.spread(size) for shape in more]
@@ -246,44 +181,10 @@ class Evaluator:
         data = self.vary(data)
         lead = shape.data[0][:1] if shape.shards else ()
         its = tuple(self.vary(jnp.zeros(lead, jnp.int32)) for _ in range(shape.loops))
-        return Emission(shape.probe, data, its, shape.shards)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Say what a reading of a body will look like."""
-
-    probe: Probe
-    data: tuple[tuple[int, ...], Any]
-    loops: int = 0
-    shards: bool = False
-
-    def looped(self) -> "Shape":
-        """Give the shape outside of a loop."""
-        return self if self.probe.what == "value" else replace(self, loops=self.loops + 1)
-
-    def spread(self, size: int) -> "Shape":
-        """Give the shape outside of shard_map."""
-        return replace(self, data=((size, *self.data[0]), self.data[1]), shards=True)
-
-
-def _shape(probe: Probe, aval: Any, width: int) -> tuple[tuple[int, ...], Any]:
-    if probe.what == "value":
-        return tuple(aval.shape), aval.dtype
-    if probe.what == "code":
-        return (), jnp.float32
-    return () if probe.what == "sum" else (width,), probes.wide()
-
-
-def _flat(items: list[Emission]) -> list[list[Any]]:
-    return [[item.data, *item.its] for item in items]
-
-
-def _back(like: list[Emission], flat: Any) -> list[Emission]:
-    return [
-        Emission(item.probe, arrays[0], tuple(arrays[1:]), item.shards)
-        for item, arrays in zip(like, flat, strict=True)
-    ]
+        rounds = None
+        if shape.kept:
+            rounds = self.vary(jnp.zeros((*lead, *(shape.dims or ())), jnp.float32))
+        return Emission(shape.probe, data, its, shape.shards, rounds)
 
 
 # The rules. Each gives the results and the readings.
@@ -299,27 +200,26 @@ def _call(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
     def staged(*args: Any) -> tuple[list[Any], list[list[Any]]]:
         nonlocal made
         outs, made = ev.run(body.jaxpr, body.consts, args, path)
-        return outs, _flat(made)
+        return outs, flat(made)
 
     if name in JITS:
         options = placed(eqn)
         if not options:
             return ev.run(body.jaxpr, body.consts, ins, path)
-        outs, flat = jax.jit(staged, **options)(*ins)
-        return outs, _back(made, flat)
+        outs, arrays = jax.jit(staged, **options)(*ins)
+        return outs, unflat(made, arrays)
     # The barriers against merging the two forward passes come from the primitive's own form.
     closed = jax.make_jaxpr(staged)(*ins)
     inner = closed.jaxpr
     inner = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars])
-    flat = rebind(eqn, [*closed.consts, *ins], jaxpr=inner)
+    found = rebind(eqn, [*closed.consts, *ins], jaxpr=inner)
     count = len(eqn.outvars)
-    rest = flat[count:]
+    rest = found[count:]
     again = []
-    for item in made:
-        size = 1 + len(item.its)
-        again.append(rest[:size])
-        rest = rest[size:]
-    return flat[:count], _back(made, again)
+    for arrays in flat(made):
+        again.append(rest[: len(arrays)])
+        rest = rest[len(arrays) :]
+    return found[:count], unflat(made, again)
 
 
 def placed(eqn: Any) -> dict[str, Any]:
@@ -336,37 +236,13 @@ def placed(eqn: Any) -> dict[str, Any]:
     return found
 
 
-def _fold(new: Emission, old: Emission, it: Any, depth: int) -> Emission:
-    """Join what an iteration saw with what those before it saw."""
-    if new.probe.what == "value":
-        now = it == new.probe.at[depth]
-        now = now if not jnp.ndim(now) else now.reshape(now.shape + (1,) * (new.data.ndim - 1))
-        return replace_data(new, jnp.where(now, new.data, old.data))
-    worse = new.word > old.word
-    data = new.data
-    if new.wide:
-        low = jnp.minimum(new.data[..., 1], old.data[..., 1])
-        high = jnp.maximum(new.data[..., 2], old.data[..., 2])
-        word = jnp.maximum(new.word, old.word).astype(data.dtype)
-        data = jnp.concatenate([jnp.stack([word, low, high], axis=-1), new.data[..., 3:]], axis=-1)
-    else:
-        data = jnp.maximum(new.word, old.word).astype(data.dtype)
-    its = (jnp.broadcast_to(it, new.word.shape), *new.its)
-    kept = tuple(jnp.where(worse, a, b) for a, b in zip(its, old.its, strict=True))
-    return Emission(new.probe, data, kept, new.shards)
-
-
-def replace_data(item: Emission, data: Any) -> Emission:
-    """Give a reading with other data."""
-    return Emission(item.probe, data, item.its, item.shards)
-
-
 def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
     (body,) = bodies(eqn)
     p = eqn.params
     consts, rest = ins[: p["num_consts"]], ins[p["num_consts"] :]
     carry, xs = rest[: p["num_carry"]], rest[p["num_carry"] :]
-    start = [ev.blank(shape.looped()) for shape in ev.expected(body, path)]
+    shapes = [shape.looped(p["length"]) for shape in ev.expected(body, path)]
+    start = [replace(ev.blank(shape), rounds=None) for shape in shapes]
     depth = ev.depth
 
     def step(state: Any, x: Any) -> Any:
@@ -377,15 +253,16 @@ def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
         finally:
             ev.depth = depth
         it = p["length"] - 1 - count if p["reverse"] else count
-        old = _back(start, seen)
-        seen = _flat([_fold(a, b, it, depth) for a, b in zip(new, old, strict=True)])
-        return (outs[: len(values)], seen, count + 1), outs[len(values) :]
+        old = unflat(start, seen)
+        seen = flat([folded(a, b, it, depth) for a, b in zip(new, old, strict=True)])
+        rounds = [of_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]
+        return (outs[: len(values)], seen, count + 1), (outs[len(values) :], rounds)
 
-    (values, seen, _), ys = lax.scan(
-        step, (list(carry), _flat(start), ev.vary(jnp.int32(0))), list(xs),
+    (values, seen, _), (ys, rounds) = lax.scan(
+        step, (list(carry), flat(start), ev.vary(jnp.int32(0))), list(xs),
         length=p["length"], reverse=p["reverse"], unroll=p["unroll"],
     )  # fmt: skip
-    return [*values, *ys], _back(start, seen)
+    return [*values, *ys], with_rounds(unflat(start, seen), shapes, rounds)
 
 
 def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
@@ -393,14 +270,20 @@ def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[An
     p = eqn.params
     of_cond, of_body = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     cond = p["cond_jaxpr"]
-    start = [ev.blank(shape.looped()) for shape in ev.expected(body, path)]
+    shapes = [shape.looped(WHILE) for shape in ev.expected(body, path)]
+    start = [replace(ev.blank(shape), rounds=None) for shape in shapes]
+    empty = [
+        jnp.moveaxis(rounds, 1, 0) if shape.shards else rounds
+        for shape in shapes
+        if (rounds := ev.blank(shape).rounds) is not None
+    ]
     depth = ev.depth
 
     def going(values: Any) -> Any:
         return jax.core.eval_jaxpr(cond.jaxpr, cond.consts, *ins[:of_cond], *values)[0]
 
     def step(state: Any) -> Any:
-        values, seen, count = state
+        values, seen, kept, count = state
         ev.depth = depth + 1
         try:
             args = [*ins[of_cond:of_body], *values]
@@ -413,16 +296,18 @@ def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[An
                 jnp.where(lanes.reshape(lanes.shape + (1,) * (jnp.ndim(a) - lanes.ndim)), a, b)
                 for a, b in zip(outs, values, strict=True)
             ]
-        old = _back(start, seen)
-        seen = _flat([_fold(a, b, count, depth) for a, b in zip(new, old, strict=True)])
-        return outs, seen, count + 1
+        old = unflat(start, seen)
+        seen = flat([folded(a, b, count, depth) for a, b in zip(new, old, strict=True)])
+        rounds = [of_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]
+        kept = [a.at[count].set(b, mode="drop") for a, b in zip(kept, rounds, strict=True)]
+        return outs, seen, kept, count + 1
 
-    values, seen, _ = lax.while_loop(
+    values, seen, kept, _ = lax.while_loop(
         lambda state: jnp.any(going(state[0])),
         step,
-        (list(ins[of_body:]), _flat(start), ev.vary(jnp.int32(0))),
+        (list(ins[of_body:]), flat(start), empty, ev.vary(jnp.int32(0))),
     )
-    return list(values), _back(start, seen)
+    return list(values), with_rounds(unflat(start, seen), shapes, kept)
 
 
 def _cond(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
@@ -434,14 +319,14 @@ def _cond(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
         def run(*args: Any) -> Any:
             branch = branches[i]
             outs, new = ev.run(branch.jaxpr, branch.consts, args, branch.path(path))
-            return outs, [_flat(new if i == j else blank) for j, blank in enumerate(blanks)]
+            return outs, [flat(new if i == j else blank) for j, blank in enumerate(blanks)]
 
         return run
 
     index, *args = ins
-    outs, flat = lax.switch(index, [taken(i) for i in range(len(branches))], *args)
+    outs, made = lax.switch(index, [taken(i) for i in range(len(branches))], *args)
     found = [
-        item for blank, arrays in zip(blanks, flat, strict=True) for item in _back(blank, arrays)
+        item for blank, arrays in zip(blanks, made, strict=True) for item in unflat(blank, arrays)
     ]
     return outs, found
 
@@ -472,19 +357,18 @@ def _shard_map(
         outer, ev.axes = ev.axes, (*ev.axes, *axes)
         try:
             outs, made = ev.run(body.jaxpr, body.consts, args, path)
-            flat = [[ev.vary(array)[None] for array in arrays] for arrays in _flat(made)]
+            spread = [[ev.vary(array)[None] for array in arrays] for arrays in flat(made)]
         finally:
             ev.axes = outer
-        return outs, flat
+        return outs, spread
 
-    spread = jax.sharding.PartitionSpec(axes)
+    devices = jax.sharding.PartitionSpec(axes)
     names = [p.get("check_vma", p.get("check_rep", True)), set(axes)]
-    outs, flat = jax.shard_map(
+    outs, arrays = jax.shard_map(
         local, mesh=p["mesh"], in_specs=_specs(p["in_specs"]),
-        out_specs=(list(p["out_specs"]), spread), check_vma=names[0], axis_names=names[1],
+        out_specs=(list(p["out_specs"]), devices), check_vma=names[0], axis_names=names[1],
     )(*ins)  # fmt: skip
-    found = _back(made, flat)
-    return outs, [Emission(item.probe, item.data, item.its, True) for item in found]
+    return outs, [replace(item, shards=True) for item in unflat(made, arrays)]
 
 
 _RULES: dict[str, Rule] = {

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from jax.extend import core as jc
 
 from anynan.jax import lines
-from anynan.jax.evaluate import Path
 from anynan.jax.nesting import Body, bodies, dropped, hides
+from anynan.jax.probes import checkable
+from anynan.jax.readings import Path
 from anynan.jax.stacks import Place, place
 
 # These read values and make none: what is bad in them was bad before.
@@ -21,6 +23,14 @@ PASSING = frozenset(
         "bitcast_convert_type", "all_gather_invariant", "all_to_all",
     }
 )  # fmt: skip
+
+
+def fills(eqn: Any) -> bool:
+    """Tell whether a read gives NaN where its index is out of range."""
+    if eqn.primitive.name != "gather" or not str(eqn.params["mode"]).endswith("FILL_OR_DROP"):
+        return False
+    fill = eqn.params["fill_value"]
+    return checkable(eqn.outvars[0].aval) and (fill is None or fill != fill)
 
 
 @dataclass(slots=True)
@@ -75,6 +85,7 @@ class Node:
         loops: How many loops are around it.
         backward: True for a gradient's operation, and for what only such need.
         after: True for what works on gradients outside of any differentiation: the update.
+        passing: True if it only reads values: what is bad in its result was bad before.
     """
 
     index: int
@@ -89,6 +100,7 @@ class Node:
     loops: int
     backward: bool = False
     after: bool = False
+    passing: bool = False
 
 
 class Graph:
@@ -98,6 +110,8 @@ class Graph:
         self.nodes: list[Node] = []
         self.values: list[Value] = []
         self.strange: dict[str, None] = {}
+        # The loops around each body, by its path.
+        self.loops: dict[Path, tuple[Any, ...]] = {}
         ins = []
         for i, var in enumerate(closed.jaxpr.invars):
             value = self._value(var, ())
@@ -113,6 +127,24 @@ class Graph:
         for index in self.results:
             self.values[index].result = True
         self._follow()
+
+    def _fold(self, node: Node) -> None:
+        """Take a number in another dtype or shape for the number: who uses it is asked."""
+        out = node.outs[0]
+        if out is None or not self._written(node.ins[0]):
+            return
+        node.passing = all(reader is not None for reader in self.readers(out))
+        if node.passing:
+            made = self.values[out]
+            made.constant, made.known = self.values[node.ins[0]].constant, True
+
+    def _written(self, index: int) -> bool:
+        """Tell whether a value is a number of the code's own that is not finite."""
+        value = self.values[index]
+        held = value.constant
+        if not value.known or np.ndim(held) or not checkable(value.aval):
+            return False
+        return not np.isfinite(np.asarray(held, complex)).item()
 
     def _value(self, var: Any, path: Path, loops: int = 0) -> Value:
         value = Value(len(self.values), var.aval, path, var, loops=loops)
@@ -131,6 +163,7 @@ class Graph:
     ) -> list[int]:
         env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, ins, strict=True))
+        self.loops[path] = tuple(eqn for eqn in chain if eqn.primitive.name in ("scan", "while"))
 
         loops = sum(part is None for part in order)
 
@@ -157,6 +190,8 @@ class Graph:
                     len(self.nodes), eqn, path, chain, eqn.primitive.name, tuple(operands),
                     tuple(outs), place(here), position, loops,
                 )  # fmt: skip
+                written = any(self._written(i) for i in operands)
+                node.passing = node.name in PASSING and not written and not fills(eqn)
                 self.nodes.append(node)
                 if hides(eqn):
                     self.strange.setdefault(node.name)
@@ -245,6 +280,8 @@ class Graph:
                 self.values[i].handed.append(value.index)
         for node in self.nodes:
             node.backward = node.place.backward
+            if node.name in ("broadcast_in_dim", "convert_element_type"):
+                self._fold(node)
         if any(node.backward for node in self.nodes):
             self._find_coefficients()
             self._find_updates()
@@ -329,7 +366,7 @@ class Graph:
             more: list[int] = list(value.feeds)
             if value.writer is not None:
                 node = self.nodes[value.writer]
-                if node.name in PASSING:
+                if node.passing:
                     more += node.ins
                 else:
                     nodes[node.index] = node

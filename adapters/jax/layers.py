@@ -45,6 +45,9 @@ class Layers:
         first = {names[0] for names in named if names and names[0] in roots}
         # One model alone needs no name in front of its layers.
         alone = first if len(first) == 1 else set()
+        # What a loop has no need to repeat is taken out of it, and loses the scopes around it.
+        known = {names[1:] for names in named if names and names[0] in alone}
+        named = [(*alone, *names) if names and names in known else names for names in named]
         self._around: dict[str, tuple[str, ...]] = {}
         self.paths: list[str | None] = [self._path(names, alone) for names in named]
         self.calls = self._count()
@@ -91,10 +94,12 @@ class Layers:
         """Count the calls of each layer: a layer that was left and is entered again."""
         calls: dict[str, int] = {}
         before: set[str] = set()
+        values = self.graph.values
         found: list[dict[str, int]] = []
         for node, path in zip(self.graph.nodes, self.paths, strict=True):
             now = set(self.around(path))
-            if not node.backward:
+            # An array of constants stands anywhere.
+            if not node.backward and not all(values[i].known for i in node.ins):
                 for layer in now - before:
                     calls[layer] = calls.get(layer, -1) + 1
                 before = now

@@ -90,6 +90,15 @@ def call_site(chain: tuple[Any, ...], eqn: Any) -> CallSite:
     return CallSite((), (), tuple(inner), tuple(functions))
 
 
+def in_rule(chain: tuple[Any, ...], eqn: Any) -> bool:
+    """Tell whether an equation of the backward pass comes from a custom rule of the user's."""
+    return any(
+        code.co_qualname == "custom_vjp.__call__" and _is_jax(code.co_filename)
+        for level in (*chain, eqn)
+        for code, _ in points(level)
+    )
+
+
 def _cut(stack: list[Point]) -> tuple[list[Point], list[Point]]:
     """Cut a stack where it goes into JAX for good."""
     outside = [i for i, (code, _) in enumerate(stack) if not _is_jax(code.co_filename)]

@@ -21,6 +21,7 @@ PRIMITIVES = {
     "erf_inv_p": "erfinv", "igamma_grad_a": "igamma", "square": "square", "stack": "stack",
     "lu_pivots_to_permutation": "lu", "householder_product": "qr", "geqrf": "qr",
     "pure_callback": "pure_callback", "io_callback": "io_callback", "ffi_call": "ffi_call",
+    "gather": "take", "broadcast_in_dim": "full",
     "empty": "empty", "top_k": "top_k", "approx_top_k": "top_k", "cumlogsumexp": "logsumexp",
 }  # fmt: skip
 
@@ -56,6 +57,8 @@ OPERANDS: dict[str, tuple[str, ...]] = {
     "scatter": ("self", "indices", "value"),
     "scatter-add": ("self", "indices", "value"),
     "pad": ("self", "value"),
+    "gather": ("self", "index"),
+    "broadcast_in_dim": ("value",),
 }
 
 

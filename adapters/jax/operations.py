@@ -1,11 +1,11 @@
 """Operations as a user knows them: equations that one call made, and their gradients."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anynan.events import Phase, Source
 from anynan.jax import lines, names
-from anynan.jax.graph import PASSING, Graph, Node
+from anynan.jax.graph import Graph, Node
 from anynan.jax.layers import Layers
 from anynan.jax.probes import checkable
 
@@ -43,14 +43,18 @@ class Op:
     @property
     def raw(self) -> str:
         """Give the framework's own names."""
-        found = dict.fromkeys(node.name for node in self.nodes if node.name not in PASSING)
+        found = dict.fromkeys(node.name for node in self.nodes if not node.passing)
         return ", ".join(list(found)[:4]) or self.nodes[0].name
 
     @property
     def source(self) -> Source | None:
         """Find the user's line: for a gradient the forward line."""
         node = (self.forward or self).nodes[0]
-        return lines.source(node.chain, node.eqn)
+        found = lines.source(node.chain, node.eqn)
+        if found is not None and self.direct and lines.in_rule(node.chain, node.eqn):
+            # JAX keeps the line of the call, and none of the rule's.
+            return replace(found, via="the backward rule of the custom_vjp called here")
+        return found
 
 
 class Operations:
@@ -86,6 +90,8 @@ class Operations:
     def _join(self) -> None:
         """Make the forward operations: a function of JAX is one, else each primitive is."""
         open_op: Op | None = None
+        ahead = not any(node.backward for node in self.graph.nodes)
+        slopes: dict[int, Op] = {}
         for node in self.graph.nodes:
             if node.backward:
                 continue
@@ -98,11 +104,26 @@ class Operations:
                 self._add(open_op, node)
                 continue
             open_op = None
-            if node.name in PASSING:
+            if node.passing:
+                continue
+            primal = self._primal(node) if ahead else None
+            if primal is not None:
+                op = slopes.get(primal.index) or self._open(node, primal.name, primal)
+                op.phase = "backward"
+                slopes[primal.index] = op
+                self._add(op, node)
                 continue
             op = self._open(node, names.primitive(node.name))
             self._known(self._forward, site, site.inside, op)
             self._add(op, node)
+
+    def _primal(self, node: Node) -> Op | None:
+        """Give the operation whose slope, in forward mode, an equation is of."""
+        site = self._sites[node.index]
+        same = self._forward.get((site.key, site.inside))
+        if not node.place.differentiated or not same or not site.near:
+            return None
+        return same[-1] if same[-1].nodes[0].name != node.name else None
 
     def _differentiate(self) -> None:
         """Give each gradient's equation to the forward operation whose it is."""
@@ -112,7 +133,7 @@ class Operations:
                 continue
             forward = self._forward_of(node)
             if forward is None:
-                if node.name not in PASSING:
+                if not node.passing:
                     name = names.primitive(node.name)
                     self._add(self._open(node, name, direct=node.place.backward), node)
                 continue
@@ -163,7 +184,7 @@ class Operations:
                 index = value.feeds[0]
                 continue
             node = self.graph.nodes[value.writer]
-            if node.name not in PASSING or not node.ins or node.index in self.of:
+            if not node.passing or not node.ins or node.index in self.of:
                 return index
             index = node.ins[0]
 
@@ -178,12 +199,18 @@ class Operations:
                 if writer is None or writer not in members:
                     ins.setdefault(i)
             for out in node.outs:
-                if out is None or not checkable(graph.values[out].aval):
+                if out is None or not self._readable(out):
                     continue
                 readers = list(graph.readers(out))
                 if not readers or any(self._outside(reader, op) for reader in readers):
                     outs.setdefault(out)
+        if not outs:  # only its gradient takes what it gives
+            last = op.nodes[-1].outs
+            outs = {i: None for i in last if i is not None and self._readable(i)}
         op.ins, op.outs = list(ins), list(outs)
+
+    def _readable(self, index: int) -> bool:
+        return checkable(self.graph.values[index].aval)
 
     def _outside(self, reader: Node | None, op: Op) -> bool:
         """Tell whether a reader is neither the operation's own nor its gradient's."""

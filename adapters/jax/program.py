@@ -9,14 +9,16 @@ import jax
 from jax import tree_util
 
 from anynan.context import marker
+from anynan.events import STATE
 from anynan.jax import signature
-from anynan.jax.evaluate import Emission, Evaluator, Plan, Probe, placed
+from anynan.jax.evaluate import Evaluator, placed
 from anynan.jax.graph import Graph, Node
 from anynan.jax.layers import Layers, Spot
 from anynan.jax.nesting import JITS
 from anynan.jax.objects import Objects
 from anynan.jax.probes import checkable
-from anynan.jax.scopes import named
+from anynan.jax.readings import Emission, Plan, Probe
+from anynan.jax.scopes import merges, named
 from anynan.jax.signature import Flat, Leaf, Slot
 from anynan.jax.stacks import MARK
 from anynan.patterns import Patterns, choose
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 _state = local()
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+
+
+class UnwatchableError(Exception):
+    """Say that a function was traced, and its program could not be taken apart."""
 
 
 def tracing() -> "Program | None":
@@ -72,7 +78,7 @@ class Program:
             with named((fn, flat.arguments(flat.arrays), held), roots):
                 self.closed = jax.make_jaxpr(self._pure(fn, flat))(*flat.arrays)
                 self.donated = self._donated()
-                if roots and inner is not None and self._bare():
+                if inner is not None and (roots or merges(inner)) and self._bare():
                     # A jitted function is traced once: before it was tracked, maybe, when its
                     # layers were not named.
                     self.closed = jax.make_jaxpr(self._pure(inner, flat))(*flat.arrays)
@@ -87,11 +93,14 @@ class Program:
         finally:
             marker.reset(token)
             _state.program = outer
-        self.graph = Graph(self.closed)
         self.roots = frozenset(roots)
-        self.layers = Layers(self.graph, self.roots)
-        tree = flat.arguments(map(Slot, range(len(flat.arrays))))
-        self.results = self._match(tree, flat)
+        try:
+            self.graph = Graph(self.closed)
+            self.layers = Layers(self.graph, self.roots)
+            tree = flat.arguments(map(Slot, range(len(flat.arrays))))
+            self.results = self._match(tree, flat)
+        except Exception as error:  # what fails here is ours: the function itself was traced
+            raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
         # What is spread over devices is not put side by side: that would move it.
         self.alone = all(not isinstance(x, jax.Array) or _alone(x) for x in flat.arrays)
         self._always: Watch | None = None
@@ -178,7 +187,7 @@ class Program:
             found[b] = Result(self.leaves[a].name, a, not grad)
         for path, leaf in tree_util.tree_flatten_with_path(out)[0]:
             if isinstance(leaf, Slot) and leaf not in found:
-                found[leaf] = Result("result" + tree_util.keystr(path))
+                found[leaf] = Result("result" + signature.spelled(path))
         return [found.get(i, Result("result")) for i in range(len(out_shapes))]
 
     def _bare(self) -> bool:
@@ -274,7 +283,7 @@ class Program:
             leaf = self.leaves[result.source]
             layer = self.owner(leaf)
             if result.state:
-                short = leaf.name.rpartition(".")[2]
+                short = STATE if leaf.role == "state" else leaf.name.rpartition(".")[2]
                 return Spot(index, layer, "optimizer", short, 0, leaf.name)
             short = leaf.name.rpartition(".")[2]
             return Spot(index, layer, "backward", f"grad of {short}", 0, leaf.name)
@@ -309,22 +318,27 @@ class Program:
                 yield Spot(index, self.owner(leaf), "backward", f"grad of {short}", 0, leaf.name)
 
     def gradient_of(self, index: int) -> int | None:
-        """Find the gradient behind a new weight: its own shape all the way."""
+        """Find the gradient behind a new weight: its own shape all the way.
+
+        One that a loop adds up is what comes out of the loop, not what a round adds.
+        """
         graph = self.graph
         shape = graph.values[index].aval.shape
-        seen, todo = {index}, [index]
+        seen, todo = {index}, [(index, index)]
         while todo:
-            value = graph.values[todo.pop(0)]
+            i, outside = todo.pop(0)
+            value = graph.values[i]
+            outside = outside if value.loops else i
             more = list(value.feeds)
             if value.writer is not None:
                 node = graph.nodes[value.writer]
                 if node.backward:
-                    return value.index
+                    return outside
                 more += node.ins
-            for i in more:
-                if i not in seen and graph.values[i].aval.shape == shape:
-                    seen.add(i)
-                    todo.append(i)
+            for j in more:
+                if j not in seen and graph.values[j].aval.shape == shape:
+                    seen.add(j)
+                    todo.append((j, outside))
         return None
 
     def spoilt(self, found: Mapping[int, Any]) -> list[int]:
@@ -368,7 +382,10 @@ class Program:
         if self._always is None or not self._always.exact.issuperset(exact):
             from anynan.jax.watching import Watch
 
-            self._always = Watch(self, exact)
+            try:
+                self._always = Watch(self, exact)
+            except Exception as error:
+                raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
         return self._always
 
     def evaluate(

@@ -1,18 +1,22 @@
 """Records of operations with bad results, for the core's lineage."""
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from anynan.adapter import BadParameter
+from anynan.events import STATE
 from anynan.jax import names, probes
-from anynan.jax.evaluate import Plan, jit_once
-from anynan.jax.graph import Node, Value
+from anynan.jax.evaluate import jit_once
+from anynan.jax.graph import Node, Value, fills
 from anynan.jax.layers import Spot
 from anynan.jax.operations import Op
 from anynan.jax.program import Program
+from anynan.jax.readings import Plan
+from anynan.jax.rounds import Its, Rounds, order
+from anynan.jax.updates import blame
 from anynan.jax.wide import widened
 from anynan.lineage import External, Operand, OpRecord, Sink
 from anynan.operands import at, at_broadcast, at_first_nan
@@ -22,56 +26,99 @@ if TYPE_CHECKING:
     from anynan.jax.replay import Flag
 
 DETAILED = 200
+# Records of one replay at most: a loop may have a fault in every round.
+MOMENTS = 1000
 BYTES = 256 * 2**20
 _PARAMS = {"y": "exponent", "axes": "dim", "axis": "dim", "dimension": "dim"}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Hold an operation with a bad result, in one round of the loops around it.
+
+    Attributes:
+        op: The operation.
+        its: The round of each loop, outermost first.
+        worst: The result that its record is about.
+    """
+
+    op: Op
+    its: Its
+    worst: int
 
 
 class Recorder:
     """Make the records of one replay."""
 
-    def __init__(self, program: Program, found: "dict[int, Flag]", bad: list[Op]) -> None:
+    def __init__(
+        self, program: Program, found: "dict[int, Flag]", bad: list[Op], spots: list[Spot]
+    ) -> None:
         self.program, self.found = program, found
         self.graph, self.operations = program.graph, program.operations()
-        self.worst = {op.index: self._worst(op) for op in bad}
-        self.bad = sorted(bad, key=self._order)
-        self.index = {op.index: i for i, op in enumerate(self.bad)}
-        self.held: dict[tuple[int, tuple[int, ...]], Any] = {}
+        self.rounds = Rounds(self.graph, self.operations, found)
+        # Where bad values arrived, and in which round: first of all, and first as NaN.
+        self.arrived = [(spot, its) for spot in spots for its in self._first(spot.value)]
+        moments = self._moments(bad)
+        self.bad = sorted(moments, key=self._order)
+        self.index = {(m.op.index, m.its): i for i, m in enumerate(self.bad)}
+        self.held: dict[tuple[int, Its], Any] = {}
+        self.arguments: list[Any] = []
 
-    def _worst(self, op: Op) -> int:
-        """Choose the result that a record is about."""
-        mine = [i for i in op.outs if i in self.found]
-        return max(mine, key=lambda i: self.found[i].word)
+    def _first(self, index: int) -> list[Its]:
+        """Give the rounds in which a value was first bad, and first NaN."""
+        flag = self.found.get(index)
+        if flag is None or not flag.word:
+            return []
+        rounds = [self.rounds.first(index), self.rounds.first(index, probes.NAN)]
+        return list(dict.fromkeys(rounds))
 
-    def _its(self, op: Op) -> tuple[int, ...]:
-        return self.found[self.worst[op.index]].its
+    def _moments(self, bad: list[Op]) -> list[Moment]:
+        """Choose the rounds that are looked at: those that handed bad values on to the harm."""
+        todo: list[tuple[Op, Its]] = []
+        for spot, its in self.arrived:
+            todo += self.rounds.writers(spot.value, its)
+        for op in bad:  # what was hidden again, and where an Inf became NaN
+            for index in op.outs:
+                todo += [(op, its) for its in self._first(index)]
+        found: dict[tuple[int, Its], Moment] = {}
+        while todo and len(found) < MOMENTS:
+            op, its = todo.pop(0)
+            worst = self.rounds.worst(op, its)
+            if worst is None or (op.index, its) in found:
+                continue
+            found[op.index, its] = Moment(op, its, worst)
+            for index in op.ins:
+                todo += self.rounds.writers(index, its)
+            if op.forward is not None:
+                todo.append((op.forward, self._paired(op.forward, its)))
+        return list(found.values())
 
-    def _order(self, op: Op) -> tuple[Any, ...]:
-        """Say when an operation first went bad: its position, each loop's round filled in."""
-        writer = self.graph.values[self.worst[op.index]].writer
-        node = op.nodes[-1] if writer is None else self.graph.nodes[writer]
-        rounds = list(self.found[self.worst[op.index]].its)
-        loops = [eqn for eqn in node.chain if eqn.primitive.name in ("scan", "while")]
-        key: list[int] = []
-        for part in node.order:
-            if part is None:
-                it, loop = rounds.pop(0), loops.pop(0)
-                key.append(-it if loop.params.get("reverse") else it)
-            else:
-                key.append(part)
-        return tuple(key)
+    def _paired(self, forward: Op, its: Its) -> Its:
+        """Give the round of a forward operation that a round of its gradient belongs to."""
+        return its[: forward.nodes[0].loops]
+
+    def _order(self, bad: Moment) -> tuple[Any, ...]:
+        """Say when an operation ran: its position, each loop's round filled in."""
+        writer = self.graph.values[bad.worst].writer
+        node = bad.op.nodes[-1] if writer is None else self.graph.nodes[writer]
+        rounds = list(order(bad.its, self.graph.loops.get(node.path, ())))
+        return tuple(
+            part if part is not None else (rounds.pop(0) if rounds else 0) for part in node.order
+        )
 
     # Looking at the arrays themselves.
 
     def capture(self, arrays: list[Any]) -> None:
         """Run the program once more for the operands and results of the bad operations."""
+        self.arguments = arrays
         plan = Plan(replaying=True)
         wanted: set[tuple[int, tuple[int, ...]]] = set()
         size = 0
-        for op in self.bad[:DETAILED]:
-            for index in (*(i for i, _ in self._named(op)), self.worst[op.index]):
-                key = self._key(index, op)
+        for bad in self.bad[:DETAILED]:
+            for index in (*(i for i, _ in self._named(bad)), bad.worst):
+                key = self._key(index, bad)
                 value = self.graph.values[index]
-                if key in wanted or not self._looked_at(value, op):
+                if key is None or key in wanted or not self._looked_at(value, bad.op):
                     continue
                 size += value.aval.size * value.aval.dtype.itemsize
                 if size > BYTES:
@@ -89,11 +136,15 @@ class Recorder:
 
         out = jit_once(run)(*arrays)
         self.held = dict(zip(keys, out, strict=True))
-        for (index, _), array in self.held.items():
+        for (index, its), array in self.held.items():
             flag = self.found.get(index)
             # A sum of Infs of both signs reads as NaN.
             if flag is not None and flag.word == probes.NAN and not probes.holds_nan(array):
-                flag.word = probes.POSINF
+                if flag.its == its:
+                    flag.word = probes.POSINF
+                kept = flag.rounds is not None and flag.rounds.ndim == len(its)
+                if kept and all(i < n for i, n in zip(its, flag.rounds.shape, strict=True)):
+                    flag.rounds[its] = min(flag.rounds[its], probes.POSINF)
 
     def _looked_at(self, value: Value, op: Op) -> bool:
         if value.known:
@@ -101,83 +152,118 @@ class Recorder:
         if probes.checkable(value.aval):
             return True
         dtype = getattr(value.aval, "dtype", None)
+        if op.name == "take":
+            return dtype is not None and not jax.numpy.issubdtype(dtype, jax.dtypes.extended)
         return op.name in ("divide", "pow") and dtype is not None and not value.aval.shape
 
-    def _key(self, index: int, op: Op) -> tuple[int, tuple[int, ...]]:
-        return index, self._its(op)[: self.graph.values[index].loops]
+    def _key(self, index: int, bad: Moment) -> tuple[int, Its] | None:
+        """Give the round of a value that an operation saw, None if that is not known."""
+        value = self.graph.values[index]
+        if value.loops > len(bad.its):
+            return None
+        mine = self.graph.loops.get(self.graph.values[bad.worst].path, ())
+        for a, b in zip(self.rounds.loops(value), mine, strict=False):
+            # A loop and its gradient's have a round for each item.
+            if a is not b and a.params.get("length", -1) != b.params.get("length"):
+                return None
+        return index, bad.its[: value.loops]
 
-    def _array(self, index: int, op: Op) -> Any:
+    def _array(self, index: int, bad: Moment) -> Any:
         """Give the array of a value as an operation saw it, None if it was not looked at."""
         value = self.graph.values[index]
         if value.known:
             held = value.constant
             return held if isinstance(held, jax.Array) else np.asarray(held)
-        array = self.held.get(self._key(index, op))
-        shard = self._shard(op)
+        key = self._key(index, bad)
+        array = None if key is None else self.held.get(key)
+        shard = self._shard(bad)
         if array is not None and array.ndim > len(value.aval.shape):
             return array[shard or 0]
         return array
 
-    def _shard(self, op: Op) -> int | None:
+    def _shard(self, bad: Moment) -> int | None:
         """Choose the shard to look at: a collective's operand is bad elsewhere than its result."""
-        for index in op.ins:
-            for writer in self.operations.writers(index):
-                if writer.index in self.index and writer is not op:
-                    shard = self.found[self.worst[writer.index]].shard
+        for index in bad.op.ins:
+            for op, its in self.rounds.writers(index, bad.its):
+                if (op.index, its) in self.index and op is not bad.op:
+                    shard = self.found[self.bad[self.index[op.index, its]].worst].shard
                     if shard is not None:
                         return shard
-        return self.found[self.worst[op.index]].shard
+        return self.found[bad.worst].shard
 
     # Records.
 
     def records(self) -> list[OpRecord]:
         """Give a record for each operation with a bad result, in the order of execution."""
-        return [self._record(i, op) for i, op in enumerate(self.bad)]
+        return [self._record(i, bad) for i, bad in enumerate(self.bad)]
 
-    def _record(self, index: int, op: Op) -> OpRecord:
-        worst = self.worst[op.index]
-        flag = self.found[worst]
-        array = self._array(worst, op)
+    def _record(self, index: int, bad: Moment) -> OpRecord:
+        op, worst = bad.op, bad.worst
+        word = self.rounds.word(worst, bad.its) or 0
+        array = self._array(worst, bad)
         value = self.graph.values[worst]
         output = (
-            _light(value.aval, flag.word)
+            _light(value.aval, word)
             if array is None
             else at_first_nan(probes.measure(array), probes.on_host(array))
         )
         first = output.first_bad
         shape = tuple(value.aval.shape)
         operands = []
-        for i, name in self._named(op):
-            item = self._operand(i, name, op, index, first, shape)
+        for i, name in self._named(bad):
+            item = self._operand(i, name, bad, index, first, shape)
             if item is not None:
                 operands.append(item)
-        forward = None if op.forward is None else self.index.get(op.forward.index)
+        forward = None
+        if op.forward is not None:
+            its = self._paired(op.forward, bad.its)
+            forward = self.index.get((op.forward.index, its))
         phase = op.phase
         record = OpRecord(
             index, op.name, op.raw, op.layer, phase, output, tuple(operands), op.source,
-            self._params(op), at(array, first), forward, self._feeds(op),
+            self._params(bad), at(array, first), forward, self._feeds(op),
             self.program.allowed((op.forward or op).nodes[0]).get(output.kind or ""),
             call=op.call, direct=op.direct,
-            iteration=flag.its[-1] if flag.its else None, shard=self._shard(op),
+            iteration=bad.its[-1] if bad.its else None, shard=self._shard(bad),
+            hidden=None if phase == "backward" else self._hidden(bad),
         )  # fmt: skip
         if phase == "optimizer":
-            self._blame(record, op)
+            blame(self.program, record, op)
             record.name = names.update(op.site.near) or record.name
-        self._masked_rows(record, op)
+        self._masked_rows(record, bad)
         if output.bad and not any(o.summary is not None and o.summary.bad for o in operands):
-            record.wide = self._wide(op)
+            record.wide = self._wide(bad)
         return record
 
-    def _named(self, op: Op) -> list[tuple[int, str]]:
+    def _hidden(self, bad: Moment) -> tuple[str, ...] | None:
+        return self.rounds.hidden(bad.op, lambda index: self._word(index, bad))
+
+    def _word(self, index: int, bad: Moment) -> int | None:
+        """Give the worst kind that was read of a value, None if it was not read."""
+        mine = self.graph.loops.get(self.graph.values[bad.worst].path, ())
+        same = self.rounds.loops(self.graph.values[index])[: len(mine)] == mine
+        return self.rounds.word(index, bad.its if same else ())
+
+    def _named(self, bad: Moment) -> list[tuple[int, str]]:
         """Name the operands as the cause rules know them."""
-        if op.forward is None:
-            if len(op.nodes) == 1:
-                node = op.nodes[0]
-                count = len(node.ins)
-                return [(i, names.operand(node.name, k, count)) for k, i in enumerate(node.ins)]
-            floats = [i for i in op.ins if self._matters(i)]
-            return [(i, names.operand("", k, len(floats))) for k, i in enumerate(floats)]
-        return self._named_backward(op, op.forward)
+        if bad.op.forward is None:
+            return self._named_forward(bad.op, bad.worst)
+        return self._named_backward(bad.op, bad.op.forward)
+
+    def _named_forward(self, op: Op, worst: int | None = None) -> list[tuple[int, str]]:
+        node = self._itself(op, worst)
+        if node is not None:
+            count = len(node.ins)
+            return [(i, names.operand(node.name, k, count)) for k, i in enumerate(node.ins)]
+        floats = [i for i in op.ins if self._matters(i)]
+        return [(i, names.operand("", k, len(floats))) for k, i in enumerate(floats)]
+
+    def _itself(self, op: Op, worst: int | None) -> Node | None:
+        """Give the equation that an operation is all about, None where there are several."""
+        if len(op.nodes) == 1:
+            return op.nodes[0]
+        mine = (n for n in op.nodes if n.name == op.name and n.outs == (worst,))
+        return next(mine, None)
 
     def _matters(self, index: int) -> bool:
         """Tell whether a value is more than a number of the function's own."""
@@ -188,7 +274,7 @@ class Recorder:
 
     def _named_backward(self, op: Op, forward: Op) -> list[tuple[int, str]]:
         root = self.operations.root
-        named = self._named(forward)
+        named = self._named_forward(forward)
         roots = [root(i) for i, _ in named]
         inside = {base: name for base, (_, name) in zip(roots, named, strict=True)}
         # Two parts of one array have one root, and are told apart by themselves.
@@ -226,16 +312,16 @@ class Recorder:
         return bool(nodes) and all(node.place.backward for node in nodes)
 
     def _operand(
-        self, index: int, name: str, op: Op, order: int, first: Any, shape: tuple[int, ...]
+        self, index: int, name: str, bad: Moment, order: int, first: Any, shape: tuple[int, ...]
     ) -> Operand | None:
-        value = self.graph.values[index]
-        array = self._array(index, op)
+        value, op = self.graph.values[index], bad.op
+        array = self._array(index, bad)
         if array is None:
             if not probes.checkable(value.aval):
                 if getattr(value.aval, "size", 1) == 0:
                     return Operand(name, _light(value.aval, 0))
                 return None
-            return self._unseen(index, name, order)
+            return self._unseen(index, name, bad, order)
         host = probes.on_host(array)
         counts = host.dtype.kind in "iu" and op.name in ("divide", "pow")
         if host.dtype.kind in "biuO" and not counts:
@@ -246,22 +332,22 @@ class Recorder:
             at_broadcast(host, first, shape),
         )
         if item.summary is not None and item.summary.bad:
-            self._trace(item, index, order)
+            self._trace(item, index, bad, order)
         return item
 
-    def _unseen(self, index: int, name: str, order: int) -> Operand:
-        flag = self.found.get(index)
-        if flag is None:
+    def _unseen(self, index: int, name: str, bad: Moment, order: int) -> Operand:
+        word = self._word(index, bad)
+        if word is None:
             return Operand(name, None)
-        item = Operand(name, _light(self.graph.values[index].aval, flag.word))
-        if flag.word:
-            self._trace(item, index, order)
+        item = Operand(name, _light(self.graph.values[index].aval, word))
+        if word:
+            self._trace(item, index, bad, order)
         return item
 
-    def _trace(self, item: Operand, index: int, order: int) -> None:
+    def _trace(self, item: Operand, index: int, bad: Moment, order: int) -> None:
         """Say where an operand's bad values come from."""
-        writers = self.operations.writers(index)
-        known = [self.index[op.index] for op in writers if op.index in self.index]
+        writers = self.rounds.writers(index, bad.its)
+        known = [self.index[op.index, its] for op, its in writers if (op.index, its) in self.index]
         item.parents = tuple(sorted(i for i in known if i < order))
         if item.parents:
             return
@@ -274,6 +360,8 @@ class Recorder:
 
     def _outside(self, value: Value, summary: Summary | None) -> tuple[External | None, str | None]:
         if value.argument is not None:
+            if not probes.measure(self.arguments[value.argument]).bad:
+                return None, None
             leaf = self.program.leaves[value.argument]
             # What a bad optimizer state does is the update's own story.
             return (None, None) if leaf.role == "state" else (leaf.role, leaf.name)
@@ -283,17 +371,18 @@ class Recorder:
             return (None, None) if finite else ("constant", "value")
         if not held.bad:
             return None, None
-        # Nobody writes an array with NaN among its numbers into a program.
-        data = held.nan and held.size > 1
-        return ("input", "data") if data else ("constant", "value")
+        return "constant", "value"
 
-    def _params(self, op: Op) -> dict[str, Any]:
+    def _params(self, bad: Moment) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        op = bad.op
         for node in (op.forward or op).nodes:
             for name, value in node.eqn.params.items():
                 if name in _PARAMS and isinstance(value, int | float | tuple):
                     plain = list(value) if isinstance(value, tuple) else value
                     found.setdefault(_PARAMS[name], plain)
+        if op.name == "take" and op.forward is None:
+            found.update(self._out_of_range(bad))
         if op.name in ("var", "std"):
             found["correction"] = self._correction(op.forward or op)
         if op.forward is not None:
@@ -304,6 +393,26 @@ class Recorder:
                 if terms is not None:
                     found["terms"] = terms.name
         return found
+
+    def _out_of_range(self, bad: Moment) -> dict[str, Any]:
+        """Find the first index of a read that is out of range, and what the range is."""
+        node = next((node for node in bad.op.nodes if fills(node.eqn)), None)
+        indices = None if node is None else self._array(node.ins[1], bad)
+        if node is None or indices is None:
+            return {}
+        params = node.eqn.params
+        axes = params["dimension_numbers"].start_index_map
+        sizes = [self.graph.values[node.ins[0]].aval.shape[axis] for axis in axes]
+        last = [size - params["slice_sizes"][a] for a, size in zip(axes, sizes, strict=True)]
+        flat = np.asarray(probes.on_host(indices)).reshape(-1, len(axes)).astype(int)
+        outside = (flat < 0) | (flat > np.array(last))
+        if not outside.any():
+            return {}
+        row, k = (int(i) for i in np.argwhere(outside)[0])
+        index, size = int(flat[row, k]), sizes[k]
+        # JAX's own functions count from the end first: they add the size to what is below 0.
+        index = index - size if index < 0 else index
+        return {"index": index, "entries": size, "outside": int(outside.any(1).sum())}
 
     def _maker(self, op: Op) -> Op | None:
         """Give the operation that made an operation's first operand."""
@@ -330,12 +439,13 @@ class Recorder:
                 found.update(dict.fromkeys(writer.name for writer in self.operations.writers(i)))
         return tuple(found)
 
-    def _masked_rows(self, record: OpRecord, op: Op) -> None:
+    def _masked_rows(self, record: OpRecord, bad: Moment) -> None:
+        op = bad.op
         if op.name not in ("softmax", "log_softmax", "logsumexp"):
             return
         floats = (i for i in (op.forward or op).ins if self._matters(i))
         x = next(floats, None)
-        array = None if x is None else self._array(x, op)
+        array = None if x is None else self._array(x, bad)
         axes = record.params.get("dim")
         if array is None or not isinstance(axes, list) or not np.ndim(array):
             return
@@ -343,75 +453,30 @@ class Recorder:
         if rows:
             record.params["masked_rows"] = rows
 
-    def _blame(self, record: OpRecord, op: Op) -> None:
-        """Put an update's operation where the weight is that it spoils."""
-        program = self.program
-        goal = {program.graph.results[i]: r for i, r in enumerate(program.results) if r.state}
-        seen = set(op.outs)
-        todo = list(op.outs)
-        for index in todo:
-            result = goal.get(index)
-            if result is not None and result.source is not None:
-                leaf = program.leaves[result.source]
-                if leaf.role == "parameter":
-                    record.parameter, record.layer = leaf.name, program.owner(leaf)
-                    return
-            for reader in program.graph.readers(index):
-                for out in () if reader is None else reader.outs:
-                    if out is not None and out not in seen:
-                        seen.add(out)
-                        todo.append(out)
-
-    def spoilt(self) -> list[BadParameter]:
-        """Describe the first weight that an update spoilt, with its gradient and state."""
-        program, found = self.program, []
-        for i, result in enumerate(program.results):
-            array = self.held.get((program.graph.results[i], ()))
-            if array is None or not result.state or result.source is None:
-                continue
-            leaf = program.leaves[result.source]
-            if leaf.role != "parameter":
-                continue
-            grad = program.gradient_of(program.graph.results[i])
-            gradient = None if grad is None else self.held.get((grad, ()))
-            state = {
-                name: probes.measure(self.held[program.graph.results[j], ()])
-                for j, name in program.moments(leaf)
-                if (program.graph.results[j], ()) in self.held
-            }
-            found.append(
-                BadParameter(
-                    leaf.name, program.owner(leaf), probes.measure(array),
-                    gradient=None if gradient is None else probes.measure(gradient), state=state,
-                )
-            )  # fmt: skip
-        return found
-
-    def _wide(self, op: Op) -> float | None:
-        if len(op.nodes) != 1:
+    def _wide(self, bad: Moment) -> float | None:
+        if len(bad.op.nodes) != 1:
             return None
-        node: Node = op.nodes[0]
-        operands = [self._array(i, op) for i in node.ins]
+        node: Node = bad.op.nodes[0]
+        operands = [self._array(i, bad) for i in node.ins]
         return None if any(x is None for x in operands) else widened(node.eqn, operands)
 
     # Where harm was done.
 
-    def sinks(self, spots: list[Spot]) -> list[Sink]:
+    def sinks(self) -> list[Sink]:
         """List where bad values arrived, in the order of execution."""
         found = []
-        for spot in spots:
-            flag = self.found.get(spot.value)
-            if flag is None or not flag.word:
-                continue
+        for spot, its in self.arrived:
+            word = self.rounds.word(spot.value, its) or 0
+            if not word or (spot.tensor == STATE and word != probes.NAN):
+                continue  # an Inf in optimizer state does no harm by itself
             parents = [
-                self.index[op.index]
-                for op in self.operations.writers(spot.value)
-                if op.index in self.index
+                self.index[op.index, at]
+                for op, at in self.rounds.writers(spot.value, its)
+                if (op.index, at) in self.index
             ]
             phase: Any = "parameter" if spot.phase == "optimizer" else spot.phase
             label = spot.parameter or spot.tensor
-            kind = probes.KINDS[flag.word]
-            found.append(Sink(phase, spot.layer, label, tuple(parents), kind))
+            found.append(Sink(phase, spot.layer, label, tuple(parents), probes.KINDS[word]))
         return found
 
 

@@ -6,16 +6,20 @@ from typing import Any
 import jax
 import numpy as np
 
+from anynan.agreement import Passed, parting
 from anynan.context import replay_context
 from anynan.jax import probes
-from anynan.jax.evaluate import TOTALS, Emission, Plan, jit_once, silent
+from anynan.jax.evaluate import jit_once, silent
 from anynan.jax.layers import Spot
 from anynan.jax.operations import Op
 from anynan.jax.program import Program
+from anynan.jax.readings import TOTALS, Emission, Plan, flat
 from anynan.jax.records import Recorder
 from anynan.jax.session import Session
 from anynan.jax.steps import Step
+from anynan.jax.updates import spoilt
 from anynan.lineage import Replay
+from anynan.monitor import Reading
 
 # Readings in one second run: more of them take long to compile, and layers are read first.
 MOST = 400
@@ -30,48 +34,89 @@ class Flag:
         its: Iterations in which that was first seen, outermost loop first.
         shard: The device it was seen on, inside shard_map.
         row: The word and both ends, if they were asked for.
+        rounds: The kind in every round, one axis for each loop; None where they were not kept.
     """
 
     word: int
     its: tuple[int, ...] = ()
     shard: int | None = None
     row: Any = None
+    rounds: Any = None
 
 
-def replay(session: Session, step: Step, first: int) -> Replay:
+def replay(session: Session, step: Step, first: int, reading: Reading | None = None) -> Replay:
     """Run a step again and record its operations with bad results.
 
     Args:
         session: Whose step it is.
         step: What is run again.
         first: Number of the reading to explain; those before it were excused.
+        reading: The reading itself, to be compared with what the second run reads; None where
+            there was no first run.
     """
     program = step.program
     arrays = step.inputs()
     watch = step.watch
     words = {index: int(step.read[at, 0]) for index, at in watch.at.items()}
     spots = program.spots(backward=True)
-    bad = [spot for spot in watch.spots[first:] if words[spot.value] and spot.phase != "input"]
+    meant = {index for index, at in watch.at.items() if at in step.meant}
+    bad = [
+        spot
+        for spot in watch.spots[first:]
+        if words[spot.value] and spot.phase != "input" and spot.value not in meant
+    ]
+    # A weight is read together with its optimizer state.
+    joined = {i: spot.value for spot in bad for i in watch.members(spot.value)}
+    words.update({i: words[index] for i, index in joined.items()})
+    hidden = joined.keys() - {spot.value for spot in bad}
+    together = {joined[i] for i in hidden}
+    bad += [spot for spot in spots if spot.value in hidden]
     # A mask is no failure of its own: what came after it is looked for first.
     masks = [s for s in bad[1:] if words[s.value] == probes.NEGINF and s.phase == "forward"]
     bad.sort(key=masks.__contains__)
     with replay_context():
-        chosen = _slice(program, bad, words)
+        chosen = _slice(program, bad, words, together)
         if len(chosen) > MOST:
             between = [spot.value for spot in spots if spot.value in chosen]
             found = flags(program, arrays, dict.fromkeys(between, "sum"))
             words.update({index: flag.word for index, flag in found.items()})
             here = {spot.value for spot in watch.spots[:first]}
             more = [s for s in spots if words.get(s.value) and s.value not in here]
-            chosen = _slice(program, more or bad, words)
+            chosen = _slice(program, more or bad, words, together)
+        if bad and bad[0].phase == "backward":  # a forward value may have been masked
+            chosen |= _ahead(program, chosen)
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
         wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
+        # A sum does not tell Infs of both signs from NaN.
+        failing = watch.spots[min(first, len(watch.spots) - 1)].value
+        wanted[failing] = "code"
         found = flags(program, arrays, wanted)
-        _trail(step, found)
+        passed = [] if reading is None else _passed(step, found, failing)
+        if reading is None or parting(step.rows, reading, passed) is None:
+            _trail(step, found)
         result, recorder = record(program, arrays, found, spots)
-    step.spoilt = recorder.spoilt()
+        result.passed = passed
+    step.spoilt = spoilt(program, recorder.held)
     result.end()
     return result
+
+
+def _passed(step: Step, found: dict[int, Flag], failing: int) -> list[Passed]:
+    """List what the second run read where the first one did."""
+    passed = []
+    for spot in step.watch.spots:
+        flag = found.get(spot.value)
+        if flag is None or spot.parameter is not None:
+            continue
+        low, high = probes.UNREAD if flag.row is None else probes.read(flag.row)
+        word = flag.word
+        once = int(step.read[step.watch.at[spot.value], 0])
+        if spot.value != failing and {word, once} == {probes.POSINF, probes.NAN}:
+            word = once
+        if word:
+            low, high = probes.read((word, *probes.UNREAD))
+        passed.append(Passed(spot.layer, spot.phase, spot.tensor, spot.call, low, high))
+    return passed
 
 
 def _before(spots: list[Spot], chosen: set[int]) -> list[int]:
@@ -101,17 +146,21 @@ def record(
     """Turn the values that were found bad into records and sinks."""
     operations = program.operations()
     bad = [op for op in operations.ops if any(i in found and found[i].word for i in op.outs)]
-    recorder = Recorder(program, found, bad)
+    recorder = Recorder(program, found, bad, spots)
     recorder.capture(arrays)
-    result = Replay(recorder.records(), recorder.sinks(spots))
+    result = Replay(recorder.records(), recorder.sinks())
     if any(eqn.effects and not silent(eqn) for eqn in program.closed.jaxpr.eqns):
         result.notes.append(
             "a callback of the step whose result is used was called again in the replay"
         )
+    elif any(node.name == "pure_callback" for node in program.graph.nodes):
+        result.notes.append("a pure_callback of the step was called again in the replay")
     return result, recorder
 
 
-def _slice(program: Program, bad: list[Spot], words: dict[int, int]) -> set[int]:
+def _slice(
+    program: Program, bad: list[Spot], words: dict[int, int], together: set[int]
+) -> set[int]:
     """Give the results of every operation that may have made the first bad values.
 
     The way back from a bad value ends where a value was read and is finite. What comes after
@@ -121,7 +170,9 @@ def _slice(program: Program, bad: list[Spot], words: dict[int, int]) -> set[int]
     chosen: set[int] = set()
     for spot in bad:
         chosen |= {spot.value, *_behind(program, spot.value, words)}
-        if len(chosen) > MOST or words[spot.value] == probes.NAN:
+        # A weight is read together with its optimizer state: which of them it is shows later.
+        alone = spot.value not in together
+        if len(chosen) > MOST or (alone and words[spot.value] == probes.NAN):
             break
     return chosen | {
         i for op in operations.ops if any(o in chosen for o in op.outs) for i in op.outs
@@ -153,6 +204,26 @@ def _behind(program: Program, start: int, words: dict[int, int]) -> set[int]:
     return chosen
 
 
+def _ahead(program: Program, chosen: set[int]) -> set[int]:
+    """Give the results of the forward operations that these values go into, if not too many."""
+    graph, operations = program.graph, program.operations()
+    found: set[int] = set()
+    seen = set(chosen)
+    todo = list(chosen)
+    while todo:
+        for reader in graph.readers(todo.pop()):
+            if reader is None or reader.backward:
+                continue
+            op = operations.of.get(reader.index)
+            outs = {i for i in (reader if op is None else op).outs if i is not None}
+            found |= outs if op is not None else set()
+            todo += outs - seen
+            seen |= outs
+        if len(found) > MOST:
+            return set()
+    return found
+
+
 def flags(program: Program, arrays: list[Any], wanted: dict[int, Any]) -> dict[int, Flag]:
     """Run the program once with these values read."""
     key = tuple(wanted.items())
@@ -161,13 +232,11 @@ def flags(program: Program, arrays: list[Any], wanted: dict[int, Any]) -> dict[i
         compiled = program.replays[key] = _compiled(program, wanted)
     run, made = compiled
     out = jax.device_get(run(probes.scales(len(wanted)), *arrays))
-    return {
-        item.probe.key: _flag(item, data[0], data[1:]) for item, data in zip(made, out, strict=True)
-    }
+    return {item.probe.key: _flag(item, *data) for item, data in zip(made, out, strict=True)}
 
 
 def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emission]]:
-    plan = Plan(replaying=True)
+    plan = Plan(replaying=True, rounds=True)
     for number, (index, what) in enumerate(wanted.items()):
         program.want(plan, index, what, number=number)
     made: list[Emission] = []
@@ -176,13 +245,15 @@ def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emiss
         plan.factors = factors
         _, found = program.evaluate(plan, inner)
         made[:] = found
-        return [[item.data, *item.its] for item in found]
+        return flat(found)
 
     return jit_once(run), made
 
 
-def _flag(item: Emission, data: Any, its: list[Any]) -> Flag:
+def _flag(item: Emission, data: Any, *rest: Any) -> Flag:
     data = np.array(data)
+    its = list(rest)
+    rounds = None if item.rounds is None else np.asarray(its.pop()).astype(int)
     words = data[..., 0] if item.wide else data
     if item.probe.what in TOTALS and not its:
         words[...] = probes.words(words, np)
@@ -190,8 +261,10 @@ def _flag(item: Emission, data: Any, its: list[Any]) -> Flag:
     if item.shards:
         shard = int(np.argmax(words))
         data, its = data[shard], [it[shard] for it in its]
+        rounds = None if rounds is None else rounds[shard]
     word = int(data[0] if item.wide else data)
-    return Flag(word, tuple(int(it) for it in its), shard, data if item.wide else None)
+    row = data if item.wide else None
+    return Flag(word, tuple(int(it) for it in its), shard, row, rounds)
 
 
 def _trail(step: Step, found: dict[int, Flag]) -> None:

@@ -7,8 +7,11 @@ left of it at run time.
 
 import dataclasses
 import functools
+import inspect
 import sys
 import threading
+import types
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,10 +30,10 @@ def named(tree: Any, names: set[str]) -> Iterator[None]:
         tree: Anything that may hold modules: arguments, a function's closure.
         names: Filled with the class names that stand at the root of a path.
     """
-    roots = _roots(tree)
+    roots = [module for module in _roots(tree) if not _scaffold(type(module))]
     # A jitted function that was traced before brings its names along from then.
     names.update(type(module).__name__ for module in roots)
-    kinds = {kind for module in roots for kind in _classes(module)}
+    kinds = {kind for module in roots for kind in _classes(module)} | _nnx_classes()
     with _lock:
         before = {kind: vars(kind).get("__call__") for kind in kinds}
         outer = getattr(_local, "names", None)
@@ -57,15 +60,18 @@ def _wrapped(call: Any) -> Any:
         names = getattr(_local, "names", None)
         if names is None:  # another thread, which traces nothing of ours
             return call.__get__(self, type(self))(*args, **kwargs)
-        stack: list[tuple[Any, dict[int, str], str]] = _local.__dict__.setdefault("stack", [])
+        stack: list[tuple[Any, dict[int | type, str], str]] = _local.__dict__.setdefault(
+            "stack", []
+        )
         if stack and stack[-1][0] is self:  # a subclass that calls its base's
             return call.__get__(self, type(self))(*args, **kwargs)
         # Modules that are split and merged again are new objects: the innermost module around
         # knows its parts by identity.
         path = None
         for owner, table, _ in reversed(stack):
-            if id(self) in table:
-                path = table[id(self)]
+            # One that was rebuilt, by vmap or a solver, is the only one of its class there.
+            if id(self) in table or type(self) in table:
+                path = table.get(id(self)) or table[type(self)]
                 outer = next((p for o, _, p in reversed(stack) if o is owner), "")
                 path = f"{outer}/{path}" if outer else path
                 break
@@ -86,9 +92,13 @@ def _wrapped(call: Any) -> Any:
     return scoped
 
 
-def table_of(module: Any) -> dict[int, str]:
-    """Give the path of every module inside a module, by identity."""
-    return {id(item): ".".join(path) for path, item in _walk(module) if path}
+def table_of(module: Any) -> dict[int | type, str]:
+    """Give the path of every module inside a module, by identity, and by class if it is alone."""
+    inside = [(".".join(path), item) for path, item in _walk(module) if path]
+    kinds = Counter(type(item) for _, item in inside)
+    table: dict[int | type, str] = {type(x): path for path, x in inside if kinds[type(x)] == 1}
+    table.update((id(item), path) for path, item in inside)
+    return table
 
 
 def _walk(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -117,6 +127,36 @@ def _fields(item: Any) -> list[tuple[str, Any]]:
         names = [field.name for field in dataclasses.fields(item)]
         return [(name, getattr(item, name)) for name in names if hasattr(item, name)]
     return [(name, value) for name, value in vars(item).items() if not name.startswith("_pytree")]
+
+
+def _scaffold(kind: type) -> bool:
+    """Tell a class that equinox's own functions are made of from a layer."""
+    return kind.__module__.startswith("equinox.") and not kind.__module__.startswith("equinox.nn")
+
+
+def _nnx_classes() -> set[type]:
+    """Give all classes of nnx modules: ``nnx.merge`` makes modules while a trace lasts."""
+    nnx = sys.modules.get("flax.nnx")
+    todo = [] if nnx is None else list(nnx.Module.__subclasses__())
+    found: set[type] = set()
+    while todo:
+        kind = todo.pop()
+        if kind not in found:
+            found.add(kind)
+            todo += kind.__subclasses__()
+    return {kind for kind in found if "__call__" in vars(kind)}
+
+
+def merges(fn: Any) -> bool:
+    """Tell whether a function makes nnx modules of their state, by the name in its code."""
+    todo = [getattr(inspect.unwrap(fn), "__code__", None)] if "flax.nnx" in sys.modules else []
+    while todo:
+        code = todo.pop()
+        if isinstance(code, types.CodeType):
+            if "merge" in code.co_names:
+                return True
+            todo += code.co_consts
+    return False
 
 
 def _bases() -> tuple[type, ...]:
@@ -149,14 +189,24 @@ def _roots(tree: Any) -> list[Any]:
             todo += item
         elif isinstance(item, dict):
             todo += item.values()
-        elif callable(item) and getattr(item, "__closure__", None):
-            todo += [cell.cell_contents for cell in item.__closure__ if _filled(cell)]
-            todo.append(getattr(item, "__wrapped__", None))
-        elif hasattr(item, "__wrapped__"):
-            todo.append(item.__wrapped__)
-        elif hasattr(item, "model"):  # nnx.Optimizer and the like
-            todo.append(item.model)
+        elif isinstance(item, types.FunctionType):
+            todo += [cell.cell_contents for cell in item.__closure__ or () if _filled(cell)]
+            todo.append(item.__dict__.get("__wrapped__"))
+        elif isinstance(item, types.MethodType):
+            todo += [item.__func__, item.__self__]
+        elif isinstance(item, functools.partial):
+            todo += [item.func, item.args, item.keywords]
+        else:  # of a jitted function its own, and what nnx.Optimizer and the like work on
+            todo += [_held(item, "__wrapped__"), _held(item, "model")]
     return found
+
+
+def _held(item: Any, name: str) -> Any:
+    """Give what an object really holds: one that makes up attributes when asked is not asked."""
+    try:
+        return object.__getattribute__(item, "__dict__").get(name)
+    except AttributeError:
+        return None
 
 
 def _filled(cell: Any) -> bool:
@@ -174,5 +224,8 @@ def _classes(module: Any) -> set[type]:
         kind
         for _, item in _walk(module)
         for kind in type(item).__mro__
-        if issubclass(kind, base) and kind not in base and "__call__" in vars(kind)
+        if issubclass(kind, base)
+        and kind not in base
+        and "__call__" in vars(kind)
+        and not _scaffold(kind)
     }

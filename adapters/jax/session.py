@@ -5,6 +5,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,13 +13,14 @@ import numpy as np
 
 from anynan.adapter import BadParameter, ReplayError
 from anynan.errors import AnomalyError
+from anynan.events import CARRIED, STATE
 from anynan.jax import probes, signature, taps
 from anynan.jax.layers import Spot
 from anynan.jax.objects import Objects, objects_of
-from anynan.jax.program import Program, Settings, tracing
+from anynan.jax.program import Program, Settings, UnwatchableError, tracing
 from anynan.jax.steps import Step, alive, unread, weakly
 from anynan.jax.taps import traced
-from anynan.jax.watching import Watch
+from anynan.jax.watching import State, Watch
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
@@ -42,6 +44,7 @@ class Session:
         # Without a replay a step that is read late is not worth keeping alive.
         self.light = bool(lag) and not options.replay and options.level == "layer"
         self._programs: dict[Hashable, Program] = {}
+        self._blind: set[Hashable] = set()
         self._kept: list[Any] = []
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -73,6 +76,7 @@ class Session:
     def detach(self) -> None:
         """Forget the programs."""
         self._programs.clear()
+        self._blind.clear()
         self._kept.clear()
 
     def set_paused(self, paused: bool) -> None:
@@ -108,18 +112,30 @@ class Session:
             return fn(*args, **kwargs)
         if self._static is None:
             self._static = signature.static_arguments(fn, args, kwargs)
+        given = args, kwargs
         objects = objects_of(args, kwargs)
         made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
         if objects is not None:
             args, kwargs = objects.swapped(args, kwargs)
             made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
         flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
-        program = self._program(made, inner, flat, objects)
-        if traced(flat.arrays) or traced(program.closed.consts):
-            return taps.run(self, program, flat.arrays)
-        watch = program.watch(self._exact(program))
-        rows = self.tracker.rows()
-        outs, words = watch(self._table(watch), flat.arrays)
+        key = _key(flat, objects)
+        if key in self._blind:
+            return fn(*given[0], **given[1])
+        try:
+            program = self._program(made, inner, flat, objects)
+            if traced(flat.arrays) or traced(program.closed.consts):
+                return taps.run(self, program, flat.arrays)
+            watch = program.watch(self._exact(program))
+            rows = self.tracker.rows()
+            outs, words = watch(self._table(watch), flat.arrays)
+        except UnwatchableError as error:
+            self._blind.add(key)
+            self.tracker.say(
+                f"{self.tracker.name} runs unwatched: its program could not be taken apart "
+                f"({error})"
+            )
+            return fn(*given[0], **given[1])
         self.tracker.close_step()
         hold = weakly if self.light else list
         self._unread.append(Step(program, watch, hold(flat.arrays), hold(outs), words, rows))
@@ -146,7 +162,7 @@ class Session:
         flat: signature.Flat,
         objects: Objects | None,
     ) -> Program:
-        key = flat.key(), None if objects is None else objects.definition
+        key = _key(flat, objects)
         found = self._programs.get(key)
         if found is None:
             with self._lock:
@@ -216,6 +232,7 @@ class Session:
             judged = policy.weigh(kind, spot.phase, spot.layer)
             excused = policy.allowed(kind, spot.phase, spot.layer)
             mask = (spot.layer, spot.phase, kind) in self.tracker.monitor.downgraded
+            mask = mask or (spot.phase == "input" and word < probes.NAN)  # suspect, for now
             found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
         return found
 
@@ -246,10 +263,12 @@ class Session:
                     rows.expected[order] = allowed
         if self.options.replay and (step.read[:, 0] == probes.NAN).any():
             self._sure(step)
+        step.meant = self._meant(step)
         read = step.read[watch.order]
         self._write(rows, watch.sites, watch.spots, read)
         if read[:, 0].any():
             self._live(step, watch)
+            self._suspect(step, watch, read)
         self._guard(step, read)
         self._local.step = step
         try:
@@ -260,6 +279,58 @@ class Session:
             self._local.step = None
         if rows.failed is None:
             self.tracker.known_clean(rows.step + 1)
+
+    def _meant(self, step: Step) -> set[int]:
+        """Give the readings of an update that are Inf and may be meant so."""
+        watch = step.watch
+        bad = [state for state in watch.states if step.read[state.at, 0]]
+        if not bad:
+            return set()
+        if watch.restored:
+            flags = probes.on_host(step.words)[len(watch.values) :, 0]
+            return {state.at for state in bad if flags[state.at]}
+        outs, arrays = list(map(alive, step.outs)), list(map(alive, step.arrays))
+        bad = [s for s in bad if all(outs[i] is not None for i in (*s.rest, s.weight or 0))]
+        if not bad:
+            return set()
+        flags = np.asarray(watch.meant(bad, outs, arrays))
+        return {state.at for state, flag in zip(bad, flags, strict=True) if flag}
+
+    def _suspect(self, step: Step, watch: Watch, read: Any) -> None:
+        """Note which Infs may be meant, and name the part of an update that is bad."""
+        rows, graph = step.rows, step.program.graph
+        states = {state.at: state for state in watch.states}
+        for order, spot in enumerate(watch.spots):
+            at = watch.at[spot.value]
+            if not read[order, 0]:
+                continue
+            if spot.phase == "input" and read[order, 0] < probes.NAN:
+                rows.suspect.add(order)
+            state = states.get(at)
+            if state is None or spot.phase != "optimizer":
+                continue
+            if at in step.meant:
+                rows.suspect.add(order)
+            part = self._part(step, state)
+            named = None
+            if part is not None:
+                leaf = step.program.leaves[step.program.results[part].source or 0]
+                named = Spot(spot.value, spot.layer, "optimizer", STATE, 0, leaf.name)
+                rows.live[order] = functools.partial(alive, step.outs[part])
+            elif at in step.meant and state.weight is not None:
+                named = replace(spot, phase="parameter", tensor=CARRIED)
+            if named is not None:
+                aval = graph.values[spot.value].aval
+                rows.sites[order] = self._sites([named], [aval])[0]
+
+    def _part(self, step: Step, state: State) -> int | None:
+        """Find the optimizer state that is bad where the weight itself is not."""
+        outs = [alive(step.outs[i]) for i in (state.weight, *state.rest) if i is not None]
+        if state.weight is None or any(x is None for x in outs):
+            return None
+        words = [int(probes.code(x)) for x in outs]
+        worst = max(words[1:], default=0)
+        return None if words[0] or not worst else state.rest[words[1:].index(worst)]
 
     def _sure(self, step: Step) -> None:
         """Look once more at the first values that read as NaN: they may be Infs of both signs.
@@ -278,7 +349,7 @@ class Session:
             members = watch.members(index)
             try:
                 found = flags(program, step.inputs(), dict.fromkeys(members, "code"))
-            except ReplayError:
+            except Exception:  # noqa: BLE001  the reading stays as it is, and is judged
                 return
             word = max(found[i].word for i in members)
             if word != probes.POSINF:  # or it did not happen again
@@ -330,7 +401,13 @@ class Session:
         """Look at every operation of a step."""
         from anynan.jax.replay import everything
 
-        seen = everything(step)
+        try:
+            seen = everything(step)
+        except Exception as error:  # noqa: BLE001  the readings are judged all the same
+            self.tracker.say(
+                f"level='operation' could not look at a step: {type(error).__name__} {error}"
+            )
+            return
         if seen is not None:
             self.tracker.operations(step.rows, seen)
 
@@ -357,7 +434,7 @@ class Session:
                 "step to run again: track the outermost function, and the operation is named"
             )
             raise ReplayError(msg)
-        return replay(self, step, reading.order)
+        return replay(self, step, reading.order, reading)
 
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""
@@ -389,6 +466,11 @@ class Session:
     def rank(self) -> int | None:
         """Give the process in a run over several."""
         return int(jax.process_index()) if jax.process_count() > 1 else None
+
+
+def _key(flat: signature.Flat, objects: Objects | None) -> Hashable:
+    """Say what a program is made for."""
+    return flat.key(), None if objects is None else objects.definition
 
 
 def _is_bad(x: Any) -> bool:

@@ -241,19 +241,35 @@ def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> lis
             or bool(_STATES.match(bare))
             or _module(value)
         )
-        for path, leaf in flat:
+        moments = _moments(value)
+        for at, (path, leaf) in enumerate(flat):
             if not isinstance(leaf, Slot):
                 continue
             if not kept:
-                found.append(Leaf(name + tree_util.keystr(path), "input", key, path))
+                found.append(Leaf(name + spelled(path), "input", key, path))
                 continue
             steps = words(path)
             role: Role = "parameter"
-            if _STATES.match(bare) or any(_STATES.match(step) for step in steps[:1]):
+            if at in moments or any(_STATES.match(word) for word in (bare, *steps[:1])):
                 role = "state"
             elif any(step in _STATISTICS for step in steps[:2]):
                 role = "buffer"
             found.append(Leaf(weight_name(steps, name if role == "state" else ""), role, key, path))
+    return found
+
+
+def _moments(value: Any) -> set[int]:
+    """Find the leaves of an argument that optax made, whatever the argument is called."""
+
+    def made(x: Any) -> bool:
+        return type(x).__module__.partition(".")[0] == "optax"
+
+    found: set[int] = set()
+    at = 0
+    for item in tree_util.tree_leaves(value, is_leaf=made):
+        size = len(tree_util.tree_leaves(item)) if made(item) else 1
+        found.update(range(at, at + size) if made(item) else ())
+        at += size
     return found
 
 
@@ -263,16 +279,31 @@ def _module(value: Any) -> bool:
     return "equinox" in kinds or "flax" in kinds
 
 
+def spelled(path: Any) -> str:
+    """Spell a path in a tree as code would: ``['image'][0]``."""
+    try:
+        return str(tree_util.keystr(path))
+    except Exception:  # noqa: BLE001  a key whose repr raises
+        return "".join(f"[{word}]" for word in words(path))
+
+
+def _word(step: Any) -> str:
+    try:
+        return str(step)
+    except Exception:  # noqa: BLE001  a key that cannot be spelled
+        return type(step).__name__
+
+
 def words(path: Any) -> list[str]:
     """Give the steps of a path in a tree as plain words."""
     found: list[str] = []
     for step in path:
         for name in ("key", "name", "idx"):
             if hasattr(step, name):
-                found += [part for part in str(getattr(step, name)).split("/") if part != "~"]
+                found += [part for part in _word(getattr(step, name)).split("/") if part != "~"]
                 break
         else:
-            found.append(str(step).strip(".[]'\""))
+            found.append(_word(step).strip(".[]'\""))
     return found
 
 

@@ -15,7 +15,9 @@ MARK = "anynan_expected_"
 # scopes no other scope is a layer.
 LAYER = "anynan_layer:"
 _OURS = "rematted_computation"
-_NO_LAYER = frozenset({_OURS, "checkpoint", "remat", "remat2", "~"})
+_NO_LAYER = frozenset({_OURS, "checkpoint", "remat", "remat2", "~", "outer-loop"})
+# What equinox calls the loops it is made of.
+_SCAFFOLD = "checkpointed-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def place(stack: str) -> Place:
 
 def _is_name(part: str) -> bool:
     """Tell a layer's name from the formula that einsum leaves."""
-    return bool(part) and "->" not in part and "," not in part
+    return bool(part) and "->" not in part and "," not in part and not part.startswith(_SCAFFOLD)
 
 
 def split(stack: str) -> list[str]:

@@ -28,6 +28,7 @@ class Step:
         words: The readings, on the device.
         rows: The rows they belong in.
         read: The readings on the host: word, smallest, largest and statistics of each value.
+        meant: Places of the readings that are Inf and may be meant so.
         spoilt: Weights that a replay found to be spoilt by the update.
     """
 
@@ -38,6 +39,7 @@ class Step:
     words: Any
     rows: Rows
     read: Any = None
+    meant: set[int] = field(default_factory=set)
     spoilt: list[BadParameter] = field(default_factory=list)
 
     def inputs(self) -> list[Any]:

@@ -13,11 +13,12 @@ import numpy as np
 from jax import lax
 
 from anynan.jax import probes
-from anynan.jax.evaluate import Evaluator, Plan, Probe
+from anynan.jax.evaluate import Evaluator
 from anynan.jax.graph import Graph
 from anynan.jax.layers import Layers, Spot
 from anynan.jax.nesting import CUSTOM
 from anynan.jax.program import Program
+from anynan.jax.readings import Plan, Probe
 
 if TYPE_CHECKING:
     from anynan.jax.session import Session

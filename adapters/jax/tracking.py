@@ -1,6 +1,7 @@
 """``track`` and ``untrack``: the public doors."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -117,10 +118,34 @@ _NO_NUMBERS = (
 )
 
 
+def _returns_early(target: Any) -> str | None:
+    """Say what a function is that returns before its body runs, None if it is none of these."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    try:
+        target = inspect.unwrap(target)
+    except Exception:  # noqa: BLE001  an object that answers to every attribute
+        return None
+    for fn in (target, *(vars(kind).get("__call__") for kind in type(target).__mro__)):
+        if inspect.iscoroutinefunction(fn):
+            return "an async function"
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            return "a generator function"
+    return None
+
+
 def _track(target: Any, options: Options, keep_inputs: bool, lag: int | None) -> Tracker:
     refuse_target(target, "function of arrays")
     if not callable(target):
         msg = f"track() takes a function of arrays, not {type(target).__name__}"
+        raise TypeError(msg)
+    late = _returns_early(target)
+    if late is not None:
+        name = getattr(target, "__name__", type(target).__name__)
+        msg = (
+            f"{name} is {late}: it returns before its body runs, so there is no step to trace; "
+            "track the plain function that it calls for each step"
+        )
         raise TypeError(msg)
     session = Session(target, options, keep_inputs=keep_inputs, lag=lag)
     name = getattr(target, "__name__", type(target).__name__)

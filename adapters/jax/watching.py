@@ -1,6 +1,7 @@
 """The program that runs every step: the function itself, and a few numbers more."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -9,7 +10,8 @@ import numpy as np
 from jax import lax
 
 from anynan.jax import probes
-from anynan.jax.evaluate import TOTALS, Emission, Plan
+from anynan.jax.program import UnwatchableError
+from anynan.jax.readings import TOTALS, Emission, Plan
 from anynan.monitor import Site
 
 if TYPE_CHECKING:
@@ -18,6 +20,23 @@ if TYPE_CHECKING:
 # Arrays up to this size are put side by side and read in one pass: a pass of its own for each
 # costs more than the copy.
 SMALL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Say what one reading of an update is of.
+
+    Attributes:
+        at: Its place among the readings.
+        weight: Number of the result that is the new weight, None if it is optimizer state.
+        rest: Numbers of the results that are optimizer state.
+        source: Number of the argument it comes in as.
+    """
+
+    at: int
+    weight: int | None
+    rest: list[int]
+    source: int
 
 
 class Watch:
@@ -55,10 +74,12 @@ class Watch:
         # Where each reading is in what the program gives, and whether it is a word already.
         self.place = np.zeros(len(self.values), int)
         self.word = np.zeros(len(self.values), bool)
+        self.ran = False
         self.sites: list[Site] | None = None
         self.table: tuple[int, Any] | None = None
         self.donated = program.donated if settings.donate else ()
         self.restored = program.restorable if settings.restores(self.donated) else {}
+        self.states = self._states()
         self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in self.donated))
 
     def _groups(self) -> dict[int, list[int]]:
@@ -76,6 +97,37 @@ class Watch:
                 found[index] = [i, *moments]
         return found
 
+    def _states(self) -> list["State"]:
+        """List the readings of what an update writes, and what is known of each."""
+        program, found = self.program, []
+        for i, result in enumerate(program.results):
+            index = program.graph.results[i]
+            if not result.state or result.source is None or index not in self.at:
+                continue
+            weight = program.leaves[result.source].role != "state"
+            rest = [j for j in self.groups.get(index, [i]) if j != i or not weight]
+            found.append(State(self.at[index], i if weight else None, rest, result.source))
+        return found
+
+    def meant(self, states: list["State"], outs: Any, arrays: Any) -> Any:
+        """Tell which of these readings may be meant as they are.
+
+        An Inf in optimizer state does no harm by itself, and what comes in Inf and goes out so
+        was not written by this step.
+        """
+        found = []
+        for state in states:
+            fine: Any = jnp.asarray(True)
+            for i in state.rest:
+                fine = fine & (probes.code(outs[i]) < probes.NAN)
+            if state.weight is not None:
+                own = probes.code(outs[state.weight])
+                old = arrays[state.source]
+                came = False if old is None else probes.code(jnp.asarray(old)) > probes.FINE
+                fine = fine & ((own == probes.FINE) | ((own < probes.NAN) & came))
+            found.append(jnp.asarray(fine))
+        return jnp.stack(found)
+
     def members(self, index: int) -> list[int]:
         """Give the values that one reading is of."""
         results = self.program.graph.results
@@ -90,9 +142,25 @@ class Watch:
 
         Returns:
             What it returns, and the readings, on the device.
+
+        Raises:
+            UnwatchableError: If the program with its readings cannot be built.
         """
-        out: tuple[list[Any], Any] = self.run(table, self.factors, *arrays)
+        try:
+            out: tuple[list[Any], Any] = self.run(table, self.factors, *arrays)
+        except Exception:
+            if not self.ran:
+                self._prove(table, arrays)
+            raise
+        self.ran = True
         return out
+
+    def _prove(self, table: Any, arrays: list[Any]) -> None:
+        """Tell a program that cannot be built, which is our doing, from one that fails."""
+        try:
+            jax.eval_shape(self._run, table, self.factors, *arrays)
+        except Exception as error:
+            raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
 
     def _run(self, table: Any, factors: Any, *arrays: Any) -> tuple[list[Any], Any]:
         self.plan.factors = factors
@@ -120,7 +188,8 @@ class Watch:
             columns.append(probes.totals(joined.reshape(len(many), size), factors, number)[:, None])
         words = jnp.concatenate(columns)
         if self.restored:
-            self._restore(outs, arrays, words, table)
+            meant = self._restore(outs, arrays, words, table)
+            words = jnp.concatenate([words, meant])
         return outs, words
 
     def _row(self, item: Emission) -> Any:
@@ -135,16 +204,30 @@ class Watch:
             found += [jnp.min(data[:, 1]), jnp.max(data[:, 2]), *jnp.max(data[:, 3:], 0)]
         return jnp.stack([x.astype(probes.wide()) for x in found])
 
-    def _restore(self, outs: list[Any], arrays: tuple[Any, ...], words: Any, table: Any) -> None:
-        """Give the old state back where a reading is bad."""
+    def _restore(self, outs: list[Any], arrays: tuple[Any, ...], words: Any, table: Any) -> Any:
+        """Give the old state back where a reading is bad; tell which ones may be meant."""
         first = words[self.place, 0]
         kinds = jnp.where(self.word, first, probes.words(first)).astype(jnp.int32)
-        bad = jnp.any(jnp.take_along_axis(table, kinds[:, None], axis=1))
+        bad = jnp.take_along_axis(table, kinds[:, None], axis=1)[:, 0]
+        meant = jnp.zeros(len(self.values), bool)
+        if self.states:
+            at = np.array([state.at for state in self.states])
+            meant = meant.at[at].set(
+                lax.cond(
+                    jnp.any(bad[at]),
+                    lambda outs, arrays: self.meant(self.states, outs, arrays),
+                    lambda *_: jnp.zeros(len(at), bool),
+                    outs, list(arrays),
+                )
+            )  # fmt: skip
+        bad = jnp.any(bad & ~meant)
         new = [outs[i] for i in self.restored]
         old = [arrays[source] for source in self.restored.values()]
         kept = lax.cond(bad, lambda a, _: a, lambda _, b: b, old, new)
         for i, x in zip(self.restored, kept, strict=True):
             outs[i] = x
+        flags = meant.astype(words.dtype)[:, None]
+        return jnp.broadcast_to(flags, (len(self.values), words.shape[1]))
 
     def rows(self, read: Any) -> Any:
         """Turn what was read into word, smallest, largest and statistics of each value."""

@@ -323,6 +323,14 @@ def _singular(s: Situation) -> str | None:
     return f"{s.operation} of a finite {matrix.dtype} matrix {matrix.shape} gave {_kind(s)}"
 
 
+def _out_of_range(s: Situation) -> str | None:
+    index, entries, outside = s.param("index"), s.param("entries"), s.param("outside")
+    if index is None or entries is None or not s.made("nan"):
+        return None
+    found = f"index {index:.0f} is out of range for {plural(int(entries), 'entry', 'entries')}"
+    return found + times(int(outside or 1), "such indices")
+
+
 def _kind(s: Situation) -> str:
     return "NaN" if s.made("nan") else "+Inf" if s.made("posinf") else "-Inf"
 
@@ -483,5 +491,15 @@ RULES = (
         "add a little to the diagonal, A + 1e-6 * eye(n), compute in float64, or use a least "
         "squares solution",
         sure=False,
+    ),
+    Rule(
+        "index_out_of_range",
+        frozenset({"take"}),
+        FORWARD,
+        _out_of_range,
+        "an index is out of range: a compiled program does not stop there, and what it reads is "
+        "filled with NaN",
+        "check the indices before the call: labels below the number of classes, tokens below the "
+        "size of the vocabulary, padding masked or given an entry of its own",
     ),
 )

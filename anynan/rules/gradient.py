@@ -39,11 +39,16 @@ def _hidden_forward(s: Situation) -> str | None:
         return None
     if "backward" not in (s.phase, s.surfaced):
         return None
+    hidden = s.record.hidden
+    masks = () if hidden is None else sorted(_HIDING.intersection(hidden))
+    if hidden is not None and not masks:  # nobody took it, or it went under in arithmetic
+        return None
+    by = f" by {' and '.join(masks)}" if masks else ""
     value = "" if s.record.value is None else f" gave {literal(s.record.value)}"
     argument = literal(s.value(*SELF)) if s.value(*SELF) is not None else "..."
     if s.operation == "divide":
         argument = f"{argument}, {literal(s.value('other'))}"
-    return f"{s.operation}({argument}){value}{at(s)} and was hidden again in the forward pass"
+    return f"{s.operation}({argument}){value}{at(s)} and was hidden again{by} in the forward pass"
 
 
 def _where_trap(s: Situation) -> str | None:
@@ -69,10 +74,11 @@ def _where_trap(s: Situation) -> str | None:
 def _trap_wording(s: Situation) -> tuple[str, str] | None:
     if s.where == "backward":
         return None
+    sure = s.record is not None and s.record.hidden is not None
     return (
         (
-            "the result of {op} was probably masked afterwards, but its gradient still runs "
-            "through {op}: the slope there is infinite, and 0 times Inf is NaN"
+            f"the result of {{op}} was {'' if sure else 'probably '}masked afterwards, but its "
+            "gradient still runs through {op}: the slope there is infinite, and 0 times Inf is NaN"
         ),
         _DOUBLE_WHERE,
     )
@@ -157,7 +163,9 @@ def _power_gradient_wording(s: Situation) -> tuple[str, str] | None:
 
 def _log_gradient(s: Situation) -> str | None:
     edge = -1.0 if s.operation == "log1p" else 0.0
-    value = real(s.value(*(("other",) if s.operation == "xlogy" else SELF)))
+    # xlogy(p, p) has one operand.
+    second = s.operation == "xlogy" and s.operand("other") is not None
+    value = real(s.value(*(("other",) if second else SELF)))
     return (
         f"{s.operation.removeprefix('xlogy') or 'log'}({literal(value)}){at(s)}"
         if value == edge
@@ -235,7 +243,8 @@ def _too_steep(s: Situation) -> str | None:
         reach = max(arriving, 1.0) / size**2
     if reach < limits(s.dtype)[0] / 1e3:
         return None
-    return f"{names[0]} is {literal(value)}{at(s)}, the incoming gradient {literal(grad)}"
+    what = {"other": "divisor", "result": "result"}.get(names[0], "input")
+    return f"the {what} is {literal(value)}{at(s)}, the incoming gradient {literal(grad)}"
 
 
 def _exp_gradient(s: Situation) -> str | None:

@@ -212,6 +212,8 @@ NOT_IN_JAX = {
     "product_gradient_at_zero": "the gradient of a product multiplies the other factors",
     "lgamma_gradient_at_pole": "the forward result is +Inf already, which is lgamma_pole",
     "logit_gradient_at_bound": "the forward result is Inf already, which is logit_of_zero_or_one",
+    "optimizer_state_overflow": "an infinite second moment makes the update 0, so no weight goes "
+    "bad of it",
     "optimizer_step_too_large": "an update is named at its operation, such as overflow_in_dtype",
     "overwritten_input": "arrays of JAX cannot be written to",
     "uninitialised_memory": "every array of JAX is filled",
@@ -242,7 +244,7 @@ def test_the_cause_is_named_at_its_line(name):
 
 
 ELSEWHERE = {  # produced by the tests of this folder's other files
-    "bad_input", "bad_parameter", "optimizer_epsilon_underflow",
+    "bad_input", "bad_parameter", "index_out_of_range", "optimizer_epsilon_underflow",
 }  # fmt: skip
 
 
@@ -293,11 +295,6 @@ def train(rate=1e-2):
     return step, params, optimizer.init(params)
 
 
-def test_an_optimizer_state_that_overflows():
-    step, params, state = train()
-    assert caught(step, params, state, jnp.full(2, 1e25)) == "optimizer_state_overflow"
-
-
 def test_an_optimizer_state_that_came_in_bad():
     step, params, state = train()
     state = (state[0]._replace(mu={"w": jnp.full(2, jnp.nan)}), *state[1:])
@@ -344,6 +341,5 @@ def test_every_row_is_produced_or_has_its_reason():
     made |= {
         "bad_label", "learning_rate_divergence", "exploding_gradient", "beyond_limit",
         "written_constant", "vanishing_gradient", "optimizer_state_bad",
-        "optimizer_state_overflow",
     }  # fmt: skip
     assert {rule.tag for rule in RULES} == made

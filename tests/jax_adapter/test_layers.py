@@ -212,3 +212,109 @@ def test_named_scopes_and_calls_of_one_layer():
     event = caught(anynan.jax.track(fn), X)
     assert (event.layer, event.call, event.operation.name) == ("twice", 1, "log")
     assert [name for name, _ in event.trail] == ["first", "twice"]
+
+
+def split_net():
+    class Block(nnx.Module):
+        def __init__(self, rngs, *, bad):
+            self.lin, self.bad = nnx.Linear(4, 4, rngs=rngs), bad
+
+        def __call__(self, x):
+            x = self.lin(x)
+            return jnp.log(x - 100) if self.bad else x
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.first, self.second = Block(rngs, bad=False), Block(rngs, bad=True)
+
+        def __call__(self, x):
+            return self.second(self.first(x))
+
+    definition, state = nnx.split(Net(nnx.Rngs(0)))
+
+    def step(state, x):
+        def loss(state):
+            return nnx.merge(definition, state)(x).mean()
+
+        value, grads = jax.value_and_grad(loss)(state)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, state, grads), value
+
+    return step, state
+
+
+@pytest.mark.parametrize("way", ["plain", "jitted", "called"])
+def test_an_nnx_model_that_is_split_and_merged_has_its_layers(way):
+    step, state = split_net()
+    step = step if way == "plain" else jax.jit(step)
+    if way == "called":
+        step(state, jnp.ones((2, 4)))
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(step)(state, jnp.ones((2, 4)))
+    event = caught.value.event
+    assert (event.layer, event.phase, event.call) == ("second", "forward", 0)
+
+
+def test_a_model_with_a_loop_in_it_is_called_once():
+    class Recurrent(eqx.Module):
+        cell: eqx.nn.GRUCell
+        out: eqx.nn.Linear
+
+        def __call__(self, xs):
+            def step(h, x):
+                return self.cell(x, h), None
+
+            h, _ = jax.lax.scan(step, jnp.zeros(4), xs)
+            return self.out(1 / (h - h))
+
+    keys = jax.random.split(jax.random.key(0))
+    model = Recurrent(eqx.nn.GRUCell(3, 4, key=keys[0]), eqx.nn.Linear(4, 2, key=keys[1]))
+
+    def loss(model, x):
+        return (jax.vmap(model)(x) ** 2).mean()
+
+    tracked = anynan.jax.track(eqx.filter_jit(eqx.filter_value_and_grad(loss)))
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(model, jnp.ones((5, 7, 3)))
+    event = caught.value.event
+    assert (event.layer, event.call, event.operation.name) == ("", 0, "divide")
+    assert "(call" not in str(caught.value)
+
+
+def test_a_part_that_is_rebuilt_has_its_own_name_and_no_scaffolding_around_it():
+    class Field(eqx.Module):
+        lin: eqx.nn.Linear
+
+        def __call__(self, y):
+            return jnp.log(self.lin(y) - 100)
+
+    class Model(eqx.Module):
+        field: Field
+
+        def __call__(self, y):
+            body = eqx.filter_jit(lambda field, y: jax.vmap(field)(y[None])[0])
+            solve = jax.named_call(
+                lambda y: jax.lax.fori_loop(0, 2, lambda _, y: body(self.field, y), y),
+                name="checkpointed-fwd",
+            )
+            return solve(y).sum()
+
+    model = Model(Field(eqx.nn.Linear(3, 3, key=jax.random.key(0))))
+    tracked = anynan.jax.track(eqx.filter_jit(lambda model, y: model(y)))
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(model, jnp.ones(3))
+    assert caught.value.event.layer == "field"
+
+
+def test_two_calls_of_one_layer_are_two():
+    class Model(eqx.Module):
+        lin: eqx.nn.Linear
+
+        def __call__(self, x):
+            for _ in range(2):
+                x = jnp.log(jnp.tanh(self.lin(x)) + 1.5) - 3
+            return x.sum()
+
+    model = Model(eqx.nn.Linear(3, 3, key=jax.random.key(0)))
+    tracked = anynan.jax.track(eqx.filter_jit(lambda m, x: m(x)), action="record")
+    tracked(model, jnp.ones(3))
+    assert {r.call for r in tracked.history if r.layer == "lin"} == {0, 1}

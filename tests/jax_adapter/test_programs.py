@@ -188,7 +188,7 @@ def test_the_operation_is_found(name):
     assert (event.operation.name, event.phase) == (case.operation, case.phase)
     assert event.iteration == case.iteration
     assert event.operation.source.file == __file__
-    assert not event.notes
+    assert not event.notes or "pure_callback" in name
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -342,6 +342,7 @@ NOT_IN_TENSORFLOW = {
     "eigen_gradient_degenerate": "the gradient takes 1/0 for 0 between equal eigenvalues",
     "product_gradient_at_zero": "prod has no division in its gradient, cumprod divides 0/0 to 0",
     "lgamma_gradient_at_pole": "the forward result is +Inf already, which is lgamma_pole",
+    "index_out_of_range": "an index out of range raises, or reads a 0",
     "optimizer_state_overflow": "an infinite second moment makes the update 0, so no weight goes "
     "bad of it",
     "log_gradient_at_zero": "a logarithm's result is -Inf already, and xlogy takes 0/0 for 0",

@@ -38,6 +38,7 @@ NOT_IN_TORCH = {
     "product_gradient_at_zero": "prod and cumprod leave zeros out of the division",
     "lgamma_gradient_at_pole": "the forward result is +Inf already, which is lgamma_pole",
     "logit_gradient_at_bound": "the forward result is Inf already, which is logit_of_zero_or_one",
+    "index_out_of_range": "an index out of range raises",
     "optimizer_state_overflow": "an infinite second moment makes the update 0, so no weight goes "
     "bad of it",
 }

@@ -1,0 +1,125 @@
+"""State that holds an Inf by design, and state that is bad: neither is called a weight."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax.training import train_state
+
+import anynan
+
+BIG = jnp.full(2, 1e25)  # its square is beyond float32
+WAYS = {
+    "plain": ({}, {}),
+    "donated": ({"donate_argnums": (0, 1)}, {}),
+    "skip": ({}, {"action": "skip"}),
+    "warn": ({}, {"action": "warn"}),
+}
+
+
+def adam():
+    optimizer = optax.adam(1e-2)
+
+    def step(p, o, x):
+        grads = jax.grad(lambda p: (x * p["w"]).sum())(p)
+        updates, o = optimizer.update(grads, o)
+        return optax.apply_updates(p, updates), o
+
+    p = {"w": jnp.ones(2)}
+    return step, p, optimizer.init(p)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_second_moment_that_overflows_is_noted_by_its_own_name(way):
+    jitted, options = WAYS[way]
+    step, p, o = adam()
+    theirs = jax.jit(step)(p, o, BIG)
+    tracked = anynan.jax.track(jax.jit(step, **jitted), **options)
+    mine = tracked(*jax.tree.map(jnp.copy, (p, o)), BIG)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), mine, theirs))
+    (event,) = tracked.events
+    assert (event.severity, event.kind, event.tensor) == ("suspect", "posinf", "optimizer state")
+    assert event.parameter == "o.0.nu.w"
+    text = tracked.report()
+    assert "optimizer state" in text
+    assert "weight" not in text.partition("events")[2]
+
+
+def test_the_moments_of_a_train_state_are_no_weights():
+    def apply(variables, x):
+        return (x * variables["params"]["w"]).sum()
+
+    state = train_state.TrainState.create(
+        apply_fn=apply, params={"w": jnp.ones(2)}, tx=optax.adam(1e-2)
+    )
+
+    def step(ts, x):
+        grads = jax.grad(lambda params: ts.apply_fn({"params": params}, x))(ts.params)
+        return ts.apply_gradients(grads=grads)
+
+    tracked = anynan.jax.track(step)
+    assert bool(jnp.isfinite(tracked(state, BIG).params["w"]).all())
+    (event,) = tracked.events
+    assert (event.tensor, event.parameter.endswith("nu.w")) == ("optimizer state", True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_best_loss_that_is_inf_so_far_passes(way):
+    jitted, options = WAYS[way]
+
+    def step(state, x):
+        loss = (x * state["w"]).sum()
+        best = jnp.where(state["n"] > 1, jnp.minimum(state["best"], loss), state["best"])
+        return {"w": state["w"] - 0.1, "best": best, "n": state["n"] + 1}, loss
+
+    if jitted:
+        jitted = {"donate_argnums": (0,)}
+    tracked = anynan.jax.track(jax.jit(step, **jitted), **options)
+    state = {"w": jnp.ones(2), "best": jnp.float32(jnp.inf), "n": jnp.int32(0)}
+    for _ in range(3):
+        state, loss = tracked(state, jnp.ones(2))
+    assert (int(state["n"]), float(state["best"])) == (3, float(loss))
+    assert [event.severity for event in tracked.events] in (["suspect"], [])
+
+
+def test_a_bound_that_is_inf_passes_and_is_named_where_it_does_harm():
+    tracked = anynan.jax.track(lambda s, v: (jnp.minimum(s, v), v.sum()))
+    assert float(tracked(jnp.inf, jnp.float32(3))[0]) == 3
+    (event,) = tracked.events
+    assert (event.severity, event.phase, event.tensor) == ("suspect", "input", "s")
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(lambda s, v: (v / s * s).sum())(jnp.inf, jnp.float32(3))
+    assert (caught.value.event.phase, caught.value.event.tensor) == ("input", "s")
+
+
+@pytest.mark.parametrize("way", ["plain", "donated", "skip"])
+def test_a_weight_that_goes_bad_still_does(way):
+    jitted, options = WAYS[way]
+
+    def step(params, opt_state, x):
+        return {"w": params["w"] * x}, opt_state
+
+    tracked = anynan.jax.track(jax.jit(step, **jitted), **options)
+    args = {"w": jnp.full(2, 1e30)}, {"nu": jnp.ones(2)}, jnp.float32(1e30)
+    if options:
+        with pytest.warns(anynan.AnynanWarning, match="written into|surfaced at the update"):
+            assert float(tracked(*args)[0]["w"].sum()) == float(args[0]["w"].sum())
+    else:
+        with pytest.raises(anynan.NonFiniteError):
+            tracked(*args)
+
+
+def test_a_nan_in_optimizer_state_alone_is_named_there():
+    def step(params, opt_state):
+        return {"w": params["w"] - 1}, {"nu": {"w": jnp.log(opt_state["nu"]["w"])}}
+
+    tracked = anynan.jax.track(step, replay=False)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked({"w": jnp.ones(2)}, {"nu": {"w": -jnp.ones(2)}})
+    event = caught.value.event
+    assert (event.parameter, event.tensor) == ("opt_state.nu.w", "optimizer state")
+    assert event.summary.nan == 2
+    assert "written into the optimizer state" in str(caught.value)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(step)({"w": jnp.ones(2)}, {"nu": {"w": -jnp.ones(2)}})
+    assert caught.value.event.operation.name == "log"

@@ -1,0 +1,66 @@
+"""A gradient without its value: a trap is said only where something hid the bad value."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import anynan
+
+X = jnp.array([1.0, 0.0])
+MINUS = jnp.array([1.0, -1.0])
+
+
+def event_of(fn, *args):
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(fn)(*args)
+    return caught.value.event
+
+
+UNUSED = {
+    "log": (jax.grad(lambda x: jnp.log(x).sum()), (X,), "log_of_zero"),
+    "divide": (jax.grad(lambda x: (1 / x).sum()), (X,), "divide_by_zero"),
+    "cosine": (
+        jax.grad(lambda x: optax.cosine_similarity(x, jnp.ones((1, 2))).sum()),
+        (jnp.zeros((1, 2)),),
+        "cosine_of_zero_vector",
+    ),
+    "power": (jax.grad(lambda p: (X**p).sum()), (jnp.float32(-1),), "power_domain"),
+    "hessian": (jax.hessian(lambda x: (x**2.5).sum()), (MINUS,), "power_domain"),
+    "underflow": (  # the Inf went under in arithmetic, and nothing masked it
+        jax.grad(lambda x: (x / jnp.sqrt(jnp.mean(x**4))).sum()),
+        (jnp.array([1e30, 1.0]),),
+        "overflow_in_dtype",
+    ),
+    "jacobian": (jax.jacrev(lambda x: jnp.log(x)), (X,), "log_of_zero"),
+    "auxiliary": (jax.grad(lambda x: (jnp.log(x).sum(), x), has_aux=True), (X,), "log_of_zero"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_a_value_that_nobody_took_has_its_forward_cause(name):
+    fn, args, tag = UNUSED[name]
+    event = event_of(fn, *args)
+    assert event.cause.tag == tag
+    assert "hidden" not in event.cause.evidence
+
+
+HIDDEN = {
+    "where": (lambda x: jnp.where(x > 0, jnp.log(x), 0.0).sum(), X),
+    "select": (lambda x: jax.lax.select(x > 0, jnp.sqrt(x), x).sum(), MINUS),
+    "maximum": (lambda x: jnp.maximum(jnp.log(x), -10.0).sum(), X),
+    "later": (lambda x: jnp.where(x > 0, 2 * jnp.log(x) + 1, 0.0).sum(), X),
+    "getitem": (lambda x: jnp.tanh(jnp.log(x)[:1]).sum() * x[0], X),
+}
+
+
+@pytest.mark.parametrize("value", [False, True], ids=["grad", "value_and_grad"])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_value_that_was_masked_is_a_trap(name, value):
+    fn, x = HIDDEN[name]
+    event = event_of((jax.value_and_grad if value else jax.grad)(fn), x)
+    assert event.cause.tag == "where_gradient_trap"
+    word = "where" if name in ("select", "later") else name
+    assert f"hidden again by {word}" in event.cause.evidence or "is exactly 0" in (
+        event.cause.evidence
+    )
