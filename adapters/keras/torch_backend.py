@@ -16,7 +16,14 @@ from anynan.containers import leaves
 from anynan.context import replaying
 from anynan.errors import AnomalyError
 from anynan.keras import seams
-from anynan.keras.layers import Weight, layers_of, moments_of, refuse_unbuilt, weights_of
+from anynan.keras.layers import (
+    Weight,
+    is_symbolic,
+    layers_of,
+    moments_of,
+    refuse_unbuilt,
+    weights_of,
+)
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows
 from anynan.options import Options
@@ -60,6 +67,9 @@ class KerasSession(ModelSession):
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
             seams.change(owner, "apply", _apply)
         seams.change(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
+        # Building a model, Keras may run layers on made-up numbers.
+        seams.change(keras.SymbolicScope, "__enter__", _enter_symbolic)
+        seams.change(keras.SymbolicScope, "__exit__", _exit_symbolic)
         if isinstance(model, keras.Model):
             seams.change(seams.owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
             for kind in seams.KINDS:
@@ -189,8 +199,7 @@ class KerasSession(ModelSession):
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a call of the model; inside a batch, the batch is the root."""
         state = self.state()
-        if not state.idle and any(x.is_meta for _, x in tensors((args, kwargs), "x")):
-            # Keras finds out shapes: nothing is computed.
+        if not state.idle and is_symbolic(args, kwargs):
             state.idle = self._flags.symbolic = True
         elif not self.in_step:
             super().enter_root(module, path, args, kwargs)
@@ -440,6 +449,26 @@ def _scale_loss(original: Any) -> Any:
         return original(self, loss)
 
     return scale_loss
+
+
+def _enter_symbolic(original: Any) -> Any:
+    def __enter__(self: Any) -> Any:  # noqa: N807
+        states = [session.state() for session in seams.sessions()]
+        self._anynan = [(state, state.idle) for state in states]
+        for state in states:
+            state.idle = True
+        return original(self)
+
+    return __enter__
+
+
+def _exit_symbolic(original: Any) -> Any:
+    def __exit__(self: Any, *details: Any) -> Any:  # noqa: N807
+        for state, idle in vars(self).pop("_anynan", ()):
+            state.idle = idle
+        return original(self, *details)
+
+    return __exit__
 
 
 def _compute_loss(original: Any) -> Any:

@@ -159,9 +159,9 @@ class Session:
     ) -> Any:
         """Run a layer, and read what comes out."""
         state, graph = self.state(), here()
-        if graph is not None and _symbolic(graph):
-            return run(*args, **kwargs)
         outer = state.frame
+        if self._builds(graph, outer, args, kwargs):
+            return run(*args, **kwargs)
         if outer is not None and outer.graph is not graph and is_loop(graph):
             self._inside(path)
             return run(*args, **kwargs)
@@ -190,6 +190,19 @@ class Session:
         if fresh:
             self._flush(frame, backward=False)
         return out
+
+    def _builds(self, graph: Any, outer: Frame | None, args: Any, kwargs: Any) -> bool:
+        """Tell whether Keras only finds out shapes, here or in the call that begins."""
+        while graph is not None and is_loop(graph):
+            graph = graph.outer_graph
+        if graph is not None:
+            # A function that is traced meanwhile may be called on numbers later.
+            return "scratch_graph" in str(getattr(graph, "name", ""))
+        if not self.with_keras or outer is not None:
+            return False
+        from anynan.keras.layers import is_symbolic, symbolic
+
+        return symbolic() or is_symbolic(args, kwargs)
 
     def _inside(self, path: str) -> None:
         if path not in self.looped:
@@ -476,8 +489,3 @@ class Session:
             with self.tracker.softly(on=False):
                 self.end_step()
         return out
-
-
-def _symbolic(graph: Any) -> bool:
-    """Tell whether a graph is Keras's own, made to find out shapes."""
-    return "scratch_graph" in str(getattr(graph, "name", ""))

@@ -95,6 +95,18 @@ def test_backward_fault_is_found_in_fit():
     same(before, model.get_weights())
 
 
+def test_being_built_into_another_model_is_no_step():
+    base = models.functional(Log(name="inner"))
+    zero(base)
+    tracker = anynan.keras.track(base)
+    inputs = keras.Input((4,))
+    keras.Model(inputs, keras.layers.Dense(2)(base(inputs)))
+    keras.Model(inputs, base.layers[-1](inputs))
+    assert (tracker.step, len(tracker.history), tracker.events) == (0, 0, ())
+    with pytest.raises(anynan.NonFiniteError):
+        base(data()[0])
+
+
 @pytest.mark.parametrize("what", ["fit", "evaluate"])
 def test_fault_inside_the_loss(what):
     def loss(y, found):
