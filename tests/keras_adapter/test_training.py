@@ -39,6 +39,43 @@ def test_training_is_the_same_with_tracking(action):
         np.testing.assert_array_equal(one, other)
 
 
+BRANCHES = {
+    "eager": ({"run_eagerly": True}, {}, 0.0),
+    "as written": ({}, {"arithmetic_optimization": False, "remapping": False}, 0.0),
+    "optimized": ({}, {}, 1e-5),  # it regroups the sum of values that nobody reads
+}
+
+
+@pytest.mark.parametrize("way", BRANCHES)
+def test_branches_that_are_added_up_give_the_same(way):
+    options, switches, tolerance = BRANCHES[way]
+
+    def train(*, track):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6,))
+        trunk = keras.layers.Dense(6)(inputs)
+        branches = [
+            keras.layers.Dense(1)(keras.layers.Dense(4, activation="tanh")(trunk)) for _ in range(2)
+        ]
+        model = keras.Model(inputs, keras.layers.Average()(branches))
+        model.compile("adam", "mse", jit_compile=False, **options)
+        if track:
+            anynan.keras.track(model)
+        x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
+        model.fit(x, np.ones((8, 1), "float32"), batch_size=2, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    before = {name: True for name in switches}  # TensorFlow's defaults
+    tf.config.optimizer.set_experimental_options(switches)
+    try:
+        pairs = zip(train(track=False), train(track=True), strict=True)
+    finally:
+        tf.config.optimizer.set_experimental_options(before)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
 def test_skip_drops_the_update_and_goes_on():
     model = compiled(models.functional(Root(name="inner")))
     zero(model)
