@@ -66,7 +66,7 @@ def test_branches_that_are_added_up_give_the_same(way):
         model.fit(x, np.ones((8, 1), "float32"), batch_size=2, epochs=2, shuffle=False, verbose=0)
         return model.get_weights()
 
-    before = {name: True for name in switches}  # TensorFlow's defaults
+    before = dict.fromkeys(switches, True)  # TensorFlow's defaults
     tf.config.optimizer.set_experimental_options(switches)
     try:
         pairs = zip(train(track=False), train(track=True), strict=True)
