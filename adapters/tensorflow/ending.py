@@ -59,10 +59,16 @@ def _read_weights(session: "Session", *, updated: bool) -> None:
 
 
 def bad_parameters(session: "Session") -> list[BadParameter]:
-    """List the weights and buffers that are bad now, with what the optimizers keep for them."""
-    rows = session.tracker.rows() if session.state().after else None
+    """List the weights and buffers that are bad, with what the optimizers keep for them.
+
+    What the step itself made of them explains none of its readings: where they were kept they are
+    judged as they were before it.
+    """
+    open_ = session.state()
+    rows = session.tracker.rows() if open_.after else None
+    kept = [] if open_.after or open_.step is None else open_.step.kept
     found = []
-    for item in session.weights.bad():
+    for item in session.weights.bad(kept):
         state = updates.state_of(session, session.weights.variable(item.name))
         gradient = None if rows is None else _gradient(rows, item)
         found.append(replace(item, state=state, gradient=gradient))

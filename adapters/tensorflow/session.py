@@ -387,7 +387,8 @@ class Session:
     def keep(self, *, updates: bool = True) -> list[tuple[Any, Any]]:
         """Hold what a replay needs of before the step: the buffers, or what an update changes."""
         every = self.options.level == "operation"
-        return self.weights.keep(all_of_them=every or (updates and not self.gated))
+        dropped = self.gated and len(self._boards) == 1  # replicas update all the same
+        return self.weights.keep(all_of_them=every or (updates and not dropped))
 
     def end_step(self) -> None:
         """Close this thread's step."""
