@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import torch
 
+from anynan.adapter import BadParameter
 from anynan.containers import leaves
 from anynan.context import replaying
 from anynan.errors import AnomalyError
@@ -32,7 +33,7 @@ from anynan.torch.gradients import read_gradients
 from anynan.torch.hooks import tensors
 from anynan.torch.modelsession import ModelSession
 from anynan.torch.paths import join
-from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, nonfinite
 from anynan.torch.randomstate import RandomState
 from anynan.torch.rootcall import RootCall
 from anynan.torch.state import State, StopReplay
@@ -178,6 +179,7 @@ class KerasSession(ModelSession):
                 for name, x in tensors(out, "result"):
                     self._read_loss(state, name, x)
             if self.options.parameters and state.rows is not None:
+                self._flags.after = True
                 write_parameters(self, state, state.rows)
         except BaseException:
             with self.tracker.softly(), self.ranks.alone(self):
@@ -186,7 +188,7 @@ class KerasSession(ModelSession):
         else:
             self._close(state)
         finally:
-            self._flags.in_step = False
+            self._flags.in_step = self._flags.after = False
             self._flags.loss = None
             state.depth = 0
             state.in_optimizer = False
@@ -213,8 +215,13 @@ class KerasSession(ModelSession):
 
     def finish_update(self, state: State) -> None:
         """End the step at the update, unless it is a batch."""
-        if not self.in_step:
+        if self.in_step:
+            return
+        self._flags.after = True
+        try:
             super().finish_update(state)
+        finally:
+            self._flags.after = False
 
     def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
         """Have one reading judged; Keras leaves what is raised as it is."""
@@ -326,16 +333,36 @@ class KerasSession(ModelSession):
     def start_root(
         self, state: State, fn: Callable[..., Any], layer: str | None, args: Any, kwargs: Any
     ) -> RootCall:
-        """Remember a root call for a replay, with the seeds that Keras keeps in variables."""
+        """Remember a root call for a replay, with what is not trained: the call may change it."""
         root = super().start_root(state, fn, layer, args, kwargs)
-        seeds = [(w.variable, w.variable._value.detach().clone()) for w in self._seeded()]
-        root.random = Seeds(
-            root.random.cpu, root.random.devices, root.random.numpy, root.random.python, seeds
+        keep, kept = self.options.keep, []
+        for weight in self.weights():
+            value = weight.variable._value
+            small = keep == "step" or value.numel() * value.element_size() <= keep
+            if small and not weight.variable.trainable:
+                kept.append((weight.variable, value.detach().clone()))
+        root.random = Kept(
+            root.random.cpu, root.random.devices, root.random.numpy, root.random.python, kept
         )
         return root
 
-    def _seeded(self) -> list[Weight]:
-        return [w for w in self.weights() if not w.variable._value.dtype.is_floating_point]
+    def bad_parameters(self) -> list[BadParameter]:
+        """List what is bad of weights, and of what is not trained as it was before the call.
+
+        What the failing call itself wrote there explains none of its readings.
+        """
+        found = super().bad_parameters()
+        root = self.owner(self.state()).root
+        if not found or root is None or getattr(self._flags, "after", False):
+            return found
+        kept = root.random.kept if isinstance(root.random, Kept) else []
+        before = {id(variable): value for variable, value in kept}
+        made = {
+            w.name
+            for w in self.weights()
+            if (value := before.get(id(w.variable))) is not None and not nonfinite(value)
+        }
+        return [item for item in found if item.name not in made]
 
     def replay(self, reading: Reading) -> Replay:
         """Run the failing call again under the operation watcher."""
@@ -349,6 +376,8 @@ class KerasSession(ModelSession):
         held = [w.variable for w in self.weights() if not w.variable.trainable]
         held += getattr(model, "metrics_variables", [])
         kept = [(variable, variable._value) for variable in held if variable._value is not None]
+        weights = [w.variable._value for w in self.weights() if w.variable.trainable]
+        before = [(x, x._version, x.detach().clone()) for x in weights]
         try:
             for variable, value in kept:
                 variable._value = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
@@ -356,6 +385,9 @@ class KerasSession(ModelSession):
         finally:
             for variable, value in kept:
                 variable._value = value
+            for x, version, content in before:
+                if x._version != version:  # a layer that normalises its kernel writes to it
+                    x.data.copy_(content)
 
 
 DATA = ("x", "y", "sample_weight")
@@ -386,15 +418,15 @@ class Batches:
 
 
 @dataclass(slots=True)
-class Seeds(RandomState):
-    """Hold Keras's seeds, too."""
+class Kept(RandomState):
+    """Hold the variables that are not trained, too: seeds, running statistics."""
 
-    seeds: list[tuple[Any, torch.Tensor]]
+    kept: list[tuple[Any, torch.Tensor]]
 
     def restore(self) -> None:
         """Put the states back."""
         RandomState.restore(self)
-        for variable, value in self.seeds:
+        for variable, value in self.kept:
             with torch.no_grad():
                 variable._value.copy_(value)
 

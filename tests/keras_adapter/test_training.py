@@ -190,7 +190,37 @@ def test_two_replicas():
         zero(model)
         with pytest.raises(anynan.NonFiniteError) as caught:
             model.fit(*data(), verbose=0)
-        assert any("several replicas" in note for note in caught.value.event.notes)
+        event = caught.value.event
+        assert any("several replicas" in note for note in event.notes)
+        # The update was made, and is not what the step failed of.
+        assert (event.phase, event.parameter) == ("forward", None), str(caught.value)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("options", [{}, {"replay": False}])
+def test_statistics_that_the_failing_step_spoils_are_not_to_blame(options, eager):
+    inner = keras.Sequential([Log(name="log"), keras.layers.BatchNormalization(name="bn")])
+    model = compiled(models.functional(inner), run_eagerly=eager)
+    zero(model)
+    anynan.keras.track(model, **options)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    event = caught.value.event
+    assert (event.phase, event.step, event.parameter) == ("forward", 0, None), str(caught.value)
+
+
+def test_spectral_normalization_blames_the_kernel():
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4), name="inner")
+    model = compiled(models.functional(layer))
+    positive(model)
+    anynan.keras.track(model)
+    values = layer.layer.kernel.numpy()
+    values[0, 0] = np.nan
+    layer.layer.kernel.assign(values)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    assert caught.value.event.parameter == "block.inner.kernel", str(caught.value)
+    assert "vector_u" not in str(caught.value)
 
 
 def _masking():

@@ -107,6 +107,40 @@ def test_being_built_into_another_model_is_no_step():
         base(data()[0])
 
 
+# On JAX the new statistics are read before the output that they go into.
+@pytest.mark.parametrize("replay", [True] if BACKEND == "jax" else [True, False])
+def test_statistics_that_the_failing_call_spoils_are_not_to_blame(replay):
+    inner = keras.Sequential(
+        [keras.layers.ReLU(), Log(name="log"), keras.layers.BatchNormalization(name="bn")]
+    )
+    model = compiled(inner)
+    zero(model)
+    anynan.keras.track(model, replay=replay)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    event = caught.value.event
+    assert (event.phase, event.step) == ("forward", 0), str(caught.value)
+    assert event.parameter is None
+    if replay:
+        assert (event.layer, event.cause.tag) == (f"block.{inner.name}.log", "log_of_zero")
+
+
+def test_spectral_normalization_blames_the_kernel():
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4), name="inner")
+    model = compiled(layer)
+    positive(model)
+    anynan.keras.track(model)
+    kernel = layer.layer.kernel
+    values = keras.ops.convert_to_numpy(kernel).copy()
+    values[0, 0] = np.nan
+    kernel.assign(values)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    event = caught.value.event
+    blamed = event.parameter or event.cause.evidence
+    assert blamed.startswith("block.inner.kernel"), str(caught.value)
+
+
 @pytest.mark.parametrize("what", ["fit", "evaluate"])
 def test_fault_inside_the_loss(what):
     def loss(y, found):
