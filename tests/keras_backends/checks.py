@@ -15,6 +15,7 @@ from tests.keras_backends.models import (
     LAYERS,
     NAMES,
     Log,
+    Nan,
     Root,
     compiled,
     data,
@@ -139,6 +140,26 @@ def test_spectral_normalization_blames_the_kernel():
     event = caught.value.event
     blamed = event.parameter or event.cause.evidence
     assert blamed.startswith("block.inner.kernel"), str(caught.value)
+
+
+RUNS = {
+    "fit": lambda model: model.fit(*data(), verbose=0),
+    "predict": lambda model: model.predict(data()[0], verbose=0),
+    "call": lambda model: model(data()[0]),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_nan_that_the_code_writes(run):
+    model = compiled(Nan(name="inner"))
+    positive(model)
+    anynan.keras.track(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        RUNS[run](model)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.kind) == ("block.inner", "forward", "nan")
+    assert event.operation.source.line == line(models.__file__, "bad constant")
+    assert event.cause.text == "the code itself writes this NaN"
 
 
 @pytest.mark.parametrize("what", ["fit", "evaluate"])
