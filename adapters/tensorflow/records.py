@@ -43,7 +43,7 @@ class Recorder:
         ]
         self.spots += [
             (Spot(None, "loss", "loss", x.dtype.name, probes.dtype_max(x.dtype), x.name), x)
-            for x in program.results
+            for _, x in program.results
         ]
         self.held = self.run.values(self._wanted())
 

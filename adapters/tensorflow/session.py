@@ -28,6 +28,7 @@ from anynan.tensorflow.frames import (
 )
 from anynan.tensorflow.looking import look_again
 from anynan.tensorflow.places import Places
+from anynan.tensorflow.reach import Reach
 from anynan.tensorflow.traces import SCOPE, Block, Spot, Trace
 from anynan.tensorflow.variables import Weights
 from anynan.tracker import Tracker
@@ -223,7 +224,7 @@ class Session:
         """Open a step where a model is called outside of every graph."""
         if self._over(state):
             self.end_step()
-        step = Step(layer, args, kwargs, self.keep(updates=False), layer=True)
+        step = self.step(layer, args, kwargs, updates=False, layer=True)
         if not state.open:
             self.open_step(step)
         elif not state.held and not state.depth:
@@ -390,6 +391,18 @@ class Session:
         dropped = self.gated and len(self._boards) == 1  # replicas update all the same
         return self.weights.keep(all_of_them=every or (updates and not dropped))
 
+    def step(
+        self, fn: Any, args: Any, kwargs: Any, *, updates: bool = True, layer: bool = False
+    ) -> Step:
+        """Hold what a replay needs of a step that begins."""
+        kept, reach = self.keep(updates=updates), None
+        if self.options.replay and not hasattr(fn, "get_concrete_function"):
+            python = getattr(fn, "call", fn) if layer else fn
+            given = (*args, *kwargs.values())
+            reach = Reach(python, given, self.layers().values(), self.weights.name)
+            kept += reach.variables
+        return Step(fn, args, kwargs, kept, layer=layer, reach=reach)
+
     def end_step(self) -> None:
         """Close this thread's step."""
         ending.end_step(self)
@@ -477,7 +490,7 @@ class Session:
         state = self.state()
         if state.depth or tf.inside_function():
             return fn(*args, **kwargs)
-        self.open_step(Step(fn, args, kwargs, self.keep()))
+        self.open_step(self.step(fn, args, kwargs))
         state.depth += 1
         try:
             out = fn(*args, **kwargs)
