@@ -19,7 +19,7 @@ from anynan.jax.program import tracing
 from anynan.jax.stacks import LAYER
 from anynan.jax.steps import Step
 from anynan.keras.jax_steps import Part
-from anynan.keras.layers import layers_of, weights_of
+from anynan.keras.layers import layers_of, symbolic, weights_of
 from anynan.lineage import Replay
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class Calls:
             if tracing() is not None:
                 with jax.named_scope(LAYER + path):
                     return run(*args, **kwargs)
+            if symbolic():
+                return run(*args, **kwargs)
             call: Call | None = getattr(self._local, "call", None)
             if call is not None:
                 out = run(*args, **kwargs)
@@ -206,12 +208,3 @@ def _arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
         for i, value in enumerate(args)
     }
     return {**named, **kwargs}
-
-
-def symbolic() -> bool:
-    """Tell whether Keras itself traces, to find out shapes."""
-    try:
-        from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-    except ImportError:  # pragma: no cover - another version of Keras
-        return False
-    return bool(in_symbolic_scope())

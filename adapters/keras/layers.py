@@ -89,6 +89,22 @@ def moments_of(optimizer: Any, variable: Any) -> Iterator[tuple[str, Any]]:
             yield name.removeprefix(start), other
 
 
+def symbolic() -> bool:
+    """Tell whether Keras runs a model only to find out shapes."""
+    try:
+        from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+    except ImportError:  # pragma: no cover - another version of Keras
+        return False
+    return bool(in_symbolic_scope())
+
+
+def is_symbolic(args: Any, kwargs: Any) -> bool:
+    """Tell whether a layer is called on shapes, to be part of a model, and not on numbers."""
+    import keras
+
+    return any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten((args, kwargs)))
+
+
 def _children(layer: Any) -> list[Any]:
     found = getattr(layer, "_layers", None)
     return list(found) if isinstance(found, list | tuple) else list(getattr(layer, "layers", ()))

@@ -1,5 +1,7 @@
 """A callback for ``fit`` that stops, raises, warns or skips, and tells why."""
 
+import sys
+from types import FrameType
 from typing import Any
 
 import keras
@@ -8,6 +10,10 @@ from anynan.keras.tracking import track
 from anynan.tracker import Tracker
 
 ACTIONS = ("stop", "raise", "warn", "record", "skip")
+KEPT = (
+    "fit ends early, and BackupAndRestore would delete its backup as after a whole training: the "
+    "backup in {folder} is kept"
+)
 
 
 class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
@@ -17,8 +23,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
 
     Args:
         action: ``"stop"`` drops the bad step's update, warns with the report and ends the
-            training after this batch; ``"raise"``, ``"warn"``, ``"record"`` and ``"skip"`` are
-            those of ``track``.
+            training after this batch, keeping what ``BackupAndRestore`` saved; ``"raise"``,
+            ``"warn"``, ``"record"`` and ``"skip"`` are those of ``track``.
         **options: The other options of ``anynan.keras.track``.
 
     Raises:
@@ -72,14 +78,46 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop after a bad batch, if that is wanted."""
         tracker = self.tracker
-        if self.action == "stop" and tracker is not None and tracker.count("bad"):
-            self.model.stop_training = True
+        if self.action != "stop" or tracker is None or not tracker.count("bad"):
+            return
+        if not self.model.stop_training:
+            self._keep_backups(tracker)
+        self.model.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
         """Watch no longer."""
         if self.tracker is not None:
             self.tracker.remove()
 
+    def _keep_backups(self, tracker: Tracker) -> None:
+        """Have the backups of this training kept when it ends."""
+        # A callback is not told of the others, but called by what holds them all.
+        frame: FrameType | None = sys._getframe(1)
+        together: Any = None
+        while frame is not None and not isinstance(together, keras.callbacks.CallbackList):
+            together = frame.f_locals.get("self")
+            frame = frame.f_back
+        if not isinstance(together, keras.callbacks.CallbackList):
+            return
+        for callback in list(together.callbacks):
+            backup = isinstance(callback, keras.callbacks.BackupAndRestore)
+            if backup and callback.delete_checkpoint:
+                callback.delete_checkpoint = False
+                together.callbacks.append(_DeleteAgain(callback))  # the last to be called
+                tracker.say(KEPT.format(folder=callback.backup_dir))
+
     def _note(self) -> None:
         if self.tracker is not None:
             self.tracker.where = f"epoch {self._epoch + 1}, batch {self._batch + 1} of fit"
+
+
+class _DeleteAgain(keras.callbacks.Callback):  # type: ignore[misc]
+    """Give a callback its option back after the training."""
+
+    def __init__(self, callback: Any) -> None:
+        super().__init__()
+        self._callback = callback
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Give it back."""
+        self._callback.delete_checkpoint = True

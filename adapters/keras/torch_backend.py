@@ -12,11 +12,19 @@ import keras
 import numpy as np
 import torch
 
+from anynan.adapter import BadParameter
 from anynan.containers import leaves
 from anynan.context import replaying
 from anynan.errors import AnomalyError
 from anynan.keras import seams
-from anynan.keras.layers import Weight, layers_of, moments_of, refuse_unbuilt, weights_of
+from anynan.keras.layers import (
+    Weight,
+    is_symbolic,
+    layers_of,
+    moments_of,
+    refuse_unbuilt,
+    weights_of,
+)
 from anynan.lineage import Replay
 from anynan.monitor import Reading, Rows
 from anynan.options import Options
@@ -25,7 +33,7 @@ from anynan.torch.gradients import read_gradients
 from anynan.torch.hooks import tensors
 from anynan.torch.modelsession import ModelSession
 from anynan.torch.paths import join
-from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, nonfinite
 from anynan.torch.randomstate import RandomState
 from anynan.torch.rootcall import RootCall
 from anynan.torch.state import State, StopReplay
@@ -60,6 +68,9 @@ class KerasSession(ModelSession):
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
             seams.change(owner, "apply", _apply)
         seams.change(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
+        # Building a model, Keras may run layers on made-up numbers.
+        seams.change(keras.SymbolicScope, "__enter__", _enter_symbolic)
+        seams.change(keras.SymbolicScope, "__exit__", _exit_symbolic)
         if isinstance(model, keras.Model):
             seams.change(seams.owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
             for kind in seams.KINDS:
@@ -168,6 +179,7 @@ class KerasSession(ModelSession):
                 for name, x in tensors(out, "result"):
                     self._read_loss(state, name, x)
             if self.options.parameters and state.rows is not None:
+                self._flags.after = True
                 write_parameters(self, state, state.rows)
         except BaseException:
             with self.tracker.softly(), self.ranks.alone(self):
@@ -176,7 +188,7 @@ class KerasSession(ModelSession):
         else:
             self._close(state)
         finally:
-            self._flags.in_step = False
+            self._flags.in_step = self._flags.after = False
             self._flags.loss = None
             state.depth = 0
             state.in_optimizer = False
@@ -189,8 +201,7 @@ class KerasSession(ModelSession):
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a call of the model; inside a batch, the batch is the root."""
         state = self.state()
-        if not state.idle and any(x.is_meta for _, x in tensors((args, kwargs), "x")):
-            # Keras finds out shapes: nothing is computed.
+        if not state.idle and is_symbolic(args, kwargs):
             state.idle = self._flags.symbolic = True
         elif not self.in_step:
             super().enter_root(module, path, args, kwargs)
@@ -204,8 +215,13 @@ class KerasSession(ModelSession):
 
     def finish_update(self, state: State) -> None:
         """End the step at the update, unless it is a batch."""
-        if not self.in_step:
+        if self.in_step:
+            return
+        self._flags.after = True
+        try:
             super().finish_update(state)
+        finally:
+            self._flags.after = False
 
     def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
         """Have one reading judged; Keras leaves what is raised as it is."""
@@ -317,16 +333,36 @@ class KerasSession(ModelSession):
     def start_root(
         self, state: State, fn: Callable[..., Any], layer: str | None, args: Any, kwargs: Any
     ) -> RootCall:
-        """Remember a root call for a replay, with the seeds that Keras keeps in variables."""
+        """Remember a root call for a replay, with what is not trained: the call may change it."""
         root = super().start_root(state, fn, layer, args, kwargs)
-        seeds = [(w.variable, w.variable._value.detach().clone()) for w in self._seeded()]
-        root.random = Seeds(
-            root.random.cpu, root.random.devices, root.random.numpy, root.random.python, seeds
+        keep, kept = self.options.keep, []
+        for weight in self.weights():
+            value = weight.variable._value
+            small = keep == "step" or value.numel() * value.element_size() <= keep
+            if small and not weight.variable.trainable:
+                kept.append((weight.variable, value.detach().clone()))
+        root.random = Kept(
+            root.random.cpu, root.random.devices, root.random.numpy, root.random.python, kept
         )
         return root
 
-    def _seeded(self) -> list[Weight]:
-        return [w for w in self.weights() if not w.variable._value.dtype.is_floating_point]
+    def bad_parameters(self) -> list[BadParameter]:
+        """List what is bad of weights, and of what is not trained as it was before the call.
+
+        What the failing call itself wrote there explains none of its readings.
+        """
+        found = super().bad_parameters()
+        root = self.owner(self.state()).root
+        if not found or root is None or getattr(self._flags, "after", False):
+            return found
+        kept = root.random.kept if isinstance(root.random, Kept) else []
+        before = {id(variable): value for variable, value in kept}
+        made = {
+            w.name
+            for w in self.weights()
+            if (value := before.get(id(w.variable))) is not None and not nonfinite(value)
+        }
+        return [item for item in found if item.name not in made]
 
     def replay(self, reading: Reading) -> Replay:
         """Run the failing call again under the operation watcher."""
@@ -340,6 +376,8 @@ class KerasSession(ModelSession):
         held = [w.variable for w in self.weights() if not w.variable.trainable]
         held += getattr(model, "metrics_variables", [])
         kept = [(variable, variable._value) for variable in held if variable._value is not None]
+        weights = [w.variable._value for w in self.weights() if w.variable.trainable]
+        before = [(x, x._version, x.detach().clone()) for x in weights]
         try:
             for variable, value in kept:
                 variable._value = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
@@ -347,6 +385,9 @@ class KerasSession(ModelSession):
         finally:
             for variable, value in kept:
                 variable._value = value
+            for x, version, content in before:
+                if x._version != version:  # a layer that normalises its kernel writes to it
+                    x.data.copy_(content)
 
 
 DATA = ("x", "y", "sample_weight")
@@ -377,15 +418,15 @@ class Batches:
 
 
 @dataclass(slots=True)
-class Seeds(RandomState):
-    """Hold Keras's seeds, too."""
+class Kept(RandomState):
+    """Hold the variables that are not trained, too: seeds, running statistics."""
 
-    seeds: list[tuple[Any, torch.Tensor]]
+    kept: list[tuple[Any, torch.Tensor]]
 
     def restore(self) -> None:
         """Put the states back."""
         RandomState.restore(self)
-        for variable, value in self.seeds:
+        for variable, value in self.kept:
             with torch.no_grad():
                 variable._value.copy_(value)
 
@@ -440,6 +481,26 @@ def _scale_loss(original: Any) -> Any:
         return original(self, loss)
 
     return scale_loss
+
+
+def _enter_symbolic(original: Any) -> Any:
+    def __enter__(self: Any) -> Any:  # noqa: N807
+        states = [session.state() for session in seams.sessions()]
+        self._anynan = [(state, state.idle) for state in states]
+        for state in states:
+            state.idle = True
+        return original(self)
+
+    return __enter__
+
+
+def _exit_symbolic(original: Any) -> Any:
+    def __exit__(self: Any, *details: Any) -> Any:  # noqa: N807
+        for state, idle in vars(self).pop("_anynan", ()):
+            state.idle = idle
+        return original(self, *details)
+
+    return __exit__
 
 
 def _compute_loss(original: Any) -> Any:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anynan.adapter import BadParameter, ReplayError
+from anynan.agreement import parting
 from anynan.errors import AnomalyError
 from anynan.monitor import Rows
 from anynan.summary import Summary
@@ -12,6 +13,11 @@ from anynan.tensorflow.frames import Step
 
 if TYPE_CHECKING:
     from anynan.tensorflow.session import Session
+
+DIFFERS = (
+    "level='operation' runs each step a second time, and believes nothing of a second run that "
+    "saw other values than the first"
+)
 
 
 def end_step(session: "Session") -> None:
@@ -59,10 +65,16 @@ def _read_weights(session: "Session", *, updated: bool) -> None:
 
 
 def bad_parameters(session: "Session") -> list[BadParameter]:
-    """List the weights and buffers that are bad now, with what the optimizers keep for them."""
-    rows = session.tracker.rows() if session.state().after else None
+    """List the weights and buffers that are bad, with what the optimizers keep for them.
+
+    What the step itself made of them explains none of its readings: where they were kept they are
+    judged as they were before it.
+    """
+    open_ = session.state()
+    rows = session.tracker.rows() if open_.after else None
+    kept = [] if open_.after or open_.step is None else open_.step.kept
     found = []
-    for item in session.weights.bad():
+    for item in session.weights.bad(kept):
         state = updates.state_of(session, session.weights.variable(item.name))
         gradient = None if rows is None else _gradient(rows, item)
         found.append(replace(item, state=state, gradient=gradient))
@@ -91,5 +103,9 @@ def _every_operation(session: "Session", rows: Rows, step: Step | None) -> None:
         seen = replay(session, step, failed=False)
     except ReplayError as error:
         session.tracker.say(f"level='operation' does not see every step: {error}")
+        return
+    parted = parting(rows, rows.reading(len(rows.lo) - 1), seen.passed) if rows.lo else None
+    if parted is not None:
+        session.tracker.say(f"{DIFFERS}: {parted}")
         return
     session.tracker.operations(rows, seen)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from anynan.events import Phase
 from anynan.tensorflow import probes
+from anynan.tensorflow.reach import Reach
 from anynan.tensorflow.traces import Spot
 
 LOOPS = ("WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph")
@@ -68,6 +69,7 @@ class Step:
         kwargs: Likewise.
         kept: Variables as they were before the step.
         layer: True where it is a layer that was called outside of every graph.
+        reach: What its code could reach, as it was before the step; None if it was compiled.
     """
 
     fn: Any
@@ -75,6 +77,7 @@ class Step:
     kwargs: dict[str, Any]
     kept: list[tuple[Any, Any]] = field(default_factory=list)
     layer: bool = False
+    reach: Reach | None = None
 
 
 @dataclass

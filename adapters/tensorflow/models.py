@@ -7,7 +7,6 @@ from typing import Any
 
 from anynan.keras.layers import layers_of
 from anynan.options import Options
-from anynan.tensorflow.frames import Step
 from anynan.tensorflow.session import Session
 
 FUNCTIONS = ("train_function", "test_function", "predict_function")
@@ -65,7 +64,7 @@ class ModelSession(Session):
             return run()
         if state.open:
             self.end_step()
-        self.open_step(Step(fn, args, {}, self.keep()))
+        self.open_step(self.step(fn, args, {}))
         state.held = True
         try:
             return run()

@@ -43,7 +43,7 @@ class Recorder:
         ]
         self.spots += [
             (Spot(None, "loss", "loss", x.dtype.name, probes.dtype_max(x.dtype), x.name), x)
-            for x in program.results
+            for _, x in program.results
         ]
         self.held = self.run.values(self._wanted())
 
@@ -180,9 +180,9 @@ class Recorder:
             if found is not None and found < index:
                 item.parents = (found,)
             return
-        item.source, item.label = self._outside(resolve(tensor), item.summary)
+        item.source, item.label = self._outside(resolve(tensor))
 
-    def _outside(self, tensor: Any, summary: Summary | None) -> tuple[External, str]:
+    def _outside(self, tensor: Any) -> tuple[External, str]:
         node = tensor.op
         if node.type == "ReadVariableOp":
             variable = self.program.variables.get(node.inputs[0].op.name)
@@ -190,11 +190,11 @@ class Recorder:
             if name is not None:
                 buffer = self.session.weights.is_buffer(name)
                 return ("buffer" if buffer else "parameter"), name
-            return "unknown", getattr(variable, "name", "variable")
+            return "buffer", str(getattr(variable, "name", "variable")).partition(":")[0]
         if node.type == "Placeholder" and node.name in self.program.labels:
             return "input", self.program.labels[node.name]
-        data = summary is not None and summary.nan and summary.size > 1
-        return ("input", "data") if data else ("constant", "value")
+        # Only what the call was given is its input: all else stands in the code.
+        return "constant", "a tensor of the closure" if node.type == "Placeholder" else "value"
 
     def _params(self, op: Op) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -1,7 +1,8 @@
 """Run the graph of a failing step again, on copies of its variables, with every operation read."""
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from anynan.adapter import ReplayError
+from anynan.agreement import Passed
 from anynan.context import replay_context
 from anynan.lineage import Replay
 from anynan.tensorflow import inlining, names, probes, readings
 from anynan.tensorflow.frames import Step, named_arguments, tensors
-from anynan.tensorflow.operations import Operations, is_float, results
+from anynan.tensorflow.operations import Operations, results
+from anynan.tensorflow.reach import ITERATOR, Reach
 from anynan.tensorflow.session import Session
-from anynan.tensorflow.traces import Block, Trace
+from anynan.tensorflow.traces import Block, Spot, Trace
 from anynan.tensorflow.variables import read
 
 SPREAD = (
@@ -23,9 +26,14 @@ SPREAD = (
 )
 NESTED = "what runs in a nested function is not run again by itself"
 ARGUMENTS = (
-    "the batch is taken inside of the compiled function, so the step cannot be run again: give "
+    "the batch is taken inside of the function, so the step cannot be run again: give "
     "the function its batch as an argument, and the operation is named"
 )
+
+
+# Operations that take from iterators and queues, and what those are handed on as.
+TAKING = ("IteratorGetNext", "QueueDequeue", "Unstage", "MultiDeviceIteratorGetNext", "ReaderRead")
+HANDLES = (tf.resource, tf.variant, tf.string)
 
 
 @dataclass
@@ -40,7 +48,7 @@ class Program:
         variables: Name of a resource input -> its variable, ours or not.
         compiled: True if XLA compiled it.
         traced: True if it ran as a graph.
-        results: What a tracked function gives back.
+        results: What a tracked function gives back, with a name for each.
     """
 
     graph: Any
@@ -50,7 +58,7 @@ class Program:
     variables: dict[str, Any]
     compiled: bool
     traced: bool
-    results: list[Any]
+    results: list[tuple[str, Any]]
 
 
 def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
@@ -72,8 +80,12 @@ def replay(session: Session, step: Step, *, failed: bool = True) -> Replay:
         if failed:
             _trail(session, run)
         result = Recorder(session, program, run).result()
+        if not (run.optimized or result.uncompiled):  # then the arithmetic itself is another
+            result.passed = passed(session, run)
         if failed and any(record.raw in names.OPAQUE for record in result.records):
-            result = _deeper(session, step) or result
+            deeper = _deeper(session, step)
+            if deeper is not None:
+                deeper.passed, result = result.passed, deeper
     return result
 
 
@@ -127,6 +139,29 @@ def _trail(session: Session, run: "Run") -> None:
         rows.lo[order], rows.hi[order] = lo, hi
 
 
+def passed(session: Session, run: "Run") -> list[Passed]:
+    """Read again what the first run read, to be compared with it."""
+    if session.looped:  # each iteration was read if it ran eagerly, and none is in a graph
+        return []
+    blocks = run.program.trace.blocks
+    spots = [s for b in blocks for s in b.spots if s.name and s.parameter is None]
+    for label, x in run.program.results:
+        tensor = "loss" if label == "result" else label
+        spots.append(Spot(None, "loss", tensor, x.dtype.name, probes.dtype_max(x.dtype), x.name))
+    if not spots:
+        return []
+    low, high, there = readings.read(run.rows([spot.name for spot in spots]))
+    if run.program.compiled and not session.sizes:  # a sum took Infs of both signs for a NaN
+        both = np.isinf(low) & np.isinf(high) & (low < high)
+        low, high = np.where(both, np.nan, low), np.where(both, np.nan, high)
+    calls = session.places(spots).calls
+    return [
+        Passed(spot.layer, spot.phase, spot.tensor, call, float(lo), float(hi))
+        for spot, call, lo, hi, ok in zip(spots, calls, low, high, there, strict=True)
+        if ok
+    ]
+
+
 def _deeper(session: Session, step: Step) -> Replay | None:
     """Run a step again with what is nested in place; None if that shows nothing."""
     from anynan.tensorflow.records import Recorder
@@ -152,13 +187,21 @@ def prepare(session: Session, step: Step, *, fresh: bool = False) -> Program:
     if fresh and compiled:
         fn = inlining.anew(fn)
     if not compiled:
-        fn = tf.function(_whole(session, step) if step.layer else step.fn)
-    try:
-        concrete = fn.get_concrete_function(*args, **kwargs)
-    except Exception as error:
-        msg = f"the step could not be traced to a graph: {type(error).__name__}: {_first(error)}"
-        raise ReplayError(msg) from error
+        whole = _whole(session, step) if step.layer else step.fn
+        fn = tf.function(whole if step.reach is None else _from_start(whole, step.reach))
+    reach = Reach(step.fn) if fresh and compiled else step.reach
+    with reach.second_run() if reach is not None else nullcontext():
+        try:
+            concrete = fn.get_concrete_function(*args, **kwargs)
+        except Exception as error:
+            msg = (
+                f"the step could not be traced to a graph: {type(error).__name__}: {_first(error)}"
+            )
+            raise ReplayError(msg) from error
     graph = concrete.graph
+    source = _source_of_data(graph, concrete.captured_inputs)
+    if source is not None:
+        raise ReplayError(ITERATOR.format(name=source))
     explicit = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
     pairs = list(arguments(step, fn))
     if len(pairs) != len(explicit):
@@ -189,8 +232,17 @@ def prepare(session: Session, step: Step, *, fresh: bool = False) -> Program:
     return Program(
         graph, session.trace(graph), feeds, labels, variables,
         compiled and bool(getattr(fn, "_jit_compile", False)), compiled,
-        [x for x in concrete.outputs if is_float(x)] if session.model() is None else [],
+        [] if session.model() is not None else list(tensors(graph.structured_outputs, "result")),
     )  # fmt: skip
+
+
+def _source_of_data(graph: Any, captured: Any) -> str | None:
+    """Name an operation that takes something out of what is not the step's own."""
+    variables = {id(variable.handle) for variable in graph.variables}
+    foreign = any(x.dtype in HANDLES and id(x) not in variables for x in captured)
+    definition = graph.as_graph_def() if foreign else tf.compat.v1.GraphDef()
+    nodes = [definition.node, *(function.node_def for function in definition.library.function)]
+    return next((node.op for part in nodes for node in part if node.op.startswith(TAKING)), None)
 
 
 @dataclass(frozen=True)
@@ -199,6 +251,17 @@ class _Copied:
 
     variable: Any
     content: Any
+
+
+def _from_start(fn: Any, reach: Reach) -> Any:
+    """Make a function that begins with what was kept: one that makes variables is traced twice."""
+    put_back = tf.autograph.experimental.do_not_convert(reach.put_back)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        put_back()
+        return fn(*args, **kwargs)
+
+    return functools.update_wrapper(run, fn, updated=())
 
 
 def _whole(session: Session, step: Step) -> Any:
@@ -293,7 +356,7 @@ class Run:
         program = self.program
         self.bad = self._flags()
         read = [spot.name for block in program.trace.blocks for spot in block.order]
-        read += [x.name for x in program.results]
+        read += [x.name for _, x in program.results]
         if not failed or any(self.bad.get(name) for name in read):
             return
         if program.compiled:

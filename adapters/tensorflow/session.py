@@ -28,6 +28,7 @@ from anynan.tensorflow.frames import (
 )
 from anynan.tensorflow.looking import look_again
 from anynan.tensorflow.places import Places
+from anynan.tensorflow.reach import Reach
 from anynan.tensorflow.traces import SCOPE, Block, Spot, Trace
 from anynan.tensorflow.variables import Weights
 from anynan.tracker import Tracker
@@ -159,9 +160,9 @@ class Session:
     ) -> Any:
         """Run a layer, and read what comes out."""
         state, graph = self.state(), here()
-        if graph is not None and _symbolic(graph):
-            return run(*args, **kwargs)
         outer = state.frame
+        if self._builds(graph, outer, args, kwargs):
+            return run(*args, **kwargs)
         if outer is not None and outer.graph is not graph and is_loop(graph):
             self._inside(path)
             return run(*args, **kwargs)
@@ -191,6 +192,19 @@ class Session:
             self._flush(frame, backward=False)
         return out
 
+    def _builds(self, graph: Any, outer: Frame | None, args: Any, kwargs: Any) -> bool:
+        """Tell whether Keras only finds out shapes, here or in the call that begins."""
+        while graph is not None and is_loop(graph):
+            graph = graph.outer_graph
+        if graph is not None:
+            # A function that is traced meanwhile may be called on numbers later.
+            return "scratch_graph" in str(getattr(graph, "name", ""))
+        if not self.with_keras or outer is not None:
+            return False
+        from anynan.keras.layers import is_symbolic, symbolic
+
+        return symbolic() or is_symbolic(args, kwargs)
+
     def _inside(self, path: str) -> None:
         if path not in self.looped:
             self.looped.add(path)
@@ -210,7 +224,7 @@ class Session:
         """Open a step where a model is called outside of every graph."""
         if self._over(state):
             self.end_step()
-        step = Step(layer, args, kwargs, self.keep(updates=False), layer=True)
+        step = self.step(layer, args, kwargs, updates=False, layer=True)
         if not state.open:
             self.open_step(step)
         elif not state.held and not state.depth:
@@ -374,7 +388,20 @@ class Session:
     def keep(self, *, updates: bool = True) -> list[tuple[Any, Any]]:
         """Hold what a replay needs of before the step: the buffers, or what an update changes."""
         every = self.options.level == "operation"
-        return self.weights.keep(all_of_them=every or (updates and not self.gated))
+        dropped = self.gated and len(self._boards) == 1  # replicas update all the same
+        return self.weights.keep(all_of_them=every or (updates and not dropped))
+
+    def step(
+        self, fn: Any, args: Any, kwargs: Any, *, updates: bool = True, layer: bool = False
+    ) -> Step:
+        """Hold what a replay needs of a step that begins."""
+        kept, reach = self.keep(updates=updates), None
+        if self.options.replay and not hasattr(fn, "get_concrete_function"):
+            python = getattr(fn, "call", fn) if layer else fn
+            given = (*args, *kwargs.values())
+            reach = Reach(python, given, self.layers().values(), self.weights.name)
+            kept += reach.variables
+        return Step(fn, args, kwargs, kept, layer=layer, reach=reach)
 
     def end_step(self) -> None:
         """Close this thread's step."""
@@ -463,7 +490,7 @@ class Session:
         state = self.state()
         if state.depth or tf.inside_function():
             return fn(*args, **kwargs)
-        self.open_step(Step(fn, args, kwargs, self.keep()))
+        self.open_step(self.step(fn, args, kwargs))
         state.depth += 1
         try:
             out = fn(*args, **kwargs)
@@ -476,8 +503,3 @@ class Session:
             with self.tracker.softly(on=False):
                 self.end_step()
         return out
-
-
-def _symbolic(graph: Any) -> bool:
-    """Tell whether a graph is Keras's own, made to find out shapes."""
-    return "scratch_graph" in str(getattr(graph, "name", ""))

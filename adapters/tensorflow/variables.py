@@ -75,8 +75,9 @@ class Weights:
         found = []
         for ref, _, buffer in self._of.values():
             variable = ref()
-            if variable is not None and (buffer or all_of_them) and _local(variable):
-                found.append((variable, read(variable)))
+            if variable is not None and (buffer or all_of_them):
+                one = variable if _local(variable) else variable.values[0]
+                found.append((variable, read(one)))
         return found
 
     def variable(self, name: str) -> Any:
@@ -103,14 +104,21 @@ class Weights:
         spots, run = self._ends
         return spots, run().numpy()
 
-    def bad(self) -> list[BadParameter]:
-        """List the variables that hold bad values now."""
+    def bad(self, kept: list[tuple[Any, Any]]) -> list[BadParameter]:
+        """List the variables that hold bad values now.
+
+        Args:
+            kept: Variables with what they held before, to be judged by that.
+        """
         found = []
+        before = {id(variable): value for variable, value in kept}
         for name, (ref, path, buffer) in self._of.items():
             variable = ref()
             if variable is None or not _can_be_bad(variable):
                 continue
-            value = read(variable)
+            value = before.get(id(variable))
+            if value is None:
+                value = read(variable)
             if not bool(probes.fine(value)):
                 found.append(BadParameter(name, path, probes.measure(value), buffer))
         return found

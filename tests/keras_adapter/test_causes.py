@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import anynan
 from anynan.causes import RULES
+from tests.keras_adapter import models
 
 FAULTS = {}
 
@@ -328,6 +329,57 @@ def test_a_gradient_that_vanishes_or_jumps():
     x[6] = 100
     event = caught(model, x, x[:, :1], fit=True, policy=anynan.Policy(spike=10, bad=("spike",)))
     assert (event.kind, event.cause.tag, event.step) == ("spike", "exploding_gradient", 6)
+
+
+TABLE = np.full((4,), np.nan, "float32")
+HELD = tf.constant(TABLE)
+
+
+class Written(keras.layers.Layer):
+    def __init__(self, how):
+        super().__init__(name="inner")
+        self.how = how
+
+    def call(self, x):
+        if self.how == "scalar":
+            return x * float("nan")  # bad scalar
+        if self.how == "table":
+            return x + keras.ops.convert_to_tensor(TABLE)  # bad table
+        if self.how == "closure":
+            return x + HELD  # bad closure
+        return tf.where(x > 0, x, np.nan)  # bad where
+
+
+@pytest.mark.parametrize("how", ["scalar", "table", "closure", "where"])
+@pytest.mark.parametrize("run", ["fit", "predict", "call"])
+def test_nan_that_the_code_writes_is_no_batch(how, run):
+    model = models.compiled(models.functional(Written(how)))
+    models.zero(model)
+    anynan.keras.track(model)
+    x, y = models.data()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        if run == "fit":
+            model.fit(x, y, verbose=0)
+        elif run == "predict":
+            model.predict(x, verbose=0)
+        else:
+            model(x)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.kind) == ("block.inner", "forward", "nan")
+    assert event.operation.source.line == models.line(__file__, f"bad {how}")
+    assert event.cause.text == "the code itself writes this NaN"
+    assert not event.notes
+
+
+def test_a_variable_of_no_layer_is_no_batch():
+    table = tf.Variable(TABLE, name="table")
+    model = models.functional(keras.layers.Lambda(lambda x: x + table, name="inner"))
+    anynan.keras.track(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model(models.data()[0])
+    event = caught.value.event
+    assert (event.layer, event.cause.tag) == ("block.inner", "bad_parameter")
+    assert event.cause.evidence.startswith("table: ")
 
 
 NOT_IN_TENSORFLOW = {

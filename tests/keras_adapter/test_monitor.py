@@ -48,6 +48,23 @@ def test_it_stops_and_tells_why():
     assert monitor.tracker.adapter is None
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, in saving
+@pytest.mark.parametrize("first", [True, False])
+def test_stopping_keeps_the_backup(tmp_path, first):
+    folder = tmp_path / "backup"
+    backup = keras.callbacks.BackupAndRestore(str(folder))
+    monitor = anynan.keras.Monitor()
+    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
+    positive(model)
+    pair = [monitor, backup] if first else [backup, monitor]
+    x, y = np.ones((8, 4)), np.ones((8, 1))
+    with pytest.warns(anynan.AnynanWarning) as caught:
+        model.fit(x, y, batch_size=2, epochs=3, verbose=0, callbacks=[Spoil(), *pair])
+    assert any(f"the backup in {folder} is kept" in str(item.message) for item in caught)
+    assert (folder / "latest.weights.h5").exists()
+    assert backup.delete_checkpoint  # a whole training deletes it, as ever
+
+
 def test_it_raises():
     monitor = anynan.keras.Monitor(action="raise")
     with pytest.raises(anynan.NonFiniteError, match=WHERE):

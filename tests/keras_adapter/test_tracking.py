@@ -208,3 +208,15 @@ def test_one_write_for_each_phase_and_one_read_for_each_step(monkeypatch):
         for _ in range(3):
             step(x, y)
         assert reads == [True] * 3
+
+
+def test_being_built_into_another_model_is_no_step():
+    base = models.functional(Log(name="inner"))
+    zero(base)
+    tracker = anynan.keras.track(base)
+    inputs = keras.Input((4,))
+    keras.Model(inputs, keras.layers.Dense(2)(base(inputs)))
+    keras.Model(inputs, base.layers[-1](inputs))
+    assert (tracker.step, len(tracker.history), tracker.events) == (0, 0, ())
+    with pytest.raises(anynan.NonFiniteError):
+        base(data()[0])

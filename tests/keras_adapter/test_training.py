@@ -39,6 +39,43 @@ def test_training_is_the_same_with_tracking(action):
         np.testing.assert_array_equal(one, other)
 
 
+BRANCHES = {
+    "eager": ({"run_eagerly": True}, {}, 0.0),
+    "as written": ({}, {"arithmetic_optimization": False, "remapping": False}, 0.0),
+    "optimized": ({}, {}, 1e-5),  # it regroups the sum of values that nobody reads
+}
+
+
+@pytest.mark.parametrize("way", BRANCHES)
+def test_branches_that_are_added_up_give_the_same(way):
+    options, switches, tolerance = BRANCHES[way]
+
+    def train(*, track):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6,))
+        trunk = keras.layers.Dense(6)(inputs)
+        branches = [
+            keras.layers.Dense(1)(keras.layers.Dense(4, activation="tanh")(trunk)) for _ in range(2)
+        ]
+        model = keras.Model(inputs, keras.layers.Average()(branches))
+        model.compile("adam", "mse", jit_compile=False, **options)
+        if track:
+            anynan.keras.track(model)
+        x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
+        model.fit(x, np.ones((8, 1), "float32"), batch_size=2, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    before = dict.fromkeys(switches, True)  # TensorFlow's defaults
+    tf.config.optimizer.set_experimental_options(switches)
+    try:
+        pairs = zip(train(track=False), train(track=True), strict=True)
+    finally:
+        tf.config.optimizer.set_experimental_options(before)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
 def test_skip_drops_the_update_and_goes_on():
     model = compiled(models.functional(Root(name="inner")))
     zero(model)
@@ -153,7 +190,37 @@ def test_two_replicas():
         zero(model)
         with pytest.raises(anynan.NonFiniteError) as caught:
             model.fit(*data(), verbose=0)
-        assert any("several replicas" in note for note in caught.value.event.notes)
+        event = caught.value.event
+        assert any("several replicas" in note for note in event.notes)
+        # The update was made, and is not what the step failed of.
+        assert (event.phase, event.parameter) == ("forward", None), str(caught.value)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("options", [{}, {"replay": False}])
+def test_statistics_that_the_failing_step_spoils_are_not_to_blame(options, eager):
+    inner = keras.Sequential([Log(name="log"), keras.layers.BatchNormalization(name="bn")])
+    model = compiled(models.functional(inner), run_eagerly=eager)
+    zero(model)
+    anynan.keras.track(model, **options)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    event = caught.value.event
+    assert (event.phase, event.step, event.parameter) == ("forward", 0, None), str(caught.value)
+
+
+def test_spectral_normalization_blames_the_kernel():
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4), name="inner")
+    model = compiled(models.functional(layer))
+    positive(model)
+    anynan.keras.track(model)
+    values = layer.layer.kernel.numpy()
+    values[0, 0] = np.nan
+    layer.layer.kernel.assign(values)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    assert caught.value.event.parameter == "block.inner.kernel", str(caught.value)
+    assert "vector_u" not in str(caught.value)
 
 
 def _masking():

@@ -15,6 +15,7 @@ from tests.keras_backends.models import (
     LAYERS,
     NAMES,
     Log,
+    Nan,
     Root,
     compiled,
     data,
@@ -93,6 +94,72 @@ def test_backward_fault_is_found_in_fit():
     assert event.operation.source.line == line(models.__file__, "bad sqrt")
     assert event.cause.tag == "sqrt_gradient_at_zero"
     same(before, model.get_weights())
+
+
+def test_being_built_into_another_model_is_no_step():
+    base = models.functional(Log(name="inner"))
+    zero(base)
+    tracker = anynan.keras.track(base)
+    inputs = keras.Input((4,))
+    keras.Model(inputs, keras.layers.Dense(2)(base(inputs)))
+    keras.Model(inputs, base.layers[-1](inputs))
+    assert (tracker.step, len(tracker.history), tracker.events) == (0, 0, ())
+    with pytest.raises(anynan.NonFiniteError):
+        base(data()[0])
+
+
+# On JAX the new statistics are read before the output that they go into.
+@pytest.mark.parametrize("replay", [True] if BACKEND == "jax" else [True, False])
+def test_statistics_that_the_failing_call_spoils_are_not_to_blame(replay):
+    inner = keras.Sequential(
+        [keras.layers.ReLU(), Log(name="log"), keras.layers.BatchNormalization(name="bn")]
+    )
+    model = compiled(inner)
+    zero(model)
+    anynan.keras.track(model, replay=replay)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    event = caught.value.event
+    assert (event.phase, event.step) == ("forward", 0), str(caught.value)
+    assert event.parameter is None
+    if replay:
+        assert (event.layer, event.cause.tag) == (f"block.{inner.name}.log", "log_of_zero")
+
+
+def test_spectral_normalization_blames_the_kernel():
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4), name="inner")
+    model = compiled(layer)
+    positive(model)
+    anynan.keras.track(model)
+    kernel = layer.layer.kernel
+    values = keras.ops.convert_to_numpy(kernel).copy()
+    values[0, 0] = np.nan
+    kernel.assign(values)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    event = caught.value.event
+    blamed = event.parameter or event.cause.evidence
+    assert blamed.startswith("block.inner.kernel"), str(caught.value)
+
+
+RUNS = {
+    "fit": lambda model: model.fit(*data(), verbose=0),
+    "predict": lambda model: model.predict(data()[0], verbose=0),
+    "call": lambda model: model(data()[0]),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_nan_that_the_code_writes(run):
+    model = compiled(Nan(name="inner"))
+    positive(model)
+    anynan.keras.track(model)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        RUNS[run](model)
+    event = caught.value.event
+    assert (event.layer, event.phase, event.kind) == ("block.inner", "forward", "nan")
+    assert event.operation.source.line == line(models.__file__, "bad constant")
+    assert event.cause.text == "the code itself writes this NaN"
 
 
 @pytest.mark.parametrize("what", ["fit", "evaluate"])

@@ -116,3 +116,40 @@ def test_recurrent_layer():
         model.fit(x, y, verbose=0)
         assert {"rnn", "rnn.simple_rnn_cell", "last"} <= layers(tracker, "forward")
         assert not tracker.events
+
+
+class Standard(keras.layers.Layer):
+    """Decide on numbers, as no layer on the meta device can: Keras then tries it on ones."""
+
+    def call(self, x):
+        if float(x.detach().abs().max()) > 1e6:
+            x = x / 1e6
+        return (x - keras.ops.mean(x, -1, keepdims=True)) / keras.ops.std(x, -1, keepdims=True)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+RUNS = ["fit", "train_on_batch", "evaluate", "test_on_batch"]
+
+
+def run_once(model, name, x):
+    getattr(model, name)(x, data()[1], **({} if name.endswith("batch") else {"verbose": 0}))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_made_up_numbers_that_keras_builds_with_are_not_judged(name):
+    def model():
+        model = keras.Sequential([keras.Input((4,)), Standard(name="std"), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model, anynan.keras.track(model)
+
+    well, tracker = model()
+    run_once(well, name, data()[0])
+    assert not tracker.events
+    assert len(tracker.history) == 1  # the building was no step
+    ill, _ = model()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        run_once(ill, name, np.ones((8, 4), "float32"))
+    assert (caught.value.event.layer, caught.value.event.cause.tag) == ("std", "divide_by_zero")
+    assert caught.value.event.step == 0

@@ -1,0 +1,188 @@
+"""A second run of a step: from the state of the first, believed only where it saw the same."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from tests.keras_adapter import models
+
+
+def either(first, x):
+    if first:
+        return tf.reduce_sum(tf.math.log(x - 10))
+    return tf.reduce_sum(tf.sqrt(x - 20))
+
+
+COUNT = 0
+
+
+def in_a_list():
+    calls = [0]
+
+    def step(x):
+        calls[0] += 1
+        return either(calls[0] % 2 == 1, x)
+
+    return step, lambda: calls[0]
+
+
+def in_a_cell():
+    calls = 0
+
+    def step(x):
+        nonlocal calls
+        calls += 1
+        return either(calls % 2 == 1, x)
+
+    return step, lambda: calls
+
+
+def in_a_global():
+    def step(x):
+        global COUNT  # noqa: PLW0603
+        COUNT += 1
+        return either(COUNT % 2 == 1, x)
+
+    return step, lambda: COUNT
+
+
+def in_an_object():
+    class Trainer:
+        calls = 0
+
+        def step(self, x):
+            self.calls += 1
+            return either(self.calls % 2 == 1, x)
+
+    trainer = Trainer()
+    return trainer.step, lambda: trainer.calls
+
+
+def in_a_variable():
+    calls = tf.Variable(0)
+
+    def step(x):
+        calls.assign_add(1)
+        x = tf.where(calls % 2 == 1, tf.math.log(x - 10), tf.sqrt(x - 20))
+        return tf.reduce_sum(x)
+
+    return step, lambda: int(calls)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [in_a_list, in_a_cell, in_a_global, in_an_object, in_a_variable],
+    ids=lambda f: f.__name__,
+)
+def test_a_counter_is_what_it_was(make):
+    fn, count = make()
+    before = count()
+    step = anynan.tensorflow.track(fn, action="record")
+    step(tf.ones(3))
+    assert count() == before + 1
+    assert step.events[0].operation.name == "log"
+    step.remove()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["numpy", "python", "legacy"])
+def test_a_generator_draws_the_same(kind, seed):
+    generator = {"numpy": np.random.default_rng, "python": random.Random}.get(
+        kind, np.random.RandomState
+    )
+    mine, other = generator(seed), generator(seed)
+    step = anynan.tensorflow.track(lambda x: either(mine.random() < 0.5, x), action="record")
+    step(tf.ones(3))
+    assert step.events[0].operation.name == ("log" if other.random() < 0.5 else "sqrt")
+    assert mine.random() == other.random()
+    step.remove()
+
+
+class Alternates(keras.layers.Layer):
+    def __init__(self):
+        super().__init__(name="inner")
+        self.calls = 0
+
+    def call(self, x):
+        self.calls += 1
+        return tf.math.log(x - 10) if self.calls % 2 == 1 else tf.sqrt(x - 20)
+
+
+@pytest.mark.parametrize("fit", [True, False])
+def test_a_layer_that_counts(fit):
+    layer = Alternates()
+    model = models.compiled(models.functional(layer), run_eagerly=True)
+    layer.calls = 0
+    x, y = models.data()
+    with anynan.keras.track(model, action="record") as tracker:
+        if fit:
+            model.fit(x, y, verbose=0)
+        else:
+            model(x)
+        assert layer.calls == 1
+        assert tracker.events[0].operation.name == "log"
+
+
+NUMBERS = [1.0, -1.0, 0.0, 5.0]
+
+
+def tensors():
+    return iter(tf.data.Dataset.from_tensor_slices(NUMBERS))
+
+
+def arrays():
+    return tf.data.Dataset.from_tensor_slices(NUMBERS).as_numpy_iterator()
+
+
+def generated():
+    return (x for x in NUMBERS)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("make", [tensors, arrays, generated], ids=lambda f: f.__name__)
+def test_no_batch_is_eaten(make, compiled):
+    if compiled and make is not tensors:
+        pytest.skip("a compiled function takes nothing from Python's iterators")
+    batches = make()
+
+    def step():
+        return tf.math.log(next(batches))
+
+    step = anynan.tensorflow.track(tf.function(step) if compiled else step, action="record")
+    step()
+    step()
+    (event,) = step.events
+    assert (event.kind, event.operation) == ("nan", None)
+    assert any("takes its data from an iterator" in note for note in event.notes)
+    assert [float(next(batches)), float(next(batches))] == [0, 5]
+    step.remove()
+
+
+class Hidden:
+    """Count where nobody looks."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self):
+        self.calls = 0
+
+
+def test_a_second_run_that_differs_is_not_believed():
+    hidden = Hidden()
+
+    class Layer(keras.layers.Layer):
+        def call(self, x):
+            hidden.calls += 1
+            return tf.math.log(x - 10) if hidden.calls == 1 else 1 / (x * 0)
+
+    model = models.functional(Layer(name="inner"))
+    hidden.calls = 0
+    with anynan.tensorflow.track(model, action="record") as tracker:
+        model(models.data()[0])
+    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    assert (event.layer, event.kind, event.operation) == ("block.inner", "nan", None)
+    assert any("saw other values than the first run" in note for note in event.notes)
