@@ -38,6 +38,8 @@ class Judge(Actor):
         self._clean: int | None = None
         self._updates: list[int] = []
         self._spoiled: int | None = None
+        # The last failed step whose update was made all the same.
+        self._through: Rows | None = None
 
     # What adapters call.
 
@@ -156,6 +158,8 @@ class Judge(Actor):
         Raises:
             AnomalyError: As the tracker's action says.
         """
+        if self._is_consequence(rows, reading, kind, later):
+            return
         if rows.holding:
             rows.held = rows.held or Held(reading, kind, value, replayed)
             return
@@ -322,9 +326,15 @@ class Judge(Actor):
         """Note an optimizer update; one from gradients that were reported as bad is no news."""
         rows: Rows | None = getattr(self._local, "rows", None)
         if rows is not None and rows.failed is not None:
+            self.went_through(rows)
             return
         self._updates.append(step)
         del self._updates[:-2]
+
+    def went_through(self, rows: Rows) -> None:
+        """Note that a failed step's update was made all the same: what is bad later may be its."""
+        if not rows.skip and rows.failed.step == rows.step:
+            self._through = rows
 
     def known_clean(self, step: int) -> None:
         """Note that every weight and buffer was finite at the start of this step."""
@@ -346,6 +356,39 @@ class Judge(Actor):
         warn(f"anynan: {prose(note)}")
 
     # Inside.
+
+    def _is_consequence(self, rows: Rows, reading: Reading, kind: Kind, later: int) -> bool:
+        """Tell whether a reading is bad because of an update that an action let through.
+
+        It is no event of its own then: it counts as spread of the event that was let through.
+        """
+        through = self._through
+        if through is None or reading.step <= through.step:
+            return False
+        if kind not in NON_FINITE or reading.phase == "input":
+            return False
+        if not self._adapter.bad_parameters():  # repaired since
+            self._through = None
+            return False
+        event: Event = through.failed
+        spread = replace(event.spread, count=event.spread.count + 1 + later)
+        rows.failed = through.failed = replace(event, spread=spread)
+        with self._lock:
+            for i in range(len(self._events) - 1, -1, -1):
+                if self._events[i] is event:
+                    self._events[i] = through.failed
+                    break
+        note = (
+            f"the weights are bad since the update of step {event.step}, which was made although "
+            f"that step was reported (action={self._action_name()}): what is bad because of it is "
+            "counted there"
+        )
+        (self.say if self.options.action == "warn" else self.remark)(note)
+        return True
+
+    def _action_name(self) -> str:
+        action = self.options.action
+        return repr(action) if isinstance(action, str) else "a function"
 
     def _unread(self) -> str:
         """Say why an update may have used a bad gradient, empty if none can have."""
@@ -381,7 +424,7 @@ class Judge(Actor):
     def _spread(self, rows: Rows) -> None:
         """Write into a failed step's event what turned bad after it was recorded."""
         event: Event = rows.failed
-        if rows.spread <= event.spread.count:
+        if rows.spread <= event.spread.count or event.step != rows.step:
             return
         rows.failed = replace(event, spread=replace(event.spread, count=rows.spread))
         with self._lock:

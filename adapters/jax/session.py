@@ -279,6 +279,8 @@ class Session:
             self._local.step = None
         if rows.failed is None:
             self.tracker.known_clean(rows.step + 1)
+        else:
+            self.tracker.went_through(rows)
 
     def _meant(self, step: Step) -> set[int]:
         """Give the readings of an update that are Inf and may be meant so."""

@@ -281,7 +281,7 @@ class KerasSession(ModelSession):
         finally:
             state.in_optimizer = False
         rows = state.rows
-        if self._flags.made and (rows is None or rows.failed is None):
+        if self._flags.made:
             self.tracker.updated(self.tracker.step if rows is None else rows.step)
         self.finish_update(state)
         return out

@@ -38,6 +38,8 @@ def end_step(session: "Session") -> None:
             if session.options.level == "operation" and rows.failed is None:
                 _every_operation(session, rows, state.step)
             tracker.settle(rows)
+            if rows.failed is not None and updated:
+                tracker.went_through(rows)
             if rows.failed is None and rows.lo:
                 tracker.known_clean(rows.step)
                 if updated and not session.options.parameters:

@@ -200,7 +200,7 @@ def after_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
         return
     state.in_optimizer = False
     rows = state.rows
-    if rows is None or (rows.failed is None and (rows.pending is None or rows.applied)):
+    if rows is None or rows.failed is not None or rows.pending is None or rows.applied:
         session.tracker.updated(session.tracker.step if rows is None else rows.step)
     if torch._C._current_graph_task_id() != -1:
         state.updated = True  # in the middle of the backward pass: there is more to come

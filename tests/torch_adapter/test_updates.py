@@ -112,3 +112,49 @@ def test_what_no_optimizer_holds_was_not_written_by_one() -> None:
     event = caught.value.event
     assert (event.phase, event.parameter) == ("parameter", "base.weight")
     assert event.since is not None
+
+
+@pytest.mark.parametrize("fault", ["input", "forward", "backward"])
+@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("tracked", ["model", "step"])
+@pytest.mark.parametrize("parameters", [False, True])
+def test_what_follows_from_an_update_that_went_through(
+    fault: str, read: Any, tracked: str, *, parameters: bool
+) -> None:
+    class Layer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bad and fault == "forward":
+                return torch.log(-1 - x.abs())
+            return torch.sqrt(x * 0) if bad and fault == "backward" else x
+
+    model = nn.Sequential(nn.Linear(4, 4), Layer(), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    options: Any = {"action": "record", "read": read, "parameters": parameters}
+    if tracked == "model":
+        tracker = anynan.torch.track(model, **options)
+    else:
+        step = tracker = anynan.torch.track(step, **options)
+    for i in range(6):
+        bad = i == 3
+        x = torch.ones(2, 4)
+        if bad and fault == "input":
+            x[0, 0] = math.nan
+        step(x)
+    tracker.check()
+    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    assert (event.step, event.phase) == (3, fault)
+    assert event.spread.count > 1
+    assert "since the update of step 3" in tracker.report()
+    # A fault of its own is told as such once the weights are good again.
+    model.load_state_dict({k: torch.ones_like(v) for k, v in model.state_dict().items()})
+    optimizer.state.clear()
+    fault, bad = "forward", True
+    step(torch.ones(2, 4))
+    tracker.check()
+    assert [event.step for event in tracker.events if event.severity == "bad"] == [3, 6]
