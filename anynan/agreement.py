@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from anynan.events import Kind, Phase
@@ -37,6 +37,10 @@ class Passed:
     def key(self) -> tuple[Any, ...]:
         """Name the place."""
         return self.layer, self.phase, self.tensor, self.call
+
+    def unmeasured(self) -> "Passed":
+        """Leave out how large the values are, where they are finite."""
+        return self if self.kind is not None else replace(self, lo=math.inf, hi=-math.inf)
 
     @property
     def kind(self) -> Kind | None:

@@ -11,6 +11,7 @@ from anynan.events import NON_FINITE, STATE, Cause, Event, Kind, Operation, Phas
 from anynan.guarding import NORM, Finding
 from anynan.lineage import OpRecord, Replay, Token, Verdict, trace
 from anynan.monitor import Monitor, Reading, Rows
+from anynan.rules.evidence import seen
 from anynan.summary import Summary
 
 _NOT_REPRODUCED = (
@@ -90,9 +91,12 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
     outside = verdict.outside
     if outside is not None and outside.source == "input":
         return _outside_input(case, adapter, verdict, outside)
+    if outside is not None and outside.source == "handed":
+        return _handed_event(case, monitor, adapter, verdict, outside)
     blamed = outside is not None and outside.source in ("parameter", "buffer")
     # What an update wrote since may be bad because of this reading, and does not explain it.
     unexplained = verdict.sink is None and not any(step >= reading.step for step in case.updates)
+    unexplained = unexplained and not _is_before_its_weight(case)
     if blamed or reading.phase == "parameter" or unexplained:
         found = _parameter_event(case, monitor, adapter, verdict, outside if blamed else None)
         if found is not None:
@@ -104,6 +108,18 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
             case.notes.append(_WATCHED if watched else clean)
     return _operation_event(case, monitor, adapter, verdict, summary)
+
+
+def _is_before_its_weight(case: Case) -> bool:
+    """Tell whether a weight's gradient went bad in a step whose forward pass was finite.
+
+    The weight was good then, and what is bad in it now came of that gradient.
+    """
+    reading, rows = case.reading, case.rows
+    if reading.phase != "backward" or reading.site.parameter is None:
+        return False
+    forward = [i for i in range(reading.order) if rows.sites[i].phase in ("forward", "loss")]
+    return bool(forward) and all(rows.reading(i).kind is None for i in forward)
 
 
 def _parted(case: Case) -> str | None:
@@ -325,6 +341,45 @@ def _outside_input(case: Case, adapter: Adapter, verdict: Verdict, outside: Toke
         cause=cause,
         spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
     )
+
+
+def _handed_event(
+    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, outside: Token
+) -> Event:
+    """Report bad values that code between the watched layers handed to one of them."""
+    reading, origin = case.reading, verdict.origin
+    operands = () if origin is None else origin.operands
+    summary = next((item.summary for item in operands if item.source == "handed"), None)
+    layer = (reading.layer if origin is None else origin.layer) or ""
+    before = _layer_before(case, layer)
+    where = f"between {before} and {layer}" if before else f"before {layer}"
+    return _event(
+        case,
+        adapter,
+        layer=None,
+        phase="loss",
+        kind=(None if summary is None else summary.kind) or case.kind,
+        tensor=f"{outside.label or 'input'} of {layer}",
+        summary=summary,
+        cause=Cause(
+            "made_between_layers",
+            f"what {layer} was given was bad already: it was made {where}, outside what is watched",
+            "track the training step function instead of the model, and the operation is named",
+            "" if summary is None else seen(summary),
+        ),
+        trail=_trail(case, monitor, layer, "forward"),
+        spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
+    )
+
+
+def _layer_before(case: Case, layer: str) -> str | None:
+    """Name the layer whose output was read last before this one began, if any was."""
+    for order in range(case.reading.order - 1, -1, -1):
+        site = case.rows.sites[order]
+        inside = site.layer is not None and f"{site.layer}.".startswith(f"{layer}.")
+        if site.phase == "forward" and site.layer and not inside:
+            return site.layer
+    return None
 
 
 def _parameter_event(

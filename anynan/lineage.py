@@ -9,7 +9,7 @@ from anynan.events import Phase, Source
 from anynan.summary import Summary
 
 External = Literal[
-    "input", "parameter", "buffer", "constant", "uninitialised", "overwritten", "unknown"
+    "handed", "input", "parameter", "buffer", "constant", "uninitialised", "overwritten", "unknown"
 ]
 
 
@@ -22,7 +22,8 @@ class Operand:
         summary: Its content before the operation ran; None if it could not be seen.
         value: Its element at the output's first bad index, where shapes broadcast.
         parents: Indices of the records that wrote its bad values.
-        source: Where a bad operand that no record wrote came from.
+        source: Where a bad operand that no record wrote came from; ``handed`` if code between
+            the watched layers gave it to one of them.
         label: The name of that source (``batch['image']``, ``encoder.weight``).
     """
 
@@ -185,6 +186,10 @@ PLACING = frozenset(
         "zeros", "ones", "asarray", "setitem",
     }
 )  # fmt: skip
+
+
+# A mask goes into no product.
+_PRODUCTS = frozenset({"matmul", "linear", "multiply", "divide", "convolution", "rnn", "square"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +416,9 @@ def _operand_roots(record: OpRecord, operand: Operand, roots: dict[int, _Roots])
             return _root(Token(record.index, source="constant", label=operand.label))
         return _root(Token(record.index, placed=True))
     if operand.source == "input" and summary is not None and is_mask(summary):
+        return _root(Token(record.index, placed=True))
+    masks = operand.source == "handed" and record.name not in _PRODUCTS
+    if masks and summary is not None and not summary.nan and not summary.posinf:
         return _root(Token(record.index, placed=True))
     # A bias with a mask in it, made once: no program keeps another -Inf between its steps.
     kept = operand.source in ("buffer", "unknown")

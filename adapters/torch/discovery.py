@@ -57,14 +57,14 @@ def find_state(fn: Any) -> dict[str, Any]:
     return found
 
 
-def find_weights(fn: Any) -> list[torch.Tensor]:
-    """List the weights that a function holds by itself, outside of any module."""
-    return [
-        item
+def find_weights(fn: Any) -> dict[str, torch.Tensor]:
+    """Return name -> weight for those that a function holds by itself, outside of any module."""
+    return {
+        path: item
         for name, value in _reachable(fn)
-        for _, item in _spread(name, value)
+        for path, item in _spread(name, value)
         if isinstance(item, torch.Tensor) and item.requires_grad and item.is_leaf
-    ]
+    }
 
 
 def find_iterators(fn: Any) -> list[str]:

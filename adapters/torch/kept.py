@@ -167,7 +167,7 @@ def _parameters(session: "Session", roots: list[RootCall]) -> Iterable[torch.Ten
             for group in optimizer.param_groups:
                 found.update((id(p), p) for p in group["params"])
         for root in roots:
-            found.update((id(p), p) for p in find_weights(root.fn))
+            found.update((id(p), p) for p in find_weights(root.fn).values())
     for root in roots:
         for _, x in session._named_inputs(root.fn, root.args, root.kwargs):
             if x.is_leaf and x.requires_grad:

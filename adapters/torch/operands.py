@@ -42,6 +42,15 @@ def plain_arguments(
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
+def without_unread_statistics(
+    named: list[tuple[str, Any]], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Any
+) -> list[tuple[str, Any]]:
+    """Leave out running statistics that a batch normalisation writes and does not read."""
+    given = plain_arguments(names, args, kwargs)
+    training = given.get("training", given.get("train", "momentum" in given))
+    return [(name, x) for name, x in named if not (training and name.startswith("running_"))]
+
+
 def named(
     names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, Any]]:

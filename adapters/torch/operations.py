@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from anynan.lineage import Replay
-from anynan.torch.replay import layer_stack, outside
+from anynan.torch.replay import gradients, layer_stack, outside
 from anynan.torch.rootcall import RootCall
 from anynan.torch.seams import Seam
 from anynan.torch.watcher import Watcher
@@ -61,6 +61,10 @@ class Operations:
         if self._depth == 1:
             self._leave()
         self._depth = max(self._depth - 1, 0)
+
+    def look_at_gradients(self, session: "Session") -> None:
+        """Note the bad gradients that landed on weights and that no optimizer takes."""
+        gradients(session, self.watcher)
 
     def finish(self) -> Replay:
         """Stop watching and hand over what was seen."""

@@ -113,6 +113,12 @@ def again(session: Session, state: State, reading: Reading, roots: list[RootCall
     result.notes += [f"the replay could not put back {what}" for what in kept.lost]
     if result.uncompiled:  # what compiled code calls several times has one reading
         result.passed = []
+    elif state.updated and is_step:
+        result.passed = [place.unmeasured() for place in result.passed]
+        result.notes.append(
+            "the step had updated the weights when this was read, so the second run, and the "
+            "values it shows, are with the new ones"
+        )
     elif result.substituted:
         result.passed = [place for place in result.passed if place.phase != "backward"]
     return result
@@ -204,7 +210,7 @@ def _run(
         finally:
             interrupts.end()
     if not any(sink.phase == reading.phase for sink in watcher.sinks):
-        _gradients(session, watcher)
+        gradients(session, watcher)
     blind = watcher.outside.get(-1)
     if blind is not None:
         result.notes.append(f"one operation could not be looked at in the replay: {blind[1]}")
@@ -249,7 +255,7 @@ def outside(session: Session, root: RootCall) -> dict[int, tuple[External, str]]
         key = _storage(x)
         if key is not None:
             # What a part of the model gets from another was computed, nobody saw where.
-            kind: External = "unknown" if session.parts and x.grad_fn is not None else "input"
+            kind: External = "handed" if session.parts and x.grad_fn is not None else "input"
             found.setdefault(key, (kind, name))
     return found
 
@@ -297,7 +303,7 @@ def _results(watcher: Watcher, out: Any) -> None:
         watcher.check_sink("loss" if one else "forward", None, label, x, call=0)
 
 
-def _gradients(session: Session, watcher: Watcher) -> None:
+def gradients(session: Session, watcher: Watcher) -> None:
     """Note the bad gradients that landed on weights."""
     try:
         for name, p in session.parameters():

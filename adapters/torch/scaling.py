@@ -38,6 +38,11 @@ def scales() -> list[tuple[Any, Any]]:
     return [(weakref.ref(scaler), scaler._per_optimizer_states) for scaler in _scalers]
 
 
+def in_use(held: list[tuple[Any, Any]]) -> bool:
+    """Tell whether a scaler was there when the step began, or came since."""
+    return bool(held) or not all_in(held)
+
+
 def worked(held: list[tuple[Any, Any]]) -> bool:
     """Tell whether a scaler unscaled or skipped an update since ``scales``, or may have."""
     if not all_in(held):

@@ -449,7 +449,7 @@ class Session:
 
     def bad_parameters(self) -> list[BadParameter]:
         """List weights with a NaN or an Inf and buffers with a NaN or +Inf."""
-        return bad_parameters(self)
+        return bad_parameters(self, read=True)
 
     def measure(self, value: Any) -> Summary:
         """Summarise a tensor."""

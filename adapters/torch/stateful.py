@@ -45,7 +45,7 @@ def models_of(fn: Any) -> list[torch.nn.Module]:
 def objects_of(fn: Any, batches: Any, state: list[Any] | None) -> list[Any]:
     """List everything whose state a run may change."""
     objects: list[Any] = [*models_of(fn), *discovery.find_state(fn).values(), *(state or ())]
-    objects += discovery.find_weights(fn)
+    objects += discovery.find_weights(fn).values()
     for item in state or ():
         if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
             msg = f"state= takes objects with state_dict and load_state_dict, not {item!r}"

@@ -9,8 +9,9 @@ import torch
 
 from anynan.containers import leaves
 from anynan.options import Options
-from anynan.torch import compiled, tracking
-from anynan.torch.discovery import find_modules, in_arguments
+from anynan.torch import compiled, scaling, tracking
+from anynan.torch.discovery import find_modules, find_weights, in_arguments
+from anynan.torch.gradients import Held, gradient_site, read_gradients
 from anynan.torch.growth import follow, registered
 from anynan.torch.hooks import read_before, tensors
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
@@ -28,6 +29,9 @@ class StepSession(Session, StepMarker):
         super().__init__(options)
         self.fn = fn
         self._searched = False
+        # Until an optimizer is seen: the gradients as a step found them, and their slots.
+        self._before: dict[int, tuple[int, int]] | None = None
+        self._loose: Held | None = None
         self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def attach(self) -> None:
@@ -93,11 +97,16 @@ class StepSession(Session, StepMarker):
         state.depth = 1
         try:
             self.open_step(state)
+            self._before = None
+            if not self.stepped and self.options.backward:
+                grads = ((p, p.grad) for _, p in self.parameters())
+                self._before = {id(p): (id(g), g._version) for p, g in grads if g is not None}
             self.start_root(state, fn, None, args, kwargs)
             with nullcontext() if state.operations is None else state.operations.watching():
                 result = fn(*args, **kwargs)
             compiled.take(self, state)
             self._read_result(state, result)
+            self._read_gradients(state)
             if self.options.parameters and state.rows is not None:
                 write_parameters(self, state, state.rows)
         except BaseException:
@@ -114,6 +123,51 @@ class StepSession(Session, StepMarker):
             for other in others:
                 other.idle = False
         return result
+
+    def _read_gradients(self, state: State) -> None:
+        """Read the gradients of a backward pass that no known optimizer took.
+
+        Whatever takes them (the step itself, an optimizer of another library, one that steps
+        after this call) is not seen doing it.
+        """
+        rows, before = state.rows, self._before
+        if before is None or rows is None or rows.failed is not None or rows.held is not None:
+            return
+        if self.stepped or scaling.in_use(state.scales):  # what is scaled may overflow
+            return
+        pairs = [
+            (name, p)
+            for name, p in self.parameters()
+            if p.grad is not None and before.get(id(p)) != (id(p.grad), p.grad._version)
+        ]
+        if not pairs:
+            return
+        if state.operations is not None:
+            state.operations.look_at_gradients(self)
+            return
+        weights: list[torch.Tensor] = [p for _, p in pairs]
+        known = [] if self._loose is None else self._loose.parameters
+        if list(map(id, known)) != list(map(id, weights)):
+            sites = [gradient_site(self, name, p) for name, p in pairs]
+            self._loose = Held.of(len(weights), weights, sites)
+        assert self._loose is not None
+        read_gradients(self, state, rows, self._loose, [p.grad for p in weights], None)
+
+    def parameters(self) -> list[tuple[str, Any]]:
+        """List the parameters, and what the step's optimizers hold outside of modules."""
+        found: list[tuple[str, Any]] = list(super().parameters())
+        known = {id(p) for _, p in found}
+        names: dict[int, str] | None = None
+        for optimizer in list(self.stepped):
+            for i, group in enumerate(optimizer.param_groups):
+                for j, p in enumerate(group["params"]):
+                    if id(p) in known:
+                        continue
+                    known.add(id(p))
+                    if names is None:
+                        names = {id(x): name for name, x in find_weights(self.fn).items()}
+                    found.append((names.get(id(p), f"param_groups[{i}][{j}]"), p))
+        return found
 
     def _close(self, state: State) -> None:
         rows = state.rows
@@ -168,6 +222,10 @@ class StepSession(Session, StepMarker):
                 rows.hi.append(x)
                 if not (-site.limit <= x <= site.limit):
                     self.flag(state, rows, len(rows.lo) - 1, torch.tensor(x, dtype=torch.float64))
+
+    def finish_update(self, state: State) -> None:
+        """Note that the weights are no longer those that the step began with."""
+        state.updated = True
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Count a model's call; the step itself is the root."""

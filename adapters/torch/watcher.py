@@ -302,6 +302,8 @@ class Watcher(TorchDispatchMode):
         named = operands.named(shape.argument_names, args, kwargs)
         if shape.name in _OVERWRITING:
             named = [(name, x) for name, x in named if not any(x is w for w in written)]
+        if shape.name == "batch_norm":
+            named = operands.without_unread_statistics(named, shape.argument_names, args, kwargs)
         output = operands.light(out)
         items: list[Operand] = []
         first: tuple[int, ...] | None = None

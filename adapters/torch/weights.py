@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from anynan.adapter import BadParameter
 from anynan.monitor import Rows
@@ -60,13 +61,19 @@ def check_parameters(session: "Session") -> None:
             rows.failed = None
 
 
-def bad_parameters(session: "Session") -> list[BadParameter]:
-    """List weights with a NaN or an Inf and buffers with a NaN or +Inf."""
+def bad_parameters(session: "Session", *, read: bool = False) -> list[BadParameter]:
+    """List weights with a NaN or an Inf and buffers with a NaN or +Inf.
+
+    Args:
+        session: What is tracked.
+        read: Leave out what a call only writes: running statistics while training.
+    """
     found = []
+    unread = _unread(session) if read else set()
     weights = {name for name, _ in session.parameters()}
     judge = session.options.policy.judge
     for name, x in all_tensors(session):
-        values = plain(x)
+        values = None if id(x) in unread else plain(x)
         if values is None:
             continue
         lo, hi = read_ends(values)
@@ -96,3 +103,15 @@ def bad_parameters(session: "Session") -> list[BadParameter]:
             )
         )  # fmt: skip
     return found
+
+
+def _unread(session: "Session") -> set[int]:
+    """Give the ids of running statistics that training updates and does not use."""
+    return {
+        id(x)
+        for _, ref in session.models
+        if (model := ref()) is not None
+        for module in model.modules()
+        if isinstance(module, _BatchNorm) and module.training
+        for x in module.buffers(recurse=False)
+    }

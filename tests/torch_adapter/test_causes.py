@@ -140,8 +140,8 @@ def entropy_without_forward_nan(x: Tensor) -> Tensor:
     return -torch.xlogy(x, x).sum(-1)  # bad
 
 
-@fault("slope_overflow", "log", "self is 1.001e-42 at [0, 1]", x=[[1, 1e-30]], phase="backward",
-       kind="posinf")  # fmt: skip
+@fault("slope_overflow", "log", "the input is 1.001e-42 at [0, 1]", x=[[1, 1e-30]],
+       phase="backward", kind="posinf")  # fmt: skip
 def log_next_to_zero(x: Tensor) -> Tensor:
     return torch.log(x * 1e-12)  # bad
 

@@ -158,3 +158,76 @@ def test_what_follows_from_an_update_that_went_through(
     step(torch.ones(2, 4))
     tracker.check()
     assert [event.step for event in tracker.events if event.severity == "bad"] == [3, 6]
+
+
+class Slope(nn.Module):
+    """Have an infinite slope at its weight, which is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w.square().sum().sqrt() + x.sum()
+
+
+@pytest.mark.parametrize("taken", ["nobody", "by hand", "another library"])
+@pytest.mark.parametrize("level", ["layer", "operation"])
+def test_gradients_that_no_known_optimizer_takes(taken: str, level: str) -> None:
+    model = Slope()
+
+    def update() -> None:
+        with torch.no_grad():
+            for p in model.parameters():
+                assert p.grad is not None
+                p -= 0.1 * p.grad
+
+    class Foreign:
+        step = staticmethod(update)
+
+    def step(x: Tensor) -> None:
+        model.zero_grad()
+        model(x).backward()
+        if taken != "nobody":
+            (update if taken == "by hand" else Foreign().step)()
+
+    tracker = anynan.torch.track(step, level=level)
+    with pytest.raises(NonFiniteError) as caught:
+        tracker(torch.ones(2))
+    event = caught.value.event
+    assert event.phase in ("backward", "optimizer")
+    assert event.parameter in ("w", None)
+    if taken == "nobody" or level == "operation":
+        assert event.operation is not None
+        assert event.operation.name == "sqrt"
+
+
+def test_old_gradients_are_not_judged_again() -> None:
+    model = nn.Linear(2, 1)
+    model.weight.grad = torch.full((1, 2), math.nan)
+    tracker = anynan.torch.track(lambda x: model(x).sum().item(), action="record")
+    tracker(torch.ones(2, 2))
+    assert not tracker.events
+
+
+def test_tensors_outside_of_modules_that_an_optimizer_holds() -> None:
+    y = torch.tensor([4.0, 0.0], requires_grad=True)
+    optimizer = torch.optim.SGD([y], 0.1)
+
+    @anynan.torch.track
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = y.sqrt().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with (
+        pytest.warns(anynan.AnynanWarning, match="no module was found"),
+        pytest.raises(NonFiniteError) as caught,
+    ):
+        step()
+    event = caught.value.event
+    assert event.operation is not None
+    assert (event.phase, event.operation.name) == ("backward", "sqrt")
+    assert y.tolist() == [4.0, 0.0], "no update from a bad gradient"
