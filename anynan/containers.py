@@ -23,7 +23,9 @@ _MISSING = object()
 _NOTHING = (str, bytes, bytearray, memoryview, range, type, int, type(None))
 
 
-def leaves(x: Any, name: str, tell: Tell | None = None) -> Iterator[tuple[str, Any]]:
+def leaves(
+    x: Any, name: str, tell: Tell | None = None, *, objects: bool = False
+) -> Iterator[tuple[str, Any]]:
     """Yield the arrays and Python floats in ``x``, each with its path.
 
     Mappings, sequences, sets, named tuples and dataclasses are opened, at any depth; each
@@ -34,6 +36,7 @@ def leaves(x: Any, name: str, tell: Tell | None = None) -> Iterator[tuple[str, A
         x: An array or a nested container of arrays.
         name: What to call ``x``; the paths begin with it.
         tell: Is told of a container that raises while it is opened; a warning by default.
+        objects: Look into the attributes of other objects, too, one level deep.
 
     Yields:
         The path (``batch['image'][0]``, ``batch.mask``) and the array.
@@ -46,8 +49,7 @@ def leaves(x: Any, name: str, tell: Tell | None = None) -> Iterator[tuple[str, A
     tell = _warn if tell is None else tell
     inner = _open(x, name, tell)
     if inner is None:
-        if is_leaf(x):
-            yield name, x
+        yield from _leaf(x, name, objects=objects)
         return
     # The containers are kept, not only their ids: an id may be used again once one is gone.
     seen = {id(x): x}
@@ -56,14 +58,20 @@ def leaves(x: Any, name: str, tell: Tell | None = None) -> Iterator[tuple[str, A
         for path, item in stack[-1]:
             inner = _open(item, path, tell)
             if inner is None:
-                if is_leaf(item):
-                    yield path, item
+                yield from _leaf(item, path, objects=objects)
             elif id(item) not in seen:
                 seen[id(item)] = item
                 stack.append(inner)
                 break
         else:
             stack.pop()
+
+
+def _leaf(x: Any, name: str, *, objects: bool) -> Iterator[tuple[str, Any]]:
+    if is_leaf(x):
+        yield name, x
+    elif objects:
+        yield from ((path, item) for path, item in attributes(x, name) if is_leaf(item))
 
 
 def attributes(x: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -40,7 +40,7 @@ def called_past(session: "Session") -> None:
 
 def _parts(prefix: str, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     for name, child in model.named_children():
-        path = join(prefix, clean_path(name))
+        path = join(prefix, clean_path(name, model))
         if type(child).forward is torch.nn.Module.forward:  # a list or a dict of modules
             yield from _parts(path, child)
         else:

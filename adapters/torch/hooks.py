@@ -30,13 +30,19 @@ _task = torch._C._current_graph_task_id
 _expectations = context._expected.get
 
 
-def tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Walk the tensors in a module's inputs or outputs, with readable names."""
+def tensors(value: Any, name: str, *, objects: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Walk the tensors in a module's inputs or outputs, with readable names.
+
+    Args:
+        value: What went in or came out.
+        name: What to call it.
+        objects: Look into the attributes of objects that are no containers, as distributions.
+    """
     # isinstance would ask what is no tensor for its class, and a proxy may raise there.
     if issubclass(type(value), _Tensor):
         yield name, value
         return
-    for path, item in leaves(value, name):
+    for path, item in leaves(value, name, objects=objects):
         if issubclass(type(item), _Tensor):
             yield path, item
 
@@ -214,7 +220,7 @@ class ForwardHook(_Hook):
             call = calls.get(path, 0)
             calls[path] = call + 1
         if type(output) is not _Tensor:
-            for name, x in tensors(output, "output"):
+            for name, x in tensors(output, "output", objects=True):
                 self._read(state, rows, root, x, self._sites(x, name), call)
         elif output.dtype is self.dtype:
             self._read(state, rows, root, output, self.pair, call)
@@ -245,7 +251,7 @@ class ForwardHook(_Hook):
     def _recomputed(self, state: "State", output: Any, call: int, root: Any) -> None:
         # The first pass of reentrant checkpointing has no graph, so the second one is hooked.
         # What non-reentrant checkpointing recomputes is never run backward: its hooks rest.
-        for name, x in tensors(output, "output"):
+        for name, x in tensors(output, "output", objects=True):
             pair = self.sites.get((name, x.dtype))
             if pair is not None and self.backward and x.requires_grad:
                 hook_last(x, GradHook(self.weak, state, root, pair[1], call, _expectations()))

@@ -99,7 +99,7 @@ class ModelSession(Session):
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
         weak: weakref.ref[Session] = weakref.ref(self)
-        for i, (_, x) in enumerate(tensors(output, "output")):
+        for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
             if x.requires_grad:
                 state.trained = True
                 if self.options.backward:

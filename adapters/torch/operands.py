@@ -93,7 +93,10 @@ def node_params(node: Any) -> dict[str, Any]:
     for name in dir(node):
         short = name.removeprefix("_saved_")
         if short != name and short in _KEEP:
-            value = getattr(node, name, None)
+            try:
+                value = getattr(node, name, None)
+            except Exception:  # noqa: BLE001, S112
+                continue
             if isinstance(value, int | float):
                 # A negative dimension is kept as an unsigned number.
                 found[short] = value - 2**64 if value > 2**63 else value
@@ -155,14 +158,14 @@ def saved(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
             continue
         try:
             value = getattr(node, name)
-        except RuntimeError:  # released already
+        except Exception:  # noqa: BLE001, S112  released already, or unpacked once by a checkpoint
             continue
         if isinstance(value, torch.Tensor) and plain(value) is not None:
             yield name.removeprefix("_saved_"), local(value)
     if hasattr(node, "saved_tensors"):
         try:
             values = node.saved_tensors
-        except RuntimeError:
+        except Exception:  # noqa: BLE001
             return
         for i, value in enumerate(values):
             if isinstance(value, torch.Tensor) and plain(value) is not None:
@@ -176,7 +179,7 @@ def locked(node: Any) -> list[str]:
         if name.startswith("_saved_"):
             try:
                 getattr(node, name)
-            except RuntimeError:
+            except Exception:  # noqa: BLE001
                 found.append(name.removeprefix("_saved_"))
     return found
 

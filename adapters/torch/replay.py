@@ -273,8 +273,13 @@ def _storage(x: torch.Tensor) -> int | None:
 def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> None:
     """Run the backward pass from the kept gradients of the outputs."""
     outputs, gradients = [], []
-    for i, (_, x) in enumerate(tensors(out, "output")):
+    found = list(tensors(out, "output", objects=True))
+    inside = _used_inside([x for _, x in found])
+    for i, (_, x) in enumerate(found):
         if not x.requires_grad:
+            continue
+        if x.grad_fn in inside:
+            # What arrived at it came from the model's own use of it as well, which runs again.
             continue
         grad = root.gradients.get(i)
         if i in root.gradients and grad is None:
@@ -296,8 +301,20 @@ def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> No
         torch.autograd.backward(outputs, gradients)
 
 
+def _used_inside(outputs: list[torch.Tensor]) -> set[Any]:
+    """Give the graph's nodes behind the last ones: an output among them is used for another."""
+    todo = [x.grad_fn for x in outputs if x.grad_fn is not None]
+    inside: set[Any] = set()
+    while todo:
+        for node, _ in todo.pop().next_functions:
+            if node is not None and node not in inside:
+                inside.add(node)
+                todo.append(node)
+    return inside
+
+
 def _results(watcher: Watcher, out: Any) -> None:
-    for name, x in tensors(out, "result"):
+    for name, x in tensors(out, "result", objects=True):
         one = x.numel() == 1
         label = "loss" if one and name == "result" else name
         watcher.check_sink("loss" if one else "forward", None, label, x, call=0)
@@ -345,7 +362,7 @@ def layer_stack(
         if output is not None and path in watched:
             # What checkpointing runs again was passed before.
             first = None if watcher.in_backward() else call
-            for name, x in tensors(output, "output"):
+            for name, x in tensors(output, "output", objects=True):
                 watcher.check_sink("forward", path, name, x, call=first)
                 if x.requires_grad:
                     x.register_hook(functools.partial(_arrived, weak, path, name, call))

@@ -409,13 +409,13 @@ class Session:
             model = ref()
             if model is not None:
                 for name, p in model.named_parameters():
-                    found.setdefault(id(p), (join(prefix, clean_path(name)), p))
+                    found.setdefault(id(p), (join(prefix, clean_path(name, model)), p))
         return list(found.values())
 
     def buffers(self) -> list[tuple[str, torch.Tensor]]:
         """List the buffers by their full clean names."""
         return [
-            (join(prefix, clean_path(name)), x)
+            (join(prefix, clean_path(name, model)), x)
             for prefix, ref in self.models
             if (model := ref()) is not None
             for name, x in model.named_buffers()
@@ -491,7 +491,7 @@ def named_layers(prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Modu
     """Map paths to modules; of a wrapper and what it wraps, which share one, the inner."""
     found: dict[str, torch.nn.Module] = {}
     for name, module in model.named_modules():
-        path = join(prefix, clean_path(name))
+        path = join(prefix, clean_path(name, model))
         # A compiled module and what it was compiled from have one path: hooks on the first run
         # outside the graph.
         if not name.endswith("_orig_mod") or path not in found:

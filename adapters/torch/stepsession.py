@@ -194,7 +194,7 @@ class StepSession(Session, StepMarker):
         rows = state.rows
         if rows is None or rows.failed is not None:
             return
-        for name, x in tensors(result, "result"):
+        for name, x in tensors(result, "result", objects=True):
             if x.dtype in DTYPE_NAME:
                 phase: Any = "loss" if x.numel() == 1 else "forward"
                 site = self.tracker.monitor.site(

@@ -217,6 +217,8 @@ class Watcher(TorchDispatchMode):
             else:
                 bad.append(x)
         if not bad:
+            if self._bad and not backward:
+                self._note_hidden(shape.name, args, kwargs)
             return
         record = self._record(
             func, shape, args, kwargs, bad[0], written, before, backward, native, frame
@@ -231,6 +233,20 @@ class Watcher(TorchDispatchMode):
                 )  # fmt: skip
         if made is not None and made.record is None:
             made.record = record.index
+
+    def _note_hidden(self, name: str, args: Any, kwargs: Any) -> None:
+        """Note under which operation the bad values of its operands went out of sight."""
+        todo = [
+            index for x in operands.flat([*args, *kwargs.values()]) for index in self.parents(x)
+        ]
+        seen = set(todo)
+        while todo:
+            record = self.records[todo.pop()]
+            if name not in (record.hidden or ()):
+                record.hidden = (*(record.hidden or ()), name)
+            new = {i for item in record.operands for i in item.parents} - seen
+            seen |= new
+            todo.extend(new)
 
     def _follow(self, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
         """Collect what a backward node works on, apart from its gradients and its own results.
@@ -374,6 +390,8 @@ class Watcher(TorchDispatchMode):
                 )
             if not output.nan and not written:
                 record.wide = operands.wide(func, args, kwargs)
+        if record.phase != "backward":
+            record.hidden = ()
         self.records.append(record)
         return record
 

@@ -1,0 +1,155 @@
+"""Models as other people write them: what their outputs, wrappers and checkpoints hold."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
+
+import anynan
+from anynan import NonFiniteError
+
+
+def failure(model: nn.Module, step: Any, **options: Any) -> anynan.Event:
+    tracker = anynan.torch.track(model, **options)
+    with pytest.raises(NonFiniteError) as caught:
+        step()
+        tracker.check()
+    return caught.value.event
+
+
+def named(event: anynan.Event) -> tuple[Any, ...]:
+    assert event.operation is not None, event.notes
+    return event.layer, event.phase, event.operation.name
+
+
+def steep(x: Tensor) -> Tensor:
+    """Give 0 with an infinite slope."""
+    return (x * 0).norm(dim=-1, keepdim=True).pow(2).sqrt()
+
+
+class Residual(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.module(x)
+
+
+def test_a_layer_that_is_really_called_module() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Residual(nn.Sequential(nn.Linear(4, 4))))
+    with torch.no_grad():
+        model[1].module[0].weight.fill_(torch.nan)
+    with pytest.raises(NonFiniteError) as caught:
+        anynan.torch.track(model)
+    event = caught.value.event
+    assert (event.layer, event.parameter) == ("1.module.0", "1.module.0.weight")
+    assert event.parameter in dict(model.named_parameters())
+
+
+def test_the_segment_of_a_wrapper_is_left_out() -> None:
+    model = AveragedModel(nn.Sequential(Residual(nn.Linear(2, 2))))
+    tracker = anynan.torch.track(model)
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    assert {reading.layer for reading in tracker.history} == {"", "0", "0.module"}
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.v, self.o = nn.Linear(8, 8), nn.Linear(8, 8), Steep(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, v = self.q(x)[:, None], self.v(x)[:, None]
+        return x + self.o(F.scaled_dot_product_attention(q, q, v)[:, 0])
+
+
+class Steep(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out + steep(out)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("level", ["layer", "operation"])
+def test_checkpointed_attention(level: str, *, reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.out = Attention(), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(checkpoint(self.block, x, use_reentrant=reentrant))
+
+    model = Net()
+    x = torch.randn(2, 6, 8, requires_grad=True)
+    event = failure(model, lambda: model(x).square().mean().backward(), level=level)
+    assert named(event) == ("block.o", "backward", "sqrt")
+
+
+def test_an_output_that_is_used_inside_as_well() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            hidden = self.encoder(x)
+            return {"out": self.head(hidden) + steep(hidden), "hidden": hidden}
+
+    model = Net()
+    event = failure(model, lambda: model(torch.randn(3, 4))["out"].mean().backward())
+    assert named(event) == ("", "backward", "sqrt")
+
+
+def test_an_overflow_that_a_norm_swallows_is_no_gradient_trap() -> None:
+    class Norm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    model = nn.Sequential(nn.Linear(4, 4), Norm())
+    with torch.no_grad():
+        model[0].weight.fill_(6e37)
+    event = failure(model, lambda: model(torch.ones(2, 4)).sum().backward())
+    assert named(event)[::2] == ("1", "pow")
+    assert event.cause is not None
+    assert event.cause.tag == "overflow_in_dtype"
+
+
+class Policy(nn.Module):
+    """Return a distribution beside a value, as reinforcement learning does."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.mean, self.value, self.factor = nn.Linear(4, 2), nn.Linear(4, 1), factor
+
+    def forward(self, x: Tensor) -> tuple[Normal, Tensor]:
+        mean = self.mean(x) * self.factor
+        return Normal(mean, torch.ones(2), validate_args=False), self.value(x)
+
+
+def test_a_bad_value_in_a_distribution() -> None:
+    model = Policy(1e38)
+    with torch.no_grad():
+        model.mean.weight.fill_(10.0)
+    event = failure(model, lambda: model(torch.ones(2, 4)))
+    assert named(event) == ("", "forward", "multiply")
+    assert "loc" in event.tensor or event.tensor == "output"
+
+
+def test_a_bad_gradient_that_comes_through_a_distribution() -> None:
+    def step() -> None:
+        found, value = model(torch.ones(2, 4))
+        (found.log_prob(torch.ones(2)).sum() * torch.nan + value.sum()).backward()
+
+    model = Policy(1.0)
+    event = failure(model, step)
+    assert event.layer is None
+    assert event.cause is not None
+    assert event.cause.tag == "outside_the_model"
