@@ -18,6 +18,7 @@ from anynan.torch import compiled, scaling, skipping
 from anynan.torch.gradients import read_gradients
 from anynan.torch.growth import registered
 from anynan.torch.state import State, StepMarker, StopReplay
+from anynan.torch.termination import Termination
 from anynan.torch.transforms import capturing
 
 if TYPE_CHECKING:
@@ -35,12 +36,19 @@ def watch(session: "Session") -> None:
         _handles.append(register_optimizer_step_post_hook(_after))
         _handles.append(register_module_module_registration_hook(registered))
         _handles.append(skipping.Seam(_skipped))
+        _handles.append(Termination(_tell_rest))
+
+
+def _tell_rest() -> None:
+    for session in list(_sessions):
+        session.tracker.remove()
 
 
 @atexit.register
 def _at_exit() -> None:
-    for session in list(_sessions):
-        session.tracker.remove()
+    for handle in _handles:
+        if isinstance(handle, Termination):
+            handle.tell()
 
 
 def unwatch(session: "Session") -> None:

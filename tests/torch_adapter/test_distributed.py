@@ -437,3 +437,45 @@ class TestThreads:
             model(-torch.ones(2, 4))
         assert caught.value.event.layer == "1"
         assert caught.value.event.rank is None
+
+
+ENDS = """
+import os, sys, torch, anynan
+from torch import distributed, nn
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+class Fault(nn.Module):
+    on = False
+    def forward(self, x):
+        if self.on and rank == 0:
+            return torch.log(-1 - x.abs())
+        if self.on and sys.argv[1] == "dies":
+            os._exit(9)
+        if self.on:
+            raise KeyError("a bug on this rank")
+        return x * 1.0
+fault = Fault()
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), fault, nn.Linear(4, 1)))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+tracker = anynan.torch.track(model)
+for step in range(4):
+    fault.on = step == 2
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["raises", "dies"])
+def test_what_a_rank_held_is_told_when_another_ends(other: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ENDS, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr",
+               "127.0.0.1", "--nproc-per-node", "2", str(script), other]  # fmt: skip
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert done.returncode != 0
+    assert "NaN first appeared in the forward pass of step 2" in done.stderr
+    assert "the logarithm of a negative number is NaN" in done.stderr
