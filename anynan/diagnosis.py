@@ -15,8 +15,8 @@ from anynan.rules.evidence import seen
 from anynan.summary import Summary
 
 _NOT_REPRODUCED = (
-    "the replay did not reproduce this: code that is random in its own way, keeps state or "
-    "advances an iterator can differ the second time, so the report stays at layer level"
+    "the replay did not reproduce this: data that the step takes by itself, its own random numbers "
+    "or state may have been others the second time, so the report stays at layer level"
 )
 _WATCHED = (
     "every operation of the step was watched, and none was seen making this: it came from code "
@@ -103,7 +103,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
             return found
     unseen = verdict.sink is None and reading.phase != "parameter"
     if case.replayed is not None:
-        case.watched = watched or case.replayed.whole
+        case.watched = case.watched or watched or case.replayed.whole
         if unseen and not case.replayed.whole:  # else its own notes say it
             clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
             case.notes.append(_WATCHED if watched else clean)

@@ -199,7 +199,7 @@ class Judge(Actor):
         case = Case(
             reading, kind, rows, value, later,
             replay=wanted, clean=self._clean, updates=list(self._updates), replayed=replayed,
-            unread=self._unread(),
+            unread=self._unread(), watched=self.options.level == "operation",
         )  # fmt: skip
         if self.options.replay and not wanted and replayed is None:
             case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")

@@ -121,9 +121,9 @@ EVENTS: dict[str, Event] = {
     "forward_without_replay": event(
         layer="", kind="posinf", tensor="output['logits']",
         summary=array((8, 10), posinf=80), notes=(
-            ("the replay did not reproduce this: code that is random in its own way, keeps state "
-            "or advances an iterator can differ the second time, so the report stays at layer "
-            "level"),
+            ("the replay did not reproduce this: data that the step takes by itself, its own "
+            "random numbers or state may have been others the second time, so the report stays "
+            "at layer level"),
         ),
     ),
     "forward_suspect": event(
