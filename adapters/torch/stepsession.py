@@ -30,7 +30,7 @@ class StepSession(Session, StepMarker):
         self.fn = fn
         self._searched = False
         # Until an optimizer is seen: the gradients as a step found them, and their slots.
-        self._before: dict[int, tuple[int, int]] | None = None
+        self._before: dict[int, tuple[weakref.ref[torch.Tensor], int]] | None = None
         self._loose: Held | None = None
         self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
@@ -100,7 +100,9 @@ class StepSession(Session, StepMarker):
             self._before = None
             if not self.stepped and self.options.backward:
                 grads = ((p, p.grad) for _, p in self.parameters())
-                self._before = {id(p): (id(g), g._version) for p, g in grads if g is not None}
+                self._before = {
+                    id(p): (weakref.ref(g), g._version) for p, g in grads if g is not None
+                }
             self.start_root(state, fn, None, args, kwargs)
             with nullcontext() if state.operations is None else state.operations.watching():
                 result = fn(*args, **kwargs)
@@ -138,7 +140,7 @@ class StepSession(Session, StepMarker):
         pairs = [
             (name, p)
             for name, p in self.parameters()
-            if p.grad is not None and before.get(id(p)) != (id(p.grad), p.grad._version)
+            if p.grad is not None and not _is_old(p.grad, before.get(id(p)))
         ]
         if not pairs:
             return
@@ -242,3 +244,8 @@ class StepSession(Session, StepMarker):
             return
         if not state.idle and not state.slots.deferred:
             compiled.take(self, state)
+
+
+def _is_old(grad: torch.Tensor, before: "tuple[weakref.ref[torch.Tensor], int] | None") -> bool:
+    """Tell whether a gradient is the one that the step found, and nothing was added to it."""
+    return before is not None and before[0]() is grad and before[1] == grad._version
