@@ -115,10 +115,11 @@ def name_constant(items: list[Operand]) -> None:
     """Say of a tensor made of host numbers whether it is a constant of the code or data."""
     for item in items:
         held = item.summary
-        # Nobody writes an array with NaN among its numbers into a program.
+        # Nobody writes an array with NaN among its numbers into a program. It came in by itself,
+        # and is not the batch.
         data = held is not None and held.nan and held.size > 1
         item.name = "data" if data else "value"
-        item.source, item.label = ("input" if data else "constant"), item.name
+        item.source, item.label = ("unknown" if data else "constant"), item.name
 
 
 def light(x: torch.Tensor) -> Summary:
