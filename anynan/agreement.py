@@ -71,9 +71,12 @@ def parting(
     first: dict[tuple[Any, ...], list[Passed]] = defaultdict(list)
     layers = set()
     failing = _as_passed(reading)
-    for order in range(min(reading.order + 1, len(rows.lo))):
+    for order in range(len(rows.lo)):
         row = _as_passed(rows.reading(order)) if order != reading.order else failing
-        if rows.sites[order].parameter is None:
+        # Of several backward passes the second run may begin with the last one's gradients.
+        if rows.sites[order].parameter is None and (
+            order <= reading.order or (row.phase == "backward" and row.key in first)
+        ):
             first[row.key].append(row)
             layers.add((row.layer, row.phase))
     largest = max((_size(row) for group in first.values() for row in group), default=0.0)
@@ -82,6 +85,13 @@ def parting(
         at = seen[place.key]
         seen[place.key] += 1
         group = first.get(place.key)
+        if group is not None and place.phase == "backward" and len(group) > 1:
+            # Several backward passes of a step may be one in the second run, and add up there.
+            if all(row.kind != place.kind for row in group):
+                return f"{_where(place)} was {_said(group[0])} and then {_said(place)}"
+            if failing in group and place.kind == failing.kind:
+                break
+            continue
         if group is None or at >= len(group):
             # Behind the failing reading the first run was not read any more.
             if place.layer and (place.layer, place.phase) not in layers and failing.key not in seen:

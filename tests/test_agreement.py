@@ -88,3 +88,9 @@ def test_gradients_are_told_as_such() -> None:
 def test_a_magnitude_that_was_not_read_proves_nothing() -> None:
     unread = Passed("a", "forward", "output", 0, INF, -INF)
     assert said(FIRST, unread, place("b", NAN)) is None
+
+
+def test_several_backward_passes_may_be_one_in_the_second_run() -> None:
+    rows = first_run(("a", "forward", 3.0), ("a", "backward", 1.0), ("a", "backward", NAN))
+    assert said(rows, place("a", 3.0), place("a", NAN, "backward")) is None
+    assert said(rows, place("a", 3.0), place("a", INF, "backward")) is not None

@@ -13,14 +13,18 @@ def _small_heap(small_heap: None) -> None:
     """Let the searches for scalers and optimizers take little, whatever else is imported."""
 
 
+def _detach_all() -> None:
+    for session in list(updates._sessions):
+        session.tracker.adapter = None
+        session.detach()
+
+
 @pytest.fixture(autouse=True)
 def _alone() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    before = set(updates._sessions)
+    _detach_all()  # what tests elsewhere left
     yield
-    for session in set(updates._sessions) - before:
-        session.tracker.adapter = None
-        session.detach()
+    _detach_all()
     torch.set_num_threads(threads)

@@ -1082,15 +1082,7 @@ def test_report_names_steps_headroom_and_events() -> None:
 
 
 def test_wrappers_do_not_show_in_paths() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = Net()  # as DataParallel names it
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.module(x)
-
-    model = Outer()
+    model = nn.DataParallel(Net())
     model.module.fault.armed = True
     tracker = anynan.torch.track(model, action="record")
     with warnings.catch_warnings():
