@@ -68,7 +68,7 @@ class Tracker(Judge):
 
     @property
     def target(self) -> str:
-        """Say what is tracked: ``model Generator``, ``function preprocess``."""
+        """Say what is tracked, as ``model Generator`` or ``function preprocess``."""
         if not self.of_model:
             return f"function {self.name}"
         named = [tracker for tracker in self._beside() if tracker.name == self.name]
