@@ -14,7 +14,7 @@ from anynan.guarding import FEWEST, Guard
 from anynan.lineage import Replay, trace
 from anynan.monitor import Held, Monitor, Reading, Rows, layer_norms
 from anynan.notices import warn
-from anynan.options import Options
+from anynan.options import Options, environment
 from anynan.reporting import render_line
 from anynan.summary import Summary
 
@@ -333,7 +333,9 @@ class Judge(Actor):
 
     def went_through(self, rows: Rows) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""
-        if not rows.skip and rows.failed.step == rows.step:
+        action = environment() or self.options.action
+        stops = action in ("raise", "skip") or rows.skip
+        if not stops and rows.failed.step == rows.step:
             self._through = rows
 
     def known_clean(self, step: int) -> None:

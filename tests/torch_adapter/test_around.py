@@ -238,6 +238,12 @@ def test_vmap(level: str, tracked: str) -> None:
 # Interrupts.
 
 
+def interrupt(fired: threading.Event) -> None:
+    """Press Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
+    fired.set()
+
+
 def test_an_interrupt_in_a_replay_leaves_nothing_behind() -> None:
     """Ctrl-C at many moments of a step whose second run takes most of the time."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), Bad(0.004))
@@ -246,13 +252,15 @@ def test_an_interrupt_in_a_replay_leaves_nothing_behind() -> None:
     backward, grad = torch.autograd.backward, torch.autograd.grad
     step = vars(torch.amp.GradScaler)["step"]
     handler = signal.getsignal(signal.SIGINT)
-    for i in range(40):
-        timer = threading.Timer(0.0005 * i, os.kill, (os.getpid(), signal.SIGINT))
+    for i in range(0, 40, 3):
+        fired = threading.Event()
+        timer = threading.Timer(0.0005 * i, interrupt, (fired,))
         count = int(model[1].num_batches_tracked)
-        timer.start()
         try:
+            timer.start()
             model(x)
-            time.sleep(0.1)
+            fired.wait()
+            time.sleep(0.01)
         except KeyboardInterrupt:
             pass
         finally:
