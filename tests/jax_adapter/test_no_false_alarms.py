@@ -175,7 +175,9 @@ def test_a_step_that_does_not_reproduce_says_so():
     tracked(jnp.ones(2))
     (event,) = tracked.events
     assert event.operation is None
-    assert "did not reproduce" in " ".join(event.notes)
+    notes = " ".join(event.notes)
+    assert "a pure_callback of the step was called again" in notes
+    assert "saw other values than the first run" in notes
 
 
 def test_pallas_is_opaque_and_its_result_is_read():
