@@ -375,11 +375,7 @@ class Judge(Actor):
         event: Event = through.failed
         spread = replace(event.spread, count=event.spread.count + 1 + later)
         rows.failed = through.failed = replace(event, spread=spread)
-        with self._lock:
-            for i in range(len(self._events) - 1, -1, -1):
-                if self._events[i] is event:
-                    self._events[i] = through.failed
-                    break
+        self._exchange(event, through.failed)
         note = (
             f"the weights are bad since the update of step {event.step}, which was made although "
             f"that step was reported (action={self._action_name()}): what is bad because of it is "
@@ -429,10 +425,14 @@ class Judge(Actor):
         if rows.spread <= event.spread.count or event.step != rows.step:
             return
         rows.failed = replace(event, spread=replace(event.spread, count=rows.spread))
+        self._exchange(event, rows.failed)
+
+    def _exchange(self, event: Event, new: Event) -> None:
+        """Put a recorded event's successor in its place."""
         with self._lock:
             for i in range(len(self._events) - 1, -1, -1):
                 if self._events[i] is event:
-                    self._events[i] = rows.failed
+                    self._events[i] = new
                     return
 
     def _note_once(
