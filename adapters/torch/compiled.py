@@ -20,7 +20,8 @@ from anynan.torch.transforms import TRANSFORMED
 if TYPE_CHECKING:
     from anynan.torch.session import Session
 
-_before: list[bool] = []  # the setting as the user had it, while something is tracked
+_SETTING = "skip_nnmodule_hook_guards"
+_before: list[Any] = []  # the setting's default, while something is tracked
 _frames = torch._C._dynamo.eval_frame
 
 
@@ -180,16 +181,21 @@ def renew(session: "Session", model: torch.nn.Module) -> None:
 
 
 def _look_for_hooks() -> None:
-    """Have a graph without hooks used only for models without hooks, from now on."""
+    """Have a graph without hooks used only for models without hooks, from now on.
+
+    The default is changed: what is set is set for one thread, which need not be the one that
+    runs the model or removes the tracker. A value that the program set itself stays.
+    """
     if not _before:
-        _before.append(torch._dynamo.config.skip_nnmodule_hook_guards)
-    torch._dynamo.config.skip_nnmodule_hook_guards = False
+        entry = torch._dynamo.config._config[_SETTING]
+        _before.append(entry.default)
+        entry.default = False
 
 
 def look_no_more() -> None:
     """Put PyTorch's own setting back once nothing is tracked."""
     if _before:
-        torch._dynamo.config.skip_nnmodule_hook_guards = _before.pop()
+        torch._dynamo.config._config[_SETTING].default = _before.pop()
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
@@ -221,7 +227,8 @@ def missed(session: "Session", *, called: bool) -> bool:
         called: Whether the model's own call was seen; else only its gradients were.
 
     Returns:
-        True if that is why; the graphs are dropped then.
+        True if that is why, or may be: which models a graph of somebody else's code runs cannot
+        be told. The graphs are dropped then.
     """
     if "torch._dynamo" not in sys.modules:
         return False
@@ -232,15 +239,22 @@ def missed(session: "Session", *, called: bool) -> bool:
     if session.renewed:
         session.tracker.say(
             "the layers ran in a graph without hooks once more, and are not watched there"
+            if called
+            else "once more weights got gradients from layers that were not seen running"
         )
         return True
     session.renewed = True
     _look_for_hooks()
     torch.compiler.reset()
+    what = (
+        "the layers ran in a graph that was compiled before track() and does not hold its hooks"
+        if called
+        else "weights got gradients, but none of the watched layers was seen running: they may "
+        "have run in a graph that was compiled before track() and does not hold its hooks"
+    )
     session.tracker.say(
-        "the layers ran in a graph that was compiled before track() and does not hold its hooks: "
-        "this step was not watched; all compiled code was dropped (torch.compiler.reset), and is "
-        "compiled again, with the hooks, when it runs"
+        f"{what}: this step was not watched; all compiled code was dropped "
+        "(torch.compiler.reset), and is compiled again, with the hooks, when it runs"
     )
     return True
 

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -433,6 +434,24 @@ def test_an_untracked_model_of_the_same_class() -> None:
     tracker.remove()
     assert torch._dynamo.config.skip_nnmodule_hook_guards
     assert graphs == 2
+
+
+def test_the_setting_is_that_of_all_threads_and_comes_back_in_all() -> None:
+    def setting() -> list[bool]:
+        found = [torch._dynamo.config.skip_nnmodule_hook_guards]
+        thread = threading.Thread(
+            target=lambda: found.append(torch._dynamo.config.skip_nnmodule_hook_guards)
+        )
+        thread.start()
+        thread.join()
+        return found
+
+    tracker = anynan.torch.track(Net())
+    assert setting() == [False, False]
+    thread = threading.Thread(target=tracker.remove)
+    thread.start()
+    thread.join()
+    assert setting() == [True, True]
 
 
 @pytest.mark.parametrize("way", [whole_after, inner_after, in_place, wrapped_blocks])
