@@ -20,7 +20,6 @@ from anynan.torch.transforms import TRANSFORMED
 if TYPE_CHECKING:
     from anynan.torch.session import Session
 
-_SETTING = "skip_nnmodule_hook_guards"
 _before: list[Any] = []  # the setting's default, while something is tracked
 _frames = torch._C._dynamo.eval_frame
 
@@ -187,7 +186,7 @@ def _look_for_hooks() -> None:
     runs the model or removes the tracker. A value that the program set itself stays.
     """
     if not _before:
-        entry = torch._dynamo.config._config[_SETTING]
+        entry = _setting()
         _before.append(entry.default)
         entry.default = False
 
@@ -195,7 +194,12 @@ def _look_for_hooks() -> None:
 def look_no_more() -> None:
     """Put PyTorch's own setting back once nothing is tracked."""
     if _before:
-        torch._dynamo.config._config[_SETTING].default = _before.pop()
+        _setting().default = _before.pop()
+
+
+def _setting() -> Any:
+    config: Any = torch._dynamo.config
+    return config._config["skip_nnmodule_hook_guards"]
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anynan.reach.kept import container_state, generator_state
+from anynan.threads import busy_threads
 from anynan.torch.discovery import find_state, find_weights
 from anynan.torch.randomstate import RandomState
 from anynan.torch.rootcall import RootCall
-from anynan.torch.snapshot import GENERATORS, container_state, generator_state
+from anynan.torch.snapshot import GENERATORS
 from anynan.torch.state import State, StepMarker
 
 if TYPE_CHECKING:
@@ -26,10 +28,13 @@ class Kept:
 
     Attributes:
         lost: What could not be put back, with the error.
+        apart: The name of another thread at work, which may use what the code reaches: that is
+            left alone then.
     """
 
     def __init__(self) -> None:
         self.lost: list[str] = []
+        self.apart: str | None = None
         self._restores: list[tuple[str, Callable[[], object]]] = []
         self._gradients: dict[int, torch.Tensor] = {}
         self._random = RandomState.now()
@@ -47,6 +52,11 @@ class Kept:
             model = ref()
             for module in model.modules() if model is not None else ():
                 self._module(module)
+        busy = busy_threads()
+        if session.reached is not None and busy:
+            self.apart = next(iter(busy.values()))
+        elif session.reached is not None:
+            self._restores.append(("what the code reaches", session.reached.hold()))
         if isinstance(session, StepMarker):  # a model's own call runs none of these
             for name, item in _stateful(session, roots):
                 if not isinstance(item, torch.amp.GradScaler):

@@ -12,6 +12,7 @@ from anynan.options import Options
 from anynan.torch import compiled, scaling, updates
 from anynan.torch.growth import follow, registered
 from anynan.torch.hooks import KeepGradHook, tensors
+from anynan.torch.reached import Reached
 from anynan.torch.session import Session
 from anynan.torch.state import State
 from anynan.torch.weights import write_parameters
@@ -29,6 +30,8 @@ class ModelSession(Session):
     def __init__(self, model: torch.nn.Module, options: Options) -> None:
         super().__init__(options)
         self.models = [("", weakref.ref(model))]
+        if options.replay:
+            self.reached = Reached(None)
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""

@@ -15,6 +15,7 @@ from anynan.context import replay_context
 from anynan.interrupts import Interrupts
 from anynan.lineage import External, Replay, Sink
 from anynan.monitor import Reading
+from anynan.reach import Exhausted
 from anynan.threads import busy_threads
 from anynan.torch import compiled
 from anynan.torch.collectives import Sent
@@ -29,6 +30,15 @@ from anynan.torch.state import State, StopReplay
 from anynan.torch.watcher import Watcher
 from anynan.torch.weights import all_tensors
 
+TAKEN = (
+    "the second run stopped where it would have taken more from `{}` than the first run took, or "
+    "from an iterator whose items cannot be kept: hand each batch to the step as an argument"
+)
+SHARED = (
+    "another thread ({}) is at work, so counters and containers that the code changes were not "
+    "put back: the second run began with what the first left in them, and may have changed them"
+)
+MISSED = "the second run did not begin with the first run's value of {}"
 GONE = "the model was gone when this was read, so its last step cannot be run again"
 
 
@@ -178,8 +188,14 @@ def _run(
     watcher.within, watcher.called = _run.__code__, root.source()
     if not root.random.is_now():
         root.random.restore()
+    if kept.apart is not None:
+        result.notes.append(SHARED.format(kept.apart))
+    elif root.began is not None:
+        result.notes += [MISSED.format(what) for what in root.began.put_back()]
     with ExitStack() as stack:
         stack.callback(watcher.restore)
+        if session.reached is not None:
+            stack.enter_context(session.reached.reach.again())
         stack.enter_context(root.modes())
         stack.enter_context(compiled.eager())
         for prefix, ref in session.models:
@@ -201,6 +217,8 @@ def _run(
             pass
         except ReplayError as error:
             result.notes.append(str(error))
+        except Exhausted as error:
+            result.notes.append(TAKEN.format(error))
         except Exception as error:  # noqa: BLE001  the replay may fail as the step did
             result.notes.append(
                 f"the replay stopped at {type(error).__name__}: {str(error).splitlines()[0][:120]}"

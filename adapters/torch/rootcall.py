@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from anynan.events import Source
+from anynan.reach import Items
 from anynan.sources import is_library, located
 from anynan.torch.randomstate import RandomState
 from anynan.torch.recompute import inside
+
+if TYPE_CHECKING:
+    from anynan.torch.reached import Began
 
 _CUDA = torch.backends.cuda.is_built()
 _AUTOCAST_DEVICES = ("cpu", "cuda") if _CUDA else ("cpu",)
@@ -37,6 +41,7 @@ class RootCall:
     caller: tuple[CodeType, int] | None = None
     calls: dict[str, int] = field(default_factory=dict)
     gradients: dict[int, torch.Tensor | None] = field(default_factory=dict)
+    began: "Began | None" = None
 
     @classmethod
     def now(
@@ -72,9 +77,16 @@ class RootCall:
         """Give what was called; a model is not kept alive, and None once it is gone."""
         return self.target() if isinstance(self.target, weakref.ref) else self.target
 
+    def lend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have a replay called with what keeps its items, where an argument is an iterator."""
+        self.args = tuple(
+            new if type(new) is Items else old for old, new in zip(self.args, args, strict=True)
+        )
+        self.kwargs |= {name: new for name, new in kwargs.items() if type(new) is Items}
+
     def release(self) -> None:
         """Let go of the inputs: the graph of a kept output would hold them."""
-        self.args, self.kwargs = (), {}
+        self.args, self.kwargs, self.began = (), {}, None
         self.gradients = {}
 
     def source(self) -> Source | None:

@@ -28,6 +28,7 @@ from anynan.torch.hooks import (
 from anynan.torch.paths import clean_path, inner, join, remark_slow_paths
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure
 from anynan.torch.ranks import Ranks
+from anynan.torch.reached import Reached
 from anynan.torch.rootcall import RootCall, argument_names
 from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
 from anynan.torch.state import State
@@ -88,6 +89,7 @@ class Session:
         self.ranks = Ranks(options.across_ranks)
         self.hooked: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self.grown = registered.count
+        self.reached: Reached | None = None
 
     # Attaching.
 
@@ -353,6 +355,10 @@ class Session:
             self.ranks.begin(self, state, rows)
         named = list(self._named_inputs(fn, args, kwargs))
         root = RootCall.now(fn, tuple(args), dict(kwargs), [x for _, x in named], state.calls)
+        if self.reached is not None:
+            names = argument_names(fn)
+            given = [(names[i] if i < len(names) else f"args[{i}]", x) for i, x in enumerate(args)]
+            root.began = self.reached.begin(self, [*given, *kwargs.items()])
         state.root = root
         if self.options.level == "operation" and state.operations is None:
             from anynan.torch.operations import Operations

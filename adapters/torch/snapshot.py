@@ -3,69 +3,20 @@
 import copy
 import functools
 import random
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
+from anynan.reach.kept import container_state, generator_state
 from anynan.torch.randomstate import RandomState
 
 _set_versions = torch._C._autograd._unsafe_set_version_counter
 # Python objects whose attributes are their whole state.
 OPEN = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-
-# The narrower one first.
-_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
-
-
-def generator_state(item: Any) -> Callable[[], object]:
-    """Take a generator's state; what is returned puts it back."""
-    if isinstance(item, torch.Generator):
-        return functools.partial(item.set_state, item.get_state())
-    if isinstance(item, np.random.Generator):
-        state = copy.deepcopy(item.bit_generator.state)
-        return functools.partial(setattr, item.bit_generator, "state", state)
-    if isinstance(item, np.random.RandomState):
-        return functools.partial(item.set_state, item.get_state())
-    return functools.partial(item.setstate, item.getstate())
-
-
-def container_state(value: Any) -> Callable[[], object] | None:
-    """Take what a list, dict, set or deque holds; what is returned puts it back.
-
-    Nothing is touched where nothing changed, and the built-in types' own methods are used: a
-    subclass may forbid what it inherits.
-    """
-    kind: Any = next((kind for kind in _CONTAINERS if isinstance(value, kind)), None)
-    if kind is None:
-        return None
-    held = _items(kind, value)
-
-    def restore() -> None:
-        now = _items(kind, value)
-        if len(now) == len(held) and all(map(_same, now, held)):
-            return
-        kind.clear(value)
-        if issubclass(kind, dict):
-            for key, item in held:
-                kind.__setitem__(value, key, item)
-        else:
-            (kind.update if kind is set else kind.extend)(value, held)
-
-    return restore
-
-
-def _items(kind: Any, value: Any) -> list[Any]:
-    return list(kind.items(value)) if issubclass(kind, dict) else list(kind.__iter__(value))
-
-
-def _same(a: Any, b: Any) -> bool:
-    if type(a) is tuple and type(b) is tuple and len(a) == len(b) == 2:
-        return a[0] is b[0] and a[1] is b[1]
-    return a is b
 
 
 class Snapshot:

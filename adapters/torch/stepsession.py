@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from anynan.torch.gradients import Held, gradient_site, read_gradients
 from anynan.torch.growth import follow, registered
 from anynan.torch.hooks import read_before, tensors
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.reached import Reached
 from anynan.torch.session import Session
 from anynan.torch.state import State, StepMarker
 from anynan.torch.weights import check_parameters, write_parameters
@@ -33,6 +34,8 @@ class StepSession(Session, StepMarker):
         self._before: dict[int, tuple[weakref.ref[torch.Tensor], int]] | None = None
         self._loose: Held | None = None
         self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        if options.replay:
+            self.reached = Reached(fn)
 
     def attach(self) -> None:
         """Install what can be found already; the rest comes with the first call."""
@@ -95,6 +98,7 @@ class StepSession(Session, StepMarker):
             follow(self)
         others = self._suspend()
         state.depth = 1
+        lent = ExitStack()
         try:
             self.open_step(state)
             self._before = None
@@ -103,7 +107,10 @@ class StepSession(Session, StepMarker):
                 self._before = {
                     id(p): (weakref.ref(g), g._version) for p, g in grads if g is not None
                 }
-            self.start_root(state, fn, None, args, kwargs)
+            root = self.start_root(state, fn, None, args, kwargs)
+            if self.reached is not None:
+                args, kwargs = lent.enter_context(self.reached.lending(args, kwargs))
+                root.lend(args, kwargs)
             with nullcontext() if state.operations is None else state.operations.watching():
                 result = fn(*args, **kwargs)
             compiled.take(self, state)
@@ -120,6 +127,7 @@ class StepSession(Session, StepMarker):
         else:
             self._close(state)
         finally:
+            lent.close()
             state.depth = 0
             state.in_optimizer = False
             for other in others:

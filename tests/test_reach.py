@@ -1,0 +1,198 @@
+"""What code can reach: found by name, kept, put back into the same objects."""
+
+import gc
+import random
+import weakref
+from collections import OrderedDict, deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anynan.reach import Exhausted, Items, Kinds, Reach
+
+number = 0
+
+
+def begun(fn: Any, **given: Any) -> tuple[Reach, Any]:
+    reach = Reach(fn, Kinds())
+    reach.search(())
+    return reach, reach.now(given.items())
+
+
+def test_what_a_function_reaches_is_put_back_where_it_was() -> None:
+    count, seen, own = 0, [1], SimpleNamespace(n=0, by_name=OrderedDict(a=1), recent=deque([1]))
+    dice = random.Random(0)
+
+    def step() -> None:
+        global number  # noqa: PLW0603
+        nonlocal count
+        number += 1
+        count += 1
+        seen.append(count)
+        own.n += 1
+        own.new = own.by_name["b"] = dice.random()
+        own.recent.append(2)
+
+    reach, kept = begun(step)
+    by_name, first = own.by_name, dice.getstate()
+    step()
+    step()
+    assert reach.put_back(kept) == []
+    assert (number, count, seen) == (0, 0, [1])
+    assert vars(own) == {"n": 0, "by_name": {"a": 1}, "recent": deque([1])}
+    assert own.by_name is by_name
+    assert dice.getstate() == first
+
+
+def test_arguments_are_looked_through_at_every_step() -> None:
+    state = SimpleNamespace(n=0, dice=np.random.default_rng(0))
+
+    def step(state: Any) -> None:
+        state.n += 1
+        state.dice.random()
+
+    reach, kept = begun(step, state=state)
+    before = state.dice.bit_generator.state
+    step(state)
+    reach.put_back(kept)
+    assert state.n == 0
+    assert state.dice.bit_generator.state == before
+
+
+def test_methods_partials_and_functions_in_functions() -> None:
+    from functools import partial
+
+    log: list[int] = []
+
+    def inner() -> None:
+        log.append(1)
+
+    class Own:
+        n = 0
+
+        def step(self, extra: list[int]) -> None:
+            self.n += 1
+            extra.append(1)
+            self.more()
+
+        def more(self) -> None:
+            inner()
+
+    own, extra = Own(), [0]
+    step = partial(own.step, extra)
+    reach, kept = begun(step)
+    step()
+    assert (own.n, extra, log) == (1, [0, 1], [1])
+    reach.put_back(kept)
+    assert (own.n, extra, log) == (0, [0], [])
+
+
+def test_iterators_give_a_second_run_what_they_gave_the_first() -> None:
+    items = iter(range(9))
+    own = SimpleNamespace(items=items)
+
+    def step(more: Any) -> list[int]:
+        return [next(items), next(own.items), next(more)]
+
+    reach, kept = begun(step)
+    with reach.lending((iter("ab"),), {}) as (args, kwargs):
+        first = step(*args, **kwargs)
+        reach.put_back(kept)
+        with reach.again():
+            assert step(*args) == first == [0, 1, "a"]
+            with pytest.raises(Exhausted):
+                next(items)
+        assert step(*args) == [2, 3, "b"]
+    assert own.items is items
+    assert type(items) is type(iter(range(0)))
+    assert next(items) == 4
+
+
+def test_what_cannot_be_lent_is_not_taken_from(tmp_path: Any) -> None:
+    (tmp_path / "a.txt").write_text("1\n2\n")
+    with (tmp_path / "a.txt").open() as lines:
+
+        def step() -> str:
+            return next(lines)
+
+        reach, _ = begun(step)
+        with reach.lending((), {}), reach.again(), pytest.raises(Exhausted, match="lines"):
+            step()
+        assert step() == "1\n"
+
+
+def test_the_end_of_an_iterator_is_given_again() -> None:
+    items = Items(iter([1]), "items")
+    assert list(items) == [1]
+    items.rewind()
+    assert list(items) == [1]
+    with pytest.raises(Exhausted):
+        next(items)
+
+
+def test_nothing_is_kept_alive() -> None:
+    class Thing:
+        pass
+
+    own = SimpleNamespace(thing=Thing(), things=[Thing()])
+
+    def step() -> object:
+        return own.thing, own.things
+
+    reach, kept = begun(step)
+    refs = [weakref.ref(own.thing), weakref.ref(own.things[0])]
+    own.thing, own.things = None, []
+    del kept
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+    assert reach.put_back(reach.now()) == []
+
+
+class Raising(type):
+    def __hash__(cls) -> int:
+        raise TypeError
+
+    def __getattr__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_objects_that_raise_are_passed_over() -> None:
+    class Hostile(metaclass=Raising):
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    hostile, count = Hostile(), 0
+
+    def step() -> object:
+        nonlocal count
+        count += 1
+        return hostile
+
+    reach, kept = begun(step)
+    step()
+    reach.put_back(kept)
+    assert count == 0
+
+
+def test_libraries_keep_their_own_state() -> None:
+    import logging
+
+    logger = logging.getLogger("anynan.test")
+
+    def step() -> None:
+        logger.filters.append(lambda _: True)
+
+    reach, kept = begun(step)
+    step()
+    reach.put_back(kept)
+    assert len(logger.filters) == 1
+    logger.filters.clear()
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4, 5, 64])
+def test_a_search_is_due_seldom(calls: int) -> None:
+    reach = Reach(None, Kinds())
+    due = [reach.is_due() for _ in range(calls)]
+    assert due[-1] == (calls in (1, 2, 4, 64))

@@ -1,0 +1,418 @@
+"""What a step reaches beside its model: a replay begins with it as the step did, and leaves it."""
+
+import gc
+import itertools
+import operator
+import random
+import weakref
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import anynan
+
+pytestmark = pytest.mark.filterwarnings("ignore:anynan. no module was found")
+
+calls = 0  # what the step below counts on
+
+
+def fault(n: int, x: torch.Tensor) -> torch.Tensor:
+    """Fail in another way at every number from 3 on: what tells the runs apart."""
+    if n < 3:
+        return x.sum()
+    if n == 3:
+        return torch.log(-x.abs() - n).sum()
+    if n == 4:
+        return torch.sqrt(-x.abs() - n).sum()
+    return torch.asin(x.abs() + n).sum()
+
+
+def named(step: Callable[[], object], times: int = 5) -> list[tuple[str, str]]:
+    """Run a step and list what was named, with the first bad index's evidence."""
+    tracker = anynan.torch.track(step, action="record")
+    for _ in range(times):
+        tracker()
+    tracker.remove()
+    found = []
+    for event in tracker.events:
+        assert event.operation is not None, event.notes
+        assert event.cause is not None
+        found.append((event.operation.name, event.cause.evidence.partition(" at")[0]))
+    return found
+
+
+ALL = ["log", "sqrt", "asin"]
+
+
+def operations(step: Callable[[], object], times: int = 5) -> list[str]:
+    return [name for name, _ in named(step, times)]
+
+
+# What it counts on.
+
+
+def test_a_counter_in_a_closure() -> None:
+    net, n = nn.Linear(2, 2), 0
+
+    def step() -> torch.Tensor:
+        nonlocal n
+        n += 1
+        return fault(n, net(torch.ones(1, 2)))
+
+    assert operations(step) == ALL
+    assert n == 5
+
+
+def test_a_global_counter() -> None:
+    global calls  # noqa: PLW0603
+    calls = 0
+    net = nn.Linear(2, 2)
+
+    def step() -> torch.Tensor:
+        global calls  # noqa: PLW0603
+        calls += 1
+        return fault(calls, net(torch.ones(1, 2)))
+
+    assert operations(step) == ALL
+    assert calls == 5
+
+
+class Trainer:
+    """A trainer as people write them: a counter, a history, a schedule, settings."""
+
+    def __init__(self) -> None:
+        self.net = nn.Linear(2, 2)
+        self.n = 0
+        self.losses: list[float] = []
+        self.seen: Counter[int] = Counter()
+        self.recent: deque[int] = deque(maxlen=2)
+        self.by_name: defaultdict[str, list[int]] = defaultdict(list)
+        self.part = SimpleNamespace(n=0, total=np.zeros(2))
+
+    def count(self) -> int:
+        self.n += 1
+        self.part.n += 1
+        self.part.total += 1
+        self.seen[self.n] += 1
+        self.recent.append(self.n)
+        self.by_name["n"].append(self.n)
+        assert self.n == self.part.n == self.part.total[0]
+        return self.n
+
+    def step(self) -> torch.Tensor:
+        n = self.count()
+        assert self.recent[-1] == len(self.by_name["n"]) == sum(self.seen.values()) == n
+        loss = fault(n, self.net(torch.ones(1, 2)))
+        self.losses.append(n)
+        return loss
+
+
+def test_the_attributes_of_a_trainer_and_what_they_hold() -> None:
+    trainer = Trainer()
+    assert operations(trainer.step) == ALL
+    assert trainer.losses == [1, 2, 3, 4, 5]
+    assert trainer.n == trainer.part.n == 5
+    assert trainer.seen == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
+    assert list(trainer.recent) == [4, 5]
+    assert list(trainer.by_name.items()) == [("n", [1, 2, 3, 4, 5])]
+    assert trainer.part.total.tolist() == [5.0, 5.0]
+
+
+def test_a_cache_that_the_first_run_made_is_not_there_in_the_second() -> None:
+    net, cache = nn.Linear(2, 2), {}
+
+    def step() -> torch.Tensor:
+        if "x" not in cache:
+            cache["x"] = torch.log(-net(torch.ones(1, 2)).abs() - 1)
+        return cache["x"].sum()
+
+    assert operations(step, 1) == ["log"]
+    assert set(cache) == {"x"}
+
+
+class Counting(nn.Module):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.linear = nn.Linear(2, 2)
+        self.n = 0
+        self.tensor = torch.zeros(())
+        self.register_buffer("moving", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        self.tensor += 1
+        self.moving += 1  # type: ignore[operator]
+        n = {"attribute": self.n, "tensor": self.tensor, "buffer": self.moving}[self.where]
+        return fault(int(n), self.linear(x))
+
+
+@pytest.mark.parametrize("where", ["attribute", "tensor", "buffer"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_layer_counts_in(where: str, whole: bool) -> None:
+    model = Counting(where)
+    if whole:
+        assert operations(lambda: model(torch.ones(1, 2))) == ALL
+    else:
+        tracker = anynan.torch.track(model, action="record")
+        for _ in range(5):
+            model(torch.ones(1, 2))
+        assert [event.operation and event.operation.name for event in tracker.events] == ALL
+        tracker.remove()
+    assert (model.n, float(model.tensor), float(model.moving)) == (5, 5.0, 5.0)
+
+
+def test_a_small_tensor_that_a_step_overwrites() -> None:
+    net, n = nn.Linear(2, 2), torch.zeros(())
+
+    def step() -> torch.Tensor:
+        n.add_(1)
+        return fault(int(n), net(torch.ones(1, 2)))
+
+    before = n
+    assert operations(step) == ALL
+    assert before is n
+    assert float(n) == 5
+
+
+def test_momentum_kept_by_hand_moves_once() -> None:
+    net = nn.Linear(2, 1, bias=False)
+    velocity = [torch.zeros_like(p) for p in net.parameters()]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = torch.sqrt(net(x) * 0).sum()
+        loss.backward()
+        with torch.no_grad():
+            for v, p in zip(velocity, net.parameters(), strict=True):
+                v.mul_(0.9).add_(torch.ones_like(p))
+        return loss
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker(torch.ones(1, 2))
+    tracker.remove()
+    assert tracker.events[0].operation is not None
+    assert velocity[0].tolist() == [[1.0, 1.0]]
+
+
+# Whose dice.
+
+
+def draws(generator: Any) -> Callable[[], float]:
+    if isinstance(generator, torch.Generator):
+        return lambda: float(torch.rand((), generator=generator))
+    return generator.random if hasattr(generator, "random") else generator.random_sample
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.random.default_rng(0),
+        lambda: np.random.RandomState(0),
+        lambda: random.Random(0),
+        lambda: torch.Generator().manual_seed(0),
+    ],
+    ids=["numpy", "RandomState", "random", "torch"],
+)
+def test_generators_of_the_programs_own(make: Callable[[], Any]) -> None:
+    own, twin = SimpleNamespace(dice=make()), make()
+    net = nn.Linear(2, 2)
+
+    def step() -> torch.Tensor:
+        drawn = draws(own.dice)()
+        return torch.log(-net(torch.ones(1, 2)).abs() - drawn - 1)[0, 0] * 0 + torch.log(
+            torch.tensor(-1 - drawn)
+        )
+
+    tracker = anynan.torch.track(step, action="record")
+    numbers = [draws(twin)() for _ in range(3)]
+    for _ in numbers:
+        tracker()
+    tracker.remove()
+    assert draws(own.dice)() == draws(twin)(), "nothing was drawn twice"
+    for event in tracker.events:
+        assert event.operation is not None
+        assert event.operation.name == "log"
+
+
+# What it pulls.
+
+
+def batches() -> list[torch.Tensor]:
+    data = [torch.full((1, 2), float(i)) for i in range(8)]
+    data[2] = -data[2]
+    return data
+
+
+def generator(data: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    yield from data
+
+
+def loader(data: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    return iter(DataLoader(torch.cat(data), batch_size=1))
+
+
+WAYS = {
+    "generator": generator,
+    "iter": iter,
+    "loader": loader,
+    "map": lambda data: map(torch.clone, data),
+    "islice": lambda data: itertools.islice(data, 8),
+    "zip": lambda data: (x for (x,) in zip(data, strict=True)),
+    "enumerate": lambda data: map(operator.itemgetter(1), enumerate(data)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_that_fetches_its_batch(way: str) -> None:
+    items = WAYS[way](batches())
+    taken: list[float] = []
+
+    def step() -> torch.Tensor:
+        x = next(items)
+        taken.append(float(x[0, 0]))
+        return torch.log(x + 1).sum()
+
+    kind = type(items)
+    assert named(step, 4) == [("log", "log(-1.0)")]
+    assert taken == [0.0, 1.0, -2.0, 3.0]
+    assert type(items) is kind
+    assert float(next(items)[0, 0]) == 4.0, "no batch was eaten"
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """A data set that counts what it hands out, and augments with its own dice."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.dice = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        self.given += 1
+        return torch.tensor(-1.0 - self.given - self.dice.random())
+
+
+def test_a_loop_that_the_step_begins_and_leaves() -> None:
+    data = Numbers()
+    batches = DataLoader(data, batch_size=2, shuffle=True, generator=torch.Generator())
+    twin = Numbers()
+
+    def step() -> torch.Tensor:
+        for x in batches:
+            return torch.log(x).sum()
+        raise AssertionError
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker()
+    expected = -1.0 - np.array([1, 2]) - [twin.dice.random(), twin.dice.random()]
+    (event,) = tracker.events
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert event.operation.inputs[0].min == pytest.approx(expected.min())
+    assert data.given == 2
+    assert data.dice.random() == twin.dice.random()
+    tracker.remove()
+
+
+def test_iterators_held_by_objects_and_containers_and_as_arguments() -> None:
+    net = nn.Linear(2, 2)
+    own = SimpleNamespace(items=generator(batches()))
+    held = {"items": [iter(batches())]}
+
+    def step(items: Iterator[torch.Tensor]) -> torch.Tensor:
+        x, y, z = next(own.items), next(held["items"][0]), next(items)
+        assert x[0, 0] == y[0, 0] == z[0, 0]
+        return torch.log(net(x).sum() * 0 + z + 1).sum()
+
+    third = generator(batches())
+    tracker = anynan.torch.track(step, action="record")
+    for _ in range(4):
+        tracker(third)
+    tracker.remove()
+    assert [event.step for event in tracker.events] == [2]
+    assert tracker.events[0].operation is not None
+    for items in (own.items, held["items"][0], third):
+        assert not hasattr(items, "rewind")
+        assert float(next(items)[0, 0]) == 4.0
+
+
+def test_a_step_that_begins_its_data_anew_when_it_ends() -> None:
+    data = [torch.tensor(1.0), torch.tensor(-2.0)]
+    items = iter(data)
+
+    def step() -> torch.Tensor:
+        nonlocal items
+        try:
+            x = next(items)
+        except StopIteration:
+            items = iter(data)
+            x = next(items)
+        return torch.log(x)
+
+    assert named(step, 4) == [("log", "log(-2.0)")] * 2
+    with pytest.raises(StopIteration):
+        next(items)
+
+
+def test_a_failing_program_keeps_its_iterators() -> None:
+    items = generator(batches())
+
+    def step() -> torch.Tensor:
+        return torch.log(next(items) + 1).sum()
+
+    tracker = anynan.torch.track(step)
+    tracker()
+    tracker()
+    with pytest.raises(anynan.NonFiniteError, match=r"log\(-1\.0\)"):
+        tracker()
+    tracker.remove()
+    assert isinstance(items, Iterator)
+    assert type(items).__name__ == "generator"
+    assert float(next(items)[0, 0]) == 3.0
+
+
+# Nothing is held longer than a step.
+
+
+def test_nothing_of_a_step_lives_on_after_it() -> None:
+    net = nn.Linear(2, 2)
+    own = SimpleNamespace(batch=None, kept=[])
+    items = (torch.full((1, 2), float(i)) for i in range(100))
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        own.batch = next(items)
+        own.kept.append(torch.ones(3))
+        seen.extend([weakref.ref(own.batch), weakref.ref(own.kept[-1])])
+        return net(own.batch + batch["x"]).sum()
+
+    tracker = anynan.torch.track(step)
+    for _ in range(9):
+        given = {"x": torch.ones(1, 2)}
+        seen.append(weakref.ref(given["x"]))
+        tracker(given)
+    own.batch, own.kept, given = None, [], {}
+    tracker({"x": torch.ones(1, 2)})
+    own.batch, own.kept = None, []
+    gc.collect()
+    assert [ref() for ref in seen if ref() is not None] == []
+    tracker.remove()
+
+
+def test_what_a_model_holds_goes_with_it() -> None:
+    model = Counting("attribute")
+    anynan.torch.track(model)
+    model(torch.ones(1, 2))
+    refs = [weakref.ref(model), weakref.ref(model.linear.weight), weakref.ref(model.moving)]
+    del model
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 3
