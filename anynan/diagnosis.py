@@ -183,6 +183,11 @@ def _operation_event(
             surfaced = place(reading.phase, reading.layer, reading.site.parameter)
             if reading.phase == "value":
                 surfaced = f"the check of {reading.site.tensor}"
+        hidden = _hidden_before(origin, verdict)
+        if hidden is not None:
+            case.notes.append(
+                f"the same happened before in `{hidden.layer}`, where it was hidden again: mend both"
+            )
     spoilt = None
     if phase == "optimizer" and parameter is not None:
         found = (item for item in adapter.bad_parameters() if item.name == parameter)
@@ -225,6 +230,16 @@ def _operation_event(
         shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
     )
+
+
+def _hidden_before(origin: OpRecord, verdict: Verdict) -> OpRecord | None:
+    """Give an earlier layer's record of the same fault that reached nothing which matters."""
+    for record in verdict.contained:
+        if record.index < origin.index and record.name == origin.name:
+            if record.phase == origin.phase == "forward" and record.layer:
+                if record.layer != origin.layer:
+                    return record
+    return None
 
 
 def _trail(

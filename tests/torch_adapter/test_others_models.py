@@ -108,11 +108,12 @@ def test_an_output_that_is_used_inside_as_well() -> None:
     assert named(event) == ("", "backward", "sqrt")
 
 
-def test_an_overflow_that_a_norm_swallows_is_no_gradient_trap() -> None:
-    class Norm(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+class Norm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
+
+def test_an_overflow_that_a_norm_swallows_is_no_gradient_trap() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Norm())
     with torch.no_grad():
         model[0].weight.fill_(6e37)
@@ -120,6 +121,26 @@ def test_an_overflow_that_a_norm_swallows_is_no_gradient_trap() -> None:
     assert named(event)[::2] == ("1", "pow")
     assert event.cause is not None
     assert event.cause.tag == "overflow_in_dtype"
+    assert not event.notes
+
+
+def test_the_norm_that_overflowed_first_is_named_beside_the_one_that_did_harm() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.n1, self.n2 = nn.Linear(4, 4), Norm(), Norm()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.embed(x)
+            return self.n2(x + self.fc(self.n1(x.detach())))
+
+    model = Net()
+    with torch.no_grad():
+        model.embed.weight.fill_(6e37)
+    event = failure(model, lambda: model(torch.ones(2, 4)).sum().backward())
+    assert named(event)[::2] == ("n2", "pow")
+    assert any("before in `n1`" in note and "mend both" in note for note in event.notes)
 
 
 class Policy(nn.Module):
