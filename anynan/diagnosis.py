@@ -186,7 +186,8 @@ def _operation_event(
         hidden = _hidden_before(origin, verdict)
         if hidden is not None:
             case.notes.append(
-                f"the same happened before in `{hidden.layer}`, where it was hidden again: mend both"
+                f"the same happened before in `{hidden.layer}`, where it was hidden again: "
+                "mend both"
             )
     spoilt = None
     if phase == "optimizer" and parameter is not None:
@@ -235,10 +236,10 @@ def _operation_event(
 def _hidden_before(origin: OpRecord, verdict: Verdict) -> OpRecord | None:
     """Give an earlier layer's record of the same fault that reached nothing which matters."""
     for record in verdict.contained:
-        if record.index < origin.index and record.name == origin.name:
-            if record.phase == origin.phase == "forward" and record.layer:
-                if record.layer != origin.layer:
-                    return record
+        forward = record.phase == origin.phase == "forward"
+        same = forward and record.name == origin.name and record.index < origin.index
+        if same and record.layer and record.layer != origin.layer:
+            return record
     return None
 
 
