@@ -139,8 +139,9 @@ class _Softly:
         self._local, self._on = local, on
 
     def __enter__(self) -> None:
+        self._before = getattr(self._local, "softly", None)
         if self._on:
             self._local.softly = "warn"
 
     def __exit__(self, *details: object) -> None:
-        self._local.softly = None
+        self._local.softly = self._before

@@ -237,13 +237,14 @@ class Tracker(Judge):
         ]
 
     def clear(self) -> None:
-        """Forget events and readings; the hooks stay."""
+        """Forget events, readings and gradient norms; the hooks stay."""
         with self._lock:
             self._events.clear()
             self._counts.clear()
             self._seen.clear()
             self._first.clear()
             self.history.clear()
+            self._guard.clear()
 
     def metrics(self) -> dict[str, float]:
         """Return the last step's numbers as a flat dict, for any logger."""

@@ -1264,6 +1264,27 @@ def test_a_jump_of_the_gradient_norm_warns() -> None:
     assert event.cause.tag == "exploding_gradient"
 
 
+def test_clear_forgets_the_norms_that_a_jump_is_told_by() -> None:
+    _, tracker = tracked(one("multiply", weight=1.0), policy=anynan.Policy(spike=10))
+    for _ in range(6):
+        tracker([1.0])
+    tracker.clear()
+    tracker([100.0])
+    assert tracker.events == ()
+
+
+def test_what_is_soft_stays_soft_around_an_inner_one() -> None:
+    _, tracker = tracked(one("multiply", weight=1.0))
+    with tracker.softly():
+        with tracker.softly(on=False):
+            pass
+        with tracker.softly():
+            pass
+        with pytest.warns(anynan.AnynanWarning):
+            tracker([INF])
+    failure(tracker, [INF])
+
+
 def test_a_jump_that_the_policy_makes_bad_raises() -> None:
     policy = anynan.Policy(spike=10, bad=("spike",))
     model, tracker = tracked(one("multiply", weight=1.0), policy=policy)

@@ -95,10 +95,15 @@ class Session:
     def _read(self, but: int = 0) -> None:
         """Read and judge the steps not read yet, but for so many of the last."""
         try:
-            while len(self._unread) > but:
-                self._settle(self._unread.pop(0))
+            # Two threads may read at once, as at the end of a program.
+            while (step := self._next(but)) is not None:
+                self._settle(step)
         finally:
             unread(self, bool(self._unread))
+
+    def _next(self, but: int) -> Step | None:
+        with self._lock:
+            return self._unread.pop(0) if len(self._unread) > but else None
 
     def finish(self) -> None:
         """Read what is left."""

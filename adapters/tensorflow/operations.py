@@ -1,6 +1,5 @@
 """The operations of a graph, forward ones and gradients, and which belongs to which."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,10 +182,6 @@ class Operations:
     def writer(self, tensor: Any) -> Op | None:
         """Give the operation that wrote a tensor, None if it came from outside."""
         return self.of.get(resolve(tensor).op.name)
-
-    def forward_ops(self) -> Iterable[Op]:
-        """Give the operations that are no gradients."""
-        return (op for op in self.ops if op.phase != "backward")
 
 
 def _within(op: Op, scope: str) -> bool:

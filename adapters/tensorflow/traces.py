@@ -79,11 +79,6 @@ class Trace:
     updates: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def backward(self) -> bool:
-        """Tell whether a gradient was taken in it."""
-        return any(block.backward for block in self.blocks)
-
     @contextmanager
     def inside(self, graph: Any, layer: Any, path: str) -> Iterator[None]:
         """Note under which name scopes the operations of a layer's call are made."""

@@ -431,7 +431,7 @@ RULES = (
     ),
     Rule(
         "remainder_by_zero",
-        frozenset({"remainder", "fmod"}),
+        frozenset({"remainder"}),
         FORWARD,
         _remainder,
         "the remainder of a division by 0 is NaN",
