@@ -2,9 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict
 
 from anynan.events import Event
 from anynan.patterns import Patterns
@@ -17,6 +17,58 @@ ENVIRONMENT = ("off", "warn", "record", "raise")
 KEEP_BYTES = 64 * 2**20
 
 Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
+Stats = str | Iterable[str]
+
+
+class Shared(TypedDict, total=False):
+    """Name the options that every ``track`` has.
+
+    Attributes:
+        policy: What counts as bad, and where; an ``anynan.Policy``.
+        action: What happens where something is bad: ``"raise"`` (the default), ``"warn"``,
+            ``"record"``, ``"skip"`` (a warning, and no update) or a function of the Event.
+        layers: Globs or predicates on layer paths: what is watched; everything by default.
+        exclude: Globs or predicates: what is not, with all that is inside; it wins.
+        replay: Whether a bad step is run again to name the operation; True by default.
+        history: For how many steps the readings are kept; 1000 by default.
+        stats: Further numbers for ``metrics()``: absmax, min, max, mean, rms, norm.
+        level: ``"layer"`` (the default), or ``"operation"`` to watch every operation of every
+            step, which is slow.
+    """
+
+    policy: Policy
+    action: Action
+    layers: Patterns
+    exclude: Patterns
+    replay: bool
+    history: int
+    stats: Stats
+    level: Literal["layer", "operation"]
+
+
+class Arrays(Shared, total=False):
+    """Name the options of ``track`` for array code.
+
+    Attributes:
+        read: When readings are judged: ``"auto"``, ``"immediate"``, ``"step"`` or every n calls.
+    """
+
+    read: Literal["auto", "immediate", "step"] | int
+
+
+class Training(Shared, total=False):
+    """Name the options of every ``track`` that knows weights and gradients.
+
+    Attributes:
+        backward: Whether gradients are watched; True by default.
+        patience: How many bad steps in a row are skipped with a warning before ``action``
+            applies; 0 by default.
+        parameters: Whether every weight is read after each update; False by default.
+    """
+
+    backward: bool
+    patience: int
+    parameters: bool
 
 
 @dataclass(frozen=True)
@@ -31,7 +83,7 @@ class Options:
     policy: Policy = DEFAULT
     action: Action = "raise"
     layers: Patterns = None
-    skip: Patterns = None
+    exclude: Patterns = None
     backward: bool = True
     replay: bool = True
     history: int = 1000
@@ -54,7 +106,7 @@ class Options:
                 "or give a function that takes the Event"
             )
             raise ValueError(msg)
-        for name in ("layers", "skip"):
+        for name in ("layers", "exclude"):
             chosen = getattr(self, name)
             if isinstance(chosen, Iterable) and not isinstance(chosen, str):
                 object.__setattr__(self, name, tuple(chosen))  # a generator is walked twice
@@ -94,23 +146,34 @@ class Options:
             _whole("keep", self.keep, 0)
 
     @classmethod
-    def checked(cls, given: dict[str, Any], *own: str) -> Self:
+    def checked(cls, given: Mapping[str, Any], known: type, where: str) -> Self:
         """Check the options that somebody gave by name.
 
         Args:
             given: The options.
-            *own: Names of options that an adapter has beside these.
+            known: The TypedDict that names those there are.
+            where: For whom they are: an adapter's name.
 
         Raises:
-            TypeError: If one is unknown or of the wrong type.
+            TypeError: If one is unknown, cannot be honoured there, or is of the wrong type.
             ValueError: If one has an impossible value.
         """
-        known = (*inspect.signature(cls).parameters, *own)
+        names = list(known.__annotations__)
+        common = inspect.signature(cls).parameters
         for name in given:
-            if name not in known:
-                msg = f"track() has no option {name!r}; the options are {', '.join(known)}"
+            if name == "skip":
+                msg = (
+                    "track() has no option 'skip': patterns of layers to leave out are "
+                    "exclude=, and a bad step's update is dropped by action='skip'"
+                )
                 raise TypeError(msg)
-        return cls(**{name: value for name, value in given.items() if name not in own})
+            if name not in names:
+                what = f"{name}= has no meaning for {where}"
+                if name not in common:
+                    what = f"track() has no option {name!r}"
+                msg = f"{what}; the options are {', '.join(names)}"
+                raise TypeError(msg)
+        return cls(**{name: value for name, value in given.items() if name in common})
 
     @property
     def only_watches(self) -> bool:

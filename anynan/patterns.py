@@ -8,27 +8,29 @@ Pattern = str | Callable[[str, Any], bool]
 Patterns = Pattern | Iterable[Pattern] | None
 
 
-def choose(layers: dict[str, Any], keep: Patterns = None, skip: Patterns = None) -> dict[str, Any]:
-    """Return the layers that ``keep`` chooses and ``skip`` does not cover.
+def choose(
+    layers: dict[str, Any], keep: Patterns = None, exclude: Patterns = None
+) -> dict[str, Any]:
+    """Return the layers that ``keep`` chooses and ``exclude`` does not cover.
 
     A string is matched with fnmatch on the whole path (``*`` crosses dots); a predicate is
-    called with the path and the layer. ``skip`` wins, and covers what is inside the layer.
+    called with the path and the layer. ``exclude`` wins, and covers what is inside the layer.
 
     Args:
         layers: Layer path -> layer.
         keep: Patterns to keep; None keeps everything.
-        skip: Patterns to leave out.
+        exclude: Patterns to leave out.
 
     Raises:
         TypeError: If a pattern is neither a string nor a predicate.
         ValueError: If a pattern matches no layer.
     """
     kept = set(layers) if keep is None else _matching("layers", keep, layers)
-    skipped = set() if skip is None else _matching("skip", skip, layers)
+    left_out = set() if exclude is None else _matching("exclude", exclude, layers)
     return {
         path: layer
         for path, layer in layers.items()
-        if path in kept and not any(_inside(path, outer) for outer in skipped)
+        if path in kept and not any(_inside(path, outer) for outer in left_out)
     }
 
 

@@ -2,14 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from anynan.arrays import type_name
 from anynan.containers import shown
 from anynan.measuring import measure
-from anynan.options import Options
+from anynan.options import Arrays, Options
 from anynan.probing import Span, probe
 from anynan.recording.namespaces import Namespace, recording
 from anynan.recording.session import ArraySession
@@ -19,12 +19,21 @@ from anynan.registry import register
 from anynan.summary import Summary
 from anynan.tracker import Tracker, refuse_target
 
+NO_UPDATE = (
+    "{} drops the update of a bad step, and array code does not say what its update is; use "
+    "action='warn', 'record' or a function of the Event"
+)
+NO_WEIGHTS = (
+    "parameters=True has nothing to read: array code does not say which arrays are weights; pass "
+    "them as arguments, and they are read in every call"
+)
+
 
 @overload
-def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+def track(target: None = None, **options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: Callable[..., Any], **options: Any) -> Tracker: ...
-def track(target: Any = None, **options: Any) -> Any:
+def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
+def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
     """Watch a function of array code: every operation on its arguments, until ``remove``.
 
     The arrays in the arguments, also in lists, dicts, tuples and dataclasses, are replaced by
@@ -35,9 +44,10 @@ def track(target: Any = None, **options: Any) -> Any:
     Args:
         target: A function; None to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"`` or a function of
-            the Event), ``layers`` and ``skip`` (globs or predicates on scope paths), ``replay``
-            (True), ``history`` (1000 calls), ``read`` (``"auto"``, ``"immediate"``, ``"step"`` or
-            every n calls) and ``level`` (``"layer"`` or ``"operation"``).
+            the Event), ``layers`` and ``exclude`` (globs or predicates on scope paths),
+            ``replay`` (True), ``history`` (1000 calls), ``stats`` (absmax, min, max), ``read``
+            (``"auto"``, ``"immediate"``, ``"step"`` or every n calls) and ``level``
+            (``"layer"`` or ``"operation"``).
 
     Returns:
         A Tracker that is called in the function's place, or a decorator that makes one.
@@ -115,27 +125,20 @@ class Reader:
 register(Reader())
 
 
-def array_options(options: dict[str, Any]) -> Options:
+def array_options(options: Mapping[str, Any]) -> Options:
     """Check the options of ``track``, also those that array code cannot serve.
 
     Raises:
         TypeError: If an option is unknown or of the wrong type.
         ValueError: If its value is impossible, or cannot be served.
     """
-    chosen = Options.checked(options)
-    if chosen.action == "skip" or chosen.patience:
-        name = "action='skip'" if chosen.action == "skip" else f"patience={chosen.patience}"
-        msg = (
-            f"{name} drops the update of a bad step, and array code does not say what its "
-            "update is; use action='warn', 'record' or a function of the Event"
-        )
-        raise ValueError(msg)
-    if chosen.parameters:
-        msg = (
-            "parameters=True has nothing to read: array code does not say which arrays are "
-            "weights; pass them as arguments, and they are read in every call"
-        )
-        raise ValueError(msg)
+    if isinstance(options.get("action"), str) and options["action"] == "skip":
+        raise ValueError(NO_UPDATE.format("action='skip'"))
+    if options.get("patience"):
+        raise ValueError(NO_UPDATE.format(f"patience={options['patience']}"))
+    if options.get("parameters"):
+        raise ValueError(NO_WEIGHTS)
+    chosen = Options.checked(options, Arrays, "array code")
     if chosen.extra:
         msg = (
             f"stats={chosen.extra[0]!r} is not read from array code; absmax, min and max are, "

@@ -231,7 +231,7 @@ class ToyAdapter:
         self.reads = self.replays = 0
         self.refusal = ""  # why a replay cannot be done
         layers = {layer.path: layer for layer in model.layers}
-        self._chosen = choose({"": model, **layers}, options.layers, options.skip)
+        self._chosen = choose({"": model, **layers}, options.layers, options.exclude)
         self._local = threading.local()
 
     # What the core asks for.

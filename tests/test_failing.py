@@ -34,7 +34,7 @@ def toy_model() -> toy.Model:
 
 @pytest.mark.parametrize("read", ["immediate", "step"])
 def test_a_record_that_fails_leaves_name_and_line(
-    monkeypatch: pytest.MonkeyPatch, read: str
+    monkeypatch: pytest.MonkeyPatch, read: Any
 ) -> None:
     monkeypatch.setattr(live, "make_record", broken)
     tracker = anynan.track(logged, action="record", read=read)

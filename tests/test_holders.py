@@ -62,7 +62,7 @@ def test_check_and_summarize(hold: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("read", ["immediate", "step"])
-def test_a_tracked_function_runs_as_it_would(hold: Callable[[Any], Any], read: str) -> None:
+def test_a_tracked_function_runs_as_it_would(hold: Callable[[Any], Any], read: Any) -> None:
     tracker = anynan.track(lambda x: [x], action="record", read=read)
     x = hold(FINE)
     assert tracker(x)[0] is x
@@ -72,7 +72,7 @@ def test_a_tracked_function_runs_as_it_would(hold: Callable[[Any], Any], read: s
 
 
 @pytest.mark.parametrize("read", ["immediate", "step"])
-def test_a_result_is_judged(hold: Callable[[Any], Any], read: str) -> None:
+def test_a_result_is_judged(hold: Callable[[Any], Any], read: Any) -> None:
     tracker = anynan.track(lambda x: hold(BAD) if x.sum() else None, action="record", read=read)
     tracker(np.ones(1))
     (event,) = tracker.events

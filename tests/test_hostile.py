@@ -145,7 +145,7 @@ def test_the_walk_tells_its_caller() -> None:
 
 @pytest.mark.parametrize("bad", [False, True])
 @pytest.mark.parametrize("read", ["immediate", "step"])
-def test_a_tracked_function_runs_on(hostile: Any, read: str, bad: bool) -> None:
+def test_a_tracked_function_runs_on(hostile: Any, read: Any, bad: bool) -> None:
     def program(x: Any, thing: Any) -> Any:
         inner = SimpleNamespace(thing=thing, y=np.log(x - 2.0 * bad))
         return {"y": inner.y, "thing": thing, "inner": inner}

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import anynan
 from anynan import Policy
 from anynan.options import Options, environment
 
@@ -30,7 +31,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         {"keep": 0},
         {"stats": ("min", "rms")},
         {"level": "operation"},
-        {"layers": "a.*", "skip": lambda path, layer: False},
+        {"layers": "a.*", "exclude": lambda path, layer: False},
     ],
 )
 def test_a_fit_value_is_kept_as_it_is(options: dict[str, Any]) -> None:
@@ -53,10 +54,10 @@ def test_only_some_statistics_cost_extra() -> None:
 
 
 def test_patterns_from_a_generator_can_be_read_more_than_once() -> None:
-    options = Options(layers=(name for name in ("a", "b")), skip=iter(["c"]))
+    options = Options(layers=(name for name in ("a", "b")), exclude=iter(["c"]))
     for _ in range(2):
         assert list(options.layers) == ["a", "b"]  # type: ignore[arg-type]
-        assert list(options.skip) == ["c"]  # type: ignore[arg-type]
+        assert list(options.exclude) == ["c"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -141,3 +142,42 @@ def test_an_unknown_override_is_refused_in_words(
     monkeypatch.setenv("ANYNAN", word)
     with pytest.raises(ValueError, match=f"ANYNAN='{word}' in the environment is unknown; use off"):
         environment()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"backward": True}, "backward= has no meaning for array code; the options are policy"),
+        ({"keep": 1}, "keep= has no meaning for array code"),
+        ({"across_ranks": True}, "across_ranks= has no meaning for array code"),
+        ({"skip": "a"}, "patterns of layers to leave out are exclude="),
+        ({"colour": 1}, "track() has no option 'colour'; the options are policy, action, layers"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        anynan.track(lambda x: x, **given)
+    assert words in str(caught.value)
+
+
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "torch": {"keep_inputs": True, "lag": 1},
+    "jax": {"keep": 1, "across_ranks": True},
+    "tensorflow": {"keep": 1, "across_ranks": True, "read": "step"},
+    "cupy": {"keep": 1, "backward": True},
+}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_adapter_takes_what_it_can_honour_alone(adapter: str) -> None:
+    pytest.importorskip(adapter)
+    module = pytest.importorskip(f"anynan.{adapter}")
+    for name, value in ADAPTERS[adapter].items():
+        with pytest.raises(TypeError, match=f"{name}"):
+            module.track(lambda x: x, **{name: value})
+
+
+def test_jax_cannot_read_at_once() -> None:
+    pytest.importorskip("jax")
+    with pytest.raises(ValueError, match="read='immediate' is not there for JAX"):
+        anynan.jax.track(lambda x: x, read="immediate")  # type: ignore[call-overload]

@@ -19,8 +19,8 @@ LAYERS: dict[str, Any] = {
 }
 
 
-def chosen(keep: Any = None, skip: Any = None) -> list[str]:
-    return list(choose(LAYERS, keep, skip))
+def chosen(keep: Any = None, exclude: Any = None) -> list[str]:
+    return list(choose(LAYERS, keep, exclude))
 
 
 def test_without_patterns_every_layer_is_kept_in_order() -> None:
@@ -58,29 +58,29 @@ def test_several_patterns_add_up_in_the_models_order() -> None:
     assert chosen(iter(["head", "embed"])) == ["embed", "head"]
 
 
-def test_skip_covers_what_is_inside_the_layer() -> None:
-    left = chosen(skip="encoder.layers.0")
+def test_exclude_covers_what_is_inside_the_layer() -> None:
+    left = chosen(exclude="encoder.layers.0")
     assert "encoder.layers.0.attn" not in left
     assert "encoder.layers.0" not in left
     assert {"encoder", "encoder.layers.1", "encoder.layers.10"} <= set(left)
 
 
-def test_skip_does_not_cover_a_name_that_only_begins_alike() -> None:
-    assert "encoder.layers.10" in chosen(skip="encoder.layers.1")
+def test_exclude_does_not_cover_a_name_that_only_begins_alike() -> None:
+    assert "encoder.layers.10" in chosen(exclude="encoder.layers.1")
 
 
-def test_skip_wins_over_keep() -> None:
+def test_exclude_wins_over_keep() -> None:
     assert chosen("encoder*", "*.attn") == [
         path for path in LAYERS if path.startswith("encoder") and not path.endswith("attn")
     ]
 
 
-def test_skipping_the_model_skips_everything() -> None:
-    assert chosen(skip="") == []
+def test_excluding_the_model_excludes_everything() -> None:
+    assert chosen(exclude="") == []
 
 
-def test_nothing_to_skip_is_no_error() -> None:
-    assert chosen(skip=[]) == list(LAYERS)
+def test_nothing_to_exclude_is_no_error() -> None:
+    assert chosen(exclude=[]) == list(LAYERS)
 
 
 def test_an_empty_list_of_layers_is_refused() -> None:
@@ -88,11 +88,11 @@ def test_an_empty_list_of_layers_is_refused() -> None:
         chosen([])
 
 
-@pytest.mark.parametrize("option", ["layers", "skip"])
+@pytest.mark.parametrize("option", ["layers", "exclude"])
 def test_a_typo_names_the_option_and_what_was_meant(option: str) -> None:
     pattern = "encoder.layers.0.atn"
     with pytest.raises(ValueError) as caught:
-        chosen(pattern) if option == "layers" else chosen(skip=pattern)
+        chosen(pattern) if option == "layers" else chosen(exclude=pattern)
     message = str(caught.value)
     assert f"{option}='encoder.layers.0.atn' matches no layer" in message
     assert "did you mean 'encoder.layers.0.attn'" in message

@@ -39,7 +39,7 @@ def checked_number(x: Any) -> Any:
 
 @READS
 @pytest.mark.parametrize("program", [checked, checked_plain, checked_number])
-def test_a_check_tells_what_the_tracker_knows(program: Any, read: str) -> None:
+def test_a_check_tells_what_the_tracker_knows(program: Any, read: Any) -> None:
     tracker = anynan.track(program, action="record", read=read)
     tracker(HUGE)
     (event,) = tracker.events
@@ -53,7 +53,7 @@ def test_a_check_tells_what_the_tracker_knows(program: Any, read: str) -> None:
 
 
 @READS
-def test_a_check_obeys_the_trackers_action(read: str) -> None:
+def test_a_check_obeys_the_trackers_action(read: Any) -> None:
     with pytest.raises(anynan.NonFiniteError, match="surfaced at the check of values") as error:
         anynan.track(checked, read=read)(HUGE)
     assert error.value.tracker.events == (error.value.event,)
@@ -63,7 +63,7 @@ def test_a_check_obeys_the_trackers_action(read: str) -> None:
 
 
 @READS
-def test_a_check_of_what_the_tracker_never_saw(read: str) -> None:
+def test_a_check_of_what_the_tracker_never_saw(read: Any) -> None:
     def program(x: Any) -> Any:
         anynan.check(np.array([1.0, np.nan]), "table")
         return x

@@ -1338,7 +1338,7 @@ def test_a_jump_can_be_allowed() -> None:
     ("options", "words"),
     [
         ({"layers": "block.*"}, "layers='block.*' matches no layer"),
-        ({"skip": "embd"}, "skip='embd' matches no layer; did you mean 'embed'"),
+        ({"exclude": "embd"}, "exclude='embd' matches no layer; did you mean 'embed'"),
         ({"action": "rise"}, "action='rise' is unknown; choose from raise, warn, record, skip"),
         ({"history": -1}, "history=-1 is too small: it must be at least 0"),
     ],

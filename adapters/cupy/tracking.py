@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Self, overload
+from typing import Any, Self, Unpack, overload
 
 import cupy
 
@@ -12,7 +12,7 @@ from anynan.cupy.slots import DeviceSlots
 from anynan.errors import NonFiniteError
 from anynan.events import Event
 from anynan.notices import warn
-from anynan.options import Options
+from anynan.options import Arrays, Options
 from anynan.policy import Policy
 from anynan.recorder import array_options, start
 from anynan.recording.lazy import LazyTape, Slots
@@ -75,10 +75,10 @@ class CupySession(ArraySession):
 
 
 @overload
-def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+def track(target: None = None, **options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: Callable[..., Any], **options: Any) -> Tracker: ...
-def track(target: Any = None, **options: Any) -> Any:
+def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
+def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
     """Watch a function of CuPy arrays: every operation on its arguments, until ``remove``.
 
     Each result is reduced to two numbers on its device, on the current stream, into memory that

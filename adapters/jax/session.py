@@ -172,7 +172,7 @@ class Session:
         if found is None:
             with self._lock:
                 found = Program(fn, flat, self.settings, objects, inner)
-                found.pick(self.options.layers, self.options.skip)
+                found.pick(self.options.layers, self.options.exclude)
                 self._refuse(found)
                 self._say(found)
                 if not traced(found.closed.consts):  # theirs would outlive the trace they are of

@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Unpack, overload
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -11,16 +11,32 @@ from jax.ad_checkpoint import checkpoint_name
 from anynan.jax.probes import CHECKED
 from anynan.jax.program import tracing
 from anynan.jax.session import Session
-from anynan.options import Options
+from anynan.options import Options, Training
 from anynan.summary import Summary
 from anynan.tracker import Tracker, refuse_target
 
 
+class JaxOptions(Training, total=False):
+    """Name the options of ``anynan.jax.track``.
+
+    Attributes:
+        read: When steps are judged: ``"auto"``, ``"step"`` or every n steps.
+        keep_inputs: Whether donated arguments are kept, so that a bad step can always be run
+            again; False by default.
+        lag: With 1 a step is read after the next one has been started; 0 by default, or 1 where
+            nothing depends on the answer.
+    """
+
+    read: Literal["auto", "step"] | int
+    keep_inputs: bool
+    lag: Literal[0, 1] | None
+
+
 @overload
-def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+def track(target: None = None, **options: Unpack[JaxOptions]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: Callable[..., Any], **options: Any) -> Tracker: ...
-def track(target: Any = None, **options: Any) -> Any:
+def track(target: Callable[..., Any], **options: Unpack[JaxOptions]) -> Tracker: ...
+def track(target: Any = None, **options: Unpack[JaxOptions]) -> Any:
     """Watch a function of arrays: a model, a loss, or best a whole training step.
 
     The function is traced to a jaxpr, once for each kind of arguments, and run again with a
@@ -34,7 +50,7 @@ def track(target: Any = None, **options: Any) -> Any:
     Args:
         target: A function of pytrees, jitted or not; None to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
-            function of the Event), ``layers`` and ``skip`` (globs or predicates),
+            function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
             ``read`` (``"auto"``, ``"step"``, or every n steps), ``level`` (``"layer"`` or
@@ -55,18 +71,35 @@ def track(target: Any = None, **options: Any) -> Any:
         >>> float(step(jax.numpy.ones(3)))
         0.0
     """
-    keep = options.pop("keep_inputs", False)
-    if not isinstance(keep, bool):
-        msg = f"keep_inputs= takes True or False, not {keep!r}"
-        raise TypeError(msg)
-    lag = options.pop("lag", None)
+    chosen = checked(options, JaxOptions)
+    lag = options.get("lag")
     if lag is not None and (isinstance(lag, bool) or lag not in (0, 1)):
         msg = f"lag= takes 0 (read each step) or 1 (read it after the next one began), not {lag!r}"
         raise ValueError(msg)
-    chosen = Options.checked(options, "keep_inputs", "lag")
+    keep = options.get("keep_inputs", False)
     if target is None:
         return functools.partial(_track, options=chosen, keep_inputs=keep, lag=lag)
     return _track(target, chosen, keep, lag)
+
+
+def checked(options: Mapping[str, Any], known: type) -> Options:
+    """Check the options, also those that a compiled program cannot serve.
+
+    Raises:
+        TypeError: If one is unknown or of the wrong type.
+        ValueError: If one has an impossible value.
+    """
+    keep = options.get("keep_inputs", False)
+    if not isinstance(keep, bool):
+        msg = f"keep_inputs= takes True or False, not {keep!r}"
+        raise TypeError(msg)
+    if options.get("read") == "immediate":
+        msg = (
+            "read='immediate' is not there for JAX: a compiled step is read when it has ended; "
+            "choose auto or step, or a number n to read every n steps"
+        )
+        raise ValueError(msg)
+    return Options.checked(options, known, "JAX")
 
 
 def untrack(tracker: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import keras
@@ -14,13 +14,14 @@ from anynan.jax import probes
 from anynan.jax.layers import Spot
 from anynan.jax.program import tracing
 from anynan.jax.stacks import LAYER
+from anynan.jax.tracking import checked
 from anynan.keras import seams
 from anynan.keras.jax_calls import Calls
 from anynan.keras.jax_steps import Part, Steps
 from anynan.keras.layers import Weight, layers_of, refuse_unbuilt, weights_of
 from anynan.lineage import Replay
 from anynan.monitor import Reading
-from anynan.options import Options
+from anynan.options import Options, Training
 from anynan.patterns import choose
 from anynan.summary import Summary
 from anynan.tracker import Tracker
@@ -29,13 +30,21 @@ from anynan.tracker import Tracker
 _watching: "set[KerasSession]" = set()
 
 
-def track(model: Any, **options: Any) -> Tracker:
+class KerasOptions(Training, total=False):
+    """Name the options of ``track`` on this backend.
+
+    Attributes:
+        keep_inputs: Whether donated arguments are kept, so that a bad step can always be run
+            again; False by default.
+    """
+
+    keep_inputs: bool
+
+
+def track(model: Any, **options: Unpack[KerasOptions]) -> Tracker:
     """Watch a Keras model on the JAX backend; ``anynan.keras.track`` calls this."""
+    chosen = checked(options, KerasOptions)
     keep = options.get("keep_inputs", False)
-    if not isinstance(keep, bool):
-        msg = f"keep_inputs= takes True or False, not {keep!r}"
-        raise TypeError(msg)
-    chosen = Options.checked(options, "keep_inputs")
     name = type(model).__name__
     first = session_of(model)
     if first is not None:
@@ -83,7 +92,7 @@ class KerasSession:
         self.tracker: Tracker
         self._model = weakref.ref(model)
         layers = layers_of(model)
-        self.chosen = frozenset(choose(layers, options.layers, options.skip))
+        self.chosen = frozenset(choose(layers, options.layers, options.exclude))
         self.paths = {id(layer): path for path, layer in layers.items()}
         self._kept = [weakref.ref(layer) for layer in layers.values()]
         self.weights: list[Weight] = weights_of(layers)

@@ -45,7 +45,7 @@ class Part(Session):
         *,
         scaled: bool = False,
     ) -> None:
-        options = dataclasses.replace(owner.options, layers=None, skip=None)
+        options = dataclasses.replace(owner.options, layers=None, exclude=None)
         super().__init__(fn, options, keep_inputs=owner.keep_inputs, lag=0)
         self.tracker = owner.tracker
         self._static = set()

@@ -59,7 +59,7 @@ class Session:
         self.options = options
         self.tracker: Tracker
         self.paused = False
-        self.chosen = choose(layers, options.layers, options.skip)
+        self.chosen = choose(layers, options.layers, options.exclude)
         self._known = {path: weakref.ref(layer) for path, layer in layers.items()}
         self._model = weakref.ref(model) if model is not None else None
         self.scaler: Any = None

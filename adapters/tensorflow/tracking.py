@@ -3,22 +3,22 @@
 import functools
 import sys
 import weakref
-from collections.abc import Callable
-from typing import Any, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack, overload
 
 import tensorflow as tf
 
-from anynan.options import Options
+from anynan.options import Options, Training
 from anynan.tensorflow import patches
 from anynan.tensorflow.session import Session
 from anynan.tracker import Tracker, refuse_target
 
 
 @overload
-def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+def track(target: None = None, **options: Unpack[Training]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: Any, **options: Any) -> Tracker: ...
-def track(target: Any = None, **options: Any) -> Any:
+def track(target: Any, **options: Unpack[Training]) -> Tracker: ...
+def track(target: Any = None, **options: Unpack[Training]) -> Any:
     """Watch a Keras model, a ``tf.Module`` or a function, forward and backward.
 
     A model goes on being used as before, through ``fit``, ``evaluate``, ``predict`` or a loop of
@@ -33,7 +33,7 @@ def track(target: Any = None, **options: Any) -> Any:
     Args:
         target: A Keras model, a ``tf.Module`` or a function; None to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
-            function of the Event), ``layers`` and ``skip`` (globs or predicates),
+            function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``parameters`` (False; True reads every weight after each step that took gradients),
             ``level`` (``"layer"``, or ``"operation"``, which runs every step a second time) and
@@ -95,17 +95,14 @@ def session_of(model: Any) -> Session | None:
 FREE = ("absmax", "min", "max")  # they are read anyway
 
 
-def checked(options: dict[str, Any]) -> Options:
+def checked(options: Mapping[str, Any]) -> Options:
     """Check the options.
 
     Raises:
         TypeError: If one is unknown or of the wrong type.
         ValueError: If one has an impossible value, or is not there for TensorFlow yet.
     """
-    found = Options.checked(options)
-    if found.read not in ("auto", "step"):
-        msg = f"read={found.read!r} is not there for TensorFlow yet: every step is read"
-        raise ValueError(msg)
+    found = Options.checked(options, Training, "TensorFlow")
     if found.extra:
         msg = f"stats={found.stats!r}: for TensorFlow there are only {', '.join(FREE)} so far"
         raise ValueError(msg)

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -19,6 +19,7 @@ from anynan.torch.randomstate import RandomState
 from anynan.torch.snapshot import Snapshot
 from anynan.torch.stateful import objects_of, pause_trackers
 from anynan.torch.stepsession import StepSession
+from anynan.torch.tracking import TorchOptions
 from anynan.tracker import Tracker
 
 BEHIND = (
@@ -51,7 +52,7 @@ def first_bad_batch(
     *,
     every: int = 1,
     state: Iterable[Any] | None = None,
-    **options: Any,
+    **options: Unpack[TorchOptions],
 ) -> BadBatch | None:
     """Train on batches until one makes something bad, then put everything back.
 
@@ -75,7 +76,7 @@ def first_bad_batch(
         batches: Any iterable; it is walked once, and no further than to the bad batch.
         every: How many steps to run between two looks.
         state: More objects to put back, with ``state_dict`` and ``load_state_dict``.
-        **options: Options of ``track``, such as ``policy``, ``layers`` and ``skip``.
+        **options: Options of ``track``, such as ``policy``, ``layers`` and ``exclude``.
 
     Returns:
         The first bad batch with its index and event, None if no batch is bad.
@@ -116,7 +117,7 @@ def first_bad_batch(
             _say_lost(fn, start)
 
 
-def _check(step: Any, batches: Any, every: Any, options: dict[str, Any]) -> Options:
+def _check(step: Any, batches: Any, every: Any, options: Mapping[str, Any]) -> Options:
     if isinstance(step, torch.nn.Module | type) or not callable(step):
         seen = step.__name__ if isinstance(step, type) else type(step).__name__
         msg = (
@@ -141,7 +142,7 @@ def _check(step: Any, batches: Any, every: Any, options: dict[str, Any]) -> Opti
     if environment() == "off":
         msg = "ANYNAN=off turns watching off: unset it to look for the first bad batch"
         raise ValueError(msg)
-    chosen = Options.checked(options)
+    chosen = Options.checked(options, TorchOptions, "PyTorch")
     if isinstance(step, Tracker) and not options:
         chosen = step.options
     return replace(chosen, action="raise", patience=0, parameters=True, read="auto")

@@ -185,7 +185,7 @@ class Session:
     def paths(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Give the watched layers of a model by path, patterns applied."""
         named = self.named(prefix, model)
-        if self.options.layers is None and self.options.skip is None:
+        if self.options.layers is None and self.options.exclude is None:
             return named
         # A pattern need not match in every model of a step.
         every = dict(named)
@@ -193,7 +193,7 @@ class Session:
             found = ref()
             if found is not None and found is not model:
                 every.update(self.named(other, found))
-        chosen = choose(every, self.options.layers, self.options.skip)
+        chosen = choose(every, self.options.layers, self.options.exclude)
         return {path: module for path, module in named.items() if path in chosen}
 
     def named(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:

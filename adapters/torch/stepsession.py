@@ -73,7 +73,7 @@ class StepSession(Session, StepMarker):
 
     def _install(self) -> None:
         options = self.options
-        if not self.models and (options.layers is not None or options.skip is not None):
+        if not self.models and (options.layers is not None or options.exclude is not None):
             return
         super()._install()
 

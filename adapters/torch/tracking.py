@@ -4,14 +4,31 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
-from anynan.options import Options
+from anynan.options import Options, Training
 from anynan.torch.modelsession import ModelSession
 from anynan.torch.session import Session
 from anynan.tracker import Tracker, refuse_target
+
+
+class TorchOptions(Training, total=False):
+    """Name the options of ``anynan.torch.track``.
+
+    Attributes:
+        read: When readings are judged: ``"auto"``, ``"immediate"``, ``"step"`` or every n steps.
+        keep: Bytes of output gradient kept for a replay of the backward pass (64 MiB), or
+            ``"step"`` for all of a step's.
+        across_ranks: Whether all processes of a distributed run stop at the same step; True by
+            default.
+    """
+
+    read: Literal["auto", "immediate", "step"] | int
+    keep: int | Literal["step"]
+    across_ranks: bool
+
 
 _tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"
 _tracked = weakref.WeakKeyDictionary()
@@ -25,10 +42,12 @@ def session_of(model: torch.nn.Module) -> Session | None:
 
 
 @overload
-def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+def track(target: None = None, **options: Unpack[TorchOptions]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: torch.nn.Module | Callable[..., Any], **options: Any) -> Tracker: ...
-def track(target: Any = None, **options: Any) -> Any:
+def track(
+    target: torch.nn.Module | Callable[..., Any], **options: Unpack[TorchOptions]
+) -> Tracker: ...
+def track(target: Any = None, **options: Unpack[TorchOptions]) -> Any:
     """Watch a model or a training step, forward and backward, until ``remove``.
 
     A module goes on being called as before; hooks read the root inputs, every layer's
@@ -43,7 +62,7 @@ def track(target: Any = None, **options: Any) -> Any:
     Args:
         target: An ``nn.Module`` or a step function; None to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
-            function of the Event), ``layers`` and ``skip`` (globs or predicates),
+            function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
             ``read`` (``"auto"``, ``"immediate"``, ``"step"`` or every n steps), ``level``
@@ -69,7 +88,7 @@ def track(target: Any = None, **options: Any) -> Any:
         >>> len(tracker.events)
         0
     """
-    chosen = Options.checked(options)
+    chosen = Options.checked(options, TorchOptions, "PyTorch")
     if target is None:
         return functools.partial(_track, options=chosen)
     return _track(target, chosen)
@@ -146,7 +165,7 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
         raise ValueError(msg)
     session = _session(model, options)
     if not session.paths("", model):  # patterns that match nothing fail here, too
-        msg = f"skip={options.skip!r} leaves no layer of this {name} to watch"
+        msg = f"exclude={options.exclude!r} leaves no layer of this {name} to watch"
         raise ValueError(msg)
     tracker = Tracker(weakref.ref(model), options, name)
     session.tracker = tracker

@@ -63,7 +63,7 @@ class ArraySession:
         return StandardSlots()
 
     def watches(self, path: str) -> bool:
-        """Tell whether ``layers=`` and ``skip=`` choose this scope."""
+        """Tell whether ``layers=`` and ``exclude=`` choose this scope."""
         known = self._paths.get(path)
         if known is None:
             known = self._paths[path] = self._chosen(path)
@@ -337,9 +337,10 @@ class ArraySession:
     # Patterns.
 
     def _chosen(self, path: str) -> bool:
-        keep, skip = self.options.layers, self.options.skip
-        if skip is not None and any(self._matches(p, part) for p in _each(skip)
-                                    for part in _ancestors(path)):  # fmt: skip
+        keep, exclude = self.options.layers, self.options.exclude
+        parts = list(_ancestors(path))
+        left_out = () if exclude is None else _each(exclude)
+        if any(self._matches(p, part) for p in left_out for part in parts):
             return False
         return keep is None or any(self._matches(p, path) for p in _each(keep))
 
@@ -353,7 +354,7 @@ class ArraySession:
         if self._seen_scopes:
             return
         self._seen_scopes = True
-        for option in ("layers", "skip"):
+        for option in ("layers", "exclude"):
             for pattern in _each(getattr(self.options, option) or ()):
                 if str(pattern) not in self._matched:
                     known = ", ".join(sorted(self._paths)) or "none"

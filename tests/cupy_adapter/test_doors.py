@@ -22,7 +22,7 @@ class HostState(tracking.errstate):
 
 def test_track_takes_the_common_options() -> None:
     with pytest.raises(TypeError, match="no option 'colour'"):
-        anynan.cupy.track(lambda x: x, colour=1)
+        anynan.cupy.track(lambda x: x, colour=1)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="action='skip' drops the update"):
         anynan.cupy.track(lambda x: x, action="skip")
     with pytest.raises(TypeError, match="takes a function, not int"):

@@ -78,7 +78,7 @@ def test_tracking_twice_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"skip": "blok"}, "skip='blok' matches no layer; did you mean 'block'"),
+        ({"exclude": "blok"}, "exclude='blok' matches no layer; did you mean 'block'"),
         ({"colour": 1}, "track() has no option 'colour'"),
         (
             {"stats": ("mean",)},
@@ -105,7 +105,7 @@ def test_what_is_no_model_is_refused():
 def test_skipped_layers_are_not_read():
     model = compiled(models.functional(Root(name="inner")), jit_compile=False)
     positive(model)
-    with anynan.keras.track(model, skip="block") as tracker:
+    with anynan.keras.track(model, exclude="block") as tracker:
         model.fit(*data(), verbose=0)
         assert {r.layer for r in tracker.history.last() if r.phase == "forward"} == {
             "first", "last", "",

@@ -367,14 +367,14 @@ def test_patterns_and_nested_models():
     with anynan.keras.track(model) as tracker:
         model.predict(x, verbose=0)
         assert layers(tracker, "forward") == {"sub", "sub.deep", "last", ""}
-    with anynan.keras.track(model, skip="sub") as tracker:
+    with anynan.keras.track(model, exclude="sub") as tracker:
         model.predict(x, verbose=0)
         assert layers(tracker, "forward") == {"last", ""}
     with anynan.keras.track(model, layers="sub*") as tracker:
         model.predict(x, verbose=0)
         assert layers(tracker, "forward") == {"sub", "sub.deep"}
-    with pytest.raises(ValueError, match="skip='lost' matches no layer; did you mean 'last'"):
-        anynan.keras.track(model, skip="lost")
+    with pytest.raises(ValueError, match="exclude='lost' matches no layer; did you mean 'last'"):
+        anynan.keras.track(model, exclude="lost")
     assert not seams.sessions()
 
 

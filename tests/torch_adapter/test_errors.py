@@ -37,9 +37,9 @@ def test_what_cannot_be_tracked(target: Any, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"layer": "0"}, TypeError, ["no option 'layer'", "layers", "skip"]),
+        ({"layer": "0"}, TypeError, ["no option 'layer'", "layers", "exclude"]),
         ({"layers": "conv*"}, ValueError, ["layers='conv*'", "matches no layer", "0, 1, 2"]),
-        ({"skip": "3"}, ValueError, ["skip='3'", "matches no layer"]),
+        ({"exclude": "3"}, ValueError, ["exclude='3'", "matches no layer"]),
         ({"layers": ["0", "7"]}, ValueError, ["'7'", "matches no layer"]),
         ({"layers": lambda path, layer: False}, ValueError, ["matches no layer"]),
         ({"layers": 3}, TypeError, ["layers=", "globs or predicates", "int"]),

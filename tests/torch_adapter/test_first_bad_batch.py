@@ -588,7 +588,7 @@ def test_a_model_out_of_sight_is_given_as_state() -> None:
 def test_options_are_those_of_track(every: int) -> None:
     run = Training()
     run.scaler = torch.amp.GradScaler("cpu", enabled=False)
-    found = first_bad_batch(run.step, batches(), every=every, skip="model.marked*", replay=False)
+    found = first_bad_batch(run.step, batches(), every=every, exclude="model.marked*", replay=False)
     assert found is not None
     assert (found.index, found.event.layer, found.event.operation) == (SPOILED, "model.last", None)
 

@@ -262,14 +262,14 @@ def test_check_reads_what_is_still_on_the_device() -> None:
         ({"layers": "left"}, {"left"}),
         ({"layers": "left*"}, {"left", "left.inner", "left.inner.first", "left.inner.last"}),
         (
-            {"layers": ["*first", "*last"], "skip": "left"},
+            {"layers": ["*first", "*last"], "exclude": "left"},
             {"right.inner.first", "right.inner.last"},
         ),
         ({"layers": lambda path, layer: isinstance(layer, Fault)}, {"left.inner.fault"}),
-        ({"skip": lambda path, layer: isinstance(layer, Block)}, {""}),
+        ({"exclude": lambda path, layer: isinstance(layer, Block)}, {""}),
     ],
 )
-def test_layers_and_skip_choose_what_is_read(options: Any, seen: set[str]) -> None:
+def test_layers_and_exclude_choose_what_is_read(options: Any, seen: set[str]) -> None:
     model = Deep()
     with anynan.torch.track(model, **options) as tracker:
         model(batch())
@@ -277,20 +277,20 @@ def test_layers_and_skip_choose_what_is_read(options: Any, seen: set[str]) -> No
     assert seen <= read
     if "layers" in options and callable(options["layers"]):
         assert read == {"left.inner.fault", "right.inner.fault"}
-    if options.get("skip") == "left":
+    if options.get("exclude") == "left":
         assert read == seen
     if options.get("layers") == "left":
         assert read == {"left"}
     if options.get("layers") == "left*":
         assert not any(path.startswith("right") for path in read)
-    if callable(options.get("skip")):
+    if callable(options.get("exclude")):
         assert read == {""}
 
 
 def test_a_fault_inside_a_skipped_layer_is_seen_where_it_leaves() -> None:
     model = Deep()
     model.left.inner.fault.armed = True
-    tracker = anynan.torch.track(model, skip="left", action="record")
+    tracker = anynan.torch.track(model, exclude="left", action="record")
     model(batch())
     (event,) = bad(tracker)
     assert event.operation is not None

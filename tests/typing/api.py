@@ -36,7 +36,7 @@ def step(x: torch.Tensor) -> torch.Tensor:
 
 assert_type(step, anynan.Tracker)
 
-found = anynan.torch.first_bad_batch(step, [torch.ones(2)], every=2, skip="head*")
+found = anynan.torch.first_bad_batch(step, [torch.ones(2)], every=2, exclude="head*")
 assert_type(found, anynan.torch.BadBatch | None)
 if found is not None:
     assert_type(found.index, int)
