@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,6 +86,19 @@ class _Hook:
         # What loads the model may not have anynan: this stands for "do nothing" in the
         # standard library, whatever the arguments.
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class CallHook(_Hook):
+    """Call a function, and be dropped from copies of the module."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> None:
+        """Call it."""
+        self.function(*args)
 
 
 class GradHook(_Hook):

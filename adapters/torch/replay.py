@@ -19,7 +19,7 @@ from anynan.reach import Exhausted
 from anynan.threads import busy_threads
 from anynan.torch import compiled
 from anynan.torch.collectives import Sent
-from anynan.torch.hooks import tensors
+from anynan.torch.hooks import CallHook, tensors
 from anynan.torch.kept import Kept
 from anynan.torch.probes import local, nonfinite
 from anynan.torch.recompute import Regions
@@ -296,10 +296,19 @@ def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> No
     for i, (_, x) in enumerate(found):
         if not x.requires_grad:
             continue
-        if x.grad_fn in inside:
-            # What arrived at it came from the model's own use of it as well, which runs again.
-            continue
         grad = root.gradients.get(i)
+        if x.grad_fn in inside:
+            # What arrived at it came from the model's own use of it as well, which runs again:
+            # the sum is put in the place of what that use alone gives.
+            if grad is not None and not nonfinite(grad):
+                x.register_hook(functools.partial(_instead, grad))
+                hooks: Any = x._backward_hooks
+                *others, last = list(hooks.items())
+                hooks.clear()  # PyTorch runs them in the order they were put in
+                hooks.update([last, *others])
+                outputs.append(x)
+                gradients.append(torch.zeros_like(x))
+            continue
         if i in root.gradients and grad is None:
             result.notes.append(
                 "the gradient that came into the model was larger than keep= allows, so the "
@@ -317,6 +326,11 @@ def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> No
         gradients.append(grad)
     if outputs:
         torch.autograd.backward(outputs, gradients)
+
+
+def _instead(known: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor:
+    """Give the gradient that arrived in the first run."""
+    return known
 
 
 def _used_inside(outputs: list[torch.Tensor]) -> set[Any]:
@@ -383,7 +397,9 @@ def layer_stack(
             for name, x in tensors(output, "output", objects=True):
                 watcher.check_sink("forward", path, name, x, call=first)
                 if x.requires_grad:
-                    x.register_hook(functools.partial(_arrived, weak, path, name, call))
+                    handle = x.register_hook(functools.partial(_arrived, weak, path, name, call))
+                    if x.grad_fn is None:  # a leaf outlives the run
+                        handles.append(handle)
         while watcher.layers and watcher.layers.pop()[0] != path:
             pass
 
@@ -395,12 +411,10 @@ def layer_stack(
 
     try:
         for path, module in session.named(prefix, model).items():
-            handles.append(
-                module.register_forward_pre_hook(functools.partial(enter, path), prepend=True)
-            )
-            handles.append(
-                module.register_forward_hook(functools.partial(leave, path), always_call=True)
-            )
+            before_it = CallHook(functools.partial(enter, path))
+            handles.append(before_it.on(module.register_forward_pre_hook(before_it, prepend=True)))
+            after_it = CallHook(functools.partial(leave, path))
+            handles.append(after_it.on(module.register_forward_hook(after_it, always_call=True)))
         yield
     finally:
         for handle in handles:

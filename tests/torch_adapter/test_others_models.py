@@ -1,5 +1,7 @@
 """Models as other people write them: what their outputs, wrappers and checkpoints hold."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -174,3 +176,35 @@ def test_a_bad_gradient_that_comes_through_a_distribution() -> None:
     assert event.layer is None
     assert event.cause is not None
     assert event.cause.tag == "outside_the_model"
+
+
+def test_an_output_whose_gradient_from_outside_counts_too() -> None:
+    class Root(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            return out + (out * 0).square().sum().sqrt()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = nn.Linear(4, 4), Root(4, 4)
+            self.body, self.pool = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            hidden = self.body(self.inner(self.first(x)))
+            return {"hidden": hidden, "pooled": self.pool(hidden[:, 0]).tanh()}
+
+    model = Net()
+    run = lambda: model(torch.randn(2, 3, 4))["hidden"].square().mean().backward()  # noqa: E731
+    event = failure(model, run)
+    assert named(event) == ("inner", "backward", "sqrt")
+
+
+def test_a_copy_in_the_middle_of_an_operation_level_step_has_no_hooks() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    with anynan.torch.track(model, level="operation"):
+        model(torch.ones(1, 2))
+        copied, thawed = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for other in (copied, thawed):
+        assert torch.equal(other(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in copied.modules())
