@@ -220,6 +220,15 @@ def test_operations_in_inference_mode(end: str) -> None:
     assert not tracker.events
 
 
+def test_operations_of_a_layer_that_a_checkpoint_runs_again() -> None:
+    model = nn.Linear(2, 1)
+    tracker = anynan.torch.track(model, level="operation")
+    checkpoint(model, torch.ones(1, 2), use_reentrant=False).sum().backward()
+    assert torch._C._len_torch_dispatch_stack() == 0
+    tracker.remove()
+    assert not tracker.events
+
+
 @pytest.mark.parametrize("level", ["layer", "operation"])
 @pytest.mark.parametrize("tracked", ["model", "step"])
 def test_vmap(level: str, tracked: str) -> None:
