@@ -5,6 +5,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
+CHAOS ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-cuda-build test-jax-older lint types docs wheel bench bench-gpu test-gpu clean
+.PHONY: help demo test chaos test-cuda-build test-jax-older lint types docs wheel bench bench-gpu test-gpu clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -38,6 +39,11 @@ test-jax-older: ## Run what matters of the tests with an older JAX, in .venv-jax
 	.venv-jax/bin/python -m pytest -n $(JOBS) --backends jax.numpy \
 		tests/conformance tests/jax_adapter/test_tracking.py $(ARGS)
 	.venv-jax/bin/python -m anynan demo --framework jax --bug mask
+
+# CHAOS=20 walks twenty times as many random programs as the tests do.
+chaos: export OMP_NUM_THREADS = 1
+chaos: $(VENV)/test.stamp ## Walk many random programs beside untracked twins, and run the long tests
+	$(RUN) -m pytest -n $(JOBS) tests/chaos --chaos $(CHAOS) $(ARGS)
 
 lint: $(VENV)/lint.stamp ## Check style and formatting
 	$(RUN) -m ruff check .

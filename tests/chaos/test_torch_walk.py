@@ -5,6 +5,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ def is_bad(value: Any) -> bool:
     return not all(bool(x.isfinite().all()) for x in tensors)
 
 
+def everything_of(tracker: Any) -> list[Any]:
+    events = [event.to_json() for event in tracker.events]
+    return [repr(tracker), tracker.report(), tracker.dump(), tracker.notes, tracker.remarks, events]
+
+
 def acts(tracker: Any) -> bool:
     options = tracker.options
     return options.action in {"raise", "skip"} or bool(options.patience)
@@ -50,7 +56,7 @@ def _everything_ran_once() -> None:
     side = Side(Net("without", nested=False, shared=False))
     for what in (*CALLS, *FAILURES, *CHANGES):
         with twins.quiet():
-            twins.outcome(lambda what=what: what(side, 1))
+            twins.outcome(partial(what, side, 1))
 
 
 class Walk(RuleBasedStateMachine):
@@ -81,7 +87,7 @@ class Walk(RuleBasedStateMachine):
             torch_twins.seed(k)
             try:
                 with twins.quiet():
-                    result = twins.outcome(lambda side=side: what(side, k))
+                    result = twins.outcome(partial(what, side, k))
             except anynan.AnomalyError as error:
                 assert side is self.tracked
                 result, raised = error, True
@@ -160,7 +166,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.trackers)
     @rule(
         which=st.integers(0, 3),
-        what=st.sampled_from(["pause", "resume", "check", "clear", "report", "metrics", "remove"]),
+        what=st.sampled_from(twins.DOORS),
     )
     def use(self, which: int, what: str) -> None:
         tracker = self.trackers[which % len(self.trackers)]
@@ -174,10 +180,7 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def ask_for_everything(self) -> None:
         for tracker in self.trackers:
-            self.alone(lambda tracker=tracker: [
-                repr(tracker), tracker.report(), tracker.dump(), tracker.notes, tracker.remarks,
-                [event.to_json() for event in tracker.events],
-            ])  # fmt: skip
+            self.alone(partial(everything_of, tracker))
             assert self.was_bad or not tracker.count("bad")
 
     def teardown(self) -> None:
@@ -193,11 +196,11 @@ class Walk(RuleBasedStateMachine):
         gone = [weakref.ref(x) for x in (self.tracked.model, self.tracked.adam, *self.trackers)]
         del self.tracked
         self.trackers.clear()
-        tracker = None  # noqa: F841
+        tracker = None
         for _ in range(2):  # what lies behind a graph goes after the graph
             gc.collect()
         assert [ref() for ref in gone] == [None] * len(gone)
 
 
 def test_a_tracked_model_and_its_twin(amount: Any) -> None:
-    amount(Walk, examples=40, steps=20)
+    amount(Walk, examples=25, steps=20)

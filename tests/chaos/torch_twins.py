@@ -138,7 +138,7 @@ class Side:
             loss.backward()
             return loss
 
-        return optimizer.step(closure).detach()  # type: ignore[arg-type]
+        return optimizer.step(closure).detach()
 
     def scaled(self, k: int) -> Any:
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

@@ -16,6 +16,9 @@ import numpy as np
 
 import anynan
 
+# What a program may do with a tracker at any time.
+DOORS = ["pause", "resume", "check", "clear", "report", "metrics", "remove"]
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
