@@ -5,6 +5,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
+CHAOS ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-cuda-build test-jax-older lint types docs wheel bench bench-gpu test-gpu clean
+.PHONY: help demo test chaos test-cuda-build test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -38,6 +39,31 @@ test-jax-older: ## Run what matters of the tests with an older JAX, in .venv-jax
 	.venv-jax/bin/python -m pytest -n $(JOBS) --backends jax.numpy \
 		tests/conformance tests/jax_adapter/test_tracking.py $(ARGS)
 	.venv-jax/bin/python -m anynan demo --framework jax --bug mask
+
+# CHAOS=20 walks twenty times as many random programs as the tests do.
+chaos: export OMP_NUM_THREADS = 1
+chaos: $(VENV)/test.stamp ## Walk many random programs beside untracked twins, and run the long tests
+	$(RUN) -m pytest -n $(JOBS) tests/chaos --chaos $(CHAOS) $(ARGS)
+
+# The oldest and the newest of each, in an environment of its own: import, smoke test and demo.
+test-installs: ## Try the oldest and the newest frameworks, each installed by itself
+	$(MAKE) PARTS=numpy SET=oldest-numpy WHAT='numpy==2.0.0 array-api-compat==1.10 rich==13.0.0' try
+	$(MAKE) PARTS='numpy jax' SET=oldest-jax WHAT='jax==0.7.2 jaxlib==0.7.2 numpy==2.0.2' try
+	$(MAKE) PARTS='tensorflow keras' SET=oldest-tensorflow \
+		WHAT='tensorflow-cpu==2.18.0 keras==3.8.0 numpy==2.0.2' try
+	$(MAKE) PARTS=numpy SET=newest-numpy WHAT=numpy try
+	$(MAKE) PARTS=jax SET=newest-jax WHAT=jax try
+	$(MAKE) PARTS='tensorflow keras' SET=newest-tensorflow WHAT='tensorflow-cpu keras' try
+	$(MAKE) PARTS=torch SET=newest-torch WHAT=torch try
+
+# Its builds on the registry are for CUDA: some gigabytes.
+test-oldest-torch: ## Try the oldest PyTorch
+	$(MAKE) PARTS=torch SET=oldest-torch WHAT='torch==2.6.0' try
+
+try:
+	$(MAKE) VENV=.venv-try/$(SET) .venv-try/$(SET)/python.stamp
+	.venv-try/$(SET)/bin/python -m pip install -q --disable-pip-version-check -e . $(WHAT)
+	.venv-try/$(SET)/bin/python -m tests.smoke $(PARTS)
 
 lint: $(VENV)/lint.stamp ## Check style and formatting
 	$(RUN) -m ruff check .
@@ -68,7 +94,7 @@ test-gpu: $(VENV)/test.stamp ## Run the tests that need an accelerator
 	$(RUN) -m pytest -m gpu $(ARGS)
 
 clean: ## Remove everything the other targets made
-	rm -rf $(VENV) .venv-jax .venv-cuda build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-jax .venv-cuda .venv-try build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find anynan adapters tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Some systems' Python has venv without ensurepip; then the system's pip fills the folder.
@@ -76,6 +102,7 @@ $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'anynan needs Python 3.11 or newer; choose one with PYTHON=python3.12' >&2; exit 1; }
 	@echo 'Creating $(VENV)'
+	@mkdir -p $(dir $(VENV))
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 		$(PYTHON) -m venv --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(RUN) install pip; }

@@ -48,6 +48,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="a,b",
         help="backends that must run; a missing one fails (default: every installed one)",
     )
+    parser.addoption(
+        "--chaos",
+        default=0,
+        type=int,
+        metavar="N",
+        help="walk N times as many random programs, other ones each time, and run the long tests",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,6 +71,14 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_CHOSEN] = chosen
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--chaos") or "long" in config.getoption("markexpr"):
+        return
+    left = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

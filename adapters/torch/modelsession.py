@@ -89,9 +89,9 @@ class ModelSession(Session):
         if self.ranks.rehearsed(state) or state.idle:
             return
         state.depth = max(state.depth - 1, 0)
-        if state.operations is not None and not state.depth:
+        again = torch._C._current_graph_task_id() != -1  # as enter_root asks: nothing was entered
+        if state.operations is not None and not state.depth and not again:
             state.operations.end()
-        again = torch._C._current_graph_task_id() != -1
         root = self.owner(state).regions.root() if again else state.root
         if state.depth or root is None:
             return

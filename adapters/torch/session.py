@@ -102,12 +102,10 @@ class Session:
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
         self.ranks.leave()
+        self._end_operations()
         updates.unwatch(self)
         self._uninstall()
         for state in list(self._states):
-            if state.operations is not None:
-                state.operations.finish()
-                state.operations = None
             state.reset()
 
     def __del__(self) -> None:
@@ -125,6 +123,7 @@ class Session:
         """Take the hooks away while paused: nothing is left to cost anything."""
         if paused:
             self.read()
+            self._end_operations()
             updates.unwatch(self)
             if compiled.ran(self):
                 # Graphs compiled without the hooks would not take them up again.
@@ -139,6 +138,19 @@ class Session:
             for board in self.boards:
                 board.take()
             updates.watch(self)
+
+    def _end_operations(self) -> None:
+        """Judge what the watchers of operations saw, and end them.
+
+        They stand before what else is put in front of PyTorch's functions, so they go first.
+        """
+        for state in list(self._states):
+            operations, state.operations = state.operations, None
+            if operations is not None:
+                seen = operations.finish()
+                if state.rows is not None and self.tracker.adapter is self:
+                    state.slots.read()
+                    self.tracker.operations(state.rows, seen)
 
     def _install(self) -> None:
         for prefix, ref in self.models:

@@ -123,8 +123,8 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
         return
     if state.idle:
         return
-    if session.in_step and state.rows is not None:
-        session.stepped.add(optimizer)
+    if session.in_step and state.rows is not None and state.depth:
+        session.stepped.add(optimizer)  # rows alone may be of a call outside of the step
     held = session.held(optimizer)
     if not held.parameters:
         return

@@ -220,6 +220,35 @@ def test_operations_in_inference_mode(end: str) -> None:
     assert not tracker.events
 
 
+def test_operations_of_a_layer_that_a_checkpoint_runs_again() -> None:
+    model = nn.Linear(2, 1)
+    tracker = anynan.torch.track(model, level="operation")
+    checkpoint(model, torch.ones(1, 2), use_reentrant=False).sum().backward()
+    assert torch._C._len_torch_dispatch_stack() == 0
+    tracker.remove()
+    assert not tracker.events
+
+
+@pytest.mark.parametrize("end", ["remove", "pause", "thread"])
+def test_what_watches_operations_goes_in_the_middle_of_a_step(end: str) -> None:
+    def call() -> None:
+        model(torch.ones(1, 2)).log().sum()
+
+    before = vars(torch.amp.GradScaler)["step"], torch.autograd.backward, torch.autograd.grad
+    model = nn.Linear(2, 1)
+    tracker = anynan.torch.track(model, level="operation")
+    if end == "thread":
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    else:
+        call()
+    getattr(tracker, "pause" if end == "pause" else "remove")()
+    after = vars(torch.amp.GradScaler)["step"], torch.autograd.backward, torch.autograd.grad
+    assert after == before
+    assert not model._forward_hooks and not model._forward_pre_hooks
+
+
 @pytest.mark.parametrize("level", ["layer", "operation"])
 @pytest.mark.parametrize("tracked", ["model", "step"])
 def test_vmap(level: str, tracked: str) -> None:

@@ -231,3 +231,20 @@ def test_tensors_outside_of_modules_that_an_optimizer_holds() -> None:
     assert event.operation is not None
     assert (event.phase, event.operation.name) == ("backward", "sqrt")
     assert y.tolist() == [4.0, 0.0], "no update from a bad gradient"
+
+
+def test_the_update_of_a_model_that_is_not_tracked_is_not_a_steps_own() -> None:
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    mine, others = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, other))
+
+    @anynan.torch.track(action="skip")
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+        mine.step()
+
+    step(torch.ones(1, 2))
+    model(torch.ones(1, 2))  # a call outside of the step
+    (other(torch.ones(1, 2)) * math.nan).sum().backward()
+    others.step()
+    assert other.weight.isnan().all(), "nobody may drop this update"
+    assert not step.events

@@ -1,0 +1,67 @@
+"""Thousands of steps with a fault every hundred: what is kept stays bounded."""
+
+import gc
+import sys
+import warnings
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+import anynan  # noqa: E402
+from tests.chaos import torch_twins  # noqa: E402
+from tests.torch_adapter.training import Fault, live_tensors  # noqa: E402
+
+
+def held(model: Any) -> dict[str, int]:
+    """Count what could pile up."""
+    return {
+        "tensors": live_tensors(),
+        "objects": len(gc.get_objects()),
+        "blocks": sys.getallocatedblocks(),
+        "hooks": sum(count for *_, count in torch_twins.counted(model)),
+        "hooks of weights": sum(len(p._backward_hooks or ()) for p in model.parameters()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [("model", {"action": "skip"}), ("step", {"patience": 3, "read": "step"})],
+    ids=["model", "step"],
+)
+@pytest.mark.parametrize("steps", [600, pytest.param(20_000, marks=pytest.mark.long)])
+def test_nothing_piles_up(target: str, options: dict[str, Any], steps: int) -> None:
+    fault = Fault()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 8), torch.nn.Tanh(), fault, torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)
+    )
+    adam = torch.optim.Adam(model.parameters())
+    x, y = torch.randn(16, 4, 8), torch.randn(16, 4, 1)
+
+    def step(i: int) -> None:
+        fault.armed = ("forward", "backward")[i // 100 % 2] if i % 100 == 50 else None
+        adam.zero_grad()
+        (model(x[i % 16]) - y[i % 16]).square().mean().backward()
+        adam.step()
+
+    tracker = anynan.torch.track(model if target == "model" else step, history=50, **options)
+    run = step if target == "model" else tracker
+    counts, seen = [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(steps):
+            run(i)
+            if i + 1 in {steps // 2, steps}:
+                seen += tracker.count("bad")
+                tracker.clear()  # events are the program's to forget: the rest must not grow
+                counts.append(held(model))
+    assert seen == steps // 100
+    first, last = counts
+    for what in ("tensors", "hooks", "hooks of weights"):
+        assert first[what] == last[what]
+    assert last["objects"] - first["objects"] < 100
+    assert last["blocks"] - first["blocks"] < 1000
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    tracker.remove()
+    assert held(model)["hooks"] == 0

@@ -1,0 +1,72 @@
+"""Two of everything: one that is tracked, one that is not, and what both must have in common."""
+
+import gc
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import anynan
+
+# What a program may do with a tracker at any time.
+DOORS = ["pause", "resume", "check", "clear", "report", "metrics", "remove"]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let every warning pass: a walk looks at values, not at what is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def outcome(what: Callable[[], Any]) -> Any:
+    """Give what a program returns, or what it raises in a form that can be compared."""
+    try:
+        return what()
+    except anynan.AnomalyError:
+        raise
+    except Exception as error:
+        return type(error).__name__, re.sub(r"0x[0-9a-f]+", "0x", str(error))
+
+
+def seed(number: int) -> None:
+    """Put Python's and NumPy's generators at one place."""
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002
+
+
+def generators() -> dict[str, Any]:
+    """Give where Python's and NumPy's generators stand."""
+    state = np.random.get_state()  # noqa: NPY002
+    return {"python": hash(random.getstate()), "numpy": (state[1].tobytes(), *state[2:])}  # type: ignore[index]
+
+
+def process() -> dict[str, Any]:
+    """Give what a program shares with all others in its process."""
+    return {
+        "handlers": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+        "hooks": (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook),
+        "tracing": (sys.gettrace(), sys.getprofile(), threading.gettrace()),
+        "threads": threading.active_count(),
+        "streams": (sys.stdout, sys.stderr),
+        "warnings": (warnings.showwarning, list(warnings.filters)),
+        "collector": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)),
+        "finders": (list(sys.meta_path), list(sys.path_hooks)),
+        "environment": dict(os.environ),
+        "numpy": (np.geterr(), np.geterrcall()),
+    }
+
+
+def assert_process(before: dict[str, Any], after: dict[str, Any], where: str = "") -> None:
+    """Compare what a process was with what it is, and name what differs."""
+    changed = {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+    assert not changed, f"{where}: {changed}"
