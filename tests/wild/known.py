@@ -1,0 +1,5 @@
+"""The differences that are listed, each with its reason."""
+
+from tests.wild.rows import Known
+
+KNOWN: list[Known] = []
