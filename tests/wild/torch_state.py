@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # what is seeded first imports it: once is enough for all cases
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack

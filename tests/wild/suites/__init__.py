@@ -23,4 +23,6 @@ class Suite:
 
 SUITES = {
     "torch_modules": Suite(("torch", "expecttest"), fork=True),
+    "torch_operators": Suite(("torch", "expecttest"), fork=True),
+    "transformers": Suite(("torch", "transformers"), fork=True),
 }
