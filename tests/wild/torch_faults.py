@@ -87,7 +87,7 @@ def put(kind: str, module: nn.Module) -> None:
         def forward(*args: Any, **kwargs: Any) -> Any:
             return change(inner(*args, **kwargs))
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
         return
     weight: Any = module.weight
     with torch.no_grad():
@@ -133,16 +133,18 @@ class Oracle(TorchDispatchMode):
     """Look at every operation of a step, and at what leaves each layer."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.truth = model, Truth()
         self._inside: list[str] = []
         self._returning = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        bad_before = any(map(_bad, tensors((args, kwargs))))
+        operands = tensors((args, kwargs))
+        bad_before = any(map(_bad, operands))
         output = func(*args, **(kwargs or {}))
         placed = any(word in str(func) for word in PLACING)
-        if not bad_before and not placed and any(map(_bad, tensors(output))):
+        # What an operation writes in place is its result too: running statistics.
+        if not bad_before and not placed and any(map(_bad, tensors(output) + operands)):
             if self._returning:
                 self.truth.backward.append(str(func))
             else:
@@ -187,7 +189,7 @@ def alike(model: nn.Module, one: str | None, two: str | None) -> bool:
     return one is not None and two is not None and modules.get(one) is modules.get(two, model)
 
 
-def owners(model: nn.Module, weight: Tensor) -> Iterator[str]:
+def owners(model: nn.Module, weight: Any) -> Iterator[str]:
     """Name every path a weight is known by: tied weights have several."""
     for name, other in model.named_parameters(remove_duplicate=False):
         if other is weight:
