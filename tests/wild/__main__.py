@@ -71,7 +71,7 @@ def count_cases(path: Path, suite: str, cases: int) -> None:
 
 def run(name: str, asked: argparse.Namespace) -> list[Row]:
     """Run one suite and give the rows of the cases that were asked for."""
-    runner = Runner(name)
+    runner = Runner(name, SUITES[name], f"tests.wild.suites.{name}")
     cases = runner.cases(sample=asked.sample)
     if not asked.sample:
         count_cases(asked.rows.with_name("cases.json"), name, len(cases))

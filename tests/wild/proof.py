@@ -1,12 +1,25 @@
 """Make tables of the rows."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from textwrap import dedent
+from collections.abc import Iterable
 
 from tests.wild.rows import ANSWERS, YES, Fault, Known, Row, reason_for
 from tests.wild.suites import SUITES
 
+HEAD = """
+Made by `make wild`. Each program is trained for a few steps without `anynan` and with it, at each
+level; losses, gradients, weights, buffers and random states are compared bit for bit. *Silent*: no
+event and no warning on clean steps. *Nothing left*: hooks, patches and attributes are gone after
+`remove()`. Then faults are put at places that are known, and what is reported is compared with
+them: of those that were detected, how many had the right layer, operation, line and cause. A fault
+that another layer takes away again before it does harm is not counted.
+
+The faults of PyTorch models: a weight is set to NaN after the first step; the output of an inner
+layer is divided by 0; a 0 with an infinite slope is added to one (`root`); the weights of one are
+multiplied by 1e30 (`scale`). For the last, what is right is seen by a second watcher: any layer and
+operation that makes a NaN or Inf of finite operands will do, and any cause but `unknown`. PyTorch's
+own tables hold samples whose result is NaN or Inf by itself (`by nature`).
+"""
 COLUMNS = (
     "suite",
     "level",
@@ -51,11 +64,17 @@ def _lines(rows: Iterable[Row]) -> list[tuple[str, ...]]:
     for row in rows:
         if not row.skipped:
             groups[row.suite, row.level].append(row)
-    order = list(SUITES)
     return [
         _line(suite, level or "(none)", groups[suite, level])
-        for suite, level in sorted(groups, key=lambda group: (order.index(group[0]), group[1]))
+        for name in _suites(suite for suite, _ in groups)
+        for suite, level in sorted(groups)
+        if suite == name
     ]
+
+
+def _suites(more: Iterable[str]) -> list[str]:
+    """Order suites as they are listed, others behind."""
+    return list(dict.fromkeys([*SUITES, *more]))
 
 
 def _markdown(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
@@ -76,7 +95,7 @@ def table(rows: Iterable[Row]) -> str:
 
 def _ran(rows: list[Row], cases: dict[str, int]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
-    for suite in SUITES:
+    for suite in _suites(row.suite for row in rows):
         mine = [row for row in rows if row.suite == suite]
         if not mine:
             known = f", of {cases[suite]} cases" if suite in cases else ""
@@ -117,17 +136,9 @@ def page(rows: list[Row], cases: dict[str, int], known: list[Known]) -> str:
     """Make ``docs/proof.md``."""
     states = {row.anynan for row in rows}
     dates = sorted({row.date for row in rows})
-    text: Callable[[str], str] = dedent
     parts = [
         "# Programs nobody here wrote",
-        text("""\
-            Made by `make wild`. Each program is trained for a few steps without `anynan` and with
-            it, at each level; losses, gradients, weights, buffers and random states are compared
-            bit for bit. *Silent*: no event and no warning on clean steps. *Nothing left*: hooks,
-            patches and attributes are gone after `remove()`. Then faults are put at places that
-            are known, and what is reported is compared with them: of those that were detected,
-            how many had the right layer, operation, line and cause. A fault that another layer
-            takes away again before it does harm is not counted.""").strip(),
+        HEAD.strip(),
         f"Run {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; "
         f"{len(states)} state{'s' * (len(states) > 1)} of the sources."
         if rows

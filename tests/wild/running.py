@@ -17,29 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from tests.wild.rows import Row, from_dict, state_of_anynan, versions_of
-from tests.wild.suites import SUITES
+from tests.wild.suites import Suite
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def module_of(name: str) -> Any:
-    """Import a suite."""
-    return importlib.import_module(f"tests.wild.suites.{name}")
-
-
-def _list(name: str, sample: bool, pipe: Connection) -> None:
-    suite = module_of(name)
+def _list(module: str, sample: bool, pipe: Connection) -> None:
+    suite = importlib.import_module(module)
     pipe.send(list(suite.SAMPLE if sample else suite.cases()))
 
 
-def _run(name: str, case: str, log: str, pipe: Connection) -> None:
+def _run(module: str, name: str, case: str, log: str, pipe: Connection) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     faulthandler.enable()
     began = time.monotonic()
     try:
-        suite = module_of(name)
+        suite = importlib.import_module(module)
         gc.freeze()  # the packages' own objects: collecting among them takes seconds
         for row in suite.run(case):
             row.seconds = round(time.monotonic() - began, 2)
@@ -64,12 +59,12 @@ def _resident(process: int) -> int:
 class Runner:
     """Run the cases of one suite."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.suite = name, SUITES[name]
+    def __init__(self, name: str, suite: Suite, module: str) -> None:
+        self.name, self.suite, self.module = name, suite, module
         method = "forkserver" if self.suite.fork else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         if self.suite.fork:
-            self._context.set_forkserver_preload([f"tests.wild.suites.{name}"])
+            self._context.set_forkserver_preload([module])
         self._versions, self._anynan = versions_of(self.suite.packages), state_of_anynan()
 
     @property
@@ -86,7 +81,7 @@ class Runner:
 
     def cases(self, *, sample: bool) -> list[str]:
         """List the cases, in a process that has the suite's packages to itself."""
-        process, pipe = self._start(_list, self.name, sample)
+        process, pipe = self._start(_list, self.module, sample)
         try:
             return pipe.recv()
         except EOFError:
@@ -119,7 +114,7 @@ class _Running:
     def __init__(self, runner: Runner, case: str, log: Path) -> None:
         self.case, self.log, self.ended, self._suite = case, log, False, runner.suite
         self.name = runner.name
-        self.process, self.pipe = runner._start(_run, runner.name, case, str(log))
+        self.process, self.pipe = runner._start(_run, runner.module, self.name, case, str(log))
         self.began = time.monotonic()
 
     def rows(self) -> Iterator[Row]:
