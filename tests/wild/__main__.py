@@ -37,12 +37,11 @@ def arguments() -> argparse.Namespace:
 
 
 def done(rows: list[Row], runner: Runner, *, older: bool) -> set[str]:
+    """Name the cases that have a row; what ended with an error is tried again."""
     versions, anynan = runner.key
-    return {
-        row.case
-        for row in rows
-        if row.suite == runner.name and row.versions == versions and (older or row.anynan == anynan)
-    }
+    mine = [row for row in rows if row.suite == runner.name and row.versions == versions]
+    mine = [row for row in mine if older or row.anynan == anynan]
+    return {row.case for row in mine} - {row.case for row in mine if row.error}
 
 
 def unlisted(row: Row) -> Iterator[tuple[str, str]]:

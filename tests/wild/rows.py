@@ -149,10 +149,9 @@ def read(path: Path) -> list[Row]:
         except (ValueError, TypeError, KeyError):
             continue  # the last line of a run that was stopped
         of_case = rows.setdefault((row.suite, row.case), {})
-        if row.level in of_case or any(
-            (other.versions, other.anynan) != (row.versions, row.anynan)
-            for other in of_case.values()
-        ):
+        made = {(other.versions, other.anynan) for other in of_case.values()}
+        # A row without a level is the last of its run.
+        if {row.level, ""} & of_case.keys() or made - {(row.versions, row.anynan)}:
             of_case.clear()
         of_case[row.level] = row
     return [row for of_case in rows.values() for row in of_case.values()]

@@ -64,6 +64,7 @@ def test_a_difference_is_listed_by_suite_case_level_and_words() -> None:
 def test_rows_outlive_the_run_and_the_newest_count(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write(path, broken(anynan="old"))
+    write(path, Row("s", "net", error="died", anynan="new"))
     write(path, Row("s", "net", "layer", identical="yes", anynan="new"))
     with path.open("a") as file:
         file.write('{"suite": "s", "case": "cut of')

@@ -20,7 +20,7 @@ from tests.wild.torch_training import Program, rows
 
 SAMPLE = ["mobilenet_v3_small"]
 CLASSIFIERS = (
-    "alexnet", "squeezenet1_1", "mnasnet0_5", "shufflenet_v2_x0_5", "mobilenet_v3_small",
+    "squeezenet1_1", "mnasnet0_5", "shufflenet_v2_x0_5", "mobilenet_v3_small",
     "googlenet", "resnet18", "densenet121", "swin_t",
 )  # fmt: skip
 SIZES = {"min_size": 64, "max_size": 72}
