@@ -59,6 +59,14 @@ KNOWN: list[Known] = [
         )
     ),
     Known(
+        "diffusers",
+        "AutoencoderKL in parts",
+        "scale.*",
+        "encoder and decoder are called past the model, so there is no call to run again: the "
+        "layer is right, and the note says why no operation is named",
+        said="*unknown",
+    ),
+    Known(
         "transformers",
         "*",
         "silent",

@@ -25,9 +25,9 @@ SUITES = {
     "torch_modules": Suite(("torch", "expecttest"), fork=True),
     "torch_operators": Suite(("torch", "expecttest"), fork=True),
     "transformers": Suite(("torch", "transformers"), fork=True),
-    "timm": Suite(("torch", "timm"), fork=True),
+    "timm": Suite(("torch", "timm"), fork=True, seconds=600),
     "diffusers": Suite(("torch", "diffusers"), fork=True),
     "torch_geometric": Suite(("torch", "torch-geometric"), fork=True),
-    "torchvision": Suite(("torch", "torchvision"), fork=True),
+    "torchvision": Suite(("torch", "torchvision"), fork=True, seconds=600),
     "peft": Suite(("torch", "peft", "transformers"), fork=True),
 }
