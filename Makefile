@@ -18,7 +18,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test chaos test-cuda-build test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu clean
+.PHONY: help demo test chaos test-cuda-build test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu wild clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -85,6 +85,13 @@ bench: $(VENV)/bench.stamp ## Run the benchmarks on the CPU (writes docs/benchma
 bench-gpu: $(VENV)/bench.stamp ## Run the benchmarks on the GPU (prints only)
 	$(RUN) -m tests.benchmarks --device cuda --write build/bench-gpu.md $(ARGS)
 
+# In .venv-wild: the suites need packages that nothing else here does. A run that is stopped goes on.
+wild: export OMP_NUM_THREADS = 1
+wild: export HF_HUB_OFFLINE = 1
+wild: ## Run programs nobody here wrote, as ARGS="transformers --only gpt2" (writes docs/proof.md)
+	$(MAKE) VENV=.venv-wild .venv-wild/wild.stamp
+	.venv-wild/bin/python -m tests.wild --jobs $(JOBS) --write docs/proof.md $(ARGS)
+
 # The build that pip gets on most machines, in .venv-cuda: some gigabytes.
 test-cuda-build: ## Run README and demo with PyTorch for CUDA on a machine without a GPU
 	$(MAKE) VENV=.venv-cuda .venv-cuda/cuda.stamp
@@ -94,7 +101,7 @@ test-gpu: $(VENV)/test.stamp ## Run the tests that need an accelerator
 	$(RUN) -m pytest -m gpu $(ARGS)
 
 clean: ## Remove everything the other targets made
-	rm -rf $(VENV) .venv-jax .venv-cuda .venv-try build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-jax .venv-cuda .venv-try .venv-wild build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find anynan adapters tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Some systems' Python has venv without ensurepip; then the system's pip fills the folder.
@@ -113,7 +120,8 @@ $(VENV)/test.stamp: EXTRA = test
 $(VENV)/bench.stamp: EXTRA = bench
 $(VENV)/lint.stamp: EXTRA = lint
 $(VENV)/docs.stamp: EXTRA = docs
-$(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/bench.stamp $(VENV)/lint.stamp $(VENV)/docs.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
+$(VENV)/wild.stamp: EXTRA = wild
+$(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/bench.stamp $(VENV)/lint.stamp $(VENV)/docs.stamp $(VENV)/wild.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
 	$(INSTALL) -e '.[$(EXTRA)]'
 	@touch $@
 

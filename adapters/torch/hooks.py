@@ -259,7 +259,9 @@ class ForwardHook(_Hook):
         if bad:
             self.session.flag(state, rows, len(rows.lo) - 1, x)
         if self.backward and x.requires_grad:
-            hook_last(x, GradHook(self.weak, state, root, pair[1], call, expected))
+            handle = hook_last(x, GradHook(self.weak, state, root, pair[1], call, expected))
+            if handle is not None:
+                state.leaves.append(handle)
 
     def _recomputed(self, state: "State", output: Any, call: int, root: Any) -> None:
         # The first pass of reentrant checkpointing has no graph, so the second one is hooked.
@@ -267,7 +269,10 @@ class ForwardHook(_Hook):
         for name, x in tensors(output, "output", objects=True):
             pair = self.sites.get((name, x.dtype))
             if pair is not None and self.backward and x.requires_grad:
-                hook_last(x, GradHook(self.weak, state, root, pair[1], call, _expectations()))
+                hook = GradHook(self.weak, state, root, pair[1], call, _expectations())
+                handle = hook_last(x, hook)
+                if handle is not None:
+                    state.leaves.append(handle)
 
     def _sites(self, x: torch.Tensor, name: str) -> tuple[Site, Site] | None:
         """Give the slots of an output and of its gradient; None for what is never bad."""

@@ -26,7 +26,7 @@ class _LastHooks(dict[Any, _Hook]):
         self.update(zip(own, own, strict=True))
 
 
-def hook_last(x: torch.Tensor, hook: _Hook) -> None:
+def hook_last(x: torch.Tensor, hook: _Hook) -> Any:
     """Call a hook with the gradient that arrives at a tensor, after the tensor's other hooks.
 
     ``Tensor.register_hook`` does the same through Python code and a handle, and a prehook of the
@@ -35,12 +35,15 @@ def hook_last(x: torch.Tensor, hook: _Hook) -> None:
     Args:
         x: An output that requires a gradient.
         hook: Called with the gradient, or None.
+
+    Returns:
+        What takes the hook off a leaf, which outlives the step; None for what goes with its graph.
     """
     node = x.grad_fn
     hooks: Any = x._backward_hooks
     if node is None:
-        x.register_hook(hook)  # a leaf, as a weight that a layer returns
-    elif hooks is None and type(x) is torch.Tensor:
+        return x.register_hook(hook)  # a leaf, as a weight that a layer returns
+    if hooks is None and type(x) is torch.Tensor:
         hooks = _LastHooks()
         _set(hooks, hook, hook)
         x._backward_hooks = hooks
@@ -50,6 +53,7 @@ def hook_last(x: torch.Tensor, hook: _Hook) -> None:
     else:  # the user's own came first, or a subclass decides what its attributes are
         number = x.output_nr
         node.register_prehook(lambda gradients: hook(gradients[number]))
+    return None
 
 
 def own_hooks(x: torch.Tensor) -> list[_Hook]:

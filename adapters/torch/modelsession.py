@@ -106,7 +106,9 @@ class ModelSession(Session):
             if x.requires_grad:
                 state.trained = True
                 if self.options.backward:
-                    x.register_hook(KeepGradHook(weak, root, i))
+                    handle = x.register_hook(KeepGradHook(weak, root, i))
+                    if x.grad_fn is None:
+                        state.leaves.append(handle)
         if len(state.calls) < 2 and any(module.children()) and not compiled.ran_now(self):
             compiled.missed(self, called=True)
         over = not state.trained and not again

@@ -30,6 +30,7 @@ class State:
         "ended",
         "idle",
         "in_optimizer",
+        "leaves",
         "operations",
         "regions",
         "replaying",
@@ -61,11 +62,15 @@ class State:
         self.operations: Operations | None = None
         self.ended: list[Rows] = []
         self.step_roots: list[tuple[int, weakref.ref[RootCall]]] = []
+        # What takes hooks off the leaves that layers returned: those do not go with the graph.
+        self.leaves: list[Any] = []
         self.reset()
 
     def reset(self) -> None:
         """Forget the step."""
         self.rows = None
+        while self.leaves:
+            self.leaves.pop().remove()
         self.calls: dict[str, int] = {}
         self.regions.clear()
         self.root: RootCall | None = None

@@ -342,6 +342,38 @@ def test_nothing_is_left_after_removal(target: str, end: str) -> None:
     assert not any(key.startswith("_anynan") for key in vars(optimizer))
 
 
+class Biased(nn.Linear):
+    """Return the bias beside the result, for the caller to add."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x @ self.weight.T, self.bias
+
+
+class Adding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Biased(4, 4), Biased(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, bias = self.first(x)
+        return self.last(x + bias)
+
+
+@pytest.mark.parametrize("options", [{}, {"read": "step"}], ids=str)
+def test_hooks_on_a_weight_that_a_layer_returns_go_with_the_step(options: Any) -> None:
+    model = Adding()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, **options)
+    for _ in range(3):
+        x, bias = model(torch.ones(2, 4))
+        (x + bias).sum().backward()
+        optimizer.step()
+        assert not any(p._backward_hooks for p in model.parameters())
+    x, bias = model(torch.ones(2, 4))
+    tracker.remove()
+    assert not any(p._backward_hooks for p in model.parameters())
+
+
 # Nothing kept alive.
 
 

@@ -1,0 +1,110 @@
+"""The differences that are listed, each with its reason."""
+
+from tests.wild.rows import Known
+
+HIDDEN = (
+    "this level also shows what is made and hidden again, as an Inf that is masked: recorded as "
+    "suspect and contained, never bad"
+)
+
+KNOWN: list[Known] = [
+    Known(
+        "*",
+        "*",
+        "nan weight.cause",
+        "the weight is right, its cause is not: what another code writes into a weight between an "
+        "update and the next step is taken for the update",
+        said="*optimizer_step_too_large*",
+    ),
+    Known(
+        "torch_operators",
+        "prod",
+        "identical",
+        "under any dispatch mode, an empty one too, PyTorch takes another formula for the gradient "
+        "of `prod`: the last bits differ",
+        level="operation",
+    ),
+    Known(
+        "torch_operators",
+        "nn.functional.ctc_loss",
+        "silent",
+        "its second result, which nobody reads, is not written where a target is shorter than the "
+        "longest; what was in that memory before is recorded as suspect and contained, never bad",
+        level="operation",
+        said="*suspect nan forward ctc_loss*",
+    ),
+    *(
+        Known(
+            "torch_operators",
+            case,
+            "by nature.cause",
+            "no rule knows the domain of this function: the operation is named",
+            said="*unknown*",
+        )
+        for case in ("*igamma*", "special.*bessel_*", "special.zeta", "torch._scaled_mm")
+    ),
+    Known(
+        "torch_operators",
+        "masked.log_softmax",
+        "by nature.*",
+        "-Inf alone is a suspect, as masks are made of it, and is not looked into",
+        said="*suspect neginf*",
+    ),
+    *(
+        Known(suite, case, "silent", HIDDEN, level="operation", said=f"*suspect posinf {where}*")
+        for suite, case, where in (
+            ("torch_operators", "linalg.norm.subgradients_at_zero", "backward"),
+            ("torch_operators", "masked.logaddexp", "backward"),
+            ("torch_geometric", "*", "forward * pow power_domain"),
+        )
+    ),
+    Known(
+        "diffusers",
+        "AutoencoderKL in parts",
+        "scale.*",
+        "encoder and decoder are called past the model, so there is no call to run again: the "
+        "layer is right, and the note says why no operation is named",
+        said="*unknown",
+    ),
+    Known(
+        "transformers",
+        "*",
+        "silent",
+        HIDDEN,
+        level="operation",
+        said="suspect neginf forward * log log_of_zero*",
+    ),
+    Known(
+        "transformers",
+        "*",
+        "silent",
+        "-Inf leaves a layer as a mask does: recorded as suspect, never bad",
+        said="suspect neginf forward model.layers.*.self_attn.compressor*",
+    ),
+    *(
+        Known(
+            "transformers",
+            case,
+            "root.*",
+            "an output that the model uses for another output, too: what comes into it from "
+            "outside is missing in the replay, so the report stays at a layer, and not the right "
+            "one",
+            said="*unknown",
+        )
+        for case in (
+            "chinese_clip_vision_model",
+            "parakeet_rnnt",
+            "sam3_vision_model",
+            "tipsv2",
+            "visual_bert",
+        )
+    ),
+    Known(
+        "transformers",
+        "gpt_neox_japanese",
+        "clean",
+        "a layer returns a weight: at this level the hooks on it stay",
+        level="operation",
+        said="left: *dense_bias hooks",
+    ),
+]

@@ -1,0 +1,158 @@
+"""Make tables of the rows."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from tests.wild.rows import ANSWERS, YES, Fault, Known, Row, reason_for
+from tests.wild.suites import SUITES
+
+HEAD = """
+Made by `make wild`. Each program is trained for a few steps without `anynan` and with it, at each
+level; losses, gradients, weights, buffers and random states are compared bit for bit. *Silent*: no
+event and no warning on clean steps. *Nothing left*: hooks, patches and attributes are gone after
+`remove()`. Then faults are put at places that are known, and what is reported is compared with
+them: of those that were detected, how many had the right layer, operation, line and cause. A fault
+that another layer takes away again before it does harm is not counted.
+
+The faults of PyTorch models: a weight is set to NaN after the first step; the output of an inner
+layer is divided by 0; a 0 with an infinite slope is added to one (`root`); the weights of one are
+multiplied by 1e30 (`scale`). For the last, what is right is seen by a second watcher: any layer and
+operation that makes a NaN or Inf of finite operands will do, and any cause but `unknown`. PyTorch's
+own tables hold samples whose result is NaN or Inf by itself (`by nature`).
+"""
+COLUMNS = (
+    "suite",
+    "level",
+    "programs",
+    "identical",
+    "silent",
+    "nothing left",
+    "faults",
+    "detected",
+    *(f"right {answer}" for answer in ANSWERS),
+    "errors",
+)
+
+
+def _of(rows: list[Row], what: str) -> str:
+    said = [getattr(row, what) for row in rows if getattr(row, what)]
+    good = sum(one == YES or one.startswith("within ") for one in said)
+    return f"{good} of {len(said)}" if said else "-"
+
+
+def _answers(faults: list[Fault], answer: str) -> str:
+    asked = [found for fault in faults if (found := getattr(fault, answer)) is not None]
+    return f"{sum(asked)} of {len(asked)}" if asked else "-"
+
+
+def _line(suite: str, level: str, rows: list[Row]) -> tuple[str, ...]:
+    faults = [fault for row in rows for fault in row.faults if not fault.left_out]
+    return (
+        suite,
+        level,
+        str(len(rows)),
+        *(_of(rows, what) for what in ("identical", "silent", "clean")),
+        str(len(faults)) if faults else "-",
+        _answers(faults, "detected") if faults else "-",
+        *(_answers([fault for fault in faults if fault.detected], a) for a in ANSWERS),
+        str(sum(bool(row.error) for row in rows)),
+    )
+
+
+def _lines(rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if not row.skipped:
+            groups[row.suite, row.level].append(row)
+    return [
+        _line(suite, level or "(none)", groups[suite, level])
+        for name in _suites(suite for suite, _ in groups)
+        for suite, level in sorted(groups)
+        if suite == name
+    ]
+
+
+def _suites(more: Iterable[str]) -> list[str]:
+    """Order suites as they are listed, others behind."""
+    return list(dict.fromkeys([*SUITES, *more]))
+
+
+def _markdown(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    table = [head, ["---"] * len(head), *map(list, lines)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in table)
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Make the table that a run ends with."""
+    lines = [COLUMNS, *_lines(rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _ran(rows: list[Row], cases: dict[str, int]) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = []
+    for suite in _suites(row.suite for row in rows):
+        mine = [row for row in rows if row.suite == suite]
+        if not mine:
+            known = f", of {cases[suite]} cases" if suite in cases else ""
+            lines.append((suite, f"not run{known}", "", "", ""))
+            continue
+        ran = {row.case for row in mine}
+        skipped = {row.case for row in mine if row.skipped}
+        total = max(cases.get(suite, 0), len(ran))
+        minutes = sum(row.seconds for row in mine) / 60
+        lines.append(
+            (
+                suite,
+                f"{len(ran)} of {total}",
+                str(len(skipped)),
+                f"{minutes:.1f}",
+                ", ".join(sorted({row.versions for row in mine})),
+            )
+        )
+    return lines
+
+
+def _listed(rows: list[Row], known: list[Known]) -> list[tuple[str, ...]]:
+    found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for row in rows:
+        for what, said in row.differences():
+            reason = reason_for(known, row, what, said) or "**not listed**"
+            found[row.suite, what, reason].append(row.case)
+    lines: list[tuple[str, ...]] = []
+    for (suite, what, reason), cases in sorted(found.items(), key=lambda item: item[0]):
+        names = sorted(set(cases))
+        shown = ", ".join(f"`{name}`" for name in names[:6])
+        shown += f" and {len(names) - 6} more" if len(names) > 6 else ""
+        lines.append((suite, what, str(len(cases)), shown, reason))
+    return lines
+
+
+def page(rows: list[Row], cases: dict[str, int], known: list[Known]) -> str:
+    """Make ``docs/proof.md``."""
+    states = {row.anynan for row in rows}
+    dates = sorted({row.date for row in rows})
+    parts = [
+        "# Programs nobody here wrote",
+        HEAD.strip(),
+        f"Run {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; "
+        f"{len(states)} state{'s' * (len(states) > 1)} of the sources."
+        if rows
+        else "Nothing was run yet.",
+        _markdown(COLUMNS, _lines(rows)),
+        "## What ran",
+        "*Cannot run*: the program fails without `anynan` too, or needs what is not here.",
+        _markdown(("suite", "cases", "cannot run", "minutes", "versions"), _ran(rows, cases)),
+        "## Differences",
+    ]
+    listed = _listed(rows, known)
+    if listed:
+        head = ("suite", "what", "times", "cases", "why")
+        parts.append(_markdown(head, listed))
+    else:
+        parts.append("None.")
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,33 @@
+"""The suites: each is a module of its own with ``cases``, ``run`` and ``SAMPLE``."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What must be known of a suite before its module is imported.
+
+    Attributes:
+        packages: What it needs; their versions are part of a row.
+        fork: Import the module once and fork for every case. Not for what starts threads when
+            it is imported or first used before the fork: JAX, TensorFlow.
+        seconds: How long one case may take.
+        gigabytes: How much memory one case may hold.
+    """
+
+    packages: tuple[str, ...]
+    fork: bool = False
+    seconds: float = 180.0
+    gigabytes: float = 4.0
+
+
+SUITES = {
+    "torch_modules": Suite(("torch", "expecttest"), fork=True),
+    "torch_operators": Suite(("torch", "expecttest"), fork=True),
+    "transformers": Suite(("torch", "transformers"), fork=True),
+    "timm": Suite(("torch", "timm"), fork=True, seconds=600),
+    "diffusers": Suite(("torch", "diffusers"), fork=True),
+    "torch_geometric": Suite(("torch", "torch-geometric"), fork=True),
+    "torchvision": Suite(("torch", "torchvision"), fork=True, seconds=600),
+    "peft": Suite(("torch", "peft", "transformers"), fork=True),
+}

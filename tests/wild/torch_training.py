@@ -1,0 +1,215 @@
+"""Train a program for two steps without and with `anynan`, then with faults in it."""
+
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import anynan
+import anynan.torch
+from tests.wild.rows import YES, Fault, Row
+from tests.wild.torch_faults import (
+    CAUSES,
+    KINDS,
+    NAN_WEIGHT,
+    OPERATIONS,
+    SCALE,
+    Oracle,
+    Truth,
+    alike,
+    called_leaves,
+    owners,
+    places,
+    put,
+)
+from tests.wild.torch_silence import events_of, listening, silence
+from tests.wild.torch_state import Footprint, differing, seed
+
+LEVELS = ("layer", "operation")
+STEPS = 2
+TRIES = 4  # layers a fault is tried in, until one does harm
+
+# A program: the model, and what gives the loss of step i.
+Program = tuple[nn.Module, Callable[[nn.Module, int], Tensor]]
+Build = Callable[[], Program]
+
+
+class Training:
+    """A program in training."""
+
+    def __init__(self, build: Build) -> None:
+        seed(0)
+        self.model, self._loss = build()
+        self.model.train()
+        learning = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(learning, lr=1e-3)
+
+    def loss(self, number: int) -> Tensor:
+        """Run the forward pass."""
+        seed(number + 1)
+        return self._loss(self.model, number)
+
+    def step(self, number: int) -> Tensor:
+        """Run one whole step."""
+        loss = self.loss(number)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+@dataclass
+class Seen:
+    """What a clean training computed, said and left."""
+
+    values: dict[str, list[Any]]
+    warnings: list[str]
+    events: list[Any] = field(default_factory=list)
+    left: str = YES
+
+
+def trained(build: Build, level: str | None) -> Seen:
+    """Train without a fault."""
+    program = Training(build)
+    model = program.model
+    learning = [weight for weight in model.parameters() if weight.requires_grad]
+    footprint = Footprint(model, program.optimizer)
+    values: dict[str, list[Any]] = {"losses": [], "gradients": []}
+    seen = Seen(values, [])
+    tracker = None
+    with listening() as seen.warnings:
+        if level is not None:
+            tracker = anynan.torch.track(model, level=level, across_ranks=False)
+        for number in range(STEPS):
+            values["losses"].append(program.step(number))
+            values["gradients"] += [
+                None if weight.grad is None else weight.grad.clone() for weight in learning
+            ]
+        if tracker is not None:
+            tracker.check()
+            seen.events = list(tracker.events)
+            tracker.remove()
+            alive = weakref.ref(tracker)
+            tracker = None
+            seen.left = footprint.left(alive)
+    values["weights"] = [weight.detach() for weight in model.parameters()]
+    values["buffers"] = [buffer.detach() for buffer in model.buffers()]
+    values["random state"] = [torch.get_rng_state()]
+    return seen
+
+
+def clean(row: Row, build: Build, untracked: Seen) -> None:
+    """Fill in what clean steps show."""
+    try:
+        tracked = trained(build, row.level)
+    except anynan.AnomalyError as error:
+        row.silent = "alarm: " + "; ".join(events_of([error.event]))
+        return
+    except Exception as error:
+        row.error = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-1200:]}"
+        return
+    differs = differing(untracked.values, tracked.values)
+    row.identical = f"no: {', '.join(differs)}" if differs else YES
+    if differs and differing(untracked.values, trained(build, None).values):
+        row.identical = ""  # it does not repeat itself
+    row.silent = silence(untracked.warnings, tracked.warnings, tracked.events)
+    row.clean = tracked.left
+
+
+def truth_of(build: Build, kind: str, place: str) -> Truth:
+    """See what a fault does, without `anynan`."""
+    program = Training(build)
+    first = 0
+    if kind == NAN_WEIGHT:
+        program.step(0)
+        first = 1
+    put(kind, program.model.get_submodule(place))
+    return Oracle(program.model).look(lambda: program.loss(first))
+
+
+def chosen(build: Build, case: str, kind: str) -> tuple[Fault, Truth]:
+    """Find a layer where a fault does harm."""
+    program = Training(build)
+    leaves = called_leaves(program.model, lambda: program.loss(0))
+    fault = Fault(kind, "", left_out="no layer for it")
+    for place in places(case, kind, program.model, leaves)[:TRIES]:
+        try:
+            truth = truth_of(build, kind, place)
+        except Exception as error:
+            fault = Fault(kind, place, left_out=f"breaks the program: {error}"[:200])
+            continue
+        if truth.harm:
+            return Fault(kind, place), truth
+        fault = Fault(kind, place, left_out="does no harm")
+    return fault, Truth()
+
+
+def faulty(build: Build, level: str, fault: Fault, truth: Truth) -> None:
+    """Train with a fault, and judge what is said of it."""
+    program = Training(build)
+    model = program.model
+    module = model.get_submodule(fault.place)
+    if fault.kind != NAN_WEIGHT:
+        put(fault.kind, module)
+    with listening():
+        tracker = anynan.torch.track(model, level=level, across_ranks=False)
+        try:
+            for number in range(STEPS):
+                program.step(number)
+                if fault.kind == NAN_WEIGHT and number == 0:
+                    put(NAN_WEIGHT, module)
+        except anynan.AnomalyError as error:
+            judge(fault, truth, model, error.event)
+            str(error)  # the report itself must not fail
+        except Exception as error:
+            fault.said = f"raised {type(error).__name__}: {error}"[:300]
+        finally:
+            tracker.remove()
+
+
+def judge(fault: Fault, truth: Truth, model: nn.Module, event: Any) -> None:
+    """Compare what is said with what is known."""
+    operation, cause = event.operation, event.cause.tag if event.cause else ""
+    fault.detected = True
+    fault.said = "; ".join(events_of([event]))
+    if fault.kind == NAN_WEIGHT:
+        weight = model.get_submodule(fault.place).weight
+        fault.layer = event.parameter in set(owners(model, weight))
+        fault.cause = cause in CAUSES[NAN_WEIGHT]
+        return
+    if fault.kind == SCALE:
+        layers = {layer for _, layer in truth.origins}
+        made = {name for name, _ in truth.origins} | set(truth.backward)
+        if layers and event.phase != "backward":
+            fault.layer = any(alike(model, event.layer, layer) for layer in layers)
+        fault.operation = operation is not None and any(name in operation.raw for name in made)
+        fault.cause = cause not in {"", "unknown"}
+        return
+    fault.layer = alike(model, event.layer, fault.place)
+    fault.operation = operation is not None and operation.name == OPERATIONS[fault.kind]
+    source = operation.source if operation is not None else None
+    fault.line = source is not None and source.file.endswith("torch_faults.py")
+    fault.cause = cause in CAUSES[fault.kind]
+
+
+def rows(suite: str, case: str, build: Build) -> Iterator[Row]:
+    """Run everything of one program."""
+    try:
+        untracked = trained(build, None)
+        faults = [chosen(build, case, kind) for kind in KINDS]
+    except Exception as error:
+        yield Row(suite, case, skipped=f"{type(error).__name__}: {error}"[:200])
+        return
+    for level in LEVELS:
+        row = Row(suite, case, level)
+        clean(row, build, untracked)
+        for found, truth in faults:
+            fault = Fault(found.kind, found.place, left_out=found.left_out)
+            row.faults.append(fault)
+            if not fault.left_out:
+                faulty(build, level, fault, truth)
+        yield row
