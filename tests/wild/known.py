@@ -1,5 +1,6 @@
 """The differences that are listed, each with its reason."""
 
+from tests.wild.known_arrays import KNOWN_ARRAYS
 from tests.wild.rows import Known
 
 KNOWN: list[Known] = [
@@ -11,4 +12,5 @@ KNOWN: list[Known] = [
         "update and the next step is taken for the update",
         said="*optimizer_step_too_large*",
     ),
+    *KNOWN_ARRAYS,
 ]
