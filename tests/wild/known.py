@@ -1,6 +1,7 @@
 """The differences that are listed, each with its reason."""
 
 from tests.wild.known_arrays import KNOWN_ARRAYS
+from tests.wild.known_jax import KNOWN_JAX
 from tests.wild.rows import Known
 
 KNOWN: list[Known] = [
@@ -13,4 +14,5 @@ KNOWN: list[Known] = [
         said="*optimizer_step_too_large*",
     ),
     *KNOWN_ARRAYS,
+    *KNOWN_JAX,
 ]
