@@ -86,6 +86,7 @@ bench-gpu: $(VENV)/bench.stamp ## Run the benchmarks on the GPU (prints only)
 	$(RUN) -m tests.benchmarks --device cuda --write build/bench-gpu.md $(ARGS)
 
 # In .venv-wild: the suites need packages that nothing else here does. A run that is stopped goes on.
+# ARRAY_API_TESTS=<a checkout of array-api-tests, with its submodule> runs those too.
 wild: export OMP_NUM_THREADS = 1
 wild: export HF_HUB_OFFLINE = 1
 wild: ## Run programs nobody here wrote, as ARGS="transformers --only gpt2" (writes docs/proof.md)

@@ -1,5 +1,7 @@
 """The differences that are listed, each with its reason."""
 
+from tests.wild.known_arrays import KNOWN_ARRAYS
+from tests.wild.known_jax import KNOWN_JAX
 from tests.wild.rows import Known
 
 HIDDEN = (
@@ -107,4 +109,6 @@ KNOWN: list[Known] = [
         level="operation",
         said="left: *dense_bias hooks",
     ),
+    *KNOWN_ARRAYS,
+    *KNOWN_JAX,
 ]

@@ -24,6 +24,25 @@ class Suite:
 SUITES = {
     "torch_modules": Suite(("torch", "expecttest"), fork=True),
     "torch_operators": Suite(("torch", "expecttest"), fork=True),
+    "jax": Suite(
+        (
+            *("jax", "flax", "optax", "equinox", "dm-haiku", "jraph"),
+            *("numpyro", "blackjax", "diffrax", "optimistix"),
+        ),
+        fork=True,
+        seconds=900,
+    ),
+    "keras_tensorflow": Suite(("keras", "tensorflow_cpu"), fork=True, seconds=900),
+    "keras_torch": Suite(("keras", "torch"), fork=True, seconds=600),
+    "keras_jax": Suite(("keras", "jax"), fork=True, seconds=600),
+    "array_api": Suite(
+        ("numpy", "array_api_strict", "hypothesis", "ndindex", "pytest-json-report"),
+        fork=True,
+        seconds=1200,
+    ),
+    "libraries": Suite(
+        ("numpy", "scipy", "scikit-learn", "statsmodels", "pandas", "xarray"), fork=True
+    ),
     "transformers": Suite(("torch", "transformers"), fork=True),
     "timm": Suite(("torch", "timm"), fork=True, seconds=600),
     "diffusers": Suite(("torch", "diffusers"), fork=True),

@@ -1,0 +1,1 @@
+"""Programs in JAX's libraries, written as their users write them."""

@@ -1,0 +1,317 @@
+"""Train a Keras model with and without `anynan`, as it is and with faults."""
+
+import gc
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+import anynan
+import anynan.keras
+from tests.wild.rows import YES, Fault, Row
+
+LEVELS = ("layer", "operation")
+EXACT = keras.backend.backend() == "torch"
+ZERO, BIG = "0/0", "scaled weight"
+Model = Any
+
+
+def said(event: anynan.Event) -> str:
+    """Say in a line what an event says."""
+    operation, cause = event.operation, event.cause
+    where = operation.source if operation is not None else None
+    words = [event.phase, f"layer {event.layer}", event.parameter]
+    words += [operation.name if operation is not None else "no operation"]
+    words += [where.text if where is not None else "no line"]
+    words += [cause.tag if cause is not None else "no cause"]
+    return ", ".join(word for word in words if word)
+
+
+def divided(value: Any) -> Any:
+    """Divide 0 by 0 wherever a result is of floats."""
+
+    def one(x: Any) -> Any:
+        if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
+            return x
+        zero = x * 0
+        return zero / zero  # fault: 0/0
+
+    return keras.tree.map_structure(one, value)
+
+
+def line_of_division() -> int:
+    source = inspect.getsource(inspect.getmodule(divided)).splitlines()
+    return next(n for n, text in enumerate(source, 1) if text.endswith("# fault: 0/0"))
+
+
+def break_call(layer: Any) -> None:
+    """Make a layer divide what it returns; the model must not have been compiled yet."""
+    call = layer.call
+    inner = inspect.signature(call)
+
+    def faulty(*args: Any, **options: Any) -> Any:
+        return divided(call(*args, **options))
+
+    faulty.__signature__ = inner  # type: ignore[attr-defined]
+    layer.call = faulty
+
+
+class Losses(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.logs += [float(value) for value in logs.values()]
+
+
+class Run:
+    """A model that is built from a seed and fitted, tracked at a level or not."""
+
+    def __init__(
+        self, build: Callable[[], Model], level: str | None, broken: str | None = None
+    ) -> None:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        self.model = build()
+        if broken is not None:
+            break_call(self.layer(broken))
+        self.before = self.footprint()
+        self.level = level
+        self.warnings: list[Any] = []
+        self.tracker = None if level is None else anynan.keras.track(self.model, level=level)
+
+    def layer(self, name: str) -> Any:
+        return next(layer for layer in self.model._flatten_layers() if layer.name == name)
+
+    def weight(self, name: str) -> Any:
+        """Find a weight inside of a layer: the last one that is trained."""
+        return next(iter(reversed(self.layer(name).trainable_weights)), None)
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> anynan.Event | None:
+        """Fit for an epoch in two batches; give the event that ended it."""
+        losses = Losses()
+        keras.utils.set_random_seed(7)
+        options = {"batch_size": len(x) // 2, "shuffle": False, "verbose": 0}
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            try:
+                self.model.fit(x, y, callbacks=[losses], **options)
+            except anynan.NonFiniteError as error:
+                return error.event
+            finally:
+                self.warnings += heard
+        self.result = [np.array(losses.logs), *map(np.array, self.model.get_weights())]
+        state = self.model.optimizer.variables
+        self.result += [np.array(keras.ops.convert_to_numpy(variable)) for variable in state]
+        return None
+
+    def footprint(self) -> dict[str, Any]:
+        """Note the functions of classes that tracking may wrap."""
+        classes = {type(layer) for layer in self.model._flatten_layers()}
+        classes |= {base for kind in classes for base in kind.__mro__}
+        names = ("__call__", "call", "apply", "apply_gradients", "train_step", "stateless_call")
+        return {
+            f"{kind.__name__}.{name}": vars(kind)[name]
+            for kind in (*classes, *type(self.model.optimizer).__mro__)
+            for name in names
+            if name in vars(kind)
+        }
+
+    def attributes(self) -> set[str]:
+        """Name what layers and the optimizer hold."""
+        parts = {layer.name: layer for layer in self.model._flatten_layers()}
+        parts["the optimizer"] = self.model.optimizer
+        return {f"{name} has {key}" for name, part in parts.items() for key in vars(part)}
+
+    def end(self, plain: "Run") -> str:
+        """Remove the tracker and say what is left of it."""
+        self.tracker.remove()
+        alive = weakref.ref(self.tracker)
+        self.tracker = None
+        gc.collect()
+        after = self.footprint()
+        wrong = [name for name, value in self.before.items() if after.get(name) is not value]
+        wrong += sorted(self.attributes() ^ plain.attributes())
+        if alive() is not None:
+            wrong.append("the tracker is still held")
+        return f"no: {', '.join(wrong)[:300]}" if wrong else YES
+
+
+def difference(one: list[np.ndarray], other: list[np.ndarray]) -> str:
+    """Compare losses, weights and the optimizer's state, in bits or within what fusing does."""
+    if [array.shape for array in one] != [array.shape for array in other]:
+        return "no: other shapes"
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a.tobytes() != b.tobytes()]
+    if not pairs:
+        return YES
+    off = max(float(np.nanmax(abs(a.astype("f8") - b.astype("f8")))) for a, b in pairs)
+    near = all(np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) for a, b in pairs)
+    if near and not EXACT:
+        return f"within {off:.1e}"
+    return f"no: {len(pairs)} of {len(one)} arrays, by {off:.1e}"
+
+
+def finite(arrays: list[np.ndarray]) -> bool:
+    return all(np.isfinite(a).all() for a in arrays if a.dtype.kind == "f")
+
+
+def inside(layer: str | None, target: str) -> bool:
+    """Tell whether a layer is the target or a part of it."""
+    return layer is not None and target in layer.split(".")
+
+
+def spoilt(
+    run: Run, plain: Run, how: str, target: str, x: np.ndarray, y: np.ndarray, first: list[Any]
+) -> Fault | None:
+    """Spoil a weight after the steps that were taken."""
+    variable = run.weight(target)
+    if variable is None:
+        return None
+    for one in (run, plain):
+        one.model.set_weights(first)
+        weight = one.weight(target)
+        values = np.array(keras.ops.convert_to_numpy(weight))
+        if how == BIG:
+            values *= 1e38
+        else:
+            values.reshape(-1)[0] = np.nan
+        weight.assign(values)
+    event = run.fit(x, y)
+    fault = Fault(how, variable.path)
+    if event is None:
+        plain.fit(x, y)
+        if finite(plain.result):
+            fault.left_out = "finite without anynan"
+        return fault
+    fault.detected, fault.said = True, said(event)
+    if how != BIG:
+        fault.layer = str(event.parameter).endswith(variable.path.replace("/", "."))
+        fault.cause = event.cause is not None and event.cause.tag == "bad_parameter"
+    return fault
+
+
+def zeroed(
+    build: Callable[[], Model], level: str, target: str, x: np.ndarray, y: np.ndarray
+) -> Fault:
+    """Divide what a layer returns."""
+    event = Run(build, level, target).fit(x, y)
+    fault = Fault(ZERO, f"what {target} returns")
+    if event is None:
+        plain = Run(build, None, target)
+        plain.fit(x, y)
+        if finite(plain.result):
+            fault.left_out = "finite without anynan"
+        return fault
+    operation, cause = event.operation, event.cause
+    source = operation.source if operation is not None else None
+    fault.detected, fault.said = True, said(event)
+    fault.layer = inside(event.layer, target)
+    fault.operation = operation is not None and operation.name == "divide"
+    fault.line = source is not None and source.line == line_of_division()
+    fault.cause = cause is not None and cause.tag == "divide_by_zero"
+    return fault
+
+
+def rows(
+    suite: str,
+    case: str,
+    build: Callable[[], Model],
+    x: np.ndarray,
+    y: np.ndarray,
+    target: str,
+    levels: tuple[str, ...] = LEVELS,
+) -> Iterator[Row]:
+    """Train a model without and with `anynan`, and with faults in one of its layers."""
+    try:
+        plain = Run(build, None)
+        plain.fit(x, y)
+    except Exception as error:
+        yield Row(suite, case, skipped=f"{type(error).__name__}: {error}"[:200])
+        return
+    result, heard = plain.result, {str(warning.message) for warning in plain.warnings}
+    first = plain.model.get_weights()
+    for level in levels:
+        row = Row(suite, case, level, silent=YES)
+        run = Run(build, level)
+        event = run.fit(x, y)
+        if event is None:
+            row.identical = difference(result, run.result)
+            if row.identical.startswith("no"):
+                again = Run(build, None)
+                again.fit(x, y)
+                if difference(result, again.result) != YES:
+                    row.identical = ""  # nothing to compare with: random without anynan
+        new = {str(warning.message) for warning in run.warnings} - heard
+        bad = [event for event in run.tracker.events if event.severity == "bad"]
+        if event is not None or bad:
+            row.silent = f"alarm: {said(event or bad[0])}"
+        elif new:
+            row.silent = f"warning: {min(new)[:300]}"
+        if level == "layer":
+            found = (spoilt(run, plain, how, target, x, y, first) for how in ("nan weight", BIG))
+            row.faults = [fault for fault in found if fault is not None]
+        row.clean = run.end(plain)
+        row.faults.append(zeroed(build, level, target, x, y))
+        yield row
+
+
+def of_layer(suite: str, case: str) -> Iterator[Row]:
+    """Train one layer of the table between others."""
+    from tests.wild.keras_layers import TABLE, batch
+
+    make, shape, dtype = TABLE[case]
+
+    def build() -> Model:
+        inputs = keras.Input(shape, dtype=dtype)
+        x = keras.layers.Dense(shape[-1], name="pre")(inputs) if dtype == "float32" else inputs
+        layer = make()
+        layer.name = "target"
+        x = layer(x)
+        if not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
+            x = keras.layers.Lambda(lambda x: keras.ops.cast(x, "float32"), name="cast")(x)
+        outputs = keras.layers.Dense(1, name="post")(keras.layers.Flatten(name="flat")(x))
+        model = keras.Model(inputs, outputs, name="net")
+        model.compile("adam", "mse")
+        return model
+
+    yield from rows(suite, case, build, batch(shape, dtype), np.ones((4, 1), "float32"), "target")
+
+
+def of_application(suite: str, case: str) -> Iterator[Row]:
+    """Train a small form of one of keras.applications."""
+    size, options = APPLICATIONS[case]
+
+    def build() -> Model:
+        model = getattr(keras.applications, case)(
+            weights=None, classes=3, input_shape=(size, size, 3), **options
+        )
+        model.compile(keras.optimizers.SGD(1e-3), "sparse_categorical_crossentropy")
+        return model
+
+    names = [layer.name for layer in build().layers if layer.trainable_weights]
+    x = np.random.default_rng(0).uniform(0, 255, (4, size, size, 3)).astype("float32")
+    target = names[len(names) // 2]
+    yield from rows(suite, case, build, x, np.array([0, 1, 2, 0]), target, levels=("layer",))
+
+
+APPLICATIONS: dict[str, tuple[int, dict[str, Any]]] = {
+    "MobileNet": (32, {"alpha": 0.25}),
+    "MobileNetV2": (32, {"alpha": 0.35}),
+    "MobileNetV3Small": (32, {"minimalistic": True}),
+    "VGG16": (32, {}),
+    "ResNet50": (32, {}),
+    "ResNet50V2": (32, {}),
+    "ConvNeXtTiny": (32, {}),
+    "DenseNet121": (32, {}),
+    "EfficientNetB0": (32, {}),
+    "EfficientNetV2B0": (32, {}),
+    "NASNetMobile": (32, {}),
+    "Xception": (71, {}),
+    "InceptionV3": (75, {}),
+    "InceptionResNetV2": (75, {}),
+}

@@ -1,0 +1,29 @@
+"""Differences of JAX programs that are listed."""
+
+from tests.wild.rows import Known
+
+KNOWN_JAX = [
+    Known(
+        "jax",
+        "pallas_interpreted",
+        "silent",
+        "documented: the inside of a Pallas kernel is not watched, which is said once",
+        said="warning: anynan: pallas_call is run as it is*",
+    ),
+    Known(
+        "jax",
+        "donated_state",
+        "nan weight.layer",
+        "the weight is named at its first use, with the right cause, and not in the phase of "
+        "parameters: its state is one tuple of weights and moments",
+        said="*bad_parameter*",
+    ),
+    Known(
+        "jax",
+        "shard_map",
+        "shard.cause",
+        "a plain division by zero on one shard is taken for a masked one; operation and line are "
+        "right",
+        said="*where_gradient_trap*",
+    ),
+]
