@@ -12,7 +12,7 @@ if os.environ.get("ANYNAN_WILD_LEVEL"):
     def pytest_pyfunc_call(pyfuncitem: Any) -> bool:
         names = pyfuncitem._fixtureinfo.argnames
         arguments = {name: pyfuncitem.funcargs[name] for name in names}
-        level = os.environ["ANYNAN_WILD_LEVEL"]
+        level: Any = os.environ["ANYNAN_WILD_LEVEL"]
         test = anynan.track(lambda: pyfuncitem.obj(**arguments), action="record", level=level)
         test()
         return True

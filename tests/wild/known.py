@@ -83,32 +83,6 @@ KNOWN: list[Known] = [
         "-Inf leaves a layer as a mask does: recorded as suspect, never bad",
         said="suspect neginf forward model.layers.*.self_attn.compressor*",
     ),
-    *(
-        Known(
-            "transformers",
-            case,
-            "root.*",
-            "an output that the model uses for another output, too: what comes into it from "
-            "outside is missing in the replay, so the report stays at a layer, and not the right "
-            "one",
-            said="*unknown",
-        )
-        for case in (
-            "chinese_clip_vision_model",
-            "parakeet_rnnt",
-            "sam3_vision_model",
-            "tipsv2",
-            "visual_bert",
-        )
-    ),
-    Known(
-        "transformers",
-        "gpt_neox_japanese",
-        "clean",
-        "a layer returns a weight: at this level the hooks on it stay",
-        level="operation",
-        said="left: *dense_bias hooks",
-    ),
     *KNOWN_ARRAYS,
     *KNOWN_JAX,
 ]

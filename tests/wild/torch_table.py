@@ -38,7 +38,7 @@ def called(
     args: Iterable[Any],
     kwargs: dict[str, Any],
     *,
-    level: str | None,
+    level: Any,
     learns: bool = True,
     whole: bool = False,
 ) -> Result:

@@ -72,7 +72,7 @@ class Seen:
     left: str = YES
 
 
-def trained(build: Build, level: str | None) -> Seen:
+def trained(build: Build, level: Any) -> Seen:
     """Train without a fault."""
     program = Training(build)
     model = program.model
@@ -148,7 +148,7 @@ def chosen(build: Build, case: str, kind: str) -> tuple[Fault, Truth]:
     return fault, Truth()
 
 
-def faulty(build: Build, level: str, fault: Fault, truth: Truth) -> None:
+def faulty(build: Build, level: Any, fault: Fault, truth: Truth) -> None:
     """Train with a fault, and judge what is said of it."""
     program = Training(build)
     model = program.model
