@@ -83,7 +83,7 @@ class Run:
         self.before = self.footprint()
         self.level = level
         self.warnings: list[Any] = []
-        self.tracker = None if level is None else anynan.keras.track(self.model, level=level)
+        self.tracker: Any = None if level is None else anynan.keras.track(self.model, level=level)
 
     def layer(self, name: str) -> Any:
         return next(layer for layer in self.model._flatten_layers() if layer.name == name)
