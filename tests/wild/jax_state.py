@@ -16,7 +16,8 @@ def classes() -> list[type]:
         if module := sys.modules.get(name):
             found.append(getattr(module, base))
     for kind in found:
-        found += [below for below in kind.__subclasses__() if below not in found]
+        kinds: list[type] = kind.__subclasses__()
+        found += [below for below in kinds if below not in found]
     return found
 
 

@@ -59,7 +59,7 @@ class Merged(L.Layer):
 
 
 layer("Dense", lambda: L.Dense(4), FLAT)
-layer("EinsumDense", lambda: L.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d"), ROWS)
+layer("EinsumDense", lambda: L.EinsumDense("abc,cd->abd", (5, 4), bias_axes="d"), ROWS)
 layer("Activation", lambda: L.Activation("gelu"), FLAT)
 layer("Embedding", lambda: L.Embedding(9, 4), (5,), "int32")
 layer(

@@ -5,6 +5,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -44,7 +45,7 @@ def divided(value: Any) -> Any:
 
 
 def line_of_division() -> int:
-    source = inspect.getsource(inspect.getmodule(divided)).splitlines()
+    source = Path(__file__).read_text(encoding="utf-8").splitlines()
     return next(n for n, text in enumerate(source, 1) if text.endswith("# fault: 0/0"))
 
 
@@ -83,7 +84,7 @@ class Run:
         self.before = self.footprint()
         self.level = level
         self.warnings: list[Any] = []
-        self.tracker = None if level is None else anynan.keras.track(self.model, level=level)
+        self.tracker: Any = None if level is None else anynan.keras.track(self.model, level=level)
 
     def layer(self, name: str) -> Any:
         return next(layer for layer in self.model._flatten_layers() if layer.name == name)

@@ -111,7 +111,7 @@ class Run:
         self.loop, self.level = made.build(bug), level
         self.step = self.loop.step if self.loop.jitted else jax.jit(self.loop.step)
         self.footprint = Footprint()
-        self.tracker = None if level is None else anynan.jax.track(self.step, level=level)
+        self.tracker: Any = None if level is None else anynan.jax.track(self.step, level=level)
         self.left = YES
         self.place = ""
 
