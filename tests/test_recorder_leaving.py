@@ -384,3 +384,41 @@ def test_a_second_run_with_other_values_is_not_believed() -> None:
     assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0
     assert any("a second run had other values, at log" in note for note in event.notes)
+
+
+def refused(x: Any) -> Any:
+    """Stand for a library that checks what it is given."""
+    plain = np.asarray(x)
+    if not np.isfinite(plain).all():
+        msg = "Input X contains NaN"
+        raise ValueError(msg)
+    return plain
+
+
+@READS
+def test_the_exception_of_code_that_refuses_a_bad_value_carries_the_report(read: Any) -> None:
+    def program(x: Any) -> Any:
+        z = x - x
+        return refused(z / z).sum()
+
+    if read == "immediate":
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            anynan.track(program, read=read)(np.ones(3))
+        assert isinstance(caught.value.__context__, ValueError)
+    tracker = anynan.track(program, action="record", read=read)
+    with pytest.raises(ValueError, match="Input X contains NaN"):
+        tracker(np.ones(3))
+    (event,) = tracker.events
+    assert event.operation is not None
+    assert (event.operation.name, event.severity) == ("divide", "bad")
+
+
+def test_an_exception_after_finite_values_is_only_that() -> None:
+    def program(x: Any) -> Any:
+        np.asarray(x + 1)
+        raise KeyError("a")
+
+    tracker = anynan.track(program)
+    with pytest.raises(KeyError):
+        tracker(np.ones(3))
+    assert tracker.events == ()

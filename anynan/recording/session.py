@@ -238,7 +238,14 @@ class ArraySession:
                 self._look_at_others(tape, watched)
             given = {id(x) for _, value in watched for _, x in self._leaves(value, "")}
             values = [value for _, value in watched]
-            result = fn(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
+            named = dict(zip(kwargs, values[len(args) :], strict=True))
+            try:
+                result = fn(*values[: len(args)], **named)
+            except Exception:
+                with _ours(tape, "what the call had handed out"):
+                    for x in tape.handed:
+                        self._arrive(tape, "an array that was handed out", x)
+                raise
             with _ours(tape, "what the call left behind"):
                 self._read_result(tape, result)
                 self._read_written(tape, watched, given, result)

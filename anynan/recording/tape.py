@@ -1,6 +1,7 @@
 """One call of a tracked function: what runs its operations, and follows values out of scopes."""
 
 import math
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
@@ -49,6 +50,8 @@ class Tape:
         self.unwritten: set[int] = set()  # arrays of uninitialised memory
         self.held: list[Any] = []  # keeps the ids above from being used again
         self.escapes: dict[int, None] = {}
+        # The last that were handed out and may be bad: code that refuses one may end the call.
+        self.handed: deque[TrackedArray] = deque(maxlen=8)
         self.outlets: dict[str, None] = {}  # the lines at which plain arrays were handed out
         self.bad_inputs: set[int] = set()
         self.others: dict[str, None] = {}  # arguments of a kind that is not watched
@@ -177,6 +180,8 @@ class Tape:
             return
         self.leaky = x._cell.handed = True
         self.slipped(x)
+        if self.parents(x):
+            self.handed.append(x)
         line = user_source(skip=2)
         where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
         through = "" if line is None or line.via is None else f" in {line.via.partition(' ')[0]}"
