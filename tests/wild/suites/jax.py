@@ -68,7 +68,7 @@ def host(tree: Any) -> list[np.ndarray]:
     return arrays
 
 
-def harmless(run: Run, good: list[np.ndarray]) -> bool:
+def harmless(run: "Run", good: list[np.ndarray]) -> bool:
     """Tell whether what is not finite is not finite without the fault either.
 
     A pooling layer begins at -Inf, and a model's constants are among the results.
