@@ -1,5 +1,6 @@
 """From a bad reading to an event: replay, follow the lineage, name the cause."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from anynan.errors import reason
 from anynan.events import NON_FINITE, STATE, Cause, Event, Kind, Operation, Phase, Spread
 from anynan.guarding import NORM, Finding
 from anynan.lineage import OpRecord, Replay, Token, Verdict, trace
-from anynan.monitor import Monitor, Reading, Rows
+from anynan.monitor import Monitor, Reading, Rows, Site
 from anynan.rules.evidence import seen
 from anynan.summary import Summary
 
@@ -170,6 +171,9 @@ def _operation_event(
     parameter = reading.site.parameter
     surfaced = None
     harmed = reading.phase if verdict.sink is None else verdict.sink.phase
+    if origin is not None and origin.phase != "backward":
+        # Results may be read after gradients: what the step returned bad was not hidden in it.
+        harmed = next((s.phase for s in _forward_and_bad(case)), harmed)
     if origin is not None:
         layer, phase, call = origin.layer, origin.phase, origin.call
         here = (layer, phase) == (reading.layer, reading.phase)
@@ -231,6 +235,15 @@ def _operation_event(
         shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
     )
+
+
+def _forward_and_bad(case: Case) -> Iterator[Site]:
+    """Yield the places of the step at which a forward value or a loss was NaN or +Inf."""
+    rows = case.rows
+    for order in range(len(rows.lo)):
+        site = rows.sites[order]
+        if site.phase in ("forward", "loss") and rows.reading(order).kind in ("nan", "posinf"):
+            yield site
 
 
 def _hidden_before(origin: OpRecord, verdict: Verdict) -> OpRecord | None:

@@ -64,3 +64,23 @@ def test_a_value_that_was_masked_is_a_trap(name, value):
     assert f"hidden again by {word}" in event.cause.evidence or "is exactly 0" in (
         event.cause.evidence
     )
+
+
+def test_what_a_step_returns_bad_was_not_hidden_in_it():
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("d",))
+    spec = jax.sharding.PartitionSpec
+
+    def step(w, x):
+        def loss(w):
+            h = (x @ w) / jnp.where(jax.lax.axis_index("d") == 1, 0.0, 1.0)
+            return (h**2).mean()
+
+        value, slope = jax.value_and_grad(loss)(w)
+        return w - jax.lax.pmean(slope, "d"), jax.lax.pmean(value, "d")
+
+    whole = jax.shard_map(step, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=(spec(), spec()))
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(whole)(jnp.ones((4, 2)), jnp.ones((4, 4)))
+    event = caught.value.event
+    assert event.operation.name == "divide"
+    assert event.cause.tag == "divide_by_zero"
