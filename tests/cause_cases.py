@@ -303,6 +303,10 @@ FIRES: dict[str, list[Situation]] = {
     "optimizer_state_bad": [
         case(phase="optimizer", gradient=held(0.1), state=state(momentum_buffer=held(NAN)))
     ],
+    "weight_written": [
+        case(phase="optimizer", gradient=held(0.1), summary=held(NAN, 0.5)),
+        case(phase="optimizer", summary=held(0.5, NAN), state=state(exp_avg=held(0.1, 0.1))),
+    ],
     "optimizer_step_too_large": [
         case(phase="optimizer", kind="posinf", gradient=held(1e30)),
         case(phase="optimizer", kind="posinf", gradient=held(1e30), growth=CLIMB),
@@ -398,6 +402,9 @@ MISSES: list[tuple[str, Situation]] = [
     ("loss_scale_too_high", replace(back("sqrt", INF, result=0.0), scale=65536.0)),
     ("optimizer_epsilon_underflow", case(phase="optimizer", state=state(exp_avg_sq=held(0.0)))),
     ("optimizer_step_too_large", case(phase="optimizer", gradient=held(NAN))),
+    ("weight_written", case(phase="optimizer", gradient=held(0.1), summary=held(NAN, INF))),
+    ("weight_written", case(phase="optimizer", gradient=held(0.1), summary=held(NAN, NAN))),
+    ("weight_written", case(phase="optimizer", gradient=held(NAN), summary=held(NAN, 0.5))),
     ("bad_input", outside("input", "mask", -INF)),
     ("bad_label", case(phase="input", summary=BATCH)),
     ("running_statistics_bad", case(phase="parameter", parameter="norm.weight")),

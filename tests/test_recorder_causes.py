@@ -38,6 +38,7 @@ NOT_HERE = {
     "index_out_of_range": "an index out of range raises",
     "vanishing_gradient": _BACKWARD,
     "optimizer_step_too_large": _OPTIMIZER,
+    "weight_written": _OPTIMIZER,
 }  # fmt: skip
 
 

@@ -194,6 +194,21 @@ def _optimizer_step(s: Situation) -> str | None:
     return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + growth
 
 
+def _written_in_part(s: Situation) -> str | None:
+    """Catch NaN in some elements of a weight whose gradient and optimizer state are finite."""
+    if not _updating(s) or s.summary is None or s.unread:
+        return None
+    found = s.summary
+    if found.posinf or found.neginf or not 0 < found.nan < found.size:
+        return None
+    if s.gradient is not None and s.gradient.bad:
+        return None
+    if any(state.bad for state in s.state.values()):
+        return None
+    gradient = _gradient_text(s)
+    return seen(found) + (f"; {gradient}" if gradient else "")
+
+
 def _step_wording(s: Situation) -> tuple[str, str] | None:
     if s.gradient is not None:
         return None
@@ -404,6 +419,18 @@ OPTIMIZER = (
         _optimizer_state,
         "the optimizer's own state was bad, from a loaded checkpoint or an earlier step",
         "reset the state of this parameter, or load an earlier checkpoint",
+    ),
+    Rule(
+        "weight_written",
+        frozenset(),
+        ("optimizer",),
+        _written_in_part,
+        "the weight was finite before this update, and neither its gradient nor the optimizer's "
+        "state is bad; a step that is too large gives Inf, so this NaN was probably written by "
+        "other code, or by an optimizer that divides by 0",
+        "look for code that writes into {parameter} beside the optimizer (loading, clipping, "
+        "weights set by hand), and at the optimizer's eps",
+        sure=False,
     ),
     Rule(
         "optimizer_step_too_large",

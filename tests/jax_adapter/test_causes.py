@@ -215,6 +215,7 @@ NOT_IN_JAX = {
     "optimizer_state_overflow": "an infinite second moment makes the update 0, so no weight goes "
     "bad of it",
     "optimizer_step_too_large": "an update is named at its operation, such as overflow_in_dtype",
+    "weight_written": "a weight comes in as an argument: bad_parameter",
     "overwritten_input": "arrays of JAX cannot be written to",
     "uninitialised_memory": "every array of JAX is filled",
     "running_statistics_bad": "batch statistics are arrays like the weights: bad_parameter",

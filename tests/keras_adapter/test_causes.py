@@ -297,6 +297,20 @@ def spoilt(optimizer, *, dtype="float32", size=1.0, **options):
     return event
 
 
+def test_a_weight_that_other_code_writes():
+    model = linear(optimizer="adam")
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    tracker = anynan.keras.track(model)
+    model.train_on_batch(x, y)
+    kernel = model.weights[0].numpy()
+    kernel.flat[0] = np.nan
+    model.weights[0].assign(kernel)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model.train_on_batch(x, y)
+    assert caught.value.event.cause.tag == "weight_written"
+    tracker.remove()
+
+
 @pytest.mark.parametrize("parameters", [True, False])
 def test_an_update_that_is_too_large(parameters):
     event = spoilt(keras.optimizers.SGD(1e25), size=1e15, parameters=parameters)
@@ -405,6 +419,7 @@ ELSEWHERE = {  # produced by the tests of this folder's other files
 HERE = {
     "running_statistics_bad", "learning_rate_divergence", "exploding_gradient", "beyond_limit",
     "loss_scale_floor", "loss_scale_too_high", "optimizer_step_too_large",
+    "weight_written",
     "optimizer_state_bad", "optimizer_epsilon_underflow",
     "vanishing_gradient",
 }  # fmt: skip

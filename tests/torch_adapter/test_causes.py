@@ -824,6 +824,22 @@ def test_adam_in_half_precision(*, parameters: bool) -> None:
     assert event.step == 0
 
 
+@circumstance("weight_written")
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_weight_that_other_code_writes(kind: Any) -> None:
+    net = nn.Linear(2, 2)
+    step = training(net, kind(net.parameters(), 0.1))
+    tracker = anynan.torch.track(step)
+    x = torch.ones(1, 2)
+    tracker(x)
+    with torch.no_grad():
+        net.weight[1, 0] = math.nan
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracker(x)
+    event = caught.value.event
+    assert (event.parameter, tag_of(event)) == ("weight", "weight_written")
+
+
 @circumstance("optimizer_step_too_large")
 @pytest.mark.parametrize("parameters", [True, False])
 def test_a_step_beyond_the_weights_range(*, parameters: bool) -> None:

@@ -192,7 +192,8 @@ def spoilt(
     fault.detected, fault.said = True, said(event)
     if how != BIG:
         fault.layer = str(event.parameter).endswith(variable.path.replace("/", "."))
-        fault.cause = event.cause is not None and event.cause.tag == "bad_parameter"
+        tag = event.cause.tag if event.cause is not None else ""
+        fault.cause = tag in ("bad_parameter", "weight_written")
     return fault
 
 

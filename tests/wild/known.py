@@ -14,8 +14,8 @@ KNOWN: list[Known] = [
         "*",
         "*",
         "nan weight.cause",
-        "the weight is right, its cause is not: what another code writes into a weight between an "
-        "update and the next step is taken for the update",
+        "the weight is right, its cause may be another one: a weight of one element, and one "
+        "without a gradient, cannot be told from an update's doing",
         said="*optimizer_step_too_large*",
     ),
     Known(

@@ -17,7 +17,7 @@ NAN_WEIGHT, DIVIDE, ROOT, SCALE = "nan weight", "divide", "root", "scale"
 KINDS = (NAN_WEIGHT, DIVIDE, ROOT, SCALE)
 # What the causes of these are called; of a layer that is scaled it depends on what overflows.
 CAUSES = {
-    NAN_WEIGHT: {"bad_parameter"},
+    NAN_WEIGHT: {"bad_parameter", "weight_written"},
     DIVIDE: {"divide_by_zero"},
     ROOT: {"norm_gradient_at_zero", "sqrt_gradient_at_zero"},
 }

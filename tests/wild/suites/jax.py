@@ -206,7 +206,8 @@ def spoilt(tracked: Run, plain: Run, how: str, good: list[np.ndarray]) -> Fault:
         told = f"{event.layer or ''}.{event.parameter}"
         words = tracked.place.replace("~", "").split("/")
         fault.layer = all(word in told for word in (words[-2:] if event.layer else words[-1:]))
-        fault.cause = event.cause is not None and event.cause.tag == "bad_parameter"
+        tag = event.cause.tag if event.cause is not None else ""
+        fault.cause = tag in ("bad_parameter", "weight_written")
     return fault
 
 
