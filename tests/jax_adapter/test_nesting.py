@@ -105,7 +105,8 @@ def reported(fn):
     return event.phase, event.cause.tag
 
 
-CASES = [(name, "after", "log") for name in (*DIFFERENTIABLE, *PAIRS)]
+CASES = [(name, "after", "log") for name in (*DIFFERENTIABLE, *PAIRS[:4])]
+CASES += [pytest.param(name, "after", "log", marks=pytest.mark.long) for name in PAIRS[4:]]
 CASES += [(name, "after", "root") for name in ("carry", "both", "stacked", "carry fori")]
 CASES += [(name, "before", "root") for name in ("carry", "reverse", "cond", *PAIRS[:4])]
 CASES += [(name, "inside", "root") for name in ("carry", "stacked", "remat carry", "both cond")]
