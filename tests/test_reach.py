@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anynan.adapter import ReplayError
 from anynan.reach import Exhausted, Items, Kinds, Reach
 
 number = 0
@@ -108,6 +109,28 @@ def test_iterators_give_a_second_run_what_they_gave_the_first() -> None:
     assert own.items is items
     assert type(items) is type(iter(range(0)))
     assert next(items) == 4
+
+
+class Frozen(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError(key)
+
+
+def test_iterators_in_what_cannot_be_written_to() -> None:
+    pair, frozen = (iter(range(9)), 0), Frozen(items=iter(range(9)))
+    inside = [iter(range(9))]
+
+    def step() -> list[int]:
+        return [next(pair[0]), next(frozen["items"]), next(inside[0])]
+
+    reach, kept = begun(step)
+    with reach.lending((), {}):
+        assert step() == [0, 0, 0]
+        reach.put_back(kept)
+        with pytest.raises(ReplayError, match=r"`pair\[0\]`.*as in a tuple"), reach.again():
+            step()
+    assert step() == [1, 1, 1]
+    assert type(frozen["items"]) is type(iter(range(0)))
 
 
 def test_what_cannot_be_lent_is_not_taken_from(tmp_path: Any) -> None:

@@ -127,13 +127,13 @@ class Reached:
         swapped = []
         for holder in self.reach.arrays:
             x = holder.get()
+            copied: Any = None
             if isinstance(x, np.ndarray):
-                holder.set(x.copy())
+                copied = x.copy()
             elif isinstance(x, torch.Tensor) and not x.requires_grad:
-                holder.set(x.clone())
-            else:
-                continue
-            swapped.append((holder, x))
+                copied = x.clone()
+            if copied is not None and holder.set(copied):
+                swapped.append((holder, x))
 
         def put_back() -> None:
             for holder, x in swapped:

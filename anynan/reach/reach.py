@@ -4,9 +4,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from anynan.adapter import ReplayError
 from anynan.reach.items import Items, is_plain
 from anynan.reach.kept import Kept
 from anynan.reach.search import Found, Holder, Kinds, Search, fixed, is_iterator
+
+_HELD = (
+    "the code reaches the iterator `{}`, for which nothing can stand where it is held (as in a "
+    "tuple), and a second run might take from it: hold it in a list, or hand each batch in as an "
+    "argument"
+)
 
 
 class Reach:
@@ -90,8 +97,7 @@ class Reach:
 
         for holder, lendable in self._found.iterators:
             value = holder.get()
-            if lendable and self._may_lend(value):
-                holder.set(lend(holder.name, value))
+            if lendable and self._may_lend(value) and holder.set(lend(holder.name, value)):
                 swapped.append((holder, lent[id(value)]))
         args = tuple(lend(f"args[{i}]", value) for i, value in enumerate(args))
         kwargs = {name: lend(name, value) for name, value in kwargs.items()}
@@ -106,19 +112,26 @@ class Reach:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Give out the items of the first run once more; nothing is taken from what is not lent."""
+        """Give out the items of the first run once more; nothing is taken from what is not lent.
+
+        Raises:
+            ReplayError: If that cannot be seen to.
+        """
         lent = list(self._lent.values())
+        guards: list[tuple[Holder, Items]] = []
+
         for items in lent:
             items.rewind()
-        guards: list[tuple[Holder, Items]] = []
-        for holder, _ in self._found.iterators:
-            value = holder.get()
-            if is_iterator(type(value)) and type(value) is not Items:
+        try:
+            for holder, _ in self._found.iterators:
+                value = holder.get()
+                if not is_iterator(type(value)) or type(value) is Items:
+                    continue
                 guard = Items(value, holder.name)
                 guard.rewind()
-                holder.set(guard)
+                if not holder.set(guard):
+                    raise ReplayError(_HELD.format(holder.name))
                 guards.append((holder, guard))
-        try:
             yield
         finally:
             for holder, guard in guards:

@@ -28,6 +28,7 @@ PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
 CONTAINERS: tuple[Any, ...] = (dict, list, set, deque)
 GENERATORS: tuple[Any, ...] = (np.random.Generator, np.random.RandomState, random.Random)
 
+_SPACES: tuple[Any, ...] = (dict, list, deque, tuple)
 _WHOLE: Any = object()  # no key of the program's can be this
 
 
@@ -53,19 +54,26 @@ class Holder:
         """Return what is held now, None if nothing is."""
         try:
             space = self.space()
-            return space.cell_contents if self.key is _WHOLE else space[self.key]
+            if self.key is _WHOLE:
+                return space.cell_contents
+            return _kind(space).__getitem__(space, self.key)
         except (LookupError, ValueError, TypeError, AttributeError):
             return None
 
-    def set(self, value: Any) -> None:
-        """Hold something else there; nothing is done where there is no such place any more."""
-        space = self.space()
-        if space is None:
-            return
-        if self.key is _WHOLE:
-            space.cell_contents = value
-        else:
-            space[self.key] = value
+    def set(self, value: Any) -> bool:
+        """Hold something else there; tell whether that could be done.
+
+        No code of a container's own class runs.
+        """
+        try:
+            space = self.space()
+            if self.key is _WHOLE:
+                space.cell_contents = value
+            else:
+                _kind(space).__setitem__(space, self.key, value)
+        except (LookupError, ValueError, TypeError, AttributeError):
+            return False
+        return True
 
     def namespace(self) -> dict[str, Any] | None:
         """Return the attributes of what is held."""
@@ -78,6 +86,11 @@ class Holder:
     def attribute(self, key: str) -> "Holder":
         """Say where an attribute of what is held is."""
         return Holder(f"{self.name}.{key}" if self.name else key, self.namespace, key)
+
+
+def _kind(space: Any) -> Any:
+    """Give the built-in type whose methods reach into a container; a tuple can only be read."""
+    return next((kind for kind in _SPACES if issubclass(type(space), kind)), None)
 
 
 def fixed(name: str, value: Any) -> Holder:
