@@ -81,7 +81,8 @@ def _kind(x: Any) -> Hashable:
 
 @functools.cache
 def _array() -> type:
-    return type(jax.numpy.zeros(()))
+    with jax.ensure_compile_time_eval():  # the first call may come while a caller is traced
+        return type(jax.numpy.zeros(()))
 
 
 @dataclass(frozen=True)

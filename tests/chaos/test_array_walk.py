@@ -72,7 +72,7 @@ def threaded(call: Callable[[], Any]) -> Any:
     return results[0]
 
 
-class Walk(RuleBasedStateMachine):
+class Walk(twins.Doors, RuleBasedStateMachine):
     """Run the same function twice, under a tracker and without one."""
 
     @initialize()
@@ -126,19 +126,6 @@ class Walk(RuleBasedStateMachine):
         self.was_bad = False
 
     @precondition(lambda self: self.tracker is not None)
-    @rule(
-        what=st.sampled_from(["pause", "resume", "check", "clear", "report", "metrics", "remove"])
-    )
-    def use(self, what: str) -> None:
-        with twins.quiet():
-            try:
-                getattr(self.tracker, what)()
-            except anynan.AnomalyError:
-                assert self.was_bad
-        if what == "remove":
-            self.end()
-
-    @precondition(lambda self: self.tracker is not None)
     @rule()
     def ask_for_everything(self) -> None:
         tracker = self.tracker
@@ -147,10 +134,8 @@ class Walk(RuleBasedStateMachine):
         assert self.was_bad or not tracker.count("bad")
 
     def end(self) -> None:
-        with twins.quiet():
-            self.tracker.remove()
-        assert self.was_bad or not self.tracker.count("bad")
-        self.tracker, self.step = None, self.tracked.forward
+        super().end()
+        self.step = self.tracked.forward
 
     def teardown(self) -> None:
         if getattr(self, "tracker", None) is not None:

@@ -81,7 +81,7 @@ def settings_of_jax() -> dict[str, Any]:
     return {**twins.process(), **values}
 
 
-class Walk(RuleBasedStateMachine):
+class Walk(twins.Doors, RuleBasedStateMachine):
     """Run the same step twice, under a tracker and without one."""
 
     @initialize(compiled=st.booleans())
@@ -125,25 +125,9 @@ class Walk(RuleBasedStateMachine):
         self.tracker = self.run = anynan.jax.track(self.plain, **options)
         self.was_bad = False
 
-    @precondition(lambda self: self.tracker is not None)
-    @rule(
-        what=st.sampled_from(["pause", "resume", "check", "clear", "report", "metrics", "remove"])
-    )
-    def use(self, what: str) -> None:
-        with twins.quiet():
-            try:
-                getattr(self.tracker, what)()
-            except anynan.AnomalyError:
-                assert self.was_bad
-        if what == "remove":
-            self.end()
-
     def end(self) -> None:
-        with twins.quiet():
-            self.tracker.remove()
-        assert self.was_bad or not self.tracker.count("bad")
-        assert all(event.to_json() for event in self.tracker.events)
-        self.tracker, self.run = None, self.plain
+        super().end()
+        self.run = self.plain
 
     def teardown(self) -> None:
         if getattr(self, "tracker", None) is not None:

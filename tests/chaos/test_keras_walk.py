@@ -90,7 +90,7 @@ def reload(model: Any, x: Any) -> None:
 ACTS = [fit, train, evaluate, predict, call, call_wrongly, freeze, compile_again, copy, reload]
 
 
-class Walk(RuleBasedStateMachine):
+class Walk(twins.Doors, RuleBasedStateMachine):
     """Do the same with two models; track, pause, resume and untrack one of them."""
 
     @initialize()
@@ -128,23 +128,6 @@ class Walk(RuleBasedStateMachine):
         with twins.quiet():
             self.tracker = anynan.keras.track(self.tracked, **options)
         self.was_bad = False
-
-    @precondition(lambda self: self.tracker is not None)
-    @rule(what=st.sampled_from(twins.DOORS))
-    def use(self, what: str) -> None:
-        with twins.quiet():
-            try:
-                getattr(self.tracker, what)()
-            except anynan.AnomalyError:
-                assert self.was_bad
-        if what == "remove":
-            self.end()
-
-    def end(self) -> None:
-        with twins.quiet():
-            self.tracker.remove()
-        assert self.was_bad or not self.tracker.count("bad")
-        self.tracker = None
 
     def teardown(self) -> None:
         if getattr(self, "tracker", None) is not None:

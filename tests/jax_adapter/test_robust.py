@@ -1,6 +1,9 @@
 """The user's program goes on, whatever becomes of the watching."""
 
 import functools
+import subprocess
+import sys
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -151,3 +154,13 @@ def test_a_replay_that_fails_leaves_a_report(options, monkeypatch):
     event = caught.value.event
     assert (event.layer, event.operation) == ("layer", None)
     assert any("broken inside" in note for note in (*event.notes, *tracked.notes))
+
+
+def test_the_first_call_of_a_process_may_be_inside_a_jit():
+    code = """
+        import anynan, jax, jax.numpy as jnp
+        step = anynan.jax.track(lambda x: jnp.log(x).sum())
+        assert float(jax.jit(lambda x: step(x))(jnp.ones(3))) == 0
+        assert float(step(jnp.ones(3))) == 0
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
