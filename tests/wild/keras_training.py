@@ -201,7 +201,9 @@ def zeroed(
     build: Callable[[], Model], level: str, target: str, x: np.ndarray, y: np.ndarray
 ) -> Fault:
     """Divide what a layer returns."""
-    event = Run(build, level, target).fit(x, y)
+    run = Run(build, level, target)
+    event = run.fit(x, y)
+    run.tracker.remove()
     fault = Fault(ZERO, f"what {target} returns")
     if event is None:
         plain = Run(build, None, target)

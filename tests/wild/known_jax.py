@@ -19,11 +19,11 @@ KNOWN_JAX = [
         said="*bad_parameter*",
     ),
     Known(
-        "jax",
-        "shard_map",
-        "shard.cause",
-        "a plain division by zero on one shard is taken for a masked one; operation and line are "
-        "right",
-        said="*where_gradient_trap*",
+        "keras_jax",
+        "*",
+        "nan weight.layer",
+        "the weight is named at its first use, with the right layer and cause, and not in the "
+        "phase of parameters",
+        said="*layer target*bad_parameter*",
     ),
 ]
