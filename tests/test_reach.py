@@ -3,7 +3,7 @@
 import gc
 import random
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -219,3 +219,18 @@ def test_a_search_is_due_seldom(calls: int) -> None:
     reach = Reach(None, Kinds())
     due = [reach.is_due() for _ in range(calls)]
     assert due[-1] == (calls in (1, 2, 4, 64))
+
+
+def test_a_dict_that_makes_what_is_missing_is_not_asked_for_it() -> None:
+    made: defaultdict[str, list[int]] = defaultdict(list)
+    made["a"] = [1]
+
+    def step() -> object:
+        return made["a"]
+
+    reach, kept = begun(step)
+    del made["a"]
+    reach.now()
+    assert dict(made) == {}
+    reach.put_back(kept)
+    assert dict(made) == {"a": [1]}

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ class Reached:
 
     def lending(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have iterators keep what the call takes from them."""
-        return self.reach.lending(args, kwargs, lends=self._lends)
+        return self.reach.lending(args, kwargs) if self._lends else nullcontext((args, kwargs))
 
     def hold(self) -> Callable[[], None]:
         """Note the present state; what is returned puts it back after a replay.

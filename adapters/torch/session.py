@@ -368,9 +368,7 @@ class Session:
         named = list(self._named_inputs(fn, args, kwargs))
         root = RootCall.now(fn, tuple(args), dict(kwargs), [x for _, x in named], state.calls)
         if self.reached is not None:
-            names = argument_names(fn)
-            given = [(names[i] if i < len(names) else f"args[{i}]", x) for i, x in enumerate(args)]
-            root.began = self.reached.begin(self, [*given, *kwargs.items()])
+            root.began = self.reached.begin(self, _given(fn, args, kwargs))
         state.root = root
         if self.options.level == "operation" and state.operations is None:
             from anynan.torch.operations import Operations
@@ -390,12 +388,8 @@ class Session:
         return root
 
     def _named_inputs(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        fn = getattr(fn, "_orig_mod", fn)  # a compiled module's own forward names nothing
-        names = argument_names(getattr(fn, "forward", fn))
-        for i, item in enumerate(args):
-            yield from tensors(item, names[i] if i < len(names) else f"args[{i}]")
-        for key, item in kwargs.items():
-            yield from tensors(item, key)
+        for name, item in _given(fn, args, kwargs):
+            yield from tensors(item, name)
 
     def let_pass(self, state: State) -> None:
         """Wait while another thread runs a step again: both would write the same buffers."""
@@ -515,3 +509,11 @@ def named_layers(prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Modu
         if not name.endswith("_orig_mod") or path not in found:
             found[path] = module
     return found
+
+
+def _given(fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    """Name what a model or a function is called with."""
+    fn = getattr(fn, "_orig_mod", fn)  # a compiled module's own forward names nothing
+    names = argument_names(getattr(fn, "forward", fn))
+    named = [(names[i] if i < len(names) else f"args[{i}]", item) for i, item in enumerate(args)]
+    return [*named, *kwargs.items()]

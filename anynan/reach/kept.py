@@ -1,22 +1,16 @@
 """The state of everything a search found, at one moment."""
 
 import copy
-import operator
 import random
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from anynan.reach.search import CONTAINERS, ITEMS, Found
+from anynan.reach.search import ITEMS, Found, container_kind
 
 Undo = Callable[[], object]
-
-# The narrower one first.
-_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
-_contents = operator.attrgetter("cell_contents")
 
 
 class Kept:
@@ -42,8 +36,7 @@ class Kept:
             (holder.name, value, items(value))
             for one in found
             for holder in one.containers
-            if issubclass(type(value := holder.get()), CONTAINERS)
-            and _kind(value).__len__(value) <= ITEMS
+            if (kind := container_kind(value := holder.get())) and kind.__len__(value) <= ITEMS
         ]
         self._generators = [
             (holder.name, generator_state(item))
@@ -113,16 +106,13 @@ def _assign(space: dict[str, Any], chosen: tuple[str, ...] | None, before: dict[
 
 def items(value: Any) -> tuple[Any, ...]:
     """List what a list, dict, set or deque holds, by the built-in types' own methods."""
-    kind = _kind(value)
+    kind = container_kind(value)
     return tuple(kind.items(value) if issubclass(kind, dict) else kind.__iter__(value))
 
 
 def refill(value: Any, held: tuple[Any, ...]) -> None:
-    """Have a container hold this again; nothing is touched where nothing changed.
-
-    A subclass may forbid what it inherits, so the built-in types' own methods are used.
-    """
-    kind = _kind(value)
+    """Have a container hold this again; nothing is touched where nothing changed."""
+    kind = container_kind(value)
     now = items(value)
     if len(now) == len(held) and all(map(_same, now, held)):
         return
@@ -136,14 +126,10 @@ def refill(value: Any, held: tuple[Any, ...]) -> None:
 
 def container_state(value: Any) -> Undo | None:
     """Take what a list, dict, set or deque holds; what is returned puts it back."""
-    if _kind(value) is None:
+    if container_kind(value) is None:
         return None
     held = items(value)
     return lambda: refill(value, held)
-
-
-def _kind(value: Any) -> Any:
-    return next((kind for kind in _CONTAINERS if issubclass(type(value), kind)), None)
 
 
 def _same(a: Any, b: Any) -> bool:

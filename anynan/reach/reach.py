@@ -70,34 +70,30 @@ class Reach:
 
     @contextmanager
     def lending(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, lends: bool = True
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Have iterators keep what the step takes; afterwards all is held as it was.
 
         Args:
             args: The step's arguments.
             kwargs: Those by name.
-            lends: False to leave everything as it is.
 
         Yields:
             The arguments to call it with.
         """
-        if not lends:
-            yield args, kwargs
-            return
         swapped: list[tuple[Holder, Items]] = []
         lent: dict[int, Items] = {}
 
         def lend(name: str, value: Any) -> Any:
-            if type(value) is Items or not self._may_lend(value):
+            if not self._may_lend(value):
                 return value
             if id(value) not in lent:
                 lent[id(value)] = Items(value, name)
             return lent[id(value)]
 
-        for holder, lendable in self._found.iterators:
+        for holder in self._found.iterators:
             value = holder.get()
-            if lendable and self._may_lend(value) and holder.set(lend(holder.name, value)):
+            if self._may_lend(value) and holder.set(lend(holder.name, value)):
                 swapped.append((holder, lent[id(value)]))
         args = tuple(lend(f"args[{i}]", value) for i, value in enumerate(args))
         kwargs = {name: lend(name, value) for name, value in kwargs.items()}
@@ -119,11 +115,10 @@ class Reach:
         """
         lent = list(self._lent.values())
         guards: list[tuple[Holder, Items]] = []
-
         for items in lent:
             items.rewind()
         try:
-            for holder, _ in self._found.iterators:
+            for holder in self._found.iterators:
                 value = holder.get()
                 if not is_iterator(type(value)) or type(value) is Items:
                     continue

@@ -7,7 +7,7 @@ import random
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from anynan.reach.items import is_plain
 from anynan.sources import is_library
 
 # Far enough for trainers and their parts; a whole program, or its data, hangs on some objects.
@@ -25,10 +24,9 @@ ITEMS = 10_000
 WALKED = 64
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
-CONTAINERS: tuple[Any, ...] = (dict, list, set, deque)
+CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)  # the narrower one first
 GENERATORS: tuple[Any, ...] = (np.random.Generator, np.random.RandomState, random.Random)
 
-_SPACES: tuple[Any, ...] = (dict, list, deque, tuple)
 _WHOLE: Any = object()  # no key of the program's can be this
 
 
@@ -56,7 +54,10 @@ class Holder:
             space = self.space()
             if self.key is _WHOLE:
                 return space.cell_contents
-            return _kind(space).__getitem__(space, self.key)
+            kind: Any = container_kind(space) or tuple
+            # A dict of the program's own may make what is missing, where it is indexed.
+            get = kind.get if issubclass(kind, dict) else kind.__getitem__
+            return get(space, self.key)
         except (LookupError, ValueError, TypeError, AttributeError):
             return None
 
@@ -70,7 +71,7 @@ class Holder:
             if self.key is _WHOLE:
                 space.cell_contents = value
             else:
-                _kind(space).__setitem__(space, self.key, value)
+                container_kind(space).__setitem__(space, self.key, value)
         except (LookupError, ValueError, TypeError, AttributeError):
             return False
         return True
@@ -88,9 +89,12 @@ class Holder:
         return Holder(f"{self.name}.{key}" if self.name else key, self.namespace, key)
 
 
-def _kind(space: Any) -> Any:
-    """Give the built-in type whose methods reach into a container; a tuple can only be read."""
-    return next((kind for kind in _SPACES if issubclass(type(space), kind)), None)
+def container_kind(value: Any) -> Any:
+    """Give the built-in type whose methods reach into a container, None if it is none.
+
+    A subclass may forbid what it inherits, and no code of its own is to run.
+    """
+    return next((kind for kind in CONTAINERS if issubclass(type(value), kind)), None)
 
 
 def fixed(name: str, value: Any) -> Holder:
@@ -137,7 +141,7 @@ class Found:
         containers: Lists, dicts, sets and deques.
         generators: Random generators.
         arrays: Arrays that may be written to in place.
-        iterators: Iterators, and whether another may stand for them there.
+        iterators: Iterators.
     """
 
     plain: list[Holder] = field(default_factory=list)
@@ -145,7 +149,7 @@ class Found:
     containers: list[Holder] = field(default_factory=list)
     generators: list[Holder] = field(default_factory=list)
     arrays: list[Holder] = field(default_factory=list)
-    iterators: list[tuple[Holder, bool]] = field(default_factory=list)
+    iterators: list[Holder] = field(default_factory=list)
 
 
 class Search:
@@ -230,8 +234,7 @@ class Search:
                 self.found.arrays.append(holder)
             return
         if is_iterator(kind) and not is_own(kind):  # a program's own has its state in attributes
-            lent = is_plain(value) or issubclass(kind, kinds.iterators)
-            self.found.iterators.append((holder, lent))
+            self.found.iterators.append(holder)
         if id(value) in self._seen or len(self._seen) > LIMIT:
             return
         if issubclass(kind, types.FunctionType | types.MethodType | functools.partial):
@@ -334,8 +337,6 @@ def is_own(kind: Any) -> bool:
 def _is_own(kind: type) -> bool:
     if kind is types.SimpleNamespace:
         return True
-    if kind.__module__ == "builtins":
-        return False
     if kind.__module__ == "__main__":  # what is typed at a prompt has no file
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)

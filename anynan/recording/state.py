@@ -1,16 +1,15 @@
 """Arrays in the attributes of objects: what a call wrote there leaves it as a result does."""
 
-import sys
 from collections.abc import Callable, Iterator
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any
 
 from anynan.containers import attributes, leaves
 from anynan.policy import reading_kind
 from anynan.probing import probe
+from anynan.reach import is_own
 from anynan.recording.trackable import is_array, unwrap
 from anynan.recording.tracked import is_tracked
-from anynan.sources import is_library
 
 # Items of a container in an attribute; one that holds more is data, and is not walked every call.
 MANY = 64
@@ -58,7 +57,7 @@ class State:
                 yield path, x
             elif not self._is_clean(x):
                 known = self._before.get(id(x))
-                if known[1] if known is not None else _is_users(owner):
+                if known[1] if known is not None else is_own(type(owner)):
                     yield path, x
 
     def _is_clean(self, x: Any) -> bool:
@@ -91,12 +90,3 @@ def is_clean(x: Any) -> bool:
     except Exception:  # noqa: BLE001  it is read where it is used
         return True
     return span is None or reading_kind(*span) is None
-
-
-def _is_users(owner: Any) -> bool:
-    """Tell whether an object's class is the program's own."""
-    kind: Any = type(owner)
-    if kind is SimpleNamespace:
-        return True
-    module = sys.modules.get(kind.__module__)
-    return not is_library(getattr(module, "__file__", None) or "<frozen>")

@@ -1,8 +1,6 @@
 """Random walks through array code, beside a twin that nobody tracks."""
 
 import copy
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,24 +52,6 @@ class Simulation:
         return {"y": y, "best": np.argsort(y, axis=None), "top": float(y.max())}
 
 
-def threaded(call: Callable[[], Any]) -> Any:
-    """Run something in another thread, and give what it gives or raises."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(twins.outcome(call))
-        except anynan.AnomalyError as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(results[0], anynan.AnomalyError):
-        raise results[0]
-    return results[0]
-
-
 class Walk(twins.Doors, RuleBasedStateMachine):
     """Run the same function twice, under a tracker and without one."""
 
@@ -104,7 +84,7 @@ class Walk(twins.Doors, RuleBasedStateMachine):
                         with np.errstate(all="ignore"):
                             result = twins.outcome(once)
                     else:
-                        result = threaded(once) if place == "thread" else twins.outcome(once)
+                        result = twins.threaded(once) if place == "thread" else twins.outcome(once)
             except anynan.AnomalyError:
                 assert side is self.tracked
                 assert self.was_bad
@@ -123,7 +103,7 @@ class Walk(twins.Doors, RuleBasedStateMachine):
     @rule(options=OPTIONS)
     def track(self, options: dict[str, Any]) -> None:
         self.tracker = self.step = anynan.track(self.tracked.forward, **options)
-        self.was_bad = False
+        self.was_bad = bool(np.isnan(self.tracked.table["sum"]).any())
 
     @precondition(lambda self: self.tracker is not None)
     @rule()

@@ -1,6 +1,5 @@
 """Random walks through what a JAX program may do, beside a twin that nobody tracks."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -53,20 +52,7 @@ def for_each(function: Any, weights: Any, x: Any, bad: Any) -> Any:
 
 
 def in_a_thread(function: Any, weights: Any, x: Any, bad: Any) -> Any:
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(function(weights, x, bad))
-        except anynan.AnomalyError as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(results[0], anynan.AnomalyError):
-        raise results[0]
-    return results[0]
+    return twins.threaded(lambda: function(weights, x, bad))
 
 
 def wrongly(function: Any, weights: Any, x: Any, bad: Any) -> Any:

@@ -40,6 +40,24 @@ def outcome(what: Callable[[], Any]) -> Any:
         return type(error).__name__, re.sub(r"0x[0-9a-f]+", "0x", str(error))
 
 
+def threaded(call: Callable[[], Any]) -> Any:
+    """Run something in another thread, and give what it gives or raises."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(outcome(call))
+        except anynan.AnomalyError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if isinstance(results[0], anynan.AnomalyError):
+        raise results[0]
+    return results[0]
+
+
 def seed(number: int) -> None:
     """Put Python's and NumPy's generators at one place."""
     random.seed(number)

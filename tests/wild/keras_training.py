@@ -319,3 +319,15 @@ APPLICATIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "InceptionV3": (75, {}),
     "InceptionResNetV2": (75, {}),
 }
+
+
+def cases() -> list[str]:
+    """Name the layers of the table and the applications."""
+    from tests.wild.keras_layers import TABLE
+
+    return [*TABLE, *APPLICATIONS]
+
+
+def rows_of(suite: str, case: str) -> Iterator[Row]:
+    """Train one of them."""
+    yield from (of_application if case in APPLICATIONS else of_layer)(suite, case)

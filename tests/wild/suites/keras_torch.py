@@ -6,18 +6,14 @@ from collections.abc import Iterator
 os.environ["KERAS_BACKEND"] = "torch"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from tests.wild.keras_layers import TABLE
-from tests.wild.keras_training import APPLICATIONS, of_application, of_layer
+from tests.wild.keras_training import cases, rows_of
 from tests.wild.rows import Row
+
+__all__ = ["SAMPLE", "SUITE", "cases", "run"]
 
 SUITE = "keras_torch"
 SAMPLE = ["Dense", "LSTM"]
 
 
-def cases() -> list[str]:
-    return [*TABLE, *APPLICATIONS]
-
-
 def run(case: str) -> Iterator[Row]:
-    of = of_layer if case in TABLE else of_application
-    yield from of(SUITE, case)
+    yield from rows_of(SUITE, case)
