@@ -20,18 +20,19 @@ _WHERE = {
     "Operation": "events",
     "Source": "events",
     "Spread": "events",
-    "Summary": "summary",
-    "Allow": "policy",
-    "Policy": "policy",
-    "expect": "context",
-    "replaying": "context",
-    "scope": "context",
-    "check": "checking",
-    "summarize": "checking",
-    "Tracker": "tracker",
-    "namespace": "recorder",
-    "track": "recorder",
-    "watch": "watching",
+    "Summary": "_arrays.summary",
+    "Allow": "_judging.policy",
+    "Policy": "_judging.policy",
+    "expect": "_steps.context",
+    "replaying": "_steps.context",
+    "scope": "_steps.context",
+    "check": "_checks",
+    "summarize": "_checks",
+    "History": "_steps.monitor",
+    "Tracker": "_steps.tracker",
+    "namespace": "_recorder.tracking",
+    "track": "_recorder.tracking",
+    "watch": "_steps.loaders",
 }
 _ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy")
 
@@ -41,6 +42,7 @@ __all__ = [
     "AnynanWarning",
     "Cause",
     "Event",
+    "History",
     "LostRankError",
     "NonFiniteError",
     "Operation",
@@ -65,15 +67,16 @@ if TYPE_CHECKING:
     from anynan import keras as keras
     from anynan import tensorflow as tensorflow
     from anynan import torch as torch
-    from anynan.checking import check, summarize
-    from anynan.context import expect, replaying, scope
+    from anynan._arrays.summary import Summary
+    from anynan._checks import check, summarize
+    from anynan._judging.policy import Allow, Policy
+    from anynan._recorder.tracking import namespace, track
+    from anynan._steps.context import expect, replaying, scope
+    from anynan._steps.loaders import watch
+    from anynan._steps.monitor import History
+    from anynan._steps.tracker import Tracker
     from anynan.errors import AnomalyError, AnynanWarning, LostRankError, NonFiniteError
     from anynan.events import Cause, Event, Operation, Source, Spread
-    from anynan.policy import Allow, Policy
-    from anynan.recorder import namespace, track
-    from anynan.summary import Summary
-    from anynan.tracker import Tracker
-    from anynan.watching import watch
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import sys
 
-from anynan.cli import main
+from anynan._cli.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

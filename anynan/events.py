@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from anynan.summary import Summary
+from anynan._arrays.summary import Summary
 
 Phase = Literal["input", "forward", "loss", "backward", "parameter", "optimizer", "value"]
 Kind = Literal["nan", "posinf", "neginf", "large", "spike", "vanishing"]

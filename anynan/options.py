@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict
 
+from anynan._judging.patterns import Patterns
+from anynan._judging.policy import DEFAULT, Policy
 from anynan.events import Event
-from anynan.patterns import Patterns
-from anynan.policy import DEFAULT, Policy
 
 ACTIONS = ("raise", "warn", "record", "skip")
 STATS = ("absmax", "min", "max", "mean", "rms", "norm")

@@ -1,7 +1,7 @@
 """How the documentation is built: ``make docs``."""
 
 import anynan
-from anynan import causes
+from anynan._diagnosis import causes
 
 project = "anynan"
 author = "anynan contributors"
@@ -37,7 +37,7 @@ for _name in anynan.__all__:
 def fill_in(_app: object, docname: str, source: list[str]) -> None:
     """Write the table of causes as the code has it."""
     if docname == "causes":
-        source[0] = source[0].replace("<!-- anynan.causes.table() -->", causes.table())
+        source[0] = source[0].replace("<!-- anynan._diagnosis.causes.table() -->", causes.table())
 
 
 def setup(app):  # noqa: ANN001, ANN201

@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from anynan.causes import Situation
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.causes import Situation
+from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan.events import Source
-from anynan.lineage import Operand, OpRecord
-from anynan.summary import Summary
 
 INF, NAN = math.inf, math.nan
 CLIMB = ((396, 0.9), (397, 3.1), (398, 48.0), (399, 7200.0))

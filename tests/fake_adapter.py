@@ -18,16 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import anynan
-from anynan.adapter import Adapter, BadParameter, ReplayError
-from anynan.context import expectations, replay_context
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import External, Operand, OpRecord, Replay, Sink
+from anynan._diagnosis.sources import describe
+from anynan._judging.patterns import choose
+from anynan._steps.adapter import Adapter, BadParameter, ReplayError
+from anynan._steps.context import expectations, replay_context
+from anynan._steps.monitor import Reading, Rows
+from anynan._steps.tracker import Tracker
 from anynan.events import Phase, Source
-from anynan.lineage import External, Operand, OpRecord, Replay, Sink
-from anynan.monitor import Reading, Rows
 from anynan.options import Options
-from anynan.patterns import choose
-from anynan.sources import describe
-from anynan.summary import Summary
-from anynan.tracker import Tracker
 
 Array = NDArray[np.float64]
 MAX = float(np.finfo(np.float64).max)
@@ -220,7 +220,7 @@ def _line() -> Source | None:
 
 
 class ToyAdapter:
-    """Keep the contract of ``anynan.adapter.Adapter`` for the toy framework."""
+    """Keep the contract of ``anynan._steps.adapter.Adapter`` for the toy framework."""
 
     backend = "toy"
 

@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from anynan.agreement import Passed, parting
-from anynan.monitor import Monitor, Rows
-from anynan.policy import Policy
+from anynan._judging.agreement import Passed, parting
+from anynan._judging.policy import Policy
+from anynan._steps.monitor import Monitor, Rows
 
 INF, NAN = math.inf, math.nan
 

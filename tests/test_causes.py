@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from anynan.causes import RULES, Situation, explain, table
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.causes import RULES, Situation, explain, table
+from anynan._diagnosis.lineage import Operand, OpRecord
+from anynan._diagnosis.rules.evidence import facts, literal, rising, told
 from anynan.events import PHASES
-from anynan.lineage import Operand, OpRecord
-from anynan.rules.evidence import facts, literal, rising, told
-from anynan.summary import Summary
 from tests.cause_cases import BATCH, CLIMB, FIRES, INF, MISSES, NAN, case, held, op
 
 FRAMEWORKS = ("torch", "jax", "jnp", "tensorflow", "tf.", "keras", "cupy", "numpy", "np.")

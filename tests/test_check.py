@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan import checking
+from anynan import _checks as checking
 from tests.backends import Space
 
 NAN, INF = float("nan"), float("inf")

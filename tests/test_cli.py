@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import anynan
-from anynan import cli
+from anynan._cli import commands as cli
 
 BUGS = {"first": "the default", "second": "another"}
 
@@ -85,7 +85,7 @@ def test_a_missing_framework_is_one_line(calls: Calls, capsys: pytest.CaptureFix
 
 def test_no_framework_at_all_says_how_to_install_one() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; from anynan.cli import main; "
+        "import sys; sys.modules['torch'] = None; from anynan._cli.commands import main; "
         "sys.exit(main(['demo', '--framework', 'torch']))"
     )
     done = python(code)
@@ -134,7 +134,7 @@ def test_demos_are_found_by_folder_known_ones_first() -> None:
 
 def test_the_command_line_loads_no_framework() -> None:
     code = (
-        "import sys; from anynan import cli; "
+        "import sys, anynan._cli.commands; "
         "print([n for n in ('torch', 'jax', 'tensorflow', 'rich') if n in sys.modules])"
     )
     assert python(code).stdout.strip() == "[]"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-from anynan.containers import is_container, is_leaf, leaves
+from anynan._arrays.containers import is_container, is_leaf, leaves
 
 X, Y = np.zeros(1), np.ones(2)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan import context
+from anynan._steps import context
 
 NAN = np.array([np.nan])
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.measuring import measure
-from anynan.probing import probe
+from anynan._arrays.measures import measure
+from anynan._arrays.probe import probe
 
 da: Any = pytest.importorskip("dask.array")
 callbacks: Any = pytest.importorskip("dask.callbacks")

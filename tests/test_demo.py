@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import anynan
-from anynan.sources import is_library
+from anynan._diagnosis.sources import is_library
 
 torch = pytest.importorskip("torch")
 demo = pytest.importorskip("anynan.torch.demo")

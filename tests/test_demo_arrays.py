@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from anynan import cli, demo
+from anynan._cli import commands as cli
+from anynan._cli import demo
 
 # Bug -> what the report says: operation, line, cause.
 FOUND: dict[str, tuple[str, str, str]] = {

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._arrays.summary import Summary
+from anynan._reports.escaping import NAME, PROSE, escaped, name, prose
+from anynan._reports.report import headline, render, render_line, render_rich
 from anynan.errors import AnynanWarning
-from anynan.escaping import NAME, PROSE, escaped, name, prose
 from anynan.events import Cause, Event, Operation, Source, Spread
-from anynan.reporting import headline, render, render_line, render_rich
-from anynan.summary import Summary
 from tests.fake_adapter import Layer, Model, track
 
 # A line break and a colour, a bell, a window title, a text-direction override, a line separator.
@@ -132,7 +132,7 @@ def test_the_report_of_an_ascii_program_is_ascii(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "from tests.test_reporting import EVENTS\n"
-        "from anynan.reporting import render, render_line\n"
+        "from anynan._reports.report import render, render_line\n"
         "import anynan, numpy\n"
         "for event in EVENTS.values():\n"
         "    print(render(event), render_line(event))\n"

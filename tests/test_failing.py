@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan import causes, judging, reporting
-from anynan.recording import live
+from anynan._diagnosis import causes
+from anynan._judging import judge as judging
+from anynan._recorder import live
+from anynan._reports import report as reporting
 from tests import fake_adapter as toy
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -75,7 +77,7 @@ def test_a_summary_that_fails_costs_the_summary(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_lineage_that_fails_costs_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anynan.diagnosis.trace", broken)
+    monkeypatch.setattr("anynan._diagnosis.diagnosis.trace", broken)
     event = toy_event(toy_model())
     assert (event.layer, event.phase, event.kind, event.operation) == ("a", "forward", "nan", None)
     assert "RuntimeError ours, not yours" in event.notes[-1]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from anynan import Policy
-from anynan.guarding import Finding, Guard
+from anynan._judging.norms import Finding, Guard
 
 NAN, INF = math.nan, math.inf
 

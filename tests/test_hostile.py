@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.containers import leaves
+from anynan._arrays.containers import leaves
 
 NAN = float("nan")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from anynan.lineage import PLACING, Operand, OpRecord, Sink, Verdict, is_mask, trace
-from anynan.operands import constant
-from anynan.summary import Summary
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import PLACING, Operand, OpRecord, Sink, Verdict, is_mask, trace
+from anynan._diagnosis.operands import constant
 
 SIZE = 8
 

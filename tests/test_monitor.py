@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from anynan import Policy
-from anynan import monitor as room
-from anynan.monitor import History, Monitor, Rows, Site
+from anynan._steps import monitor as room
+from anynan._steps.monitor import History, Monitor, Rows, Site
 
 NAN, INF = math.nan, math.inf
 MAX = 65504.0

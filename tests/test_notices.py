@@ -66,7 +66,9 @@ def test_filters_by_module_mean_the_users_module() -> None:
         warnings.filterwarnings("always", category=AnynanWarning, module="tests.test_notices")
         script.__dict__["train"]()
     assert len(found) == 1
-    assert "AnynanWarning" not in getattr(sys.modules["anynan.acting"], "__warningregistry__", {})
+    assert "AnynanWarning" not in getattr(
+        sys.modules["anynan._judging.actions"], "__warningregistry__", {}
+    )
 
 
 def test_the_same_fault_is_told_once_and_then_in_a_line_with_a_count() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from anynan import Allow, Policy
+from anynan._judging.policy import DEFAULT, reading_kind
 from anynan.events import PHASES
-from anynan.policy import DEFAULT, reading_kind
 
 NAN, INF = math.nan, math.inf
 HALF = 65504.0

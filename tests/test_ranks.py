@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from anynan._steps.ranks import Claim, choose, confirm, listed, with_others
 from anynan.events import Event
-from anynan.ranks import Claim, choose, confirm, listed, with_others
 
 
 def forward(rank: int, order: int, **fields: object) -> Claim:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anynan.adapter import ReplayError
-from anynan.reach import Exhausted, Items, Kinds, Reach
+from anynan._reach import Exhausted, Items, Kinds, Reach
+from anynan._steps.adapter import ReplayError
 
 number = 0
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.recording import floatflags, live
-from anynan.recording.tracked import TrackedArray
+from anynan._recorder import floatflags, live
+from anynan._recorder.tracked import TrackedArray
 
 NAN, INF = float("nan"), float("inf")
 Array = np.ndarray[Any, Any]

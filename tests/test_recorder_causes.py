@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.causes import RULES
+from anynan._diagnosis.causes import RULES
 
 NAN, INF = float("nan"), float("inf")
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.recording.tracked import TrackedArray
+from anynan._recorder.tracked import TrackedArray
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning", "ignore::anynan.AnynanWarning", "ignore::PendingDeprecationWarning"
@@ -337,7 +337,7 @@ def test_what_no_operation_made_is_not_put_down_to_chance(read: str, level: str)
     (note,) = [note for note in event.notes if "left anynan's sight" in note]
     line = by_library.__code__.co_firstlineno + 2
     assert f"test_recorder_leaving.py:{line} (np.asarray in scipy/" in note
-    assert note in anynan.reporting.render(event).replace("\n          ", " ")
+    assert note in anynan._reports.report.render(event).replace("\n          ", " ")
 
 
 def test_arrays_that_the_function_was_not_given() -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan import arrays
-from anynan.recording import lazy
-from anynan.recording.lazy import StandardSlots
+from anynan._arrays import access as arrays
+from anynan._recorder import lazy
+from anynan._recorder.lazy import StandardSlots
 from tests.backends import Backend, Space
 
 pytestmark = [

@@ -58,7 +58,7 @@ def test_a_later_call_is_told_by_its_number(name: str) -> None:
     tracked = track(normalise, action="record")
     tracked(array([1.0]))
     tracked(array([2.0]))
-    from anynan.reporting import headline
+    from anynan._reports.report import headline
 
     first, second = (headline(event) for event in tracked.events[-2:])
     assert "step" not in first

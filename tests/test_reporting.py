@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from anynan.causes import Situation, explain
-from anynan.diagnosis import operation
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.causes import Situation, explain
+from anynan._diagnosis.diagnosis import operation
+from anynan._diagnosis.lineage import Operand, OpRecord
+from anynan._reports.report import WIDTH, headline, render, render_line, render_rich
 from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread
-from anynan.lineage import Operand, OpRecord
-from anynan.reporting import WIDTH, headline, render, render_line, render_rich
-from anynan.summary import Summary
 
 GOLDEN = Path(__file__).parent / "golden"
 OVERWRITE = os.environ.get("ANYNAN_OVERWRITE_GOLDEN") == "1"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import anynan
-from anynan import sources
+from anynan._diagnosis import sources
+from anynan._diagnosis.sources import is_library, user_source
 from anynan.events import Source
-from anynan.sources import is_library, user_source
 
 SITE = os.path.join(os.sep, "env", "lib", "site-packages")
 OWN = os.path.dirname(os.path.abspath(anynan.__file__))
@@ -161,8 +161,8 @@ def test_code_without_a_file_is_the_users_but_has_no_text() -> None:
         os.path.join(SITE, "numpy", "core.py"),
         os.path.join(os.sep, "usr", "lib", "python3", "dist-packages", "x.py"),
         os.path.join(sysconfig.get_paths()["stdlib"], "contextlib.py"),
-        os.path.join(OWN, "tracker.py"),
-        os.path.join(OWN, "rules", "domain.py"),
+        os.path.join(OWN, "_steps", "tracker.py"),
+        os.path.join(OWN, "_diagnosis", "rules", "domain.py"),
         "<frozen importlib._bootstrap>",
         "<__array_function__ internals>",
         "<eval_with_key>.12",
@@ -193,7 +193,7 @@ def test_the_users_files_are_no_library(file: str) -> None:
 def test_adapters_count_as_anynans_own_through_their_links() -> None:
     for entry in os.scandir(OWN):
         if entry.is_symlink():
-            assert is_library(os.path.join(os.path.realpath(entry.path), "hooks.py"))
+            assert is_library(os.path.join(os.path.realpath(entry.path), "room", "hooks.py"))
 
 
 def test_a_direct_check_names_the_users_line_inside_a_library(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan import acting
-from anynan import judging as judging_room
-from anynan import monitor as monitor_room
-from anynan.adapter import ReplayError
-from anynan.lineage import Replay, Sink
-from anynan.monitor import Reading
+from anynan._diagnosis.lineage import Replay, Sink
+from anynan._judging import actions as acting
+from anynan._judging import judge as judging_room
+from anynan._steps import monitor as monitor_room
+from anynan._steps.adapter import ReplayError
+from anynan._steps.monitor import Reading
 from tests.fake_adapter import Layer, Model, Output, adapter_of, lent, track
 
 NAN, INF = float("nan"), float("inf")

@@ -2,8 +2,8 @@
 
 import cupy
 
+from anynan._cli.demo import BUGS, train
 from anynan.cupy.tracking import track
-from anynan.demo import BUGS, train
 
 __all__ = ["BUGS", "main"]
 

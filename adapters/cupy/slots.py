@@ -9,11 +9,11 @@ from typing import Any
 import cupy
 import numpy as np
 
-from anynan.arrays import dtype_name
+from anynan._arrays.access import dtype_name
+from anynan._arrays.measures import describe
+from anynan._arrays.probe import probe
+from anynan._arrays.summary import Summary
 from anynan.cupy.kernels import DIMENSIONS, THREADS, Span, collapse, decode, source
-from anynan.measuring import describe
-from anynan.probing import probe
-from anynan.summary import Summary
 
 ROWS = 4096  # slots in a block: 64 KiB
 _PARTS = {"complex64": "float32", "complex128": "float64"}
@@ -118,7 +118,7 @@ def launch(raw: Any, part: str, address: int) -> None:
 
 
 class DeviceSlots:
-    """Collect the flags of one call; ``anynan.recording.lazy.Slots`` says what that means."""
+    """Collect the flags of one call; ``anynan._recorder.lazy.Slots`` says what that means."""
 
     def __init__(self) -> None:
         self._places: list[Span | tuple[int, int, int, str, bool]] = []

@@ -8,21 +8,21 @@ from typing import Any, Self, Unpack, overload
 import cupy
 
 import anynan
+from anynan._judging.policy import Policy
+from anynan._recorder.lazy import LazyTape, Slots
+from anynan._recorder.namespaces import Namespace, recording
+from anynan._recorder.session import ArraySession
+from anynan._recorder.tape import now
+from anynan._recorder.trackable import unwrap
+from anynan._recorder.tracked import TrackedArray
+from anynan._recorder.tracking import array_options, start
+from anynan._reports.notices import warn
+from anynan._reports.report import render
+from anynan._steps.tracker import Tracker
 from anynan.cupy.slots import DeviceSlots
 from anynan.errors import NonFiniteError
 from anynan.events import Event
-from anynan.notices import warn
 from anynan.options import Arrays, Options
-from anynan.policy import Policy
-from anynan.recorder import array_options, start
-from anynan.recording.lazy import LazyTape, Slots
-from anynan.recording.namespaces import Namespace, recording
-from anynan.recording.session import ArraySession
-from anynan.recording.tape import now
-from anynan.recording.trackable import unwrap
-from anynan.recording.tracked import TrackedArray
-from anynan.reporting import render
-from anynan.tracker import Tracker
 
 WORDS = ("raise", "warn", "ignore")
 

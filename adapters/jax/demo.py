@@ -25,9 +25,9 @@ except ModuleNotFoundError as error:
     raise ImportError(msg) from error
 
 import anynan
+from anynan._cli.outcome import found, missed, trained
+from anynan._steps.tracker import Tracker
 from anynan.jax.tracking import track
-from anynan.outcome import found, missed, trained
-from anynan.tracker import Tracker
 
 BUGS = {
     "where": "jnp.where hides the slope of an empty paragraph's length in the forward pass only",

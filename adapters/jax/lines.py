@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import jax
 
+from anynan._diagnosis.sources import user_source
 from anynan.events import Source
-from anynan.sources import user_source
 
 _JAX = tuple(os.path.join(os.path.dirname(file), "") for file in (jax.__file__,))
 _STDLIB = tuple(

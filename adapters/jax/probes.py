@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anynan.measuring import describe
-from anynan.summary import Summary
+from anynan._arrays.measures import describe
+from anynan._arrays.summary import Summary
 
 # The name that a check inside a traced function gives its value.
 CHECKED = "anynan_checked"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax import tree_util
 
-from anynan.context import marker
+from anynan._judging.patterns import Patterns, choose
+from anynan._steps.context import marker
 from anynan.events import STATE
 from anynan.jax import signature
 from anynan.jax.evaluate import Evaluator, placed
@@ -21,7 +22,6 @@ from anynan.jax.readings import Emission, Plan, Probe
 from anynan.jax.scopes import merges, named
 from anynan.jax.signature import Flat, Leaf, Slot
 from anynan.jax.stacks import MARK
-from anynan.patterns import Patterns, choose
 
 if TYPE_CHECKING:
     from anynan.jax.operations import Operations

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import External, Operand, OpRecord, Sink
+from anynan._diagnosis.operands import at, at_broadcast, at_first_nan
 from anynan.events import STATE
 from anynan.jax import names, probes
 from anynan.jax.evaluate import jit_once
@@ -18,9 +21,6 @@ from anynan.jax.readings import Plan
 from anynan.jax.rounds import Its, Rounds, order
 from anynan.jax.updates import blame
 from anynan.jax.wide import widened
-from anynan.lineage import External, Operand, OpRecord, Sink
-from anynan.operands import at, at_broadcast, at_first_nan
-from anynan.summary import Summary
 
 if TYPE_CHECKING:
     from anynan.jax.replay import Flag

@@ -6,8 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from anynan.agreement import Passed, parting
-from anynan.context import replay_context
+from anynan._diagnosis.lineage import Replay
+from anynan._judging.agreement import Passed, parting
+from anynan._steps.context import replay_context
+from anynan._steps.monitor import Reading
 from anynan.jax import probes
 from anynan.jax.evaluate import jit_once, silent
 from anynan.jax.layers import Spot
@@ -18,8 +20,6 @@ from anynan.jax.records import Recorder
 from anynan.jax.session import Session
 from anynan.jax.steps import Step
 from anynan.jax.updates import spoilt
-from anynan.lineage import Replay
-from anynan.monitor import Reading
 
 # Readings in one second run: more of them take long to compile, and layers are read first.
 MOST = 400

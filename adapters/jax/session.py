@@ -11,7 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from anynan.adapter import BadParameter, ReplayError
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import Replay
+from anynan._steps.adapter import BadParameter, ReplayError
+from anynan._steps.monitor import Reading, Rows, Site
+from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.events import CARRIED, STATE
 from anynan.jax import probes, signature, taps
@@ -21,11 +25,7 @@ from anynan.jax.program import Program, Settings, UnwatchableError, tracing
 from anynan.jax.steps import Step, alive, unread, weakly
 from anynan.jax.taps import traced
 from anynan.jax.watching import State, Watch
-from anynan.lineage import Replay
-from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
-from anynan.summary import Summary
-from anynan.tracker import Tracker
 
 
 class Session:

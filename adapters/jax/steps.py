@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from anynan.adapter import BadParameter, ReplayError
+from anynan._steps.adapter import BadParameter, ReplayError
+from anynan._steps.monitor import Rows
 from anynan.jax.program import Program
 from anynan.jax.watching import Watch
-from anynan.monitor import Rows
 
 if TYPE_CHECKING:
     from anynan.jax.session import Session

@@ -8,12 +8,12 @@ from typing import Any, Literal, Unpack, overload
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from anynan._arrays.summary import Summary
+from anynan._steps.tracker import Tracker, refuse_target
 from anynan.jax.probes import CHECKED
 from anynan.jax.program import tracing
 from anynan.jax.session import Session
 from anynan.options import Options, Training
-from anynan.summary import Summary
-from anynan.tracker import Tracker, refuse_target
 
 
 class JaxOptions(Training, total=False):

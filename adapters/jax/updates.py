@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from anynan.adapter import BadParameter
+from anynan._diagnosis.lineage import OpRecord
+from anynan._steps.adapter import BadParameter
 from anynan.jax import probes
 from anynan.jax.operations import Op
 from anynan.jax.program import Program
 from anynan.jax.rounds import Its
-from anynan.lineage import OpRecord
 
 
 def blame(program: Program, record: OpRecord, op: Op) -> None:

@@ -18,9 +18,9 @@ from keras import layers, ops
 from rich.console import Console
 
 import anynan
+from anynan._cli.outcome import found, missed, trained
+from anynan._steps.tracker import Tracker
 from anynan.keras.tracking import track
-from anynan.outcome import found, missed, trained
-from anynan.tracker import Tracker
 
 BUGS = {
     "length": "the length of an empty paragraph's hidden state, which has no slope at 0",

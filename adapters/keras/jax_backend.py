@@ -9,7 +9,12 @@ import keras
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from anynan.adapter import BadParameter, ReplayError
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import Replay
+from anynan._judging.patterns import choose
+from anynan._steps.adapter import BadParameter, ReplayError
+from anynan._steps.monitor import Reading
+from anynan._steps.tracker import Tracker
 from anynan.jax import probes
 from anynan.jax.layers import Spot
 from anynan.jax.program import tracing
@@ -19,12 +24,7 @@ from anynan.keras import seams
 from anynan.keras.jax_calls import Calls
 from anynan.keras.jax_steps import Part, Steps
 from anynan.keras.layers import Weight, layers_of, refuse_unbuilt, weights_of
-from anynan.lineage import Replay
-from anynan.monitor import Reading
 from anynan.options import Options, Training
-from anynan.patterns import choose
-from anynan.summary import Summary
-from anynan.tracker import Tracker
 
 # What keeps sessions alive where nobody keeps their tracker; the models themselves do not.
 _watching: "set[KerasSession]" = set()

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anynan import context
-from anynan.containers import leaves
+from anynan._arrays.containers import leaves
+from anynan._diagnosis.lineage import Replay
+from anynan._steps import context
 from anynan.jax import probes, signature
 from anynan.jax.layers import Spot
 from anynan.jax.program import tracing
@@ -20,7 +21,6 @@ from anynan.jax.stacks import LAYER
 from anynan.jax.steps import Step
 from anynan.keras.jax_steps import Part
 from anynan.keras.layers import layers_of, symbolic, weights_of
-from anynan.lineage import Replay
 
 if TYPE_CHECKING:
     from anynan.keras.jax_backend import KerasSession

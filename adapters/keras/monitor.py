@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
+from anynan._steps.tracker import Tracker
 from anynan.keras.tracking import track
-from anynan.tracker import Tracker
 
 ACTIONS = ("stop", "raise", "warn", "record", "skip")
 KEPT = (

@@ -12,9 +12,11 @@ import keras
 import numpy as np
 import torch
 
-from anynan.adapter import BadParameter
-from anynan.containers import leaves
-from anynan.context import replaying
+from anynan._arrays.containers import leaves
+from anynan._diagnosis.lineage import Replay
+from anynan._steps.adapter import BadParameter
+from anynan._steps.context import replaying
+from anynan._steps.monitor import Reading, Rows
 from anynan.errors import AnomalyError
 from anynan.keras import seams
 from anynan.keras.layers import (
@@ -25,8 +27,6 @@ from anynan.keras.layers import (
     refuse_unbuilt,
     weights_of,
 )
-from anynan.lineage import Replay
-from anynan.monitor import Reading, Rows
 from anynan.options import Options
 from anynan.torch import compiled
 from anynan.torch.gradients import read_gradients

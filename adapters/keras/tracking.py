@@ -7,8 +7,8 @@ from typing import Any, overload
 
 import keras
 
+from anynan._steps.tracker import Tracker
 from anynan.options import Options
-from anynan.tracker import Tracker
 
 
 @overload

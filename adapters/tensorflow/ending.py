@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from anynan.adapter import BadParameter, ReplayError
-from anynan.agreement import parting
+from anynan._arrays.summary import Summary
+from anynan._judging.agreement import parting
+from anynan._steps.adapter import BadParameter, ReplayError
+from anynan._steps.monitor import Rows
 from anynan.errors import AnomalyError
-from anynan.monitor import Rows
-from anynan.summary import Summary
 from anynan.tensorflow import updates
 from anynan.tensorflow.frames import Step
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from anynan._steps.tracker import Tracker
 from anynan.options import Options
 from anynan.tensorflow.session import Session
 from anynan.tensorflow.tracking import begin, is_keras, refuse_twice
-from anynan.tracker import Tracker
 
 
 def track_module(module: Any, options: Options) -> Tracker:

@@ -3,15 +3,15 @@
 import os
 from typing import Any
 
+from anynan._diagnosis.sources import is_anynans, is_library, quoted
 from anynan.events import Source
-from anynan.sources import is_library, own_folders, quoted
 
 PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def source(traceback: Any) -> Source | None:
     """Find the innermost frame outside of libraries, and the library frame it went through."""
-    frames = [frame for frame in reversed(list(traceback)) if not _own(frame.filename)]
+    frames = [frame for frame in reversed(list(traceback)) if not is_anynans(frame.filename)]
     library = None
     for frame in frames:
         if not is_library(frame.filename):
@@ -19,11 +19,6 @@ def source(traceback: Any) -> Source | None:
         if library is None or (_inside(library) and not _inside(frame) and _named(frame)):
             library = frame
     return None if library is None else _source(library, None)
-
-
-def _own(file: str) -> bool:
-    folder, name = os.path.split(os.path.realpath(file))
-    return folder in own_folders() and name != "demo.py"
 
 
 def _inside(frame: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from anynan.monitor import Monitor, Rows, Site
+from anynan._steps.monitor import Monitor, Rows, Site
 from anynan.tensorflow import readings
 from anynan.tensorflow.traces import Spot
 

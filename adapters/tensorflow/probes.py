@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan.measuring import describe
-from anynan.summary import Summary
+from anynan._arrays.measures import describe
+from anynan._arrays.summary import Summary
 
 # Times this, no sum of finite numbers overflows, and NaN and Inf stay what they are.
 SMALL = 2.0**-70

@@ -4,8 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from anynan.probing import probe
-from anynan.summary import Summary
+from anynan._arrays.probe import probe
+from anynan._arrays.summary import Summary
 from anynan.tensorflow import probes
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from anynan.lineage import External, Operand, OpRecord, Replay, Sink
-from anynan.measuring import describe
-from anynan.operands import at, at_broadcast, at_first_nan
-from anynan.summary import Summary
+from anynan._arrays.measures import describe
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import External, Operand, OpRecord, Replay, Sink
+from anynan._diagnosis.operands import at, at_broadcast, at_first_nan
 from anynan.tensorflow import names, probes
 from anynan.tensorflow.operations import Op, resolve
 from anynan.tensorflow.probes import is_bad, kind

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan.adapter import BadParameter, ReplayError
-from anynan.guarding import Guard
-from anynan.lineage import Replay
-from anynan.monitor import Reading, Rows
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import Replay
+from anynan._judging.norms import Guard
+from anynan._judging.patterns import choose
+from anynan._steps.adapter import BadParameter, ReplayError
+from anynan._steps.monitor import Reading, Rows
+from anynan._steps.tracker import Tracker
 from anynan.options import Options
-from anynan.patterns import choose
-from anynan.summary import Summary
 from anynan.tensorflow import ending, patches, probes, readings, updates
 from anynan.tensorflow.board import boards, read_all, replica
 from anynan.tensorflow.frames import (
@@ -31,7 +32,6 @@ from anynan.tensorflow.places import Places
 from anynan.tensorflow.reach import Reach
 from anynan.tensorflow.traces import SCOPE, Block, Spot, Trace
 from anynan.tensorflow.variables import Weights
-from anynan.tracker import Tracker
 
 STALE = (
     "a tf.function that was traced before track() runs the tracked layers, and holds no check: "

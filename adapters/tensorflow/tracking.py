@@ -8,10 +8,10 @@ from typing import Any, Unpack, overload
 
 import tensorflow as tf
 
+from anynan._steps.tracker import Tracker, refuse_target
 from anynan.options import Options, Training
 from anynan.tensorflow import patches
 from anynan.tensorflow.session import Session
-from anynan.tracker import Tracker, refuse_target
 
 
 @overload

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from anynan.summary import Summary
+from anynan._arrays.summary import Summary
 from anynan.tensorflow import probes, readings
 from anynan.tensorflow.frames import here, tensors
 from anynan.tensorflow.traces import SCOPE, Block

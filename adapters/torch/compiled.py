@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from anynan import context
+from anynan._steps import context
+from anynan._steps.monitor import Rows, Site
 from anynan.errors import AnomalyError
-from anynan.monitor import Rows, Site
 from anynan.torch.fixed import Board, Layer
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.slots import DeferredSlots

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anynan
-from anynan.outcome import found, missed, trained
+from anynan._cli.outcome import found, missed, trained
+from anynan._steps.tracker import Tracker
 from anynan.torch.tracking import track
-from anynan.tracker import Tracker
 
 BUGS = {
     "mask": "an empty paragraph: attention with every key masked",

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from anynan.containers import stored
+from anynan._arrays.containers import stored
+from anynan._steps.tracker import Tracker
 from anynan.torch.snapshot import GENERATORS
-from anynan.tracker import Tracker
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, Tracker)
 

@@ -8,19 +8,19 @@ from typing import Any, Unpack
 
 import torch
 
-from anynan.containers import leaves
-from anynan.context import replay_context
+from anynan._arrays.containers import leaves
+from anynan._reports.report import render
+from anynan._steps.context import replay_context
+from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event
 from anynan.options import Options, environment
-from anynan.reporting import render
 from anynan.torch import discovery, looking, tracking
 from anynan.torch.randomstate import RandomState
 from anynan.torch.snapshot import Snapshot
 from anynan.torch.stateful import objects_of, pause_trackers
 from anynan.torch.stepsession import StepSession
 from anynan.torch.tracking import TorchOptions
-from anynan.tracker import Tracker
 
 BEHIND = (
     "found by looking at the state after the step: the tracker saw nothing bad, so it was made "

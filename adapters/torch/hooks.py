@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anynan import context
-from anynan.containers import leaves
-from anynan.monitor import Rows, Site
+from anynan._arrays.containers import leaves
+from anynan._steps import context
+from anynan._steps.monitor import Rows, Site
 from anynan.torch.compiled import run_outside
 from anynan.torch.fixed import Layer
 from anynan.torch.lasthook import hook_last, own_hooks

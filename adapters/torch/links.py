@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from anynan._steps.ranks import listed
 from anynan.errors import LostRankError
-from anynan.ranks import listed
 
 # How long a rank waits for the others to agree; the program's own groups may wait less.
 PATIENCE = timedelta(minutes=5)

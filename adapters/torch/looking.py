@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from anynan.containers import leaves
+from anynan._arrays.containers import leaves
+from anynan._judging.policy import Policy
 from anynan.events import Event
-from anynan.policy import Policy
 from anynan.torch.probes import ends, measure, plain
 
 

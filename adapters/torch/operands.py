@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from anynan.lineage import Operand, OpRecord
-from anynan.summary import Summary
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan.torch.names import node_name
 from anynan.torch.probes import local, measure, nonfinite, plain, read_ends
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from anynan.lineage import Replay
+from anynan._diagnosis.lineage import Replay
 from anynan.torch.replay import gradients, layer_stack, outside
 from anynan.torch.rootcall import RootCall
 from anynan.torch.seams import Seam

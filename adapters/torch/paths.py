@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from anynan.tracker import Tracker
+from anynan._steps.tracker import Tracker
 
 # Segments that only a wrapper adds, and the classes that add one which others use, too.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

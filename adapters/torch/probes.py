@@ -8,8 +8,8 @@ import torch
 import torch.autograd.forward_ad as _dual
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from anynan.measuring import describe
-from anynan.summary import Summary
+from anynan._arrays.measures import describe
+from anynan._arrays.summary import Summary
 
 NATIVE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})

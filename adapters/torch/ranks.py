@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anynan.adapter import ReplayError
+from anynan._diagnosis.lineage import trace
+from anynan._steps.adapter import ReplayError
+from anynan._steps.monitor import Reading, Rows, Site
+from anynan._steps.ranks import Claim, choose, confirm, excuse, with_others
 from anynan.errors import LostRankError
 from anynan.events import Event
-from anynan.lineage import trace
-from anynan.monitor import Reading, Rows, Site
 from anynan.options import environment
-from anynan.ranks import Claim, choose, confirm, excuse, with_others
 from anynan.torch import collectives
 from anynan.torch.links import Link, Unlinked, world
 from anynan.torch.operands import flat

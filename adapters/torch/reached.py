@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from anynan.reach import Holder, Kept, Kinds, Reach, is_own, weak
+from anynan._reach import Holder, Kept, Kinds, Reach, is_own, weak
+from anynan._steps.tracker import Tracker
 from anynan.torch.snapshot import GENERATORS, OPEN
-from anynan.tracker import Tracker
 
 if TYPE_CHECKING:
     from anynan.torch.session import Session

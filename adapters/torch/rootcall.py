@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anynan._diagnosis.sources import is_library, located
+from anynan._reach import Items
 from anynan.events import Source
-from anynan.reach import Items
-from anynan.sources import is_library, located
 from anynan.torch.randomstate import RandomState
 from anynan.torch.recompute import inside
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from anynan.adapter import BadParameter, ReplayError
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import Replay
+from anynan._judging.patterns import choose
+from anynan._steps.adapter import BadParameter, ReplayError
+from anynan._steps.monitor import Reading, Rows, Site
+from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
-from anynan.lineage import Replay
-from anynan.monitor import Reading, Rows, Site
 from anynan.options import Options
-from anynan.patterns import choose
-from anynan.summary import Summary
 from anynan.torch import compiled, endings, entrances, scaling, updates
 from anynan.torch.fixed import Board
 from anynan.torch.gradients import Held, gradient_site
@@ -34,7 +35,6 @@ from anynan.torch.slots import DeferredSlots, ImmediateSlots, Slots
 from anynan.torch.state import State
 from anynan.torch.transforms import say_unseen
 from anynan.torch.weights import bad_parameters, check_parameters, write_parameters
-from anynan.tracker import Tracker
 
 # Seconds to wait for another thread's second run, which may itself wait for this thread.
 _PATIENCE = 10.0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anynan.reach.kept import container_state, generator_state
+from anynan._reach.kept import container_state, generator_state
 from anynan.torch.randomstate import RandomState
 
 _set_versions = torch._C._autograd._unsafe_set_version_counter

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from anynan._steps.tracker import Tracker
 from anynan.torch import discovery, updates
 from anynan.torch.snapshot import OPEN
-from anynan.tracker import Tracker
 
 
 def pause_trackers(step: Any, stack: ExitStack) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anynan.containers import leaves
+from anynan._arrays.containers import leaves
 from anynan.options import Options
 from anynan.torch import compiled, scaling, tracking
 from anynan.torch.discovery import find_modules, find_weights, in_arguments

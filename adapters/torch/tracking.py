@@ -8,10 +8,10 @@ from typing import Any, Literal, Unpack, overload
 
 import torch
 
+from anynan._steps.tracker import Tracker, refuse_target
 from anynan.options import Options, Training
 from anynan.torch.modelsession import ModelSession
 from anynan.torch.session import Session
-from anynan.tracker import Tracker, refuse_target
 
 
 class TorchOptions(Training, total=False):

@@ -18,13 +18,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anynan import context
-from anynan.agreement import Passed
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import External, Operand, OpRecord, Sink
+from anynan._diagnosis.operands import at, at_broadcast, constant
+from anynan._diagnosis.sources import is_anynans, user_source
+from anynan._judging.agreement import Passed
+from anynan._steps import context
 from anynan.events import Source
-from anynan.lineage import External, Operand, OpRecord, Sink
-from anynan.operands import at, at_broadcast, constant
-from anynan.sources import is_library, own_folders, user_source
-from anynan.summary import Summary
 from anynan.torch import collectives, operands
 from anynan.torch.names import canonical, node_name
 from anynan.torch.probes import local, measure, plain, read_ends
@@ -532,17 +532,9 @@ def _key(x: torch.Tensor) -> int:
 def _caller() -> FrameType | None:
     """Return the frame that called the operation, past the watcher's own frames."""
     frame: FrameType | None = sys._getframe(1)
-    own = own_folders()
     while frame is not None:
         file = frame.f_code.co_filename
-        if not (file.endswith(_WRAPPERS) or (is_library(file) and _folder(file) in own)):
+        if not (file.endswith(_WRAPPERS) or is_anynans(file)):
             return frame
         frame = frame.f_back
     return None
-
-
-@lru_cache(maxsize=4096)
-def _folder(file: str) -> str:
-    import os
-
-    return os.path.dirname(os.path.realpath(file))

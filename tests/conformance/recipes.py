@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anynan import Allow, Policy
+from anynan._judging.policy import DEFAULT
 from anynan.events import Kind, Phase, Severity
-from anynan.policy import DEFAULT
 from tests.backends import Space
 
 NAN, INF = float("nan"), float("inf")

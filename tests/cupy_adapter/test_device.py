@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.probing import probe
+from anynan._arrays.probe import probe
 
 cupy: Any = pytest.importorskip("cupy")
 pytestmark = [

@@ -8,8 +8,8 @@ import pytest
 import anynan
 
 pytest.importorskip("cupy")
+from anynan._recorder.session import ArraySession
 from anynan.cupy import tracking
-from anynan.recording.session import ArraySession
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -100,7 +100,7 @@ def run_dense(library: Any, x: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "bfloat16"])
 @pytest.mark.parametrize("bad", [0.0, NAN, -NAN, INF, -INF])
 def test_ends_are_found_at_every_place(libraries: Any, dtype: str, bad: float) -> None:
-    from anynan.probing import probe
+    from anynan._arrays.probe import probe
 
     kind = np.dtype(getattr(pytest.importorskip("ml_dtypes"), dtype, dtype))
     whole = np.linspace(-3, 5, 64).astype(kind)

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import anynan
-from anynan.causes import RULES
+from anynan._diagnosis.causes import RULES
 
 FAULTS = {}
 

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 import anynan
-from anynan.sources import is_library
+from anynan._diagnosis.sources import is_library
 
 demo = pytest.importorskip("anynan.jax.demo")
 

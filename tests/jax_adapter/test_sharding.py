@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import anynan
+from anynan._reports.report import render
 from anynan.jax import probes
-from anynan.reporting import render
 from tests.jax_adapter.models import made, same
 
 pytestmark = pytest.mark.skipif(

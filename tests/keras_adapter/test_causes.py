@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
-from anynan.causes import RULES
+from anynan._diagnosis.causes import RULES
 from tests.keras_adapter import models
 
 FAULTS = {}

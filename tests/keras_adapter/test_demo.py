@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import anynan
-from anynan.cli import main
+from anynan._cli.commands import main
+from anynan._diagnosis.sources import is_library
 from anynan.keras import demo
-from anynan.sources import is_library
 from anynan.tensorflow import demo as same
 
 

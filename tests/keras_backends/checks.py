@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.cli import main
+from anynan._cli.commands import main
 from anynan.keras import demo, seams
 from tests.keras_backends import models
 from tests.keras_backends.models import (

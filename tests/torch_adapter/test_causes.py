@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import AnomalyError, Event, Policy
-from anynan.causes import RULES
+from anynan._diagnosis.causes import RULES
 from anynan.events import Kind, Phase
 
 INF = math.inf

@@ -25,7 +25,7 @@ for name, value in list(vars(torch.cuda).items()):
     if (public and name not in local) or name == "_lazy_init":
         setattr(torch.cuda, name, refusing())
 """
-DEMO = "import sys; from anynan.cli import main; sys.exit(main(['demo', '--framework', 'torch']))"
+DEMO = "import anynan._cli.commands as c, sys; sys.exit(c.main(['demo', '--framework', 'torch']))"
 TRAIN = """
 import anynan, torch
 model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))

@@ -1,0 +1,1 @@
+"""Arrays of any library: reached, looked at, summarised."""

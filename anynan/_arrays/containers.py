@@ -1,0 +1,222 @@
+"""Walk nested containers and name every array in them by its path.
+
+Containers are the user's, and so is the code that opens them: whatever it raises is told, and
+stops neither the walk nor the program.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any, Literal
+
+from anynan._reports.notices import warn
+from anynan.errors import reason
+
+Role = Literal[
+    "array", "mapping", "columns", "named", "dataclass", "sequence", "nothing", "unknown"
+]
+# Is told of what could not be opened: one sentence.
+Tell = Callable[[str], None]
+
+_MISSING = object()
+_NOTHING = (str, bytes, bytearray, memoryview, range, type, int, type(None))
+
+
+def leaves(
+    x: Any, name: str, tell: Tell | None = None, *, objects: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays and Python floats in ``x``, each with its path.
+
+    Mappings, sequences, sets, named tuples and dataclasses are opened, at any depth; each
+    container is opened once, so that one which holds itself does no harm. Strings, integers,
+    None and objects that hold no array in plain sight are passed over.
+
+    Args:
+        x: An array or a nested container of arrays.
+        name: What to call ``x``; the paths begin with it.
+        tell: Is told of a container that raises while it is opened; a warning by default.
+        objects: Look into the attributes of other objects, too, one level deep.
+
+    Yields:
+        The path (``batch['image'][0]``, ``batch.mask``) and the array.
+
+    Example:
+        >>> from anynan._arrays.containers import leaves
+        >>> list(leaves({"loss": 0.5, "aux": [1.5, "text"]}, "out"))
+        [("out['loss']", 0.5), ("out['aux'][0]", 1.5)]
+    """
+    tell = _warn if tell is None else tell
+    inner = _open(x, name, tell)
+    if inner is None:
+        yield from _leaf(x, name, objects=objects)
+        return
+    # The containers are kept, not only their ids: an id may be used again once one is gone.
+    seen = {id(x): x}
+    stack = [inner]
+    while stack:
+        for path, item in stack[-1]:
+            inner = _open(item, path, tell)
+            if inner is None:
+                yield from _leaf(item, path, objects=objects)
+            elif id(item) not in seen:
+                seen[id(item)] = item
+                stack.append(inner)
+                break
+        else:
+            stack.pop()
+
+
+def _leaf(x: Any, name: str, *, objects: bool) -> Iterator[tuple[str, Any]]:
+    if is_leaf(x):
+        yield name, x
+    elif objects:
+        yield from ((path, item) for path, item in attributes(x, name) if is_leaf(item))
+
+
+def attributes(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what an object that is no container holds in its attributes, one level deep.
+
+    No code of the object's runs: attributes that are computed are not there.
+
+    Args:
+        x: Anything; functions, modules, classes and what ``leaves`` opens have none.
+        name: What to call ``x``.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from anynan._arrays.containers import attributes
+        >>> list(attributes(SimpleNamespace(loss=0.5), "out"))
+        [('out.loss', 0.5)]
+    """
+    if _role(x) == "unknown":
+        for key, item in stored(x):
+            yield f"{name}.{key}", item
+
+
+def stored(x: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that an object of a class of Python's own stores, by name."""
+    kind: Any = type(x)
+    if kind.__module__ == "builtins" or issubclass(kind, type):
+        return
+    try:
+        held: Any = object.__getattribute__(x, "__dict__")
+    except Exception:  # noqa: BLE001  it has none, or keeps it to itself
+        held = {}
+    if type(held) is dict:
+        yield from list(held.items())
+    for owner in kind.__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        for key in (slots,) if isinstance(slots, str) else slots:
+            slot = owner.__dict__.get(key)
+            if type(slot).__name__ != "member_descriptor":
+                continue
+            try:
+                item = slot.__get__(x, kind)
+            except AttributeError:  # empty
+                continue
+            yield key, item
+
+
+def is_leaf(x: Any) -> bool:
+    """Tell whether ``x`` is an array or a Python number that could be bad."""
+    kind = _role(x)
+    if kind == "unknown":
+        # An object may carry in itself what array classes declare, or fail at every question.
+        try:
+            return hasattr(x, "dtype") and isinstance(getattr(x, "shape", None), tuple)
+        except Exception:  # noqa: BLE001  a proxy, a remote handle
+            return False
+    return kind == "array"
+
+
+def is_container(x: Any) -> bool:
+    """Tell whether ``x`` is something that ``leaves`` opens."""
+    return _role(x) in ("mapping", "columns", "named", "dataclass", "sequence")
+
+
+def shown(key: Any) -> str:
+    """Return the ``repr`` of a key, or what stands for one that has none."""
+    try:
+        return repr(key)
+    except Exception:  # noqa: BLE001  a program's own class may do anything
+        return f"<{type(key).__name__}>"
+
+
+def _warn(text: str) -> None:
+    warn(f"anynan: {text}")
+
+
+def _role(x: Any) -> Role:
+    kind: Any = type(x)
+    try:
+        return _role_of(kind)
+    except Exception:  # noqa: BLE001  a metaclass may raise as well
+        return "unknown"
+
+
+@lru_cache(maxsize=1024)
+def _role_of(kind: type) -> Role:
+    """Sort a type into what the walk does with it."""
+    # A sparse array may be a mapping of its elements.
+    if hasattr(kind, "tocoo") and hasattr(kind, "nnz"):
+        return "array"
+    # Mappings go first: model outputs exist that are dicts and dataclasses at once.
+    if issubclass(kind, Mapping):
+        return "mapping"
+    if issubclass(kind, tuple):
+        return "named" if hasattr(kind, "_fields") else "sequence"
+    if issubclass(kind, list):
+        return "sequence"
+    if issubclass(kind, float | complex):
+        return "array"
+    if issubclass(kind, _NOTHING):
+        return "nothing"
+    # The columns of a table differ in dtype: as one array they would be objects.
+    if hasattr(kind, "__dataframe__") and hasattr(kind, "items"):
+        return "mapping"
+    if hasattr(kind, "get_columns") and hasattr(kind, "columns"):
+        return "columns"
+    if hasattr(kind, "__array_namespace__") or hasattr(kind, "__array__"):
+        return "array"
+    if hasattr(kind, "__dataclass_fields__"):
+        return "dataclass"
+    if hasattr(kind, "dtype") and hasattr(kind, "shape"):
+        return "array"
+    if issubclass(kind, Sequence | AbstractSet | ValuesView):
+        return "sequence"
+    return "unknown"
+
+
+def _open(x: Any, path: str, tell: Tell) -> Iterator[tuple[str, Any]] | None:
+    kind = _role(x)
+    if kind in ("array", "nothing", "unknown"):
+        return None
+    return _each(x, path, kind, tell)
+
+
+def _each(x: Any, path: str, kind: Role, tell: Tell) -> Iterator[tuple[str, Any]]:
+    """Yield what a container holds, as far as it lets itself be read."""
+    try:
+        if kind == "mapping":
+            for key, item in x.items():
+                yield f"{path}[{shown(key)}]", item
+        elif kind == "columns":
+            for column in x.get_columns():
+                yield f"{path}[{shown(column.name)}]", column
+        elif kind == "sequence":
+            for index, item in enumerate(x):
+                yield f"{path}[{index}]", item
+        elif kind == "named":
+            for name, item in zip(x._fields, x, strict=False):
+                yield f"{path}.{name}", item
+        else:
+            for field in fields(x):
+                item = getattr(x, field.name, _MISSING)
+                if item is not _MISSING:
+                    yield f"{path}.{field.name}", item
+    except Exception as error:  # noqa: BLE001  the container's own code
+        tell(
+            f"{path} is a {type(x).__qualname__} that raised while it was opened "
+            f"({reason(error)}): what else it holds is not looked at"
+        )

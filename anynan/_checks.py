@@ -1,0 +1,289 @@
+"""The direct checks: ``check`` and ``summarize``."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from anynan._arrays.access import dtype_max, library_name, type_name
+from anynan._arrays.chunked import holds_floats, is_chunked
+from anynan._arrays.containers import is_container, is_leaf, leaves
+from anynan._arrays.measures import measure
+from anynan._arrays.probe import ends, is_clean, probe
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.sources import user_source
+from anynan._judging.policy import DEFAULT, Policy, reading_kind
+from anynan._reports.escaping import name as printed
+from anynan._reports.notices import warn
+from anynan._reports.report import render
+from anynan._steps import context
+from anynan.errors import AnomalyError, NonFiniteError, reason
+from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Severity, Source
+from anynan.options import environment
+
+T = TypeVar("T")
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Hold what one array was found to be."""
+
+    path: str
+    array: Any
+    kind: Kind
+    severity: Severity
+    summary: Summary
+
+
+def check(x: T, name: str = "array", *, policy: Policy | None = None) -> T:
+    """Return ``x`` unchanged, or raise if it holds a NaN or an infinity.
+
+    Args:
+        x: An array of any library, a Python float, or a nested container of them
+            (mappings, sequences, named tuples, dataclasses).
+        name: What to call it in the report.
+        policy: What counts as bad; ``Policy()`` by default.
+
+    Returns:
+        ``x`` itself, the same object.
+
+    Raises:
+        NonFiniteError: If a value is NaN, +Inf or -Inf and that is not expected here.
+        AnomalyError: If a finite value is one that the policy makes bad.
+        TypeError: If ``x`` is neither an array nor a container, or is used up by reading.
+
+    Warns:
+        AnynanWarning: If a value is only suspect, or under ``ANYNAN=warn``.
+
+    Example:
+        >>> import anynan, numpy
+        >>> weights = numpy.ones(3)
+        >>> anynan.check(weights, "weights") is weights
+        True
+    """
+    action = environment()
+    if action == "off":
+        return x
+    policy = DEFAULT if policy is None else policy
+    _refuse_options(name, policy)
+    if not is_leaf(x) and not is_container(x):
+        _refuse(x, "check")
+    layer = context.scope_path()
+    found, unread = look_at_all(x, name, policy, layer)
+    if unread is not None and not any(finding.severity == "bad" for finding in found):
+        raise unread
+    running = context.running.get()
+    bad = [finding for finding in found if finding.severity == "bad"]
+    if bad and running is not None:
+        event = _event(bad[0], bad[1:], layer, user_source(skip=2))
+        if running.take(event, bad[0].array, len(bad) - 1):
+            found = [finding for finding in found if finding.severity == "suspect"]
+    if found and action != "record":
+        # The stack is only of use here, where the caller is still at a known distance.
+        _act(found, action, layer, user_source(skip=2))
+    return x
+
+
+def summarize(x: Any) -> Summary:
+    """Describe one array by counts and finite statistics.
+
+    Args:
+        x: An array of any library or a Python number.
+
+    Returns:
+        Shape, dtype, device, counts of NaN, Inf, zeros and subnormals, the finite extremes,
+        mean, rms, headroom in bits, and the index of the first NaN or Inf.
+
+    Raises:
+        TypeError: If ``x`` is no array.
+
+    Example:
+        >>> import anynan, numpy
+        >>> anynan.summarize(numpy.array([1.0, numpy.inf, 0.0])).first_bad
+        (1,)
+    """
+    if is_container(x):
+        msg = (
+            f"summarize() describes one array, not {_a(x)}; call it on each array inside, "
+            "or call check() to search the whole container"
+        )
+        raise TypeError(msg)
+    if not is_leaf(x) and not isinstance(x, int):
+        _refuse(x, "summarize")
+    try:
+        return measure(x)
+    except TypeError:
+        raise
+    except Exception as error:
+        msg = f"anynan cannot read the elements of {_a(x)}: {reason(error)}"
+        raise TypeError(msg) from error
+
+
+def plain_leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays in ``x`` with their paths, structured ones field by field."""
+    for path, leaf in leaves(x, name):
+        names = _fields(leaf)
+        if names:
+            yield from plain_leaves({key: leaf[key] for key in names}, path)
+            continue
+        yield path, leaf
+        if isinstance(leaf, np.ndarray) and leaf.dtype == object:
+            for place, item in np.ndenumerate(leaf):
+                if is_container(item) or (is_leaf(item) and np.ndim(item)):
+                    yield from plain_leaves(item, f"{path}{list(place)}")
+
+
+def _fields(leaf: Any) -> tuple[str, ...]:
+    try:
+        names = getattr(getattr(leaf, "dtype", None), "names", None)
+    except Exception:  # noqa: BLE001  a proxy, a remote handle
+        return ()
+    return names if type(names) is tuple else ()
+
+
+def look_at_all(
+    x: Any, name: str, policy: Policy, layer: str | None, phase: Phase = "value"
+) -> tuple[list[Finding], TypeError | None]:
+    """Judge every array in ``x``.
+
+    Returns:
+        What was found, and the error for the first array that its library does not let be read.
+        An array whose own code fails is warned about.
+    """
+    found: list[Finding] = []
+    unread: TypeError | None = None
+    for path, leaf in plain_leaves(x, name):
+        try:
+            finding = look(path, leaf, policy, layer, phase)
+        except TypeError as error:
+            unread = unread or error
+        except Exception as error:  # noqa: BLE001  a proxy, a remote handle
+            text = f"anynan: {path} could not be looked at: {reason(error)}"
+            warn(text)
+        else:
+            found += [] if finding is None else [finding]
+    return found, unread
+
+
+def look(
+    path: str, leaf: Any, policy: Policy, layer: str | None, phase: Phase = "value"
+) -> Finding | None:
+    """Judge one array; None if there is nothing to say of it."""
+    # Without limits of their own, finite numbers are all alike.
+    if policy.unlimited and is_clean(leaf):
+        return None
+    summary = None
+    try:
+        if is_chunked(leaf) and holds_floats(leaf):  # one graph answers both questions
+            summary = measure(leaf)
+        span = probe(leaf) if summary is None else ends(summary)
+    except TypeError as error:
+        msg = f"{printed(path)}: {error}"
+        raise TypeError(msg) from error
+    if span is None:
+        return None
+    lo, hi = span
+    limited = policy.headroom is not None or policy.overrides
+    largest = dtype_max(leaf) if limited else None
+    verdict = policy.judge(phase, lo, hi, layer=layer, dtype_max=largest)
+    if reading_kind(lo, hi) is None:
+        if verdict is None or policy.allowed(verdict[0], phase, layer):
+            return None
+        return Finding(path, leaf, *verdict, summary or measure(leaf))
+    # Two ends show one kind; what is excused must not hide what is not.
+    summary = summary or measure(leaf)
+    verdicts = []
+    for kind in NON_FINITE:
+        excused = context.expected(kind) or policy.allowed(kind, phase, layer)
+        if getattr(summary, kind) and not excused:
+            verdicts.append(policy.weigh(kind, phase, layer))
+    if summary.min is not None and summary.max is not None:
+        rest = policy.judge(phase, summary.min, summary.max, layer=layer, dtype_max=largest)
+        if rest is not None and not policy.allowed(rest[0], phase, layer):
+            verdicts.append(rest)
+    worst = sorted((v for v in verdicts if v is not None), key=lambda v: v[1] != "bad")
+    return Finding(path, leaf, *worst[0], summary) if worst else None
+
+
+def _act(
+    found: list[Finding], action: str | None, layer: str | None, source: Source | None
+) -> None:
+    bad = [finding for finding in found if finding.severity == "bad"]
+    for finding in found:
+        if finding.severity == "suspect":
+            _warn(_event(finding, [], layer, source))
+    if not bad:
+        return
+    event = _event(bad[0], bad[1:], layer, source)
+    if action == "warn":
+        _warn(event)
+        return
+    error = NonFiniteError if event.kind in NON_FINITE else AnomalyError
+    raise error(render(event), event)
+
+
+def _warn(event: Event) -> None:
+    warn(render(event))
+
+
+def _event(
+    finding: Finding, others: list[Finding], layer: str | None, source: Source | None
+) -> Event:
+    notes = []
+    if others:
+        names = [f"{other.path} ({other.kind})" for other in others[:_SHOWN]]
+        if len(others) > _SHOWN:
+            names.append(f"{len(others) - _SHOWN} more")
+        notes.append(f"also bad: {', '.join(names)}")
+    return Event(
+        backend=library_name(finding.array),
+        layer=layer,
+        phase="value",
+        kind=finding.kind,
+        severity=finding.severity,
+        step=0,
+        tensor=finding.path,
+        summary=finding.summary,
+        operation=Operation(
+            name="check",
+            raw="anynan.check",
+            inputs=(),
+            output=finding.summary,
+            source=source,
+            layer=layer,
+            phase="value",
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _refuse_options(name: object, policy: object) -> None:
+    if not isinstance(policy, Policy):
+        msg = f"check(policy=...) takes an anynan.Policy, not {_a(policy)}"
+        raise TypeError(msg)
+    if not isinstance(name, str):
+        msg = f"check(name=...) takes a string, not {_a(name)}; to check several arrays pass a list"
+        raise TypeError(msg)
+
+
+def _refuse(x: Any, function: str) -> None:
+    if isinstance(x, int):
+        return
+    if isinstance(x, Iterator):
+        msg = f"{function}() would use up {_a(x)} by reading it; pass list(...) of it instead"
+    elif x is None:
+        msg = f"{function}() was given None; is a return statement missing where it was made?"
+    else:
+        msg = (
+            f"{function}() cannot find an array in {_a(x)}: it is no array and no mapping, "
+            "sequence or dataclass of arrays; pass the arrays that it holds"
+        )
+    raise TypeError(msg)
+
+
+def _a(x: Any) -> str:
+    name = type_name(x)
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,121 @@
+"""The command line: ``anynan demo`` and ``anynan --version``."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from anynan import _ADAPTERS, __version__
+
+CORE = "numpy"  # its demo is the core's own: array code needs no adapter
+USAGE = 2  # the exit status of a command that could not begin
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: The words after ``anynan``; those of the process by default.
+
+    Returns:
+        The exit status: 0 for success, 2 for a command that could not begin.
+    """
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return _demo(chosen)
+    except KeyboardInterrupt:
+        return 130
+
+
+def demos() -> list[str]:
+    """List the demos: those of the adapters, found by the names of their folders, then NumPy's."""
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    found = [name for name in _ADAPTERS if os.path.isfile(os.path.join(folder, name, "demo.py"))]
+    return [*found, CORE]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="anynan", description="Find where a number goes bad.")
+    parser.add_argument("--version", action="version", version=f"anynan {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    demo = commands.add_parser(
+        "demo",
+        help="train a small model until a real bug strikes, and print the report",
+        description="Train a small model until a real bug strikes, and print the report.",
+    )
+    demo.add_argument("--framework", choices=demos(), help="default: the first that is installed")
+    demo.add_argument("--bug", metavar="NAME", help="which bug; --list shows them")
+    demo.add_argument("--fixed", action="store_true", help="train on with the bug fixed")
+    demo.add_argument("--steps", type=_count, metavar="N", help="stop after this many steps")
+    demo.add_argument("--seed", type=_seed, default=0, metavar="N", help="default: 0")
+    demo.add_argument("--list", action="store_true", help="list the bugs and stop")
+    return parser
+
+
+def _demo(chosen: argparse.Namespace) -> int:
+    try:
+        name, module = _load(chosen.framework)
+    except ImportError as error:
+        print(f"anynan demo: {error}", file=sys.stderr)
+        return USAGE
+    bugs: dict[str, str] = module.BUGS
+    if chosen.list:
+        width = max(len(bug) for bug in bugs)
+        for bug, text in bugs.items():
+            print(f"{bug.ljust(width)}  {text}")
+        return 0
+    bug = chosen.bug or next(iter(bugs))
+    if bug not in bugs:
+        known = ", ".join(bugs)
+        print(f"anynan demo: {name} has no bug {bug!r}; choose from {known}", file=sys.stderr)
+        return USAGE
+    result: Any = module.main(bug, fixed=chosen.fixed, steps=chosen.steps, seed=chosen.seed)
+    return int(result)
+
+
+def _load(wanted: str | None) -> tuple[str, ModuleType]:
+    """Import the wanted demo, or the first one whose framework is installed.
+
+    Raises:
+        ImportError: If the framework is missing; it says how to install it.
+    """
+    missing = []
+    for name in demos() if wanted is None else [wanted]:
+        module = "anynan._cli" if name == CORE else f"anynan.{name}"
+        try:
+            importlib.import_module(module)
+            return name, importlib.import_module(f"{module}.demo")
+        except ImportError as error:
+            missing.append(str(error))
+    raise ImportError("\n".join(missing) or "no adapter with a demo was found")
+
+
+def _count(text: str) -> int:
+    number = _whole(text)
+    if number < 1:
+        msg = f"{number} is too small: it must be at least 1"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def _seed(text: str) -> int:
+    number = _whole(text)
+    if number < 0:
+        msg = f"{number} is negative: a seed is at least 0"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        msg = f"{text!r} is not a whole number"
+        raise argparse.ArgumentTypeError(msg) from None

@@ -1,0 +1,1 @@
+"""From a bad reading to its origin and its cause."""

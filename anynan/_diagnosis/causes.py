@@ -1,0 +1,121 @@
+"""Why a number went bad and what to change: a search through the table of rules."""
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.rules import RULES, Rule, Situation
+from anynan._diagnosis.rules.evidence import called, facts, literal, seen
+from anynan._diagnosis.rules.situation import BACKWARD, BOTH, FORWARD
+from anynan.errors import reason
+from anynan.events import Cause
+
+__all__ = ["RULES", "Rule", "Situation", "explain", "table"]
+
+_UNKNOWN = "unknown"
+_UNKNOWN_DOC = (
+    "no rule fits, so no cause is named",
+    "compare the operands with what the operation accepts",
+)
+
+
+def explain(situation: Situation) -> Cause:
+    """Name the cause: the first rule of the table that fits, else ``unknown``.
+
+    Args:
+        situation: Everything that is known of the failure.
+    """
+    names = facts(situation)
+    for rule in RULES:
+        if not _concerns(rule, situation):
+            continue
+        try:
+            evidence = rule.condition(situation)
+            if evidence is None:
+                continue
+            sharper = None if rule.wording is None else rule.wording(situation)
+            text, fix = sharper or (rule.text, rule.fix)
+            return Cause(rule.tag, text.format(**names), fix.format(**names), evidence)
+        except Exception as error:  # noqa: BLE001  the rest of the report is worth more
+            return _failed(rule, error)
+    return _unknown(situation)
+
+
+def _failed(rule: Rule, error: Exception) -> Cause:
+    """Say that a rule broke: the rules after it might name what it was there to rule out."""
+    return Cause(
+        _UNKNOWN,
+        f"anynan's own rule {rule.tag} failed here ({reason(error)}), so no cause is named",
+        "compare the operands with what the operation accepts, and please report this",
+    )
+
+
+def _concerns(rule: Rule, s: Situation) -> bool:
+    if rule.operations and (s.record is None or s.record.name not in rule.operations):
+        return False
+    return not rule.phases or (s.where if rule.operations else s.phase) in rule.phases
+
+
+def _unknown(s: Situation) -> Cause:
+    """Say what was seen, without a guess."""
+    names = facts(s)
+    if s.record is None:
+        fix = "wrap the suspected part in anynan.check(...) calls"
+        return Cause(
+            _UNKNOWN,
+            "no single operation could be named",
+            fix if s.watched else f"{fix}, or track with level='operation'",
+            seen(s.summary),
+        )
+    values = "; ".join(
+        f"{name} = {literal(item.value)}"
+        if item.value is not None
+        else f"{name}: {seen(item.summary)}"
+        for item in s.operands
+        if (name := called(s, item))
+    )
+    origin = "the gradient of {op}" if s.where == "backward" else "{op}"
+    finite = all(item.summary is not None and not item.summary.bad for item in s.operands)
+    given = " from finite operands" if finite and s.operands else ""
+    return Cause(
+        _UNKNOWN,
+        f"{origin} made {{kind}}{given}; no rule of anynan fits".format(**names),
+        "compare these operands with what {op} accepts; if the reason is a common one, please "
+        "report it so that anynan can name it".format(**names),
+        values,
+    )
+
+
+def table() -> str:
+    """Return the rules as a Markdown table, in the order in which they are searched.
+
+    Where a text depends on the dtype, float16 stands as the example.
+    """
+    example = Situation("forward", "nan", summary=Summary((), "float16", "cpu", 1))
+    lines = ["| tag | operations | phase | cause | fix |", "| --- | --- | --- | --- | --- |"]
+    for rule in RULES:
+        operations = ", ".join(f"`{name}`" for name in sorted(rule.operations)) or "any"
+        names = facts(example) | {"op": _example(rule)}
+        text, fix = rule.text.format(**names), rule.fix.format(**names)
+        lines.append(
+            f"| `{rule.tag}` | {operations} | {_phases(rule)} | {_cell(text)} | {_cell(fix)} |"
+        )
+    text, fix = _UNKNOWN_DOC
+    lines.append(f"| `{_UNKNOWN}` | any | any | {text} | {fix} |")
+    return "\n".join(lines) + "\n"
+
+
+def _example(rule: Rule) -> str:
+    """Choose the operation that stands for a rule: ``log`` for the logarithms."""
+    if not 0 < len(rule.operations) < 7:
+        return "the operation"
+    return min(rule.operations, key=lambda name: (len(name), name))
+
+
+def _phases(rule: Rule) -> str:
+    if not rule.phases or rule.phases == BOTH:
+        return "any"
+    named = {FORWARD: "forward", BACKWARD: "backward"}
+    return named.get(rule.phases, ", ".join(rule.phases))
+
+
+def _cell(text: str) -> str:
+    # A star or a bar would be Markdown's, not the code's.
+    return text.replace("|", "\\|").replace("*", "\\*")

@@ -1,0 +1,562 @@
+"""From a bad reading to an event: replay, follow the lineage, name the cause."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.causes import Situation, explain
+from anynan._diagnosis.lineage import OpRecord, Replay, Token, Verdict, trace
+from anynan._diagnosis.rules.evidence import seen
+from anynan._judging.agreement import parting
+from anynan._judging.norms import NORM, Finding
+from anynan._steps.adapter import Adapter, BadParameter, ReplayError
+from anynan._steps.monitor import Monitor, Reading, Rows, Site
+from anynan.errors import reason
+from anynan.events import NON_FINITE, STATE, Cause, Event, Kind, Operation, Phase, Spread
+
+_NOT_REPRODUCED = (
+    "the replay did not reproduce this: data that the step takes by itself, its own random numbers "
+    "or state may have been others the second time, so the report stays at layer level"
+)
+_WATCHED = (
+    "every operation of the step was watched, and none was seen making this: it came from code "
+    "that cannot be watched, or was written past the framework"
+)
+_CLEAN_UNCOMPILED = (
+    "the step was run again uncompiled, and was clean: the fault appears only when compiled, where "
+    "arithmetic is fused, reordered and rounded elsewhere (or the code asks whether it is "
+    "compiled), so the report stays at layer level"
+)
+
+
+@dataclass(slots=True)
+class Case:
+    """Hold what is known of one bad reading while the event is put together."""
+
+    reading: Reading
+    kind: Kind
+    rows: Rows
+    value: Any = None
+    later: int = 0
+    replay: bool = True
+    clean: int | None = None
+    updates: list[int] = field(default_factory=list)
+    replayed: Replay | None = None
+    unread: str = ""
+    refused: bool = False
+    watched: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
+    """Find the origin of a bad reading and say what caused it.
+
+    Returns:
+        The event, or None if a replay shows that only placed values (masks) are there.
+    """
+    reading = case.reading
+    summary = _measured(case, adapter)
+    if reading.phase == "input":
+        return _input_event(case, adapter, summary)
+    verdict = Verdict()
+    watched = case.replayed is not None  # every operation of the first run itself
+    wanted = case.replay and reading.phase != "parameter" and case.kind in NON_FINITE
+    if case.replayed is None and wanted:
+        try:
+            case.replayed = adapter.replay(reading)
+        except ReplayError as error:
+            case.refused = True
+            case.notes.append(str(error))
+        except Exception as error:  # noqa: BLE001  what was found must not be lost
+            case.notes.append(f"the replay failed: {reason(error)}")
+    if case.replayed is not None:
+        case.notes.extend(case.replayed.notes)
+    parted = _parted(case) if not watched else None
+    if parted is not None:
+        case.replayed = None
+        case.notes.append(
+            f"the replay saw other values than the first run: {parted}; so it proves nothing, and "
+            "the report stays at layer level (code that takes its own data, counts its own steps "
+            "or draws from its own generator runs differently the second time)"
+        )
+    if case.replayed is not None:
+        # A forward reading fails for -Inf only where the policy says so.
+        neginf = case.kind == "neginf" and reading.phase == "forward"
+        verdict = trace(case.replayed.records, case.replayed.sinks, neginf=neginf)
+        shown = any(sink.kind == case.kind for sink in case.replayed.sinks)
+        if verdict.placed_only and reading.phase == "forward" and shown:
+            return None
+        if case.replayed.incoming:
+            return _incoming_event(case, adapter)
+    outside = verdict.outside
+    if outside is not None and outside.source == "input":
+        return _outside_input(case, adapter, verdict, outside)
+    if outside is not None and outside.source == "handed":
+        return _handed_event(case, monitor, adapter, verdict, outside)
+    blamed = outside is not None and outside.source in ("parameter", "buffer")
+    # What an update wrote since may be bad because of this reading, and does not explain it.
+    unexplained = verdict.sink is None and not any(step >= reading.step for step in case.updates)
+    unexplained = unexplained and not _is_before_its_weight(case)
+    if blamed or reading.phase == "parameter" or unexplained:
+        found = _parameter_event(case, monitor, adapter, verdict, outside if blamed else None)
+        if found is not None:
+            return found
+    unseen = verdict.sink is None and reading.phase != "parameter"
+    if case.replayed is not None:
+        case.watched = case.watched or watched or case.replayed.whole
+        if unseen and not case.replayed.whole:  # else its own notes say it
+            clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
+            case.notes.append(_WATCHED if watched else clean)
+    return _operation_event(case, monitor, adapter, verdict, summary)
+
+
+def _is_before_its_weight(case: Case) -> bool:
+    """Tell whether a weight's gradient went bad in a step whose forward pass was finite.
+
+    The weight was good then, and what is bad in it now came of that gradient.
+    """
+    reading, rows = case.reading, case.rows
+    if reading.phase != "backward" or reading.site.parameter is None:
+        return False
+    forward = [i for i in range(reading.order) if rows.sites[i].phase in ("forward", "loss")]
+    return bool(forward) and all(rows.reading(i).kind is None for i in forward)
+
+
+def _parted(case: Case) -> str | None:
+    """Say where the replay parted from the first run, None where it did not."""
+    replayed = case.replayed
+    if replayed is None:
+        return None
+    return parting(case.rows, case.reading, replayed.passed)
+
+
+def bare(case: Case, adapter: Adapter, error: Exception) -> Event:
+    """Tell what is known of a bad reading whose report could not be put together."""
+    reading = case.reading
+    note = f"the rest of this report failed inside anynan, please report it: {reason(error)}"
+    return Event(
+        backend=adapter.backend,
+        layer=reading.layer,
+        phase=reading.phase,
+        kind=case.kind,
+        severity="bad",
+        step=reading.step,
+        call=reading.call,
+        order=reading.order,
+        tensor=reading.site.tensor,
+        parameter=reading.site.parameter,
+        spread=Spread(case.later),
+        notes=(*dict.fromkeys(case.notes), note),
+    )
+
+
+def _measured(case: Case, adapter: Adapter) -> Summary | None:
+    """Summarise the bad value, where it is at hand and can be read."""
+    if case.value is None:
+        return None
+    try:
+        return adapter.measure(case.value)
+    except Exception as error:  # noqa: BLE001  what was found must not be lost
+        case.notes.append(f"the bad value could not be measured: {reason(error)}")
+        return None
+
+
+def _operation_event(
+    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, summary: Summary | None
+) -> Event:
+    reading, origin, then = case.reading, verdict.origin, verdict.then
+    layer, phase, kind, tensor = reading.layer, reading.phase, case.kind, reading.site.tensor
+    call = reading.call
+    parameter = reading.site.parameter
+    surfaced = None
+    harmed = reading.phase if verdict.sink is None else verdict.sink.phase
+    if origin is not None and origin.phase != "backward":
+        # Results may be read after gradients: what the step returned bad was not hidden in it.
+        harmed = next((s.phase for s in _forward_and_bad(case)), harmed)
+    if origin is not None:
+        layer, phase, call = origin.layer, origin.phase, origin.call
+        here = (layer, phase) == (reading.layer, reading.phase)
+        parameter = origin.parameter or (parameter if here else None)
+        if origin.output is not None:
+            kind = origin.output.kind or kind
+            if not here or summary is None:
+                summary = origin.output
+        if not here:
+            tensor = "output" if phase != "backward" else "grad"
+            surfaced = place(reading.phase, reading.layer, reading.site.parameter)
+            if reading.phase == "value":
+                surfaced = f"the check of {reading.site.tensor}"
+        hidden = _hidden_before(origin, verdict)
+        if hidden is not None:
+            case.notes.append(
+                f"the same happened before in `{hidden.layer}`, where it was hidden again: "
+                "mend both"
+            )
+    spoilt = None
+    if phase == "optimizer" and parameter is not None:
+        found = (item for item in adapter.bad_parameters() if item.name == parameter)
+        spoilt = next(found, None)
+    cause = explain(
+        Situation(
+            phase=phase,
+            kind=kind,
+            layer=layer,
+            tensor=tensor,
+            parameter=parameter,
+            gradient=None if spoilt is None else spoilt.gradient,
+            state={} if spoilt is None else spoilt.state,
+            summary=summary,
+            record=origin,
+            then=then,
+            growth=monitor.history.curve(reading.site),
+            scale=adapter.loss_scale() if case.rows.scale is None else float(case.rows.scale),
+            surfaced=harmed if phase != harmed else None,
+            overwritten=origin is None and _overwritten(case),
+            watched=case.watched,
+        )
+    )
+    return _event(
+        case,
+        adapter,
+        layer=layer,
+        phase=phase,
+        kind=kind,
+        call=call,
+        tensor=tensor,
+        parameter=parameter,
+        summary=summary,
+        operation=None if origin is None else operation(origin),
+        cause=cause,
+        trail=_trail(case, monitor, layer, phase, call),
+        spread=Spread(case.later, surfaced),
+        expected=None if origin is None else origin.expected,
+        iteration=None if origin is None else origin.iteration,
+        shard=None if origin is None else origin.shard,
+        then=None if then is None else operation(then),
+    )
+
+
+def _forward_and_bad(case: Case) -> Iterator[Site]:
+    """Yield the places of the step at which a forward value or a loss was NaN or +Inf."""
+    rows = case.rows
+    for order in range(len(rows.lo)):
+        site = rows.sites[order]
+        if site.phase in ("forward", "loss") and rows.reading(order).kind in ("nan", "posinf"):
+            yield site
+
+
+def _hidden_before(origin: OpRecord, verdict: Verdict) -> OpRecord | None:
+    """Give an earlier layer's record of the same fault that reached nothing which matters."""
+    for record in verdict.contained:
+        forward = record.phase == origin.phase == "forward"
+        same = forward and record.name == origin.name and record.index < origin.index
+        if same and record.layer and record.layer != origin.layer:
+            return record
+    return None
+
+
+def _trail(
+    case: Case, monitor: Monitor, layer: str | None, phase: Phase, call: int | None = None
+) -> tuple[tuple[str, float | None], ...]:
+    """Give what led to the bad layer, which ends it."""
+    if phase not in ("forward", "backward"):
+        return ()
+    trail = monitor.trail(case.rows, case.reading.order, layer, phase, call)
+    if trail and layer is not None and case.kind in NON_FINITE:
+        trail = (*trail[:-1], (layer, None))  # what was read of it may have been hidden again
+    return trail
+
+
+def _overwritten(case: Case) -> bool:
+    """Tell whether the bad reading is of an argument that something unseen wrote into."""
+    sinks = [] if case.replayed is None else case.replayed.sinks
+    return any(sink.overwritten and sink.label == case.reading.site.tensor for sink in sinks)
+
+
+def _event(case: Case, adapter: Adapter, **said: Any) -> Event:
+    """Make an event; what is not said is the reading's own."""
+    reading = case.reading
+    common = {
+        "backend": adapter.backend, "kind": case.kind, "severity": "bad", "step": reading.step,
+        "call": reading.call, "order": reading.order, "rank": adapter.rank(),
+        "notes": tuple(dict.fromkeys(case.notes)),
+    }  # fmt: skip
+    return Event(**{**common, **said})
+
+
+def _incoming_event(case: Case, adapter: Adapter) -> Event:
+    """Report a gradient that was bad before it reached the tracked model."""
+    reading = case.reading
+    summary = _measured(case, adapter)
+    return _event(
+        case,
+        adapter,
+        layer=None,
+        phase="loss",
+        tensor="gradient of the loss",
+        summary=summary,
+        cause=Cause(
+            "outside_the_model",
+            "the model's outputs were finite, but the gradient that came back into it was not: "
+            "the loss, or code between the model and the loss, made it",
+            "track the training step function instead of the model, and the operation is named",
+        ),
+        spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
+    )
+
+
+def _input_event(case: Case, adapter: Adapter, summary: Summary | None) -> Event:
+    reading = case.reading
+    rows: tuple[int, ...] = ()
+    try:
+        rows = adapter.describe_input(reading, case.value)
+    except Exception as error:  # noqa: BLE001  what was found must not be lost
+        case.notes.append(f"the bad rows could not be listed: {reason(error)}")
+    cause = explain(
+        Situation(
+            phase="input",
+            kind=case.kind,
+            layer=reading.layer,
+            tensor=reading.site.tensor,
+            summary=summary,
+            rows=rows,
+        )
+    )
+    return _event(
+        case,
+        adapter,
+        layer=reading.layer,
+        phase="input",
+        tensor=reading.site.tensor,
+        summary=summary,
+        cause=cause,
+        spread=Spread(case.later),
+    )
+
+
+def _outside_input(case: Case, adapter: Adapter, verdict: Verdict, outside: Token) -> Event:
+    """Report bad values that a replay traced back to the batch."""
+    origin = verdict.origin
+    summary = None
+    if origin is not None:
+        summary = next((item.summary for item in origin.operands if item.source == "input"), None)
+    kind = (summary.kind if summary is not None else None) or case.kind
+    first = None if summary is None else summary.first_bad
+    rows = () if not first else (first[0],)
+    tensor = outside.label or "input"
+    cause = explain(
+        Situation(
+            phase="input",
+            kind=kind,
+            layer=None,
+            tensor=tensor,
+            summary=summary,
+            rows=rows,
+            record=origin,
+        )
+    )
+    reading = case.reading
+    return _event(
+        case,
+        adapter,
+        layer=None,
+        phase="input",
+        kind=kind,
+        order=0,
+        tensor=tensor,
+        summary=summary,
+        operation=None if origin is None else operation(origin),
+        cause=cause,
+        spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
+    )
+
+
+def _handed_event(
+    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, outside: Token
+) -> Event:
+    """Report bad values that code between the watched layers handed to one of them."""
+    reading, origin = case.reading, verdict.origin
+    operands = () if origin is None else origin.operands
+    summary = next((item.summary for item in operands if item.source == "handed"), None)
+    layer = (reading.layer if origin is None else origin.layer) or ""
+    before = _layer_before(case, layer)
+    where = f"between {before} and {layer}" if before else f"before {layer}"
+    return _event(
+        case,
+        adapter,
+        layer=None,
+        phase="loss",
+        kind=(None if summary is None else summary.kind) or case.kind,
+        tensor=f"{outside.label or 'input'} of {layer}",
+        summary=summary,
+        cause=Cause(
+            "made_between_layers",
+            f"what {layer} was given was bad already: it was made {where}, outside what is watched",
+            "track the training step function instead of the model, and the operation is named",
+            "" if summary is None else seen(summary),
+        ),
+        trail=_trail(case, monitor, layer, "forward"),
+        spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
+    )
+
+
+def _layer_before(case: Case, layer: str) -> str | None:
+    """Name the layer whose output was read last before this one began, if any was."""
+    for order in range(case.reading.order - 1, -1, -1):
+        site = case.rows.sites[order]
+        inside = site.layer is not None and f"{site.layer}.".startswith(f"{layer}.")
+        if site.phase == "forward" and site.layer and not inside:
+            return site.layer
+    return None
+
+
+def _parameter_event(
+    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, outside: Token | None
+) -> Event | None:
+    bad = adapter.bad_parameters()
+    if not bad:
+        return None
+    reading = case.reading
+    label = outside.label if outside is not None else reading.site.parameter
+    write: OpRecord | None = None
+    sink = verdict.sink
+    if outside is None and sink is not None and sink.phase == "parameter":
+        label = sink.label
+        if reading.step not in case.updates:  # the code itself wrote it, and no optimizer
+            write = verdict.origin
+    chosen: BadParameter = next((item for item in bad if item.name == label), bad[0])
+    updated = bool(case.updates) and not chosen.buffer and chosen.held
+    written = updated or write is not None
+    phase: Phase = "optimizer" if written else "parameter"
+    step = case.updates[-1] if updated and len(case.updates) == 1 else reading.step
+    since = None if case.clean is None or write is not None else (case.clean, reading.step)
+    kind = chosen.summary.kind or case.kind
+    cause = explain(
+        Situation(
+            phase=phase,
+            kind=kind,
+            layer=chosen.layer,
+            tensor=chosen.name,
+            parameter=chosen.name,
+            summary=chosen.summary,
+            since=since,
+            gradient=chosen.gradient,
+            state=chosen.state,
+            record=write,
+            unread=case.unread,
+            growth=monitor.history.curve(reading.site),
+        )
+    )
+    others = len(bad) - 1
+    if others:
+        word = "parameter or buffer is" if others == 1 else "parameters and buffers are"
+        case.notes.append(f"{others} more {word} bad too: {_names(bad, chosen)}")
+    return _event(
+        case,
+        adapter,
+        layer=chosen.layer,
+        phase=phase,
+        kind=kind,
+        call=0,
+        step=step,
+        tensor=STATE if chosen.optimizer else chosen.name.rpartition(".")[2],
+        parameter=chosen.name,
+        summary=chosen.summary,
+        operation=None if write is None else operation(write),
+        cause=cause,
+        trail=_trail(case, monitor, chosen.layer, reading.phase),
+        spread=Spread(
+            case.later,
+            None
+            if reading.phase == "parameter"
+            else place(reading.phase, reading.layer, reading.site.parameter),
+        ),
+        since=since,
+    )
+
+
+def norm_event(
+    finding: Finding, rows: Rows, adapter: Adapter, *, expected: str | None, bad: bool
+) -> Event:
+    """Report what the guard saw in the gradient norms."""
+    return Event(
+        backend=adapter.backend,
+        layer=finding.layer,
+        phase="backward",
+        kind=finding.kind,
+        severity="bad" if bad else "suspect",
+        step=rows.step,
+        order=len(rows.lo),
+        tensor=NORM,
+        cause=explain(
+            Situation(
+                phase="backward",
+                kind=finding.kind,
+                layer=finding.layer,
+                tensor=NORM,
+                growth=finding.growth,
+                finding=finding,
+            )
+        ),
+        trail=finding.layers,
+        expected=expected,
+        rank=adapter.rank(),
+    )
+
+
+def contained(record: OpRecord, rows: Rows, adapter: Adapter) -> Event:
+    """Tell of an operation whose bad values came to no harm."""
+    summary = record.output
+    kind = None if summary is None else summary.kind
+    return Event(
+        backend=adapter.backend,
+        layer=record.layer,
+        phase=record.phase,
+        kind=kind or "nan",
+        severity="suspect",
+        step=rows.step,
+        call=record.call,
+        order=len(rows.lo),
+        summary=summary,
+        operation=operation(record),
+        cause=explain(
+            Situation(
+                phase=record.phase, kind=kind or "nan", layer=record.layer, tensor="output",
+                summary=summary, record=record,
+            )
+        ),
+        expected=record.expected,
+        rank=adapter.rank(),
+        notes=("contained: its bad values reached no layer output, loss or gradient",),
+    )  # fmt: skip
+
+
+def _names(bad: list[BadParameter], chosen: BadParameter) -> str:
+    names = [item.name for item in bad if item is not chosen]
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def operation(record: OpRecord) -> Operation:
+    """Turn an adapter's record into the public form."""
+    return Operation(
+        name=record.name,
+        raw=record.raw,
+        inputs=tuple(item.summary for item in record.operands if item.summary is not None),
+        output=record.output,
+        source=record.source,
+        layer=record.layer,
+        phase="forward" if record.direct else record.phase,
+        direct=record.direct,
+    )
+
+
+def place(phase: str, layer: str | None, parameter: str | None) -> str:
+    """Say in a few words where a reading is."""
+    if parameter is not None and phase == "backward":
+        return f"gradient of {parameter}"
+    if parameter is not None and phase == "optimizer":
+        return f"the update of {parameter}"
+    if layer is None:
+        return {"loss": "the loss"}.get(phase, phase)
+    return f"{phase} {layer or '(the model itself)'}"

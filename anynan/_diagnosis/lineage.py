@@ -1,0 +1,437 @@
+"""From operation records to the origin: which operation made the bad value that matters."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from anynan._arrays.summary import Summary
+from anynan._judging.agreement import Passed
+from anynan.events import Phase, Source
+
+External = Literal[
+    "handed", "input", "parameter", "buffer", "constant", "uninitialised", "overwritten", "unknown"
+]
+
+
+@dataclass(slots=True)
+class Operand:
+    """Hold one operand of a recorded operation.
+
+    Attributes:
+        name: The operation's own name for it (``self``, ``other``, ``grad``, ``result``).
+        summary: Its content before the operation ran; None if it could not be seen.
+        value: Its element at the output's first bad index, where shapes broadcast.
+        parents: Indices of the records that wrote its bad values.
+        source: Where a bad operand that no record wrote came from; ``handed`` if code between
+            the watched layers gave it to one of them.
+        label: The name of that source (``batch['image']``, ``encoder.weight``).
+    """
+
+    name: str
+    summary: Summary | None
+    value: float | complex | None = None
+    parents: tuple[int, ...] = ()
+    source: External | None = None
+    label: str | None = None
+
+
+@dataclass(slots=True)
+class OpRecord:
+    """Hold one operation whose result was bad, as an adapter saw it in a replay.
+
+    Attributes:
+        index: Position in execution order, unique in the replay.
+        name: Canonical name, the array-API's where one exists.
+        raw: The framework's own name.
+        layer: Layer path, None outside every watched layer.
+        phase: Phase it ran in. A backward record is placed at the forward layer and line.
+        output: What came out.
+        operands: What went in. For a backward record ``grad`` is the incoming gradient and
+            the others are what the forward operation saved.
+        source: The user's line; for a backward record the forward line that made it.
+        params: Plain arguments that a cause rule may need (``dim``, ``exponent``, ``eps``).
+        value: The output at its first bad index.
+        forward: Index of the forward record whose bad result this backward record reuses.
+        feeds: Names of the operations whose backward gave the incoming gradient (the
+            forward consumers of this operation's result), for a backward record.
+        expected: Reason, if it ran inside ``anynan.expect``.
+        direct: True for an operation that the user's own code ran during the backward pass
+            (a custom function's backward, a gradient hook), and not autograd.
+        wide: The same result's largest magnitude computed in float32 or float64, when the
+            adapter could do that and it is finite there.
+        call: Which call of the layer it ran in.
+        parameter: The weight that an update's operation writes.
+        iteration: Iteration of the innermost loop around it, inside a compiled program.
+        shard: The shard it was seen on, where the program says so.
+        hidden: Names of the forward operations that took its bad result, or what came of it,
+            and gave a finite one; None where the adapter does not know.
+    """
+
+    index: int
+    name: str
+    raw: str
+    layer: str | None
+    phase: Phase
+    output: Summary | None
+    operands: tuple[Operand, ...] = ()
+    source: Source | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    value: float | complex | None = None
+    forward: int | None = None
+    feeds: tuple[str, ...] = ()
+    expected: str | None = None
+    wide: float | None = None
+    direct: bool = False
+    call: int = 0
+    parameter: str | None = None
+    iteration: int | None = None
+    shard: int | None = None
+    hidden: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Mark a place where bad values do harm.
+
+    Attributes:
+        phase: ``forward`` for a layer's output, ``loss``, ``backward`` for a gradient that
+            leaves a layer or lands on a parameter, ``parameter`` for a written weight.
+        layer: Layer path, None outside every watched layer.
+        label: Which tensor.
+        parents: Records that wrote its bad values.
+        kind: The worst kind in it.
+        overwritten: True for an argument that was finite when the call began, if nothing that
+            was watched wrote into it.
+    """
+
+    phase: Phase
+    layer: str | None
+    label: str
+    parents: tuple[int, ...]
+    kind: str
+    overwritten: bool = False
+
+
+@dataclass(slots=True)
+class Replay:
+    """Hold what an adapter's second, operation-level run of a step saw.
+
+    Attributes:
+        records: Operations with a bad result, in execution order.
+        sinks: Where bad values arrived, in execution order.
+        notes: What could not be seen, said plainly.
+        incoming: True if the gradient was bad already when it came into the model.
+        uncompiled: True if the step ran compiled and this run of it did not.
+        passed: The places it passed, to be compared with the first run's rows; empty where the
+            adapter does not say.
+        substituted: True if the gradient it began from stands in for one that was not kept.
+        whole: True if it saw every operation of the failing run itself, or of one that agreed
+            with it: what no operation explains was then made out of sight.
+    """
+
+    records: list[OpRecord] = field(default_factory=list)
+    sinks: list[Sink] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    incoming: bool = False
+    uncompiled: bool = False
+    passed: list[Passed] = field(default_factory=list)
+    substituted: bool = False
+    whole: bool = False
+
+    def end(self) -> None:
+        """Leave out what came after the first harm: it is spread, and tells nothing."""
+        for i, sink in enumerate(self.sinks):
+            if sink.parents and not (sink.kind == "neginf" and sink.phase == "forward"):
+                last = max(sink.parents)
+                self.records = self.records[: last + 1]
+                self.sinks = [s for s in self.sinks[: i + 1] if all(p <= last for p in s.parents)]
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Name one root of bad values: an operation, a placed constant, or something from outside."""
+
+    index: int
+    placed: bool = False
+    source: External | None = None
+    label: str | None = None
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Say which operation is to blame.
+
+    Attributes:
+        origin: The first harmful origin, None if nothing harmful was seen.
+        outside: Set when the bad values came from outside every operation.
+        then: The first NaN on the way, when the origin made an Inf.
+        sink: Where the harm was done.
+        contained: Origins whose bad values reached nothing that matters.
+        placed_only: True if every sink held only placed values (masks).
+    """
+
+    origin: OpRecord | None = None
+    outside: Token | None = None
+    then: OpRecord | None = None
+    sink: Sink | None = None
+    contained: list[OpRecord] = field(default_factory=list)
+    placed_only: bool = False
+
+
+PLACING = frozenset(
+    {
+        "where", "masked_fill", "full", "full_like", "fill", "pad", "index_put", "scatter",
+        "masked_scatter", "index_fill", "constant", "copy", "tril", "triu", "nan_to_num",
+        "zeros", "ones", "asarray", "setitem",
+    }
+)  # fmt: skip
+
+
+# A mask goes into no product.
+_PRODUCTS = frozenset({"matmul", "linear", "multiply", "divide", "convolution", "rnn", "square"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Roots:
+    """Say where bad values come from: the roots of ``parents``, and ``own``.
+
+    The roots are not listed beyond that, as thousands of faults may meet in one value.
+
+    Attributes:
+        parents: Records that passed bad values on.
+        own: Roots that lie here.
+        real: The earliest root that is not only placed, of all there are.
+        placed: The earliest root that is.
+    """
+
+    parents: tuple[int, ...] = ()
+    own: tuple[Token, ...] = ()
+    real: Token | None = None
+    placed: Token | None = None
+
+    @property
+    def first(self) -> Token | None:
+        """Give the earliest root, real ones first."""
+        return self.real or self.placed
+
+
+def trace(records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False) -> Verdict:
+    """Follow bad values from where they were made to where they did harm.
+
+    An origin is an operation with finite operands and a non-finite result, or a NaN result
+    with no NaN operand. A NaN made of an Inf inherits the Inf's origin, unless that Inf was
+    only placed (a mask). A NaN is never only placed: where the code itself writes one, that is
+    the origin. An origin is harmful if a sink's bad values descend from it.
+
+    Args:
+        records: Operations with bad results, in execution order.
+        sinks: Where bad values arrived, in execution order.
+        neginf: Take a computed -Inf that leaves a layer as harm too.
+    """
+    by_index = {record.index: record for record in records}
+    roots: dict[int, _Roots] = {}
+    for record in records:
+        roots[record.index] = _roots(record, roots)
+    verdict = Verdict(placed_only=bool(sinks))
+    harmful: set[int] = set()
+    left: list[Sink] = []
+    for sink in sinks:
+        found = _join(_passed(parent, roots) for parent in sink.parents)
+        chosen = found.first
+        mask = sink.phase == "forward" and sink.kind == "neginf"
+        if chosen is None:
+            # Values that nobody was seen writing are not known to be placed.
+            verdict.placed_only = verdict.placed_only and mask
+            continue
+        if chosen.placed and sink.phase == "forward":
+            continue
+        if mask and not neginf:
+            if not sink.layer:  # nothing of the model can hide it any more
+                left.append(sink)
+            continue
+        verdict.placed_only = False
+        harmful.update(found.parents)
+        if verdict.sink is None:
+            after = set() if chosen.placed else _after({chosen.index}, roots)
+            verdict.sink = next((item for item in left if not after.isdisjoint(item.parents)), sink)
+            if chosen.source is not None:
+                verdict.outside = chosen
+            verdict.origin = by_index.get(chosen.index)
+            if chosen.placed:
+                verdict.origin = _turned(records, roots, sink) or verdict.origin
+    before = _before(harmful, roots)
+    verdict.contained = [
+        record
+        for record in records
+        if record.index not in before and Token(record.index) in roots[record.index].own
+    ]
+    origin = verdict.origin
+    if origin is not None and origin.output is not None and not origin.output.nan:
+        own = {origin.index} if roots[origin.index].own else set()
+        after = _after(own, roots)
+        verdict.then = next(
+            (
+                record
+                for record in records
+                if record.index > origin.index
+                and record.index in after
+                and _has(record.output, "nan")
+                and not any(_has(operand.summary, "nan") for operand in record.operands)
+            ),
+            None,
+        )
+    return verdict
+
+
+def _turned(records: list[OpRecord], roots: dict[int, _Roots], sink: Sink) -> OpRecord | None:
+    """Return the operation that made what arrived of another kind that was only placed.
+
+    A loss that is +Inf because a target's score was masked with -Inf is the loss's doing.
+    """
+    before = _before(set(sink.parents), roots)
+    after = _after({index for index in before if roots[index].own}, roots)
+    return next(
+        (
+            record
+            for record in records
+            if record.index in after
+            and record.name not in PLACING
+            and _has(record.output, sink.kind)
+            and record.operands
+            and not any(_has(operand.summary, sink.kind) for operand in record.operands)
+        ),
+        None,
+    )
+
+
+def _before(indices: set[int], roots: dict[int, _Roots]) -> set[int]:
+    """Give these records and all whose bad values they carry."""
+    todo = [index for index in indices if index in roots]
+    seen = set(todo)
+    while todo:
+        new = [parent for parent in roots[todo.pop()].parents if parent not in seen]
+        seen.update(new)
+        todo.extend(new)
+    return seen
+
+
+def _after(indices: set[int], roots: dict[int, _Roots]) -> set[int]:
+    """Give these records and all that carry their bad values."""
+    seen = set(indices)
+    for index, found in roots.items():  # in execution order
+        if not seen.isdisjoint(found.parents):
+            seen.add(index)
+    return seen
+
+
+def _join(parts: Iterable[_Roots]) -> _Roots:
+    parents: dict[int, None] = {}
+    own: dict[Token, None] = {}
+    real = placed = None
+    for part in parts:
+        parents.update(dict.fromkeys(part.parents))
+        own.update(dict.fromkeys(part.own))
+        if part.real is not None and (real is None or part.real.index < real.index):
+            real = part.real
+        if part.placed is not None and (placed is None or part.placed.index < placed.index):
+            placed = part.placed
+    return _Roots(tuple(parents), tuple(own), real, placed)
+
+
+def _passed(index: int, roots: dict[int, _Roots]) -> _Roots:
+    """Give what a record hands on; nothing if it was not recorded."""
+    found = roots.get(index)
+    return _Roots() if found is None else _Roots((index,), (), found.real, found.placed)
+
+
+def _root(token: Token) -> _Roots:
+    return _Roots((), (token,), None if token.placed else token, token if token.placed else None)
+
+
+def _has(summary: Summary | None, kind: str) -> bool:
+    return summary is not None and bool(getattr(summary, kind, 0))
+
+
+def _roots(record: OpRecord, roots: dict[int, _Roots]) -> _Roots:
+    """Give the roots of one record's bad values."""
+    # A mask's Inf is placed; a NaN that the code itself writes is no mask.
+    placed = record.name in PLACING and not _has(record.output, "nan")
+    own = _root(Token(record.index, placed=placed))
+    parts: list[_Roots] = []
+    of_nan: list[_Roots] = []
+    for operand in record.operands:
+        part = _operand_roots(record, operand, roots)
+        parts.append(part)
+        if _has(operand.summary, "nan"):
+            of_nan.append(part)
+    if record.forward is not None:
+        part = _passed(record.forward, roots)
+        parts.append(part)
+        if part.real is not None:
+            of_nan.append(part)
+    inherited, nans = _join(parts), _join(of_nan)
+    output = record.output
+    if record.name in PLACING:
+        return inherited if inherited.real is not None else _join([inherited, own])
+    if output is None or inherited.first is None:
+        return own if inherited.first is None else inherited
+    if inherited.real is not None:
+        return nans if nans.real is not None else inherited
+    # Only placed values came in: a NaN, or an Inf beside them, is this operation's own.
+    if output.nan and nans.first is None:
+        return own
+    if not output.nan and output.posinf + output.neginf > _carried(record, output.size):
+        return own
+    # A mask's -Inf that arithmetic turned into +Inf is no mask any more.
+    summaries = [operand.summary for operand in record.operands if operand.summary is not None]
+    if output.posinf and not any(summary.posinf for summary in summaries):
+        return own
+    return inherited
+
+
+def _carried(record: OpRecord, size: int) -> float:
+    """Count the Inf that the operands bring along, broadcast to the result's size."""
+    total = 0.0
+    for operand in record.operands:
+        summary = operand.summary
+        if summary is None or not summary.size:
+            continue
+        if summary.posinf + summary.neginf:
+            if summary.size > size or size % summary.size:
+                return float("inf")
+            total += (summary.posinf + summary.neginf) * size / summary.size
+    return total
+
+
+def _operand_roots(record: OpRecord, operand: Operand, roots: dict[int, _Roots]) -> _Roots:
+    summary = operand.summary
+    found = _join(_passed(parent, roots) for parent in operand.parents)
+    if found.first is not None:
+        return found
+    if operand.source is None or (summary is not None and not summary.bad):
+        return _Roots()
+    if operand.source == "constant":
+        if summary is not None and summary.nan:
+            return _root(Token(record.index, source="constant", label=operand.label))
+        return _root(Token(record.index, placed=True))
+    if operand.source == "input" and summary is not None and is_mask(summary):
+        return _root(Token(record.index, placed=True))
+    masks = operand.source == "handed" and record.name not in _PRODUCTS
+    if masks and summary is not None and not summary.nan and not summary.posinf:
+        return _root(Token(record.index, placed=True))
+    # A bias with a mask in it, made once: no program keeps another -Inf between its steps.
+    kept = operand.source in ("buffer", "unknown")
+    if kept and summary is not None and not summary.nan and not summary.posinf:
+        return _root(Token(record.index, placed=True))
+    return _root(Token(record.index, source=operand.source, label=operand.label))
+
+
+def is_mask(summary: Summary) -> bool:
+    """Tell whether an array holds only 0 and -Inf: an additive mask."""
+    return (
+        summary.neginf > 0
+        and not summary.nan
+        and not summary.posinf
+        and summary.zero + summary.neginf == summary.size
+    )

@@ -1,0 +1,505 @@
+"""Rules for the forward pass: an argument outside what the operation can take."""
+
+import math
+import re
+
+from anynan._diagnosis.rules.evidence import (
+    above,
+    at,
+    below,
+    group,
+    holds,
+    infinite,
+    is_zero,
+    literal,
+    lost_epsilon,
+    lost_in_one,
+    plural,
+    real,
+    same,
+    times,
+)
+from anynan._diagnosis.rules.situation import BOTH, FORWARD, OTHER, SELF, Rule, Situation
+
+_LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "xlog1py"})
+_QUOTIENTS = frozenset({"divide", "floor_divide", "addcdiv", "reciprocal", "rsqrt"})
+_DIVISOR = (*OTHER, "tensor2")
+
+
+def _called(s: Situation, names: tuple[str, ...] = SELF) -> str:
+    """Quote a call of one argument: ``log(-0.3) at [3, 7]``."""
+    name = {"xlogy": "log", "xlog1py": "log1p"}.get(s.operation, s.operation)
+    return f"{name}({literal(s.value(*names))}){at(s)}"
+
+
+# Logarithms.
+
+
+def _argument(s: Situation) -> tuple[tuple[str, ...], float]:
+    """Return what the logarithm is taken of, and where it is -Inf."""
+    names = OTHER if s.operation.startswith("xlog") else SELF
+    return names, -1.0 if "log1p" in s.operation else 0.0
+
+
+def _log_of_negative(s: Situation) -> str | None:
+    names, edge = _argument(s)
+    low = below(s, names, edge)
+    if low is None or not s.made("nan"):
+        return None
+    value = real(s.value(*names))
+    seen = (
+        _called(s, names)
+        if value is not None and value < edge
+        else f"the input goes down to {low:.4g}"
+    )
+    return seen + times(0 if s.output is None else s.output.nan, "NaN")
+
+
+def _log_of_zero(s: Situation) -> str | None:
+    names, edge = _argument(s)
+    summary = s.summary_of(*names)
+    if not holds(s, names, lambda v: v == edge, lambda x: x.zero > 0 if edge == 0 else x.min == -1):
+        value = s.value(*names)
+        if not (isinstance(value, complex) and value == edge):
+            return None
+    zeros = 0 if summary is None or edge else summary.zero
+    return _called(s, names) + times(zeros, "zeros")
+
+
+def _log_wording(s: Situation) -> tuple[str, str] | None:
+    if "log1p" in s.operation:
+        return "log1p(-1) is -Inf", "keep the argument above -1: log1p(maximum(x, -1 + {margin}))"
+    if _log_of("softmax", s.line):
+        return (
+            "the logarithm of 0 is -Inf: a softmax probability rounded to 0",
+            "use log_softmax(x) instead of log(softmax(x)): it never makes the 0",
+        )
+    if _log_of("sigmoid", s.line):
+        return (
+            "the logarithm of 0 is -Inf: a sigmoid rounded to 0",
+            "use logsigmoid(x) instead of log(sigmoid(x)), and logsigmoid(-x) for log(1 - p)",
+        )
+    if re.search(
+        r"\blog\(.*\bsum\b.*\bexp\(|exp\(.*\bsum\b.*\blog\(|log\(.*exp\(.*\bsum\b", s.line
+    ):
+        return (
+            "the logarithm of 0 is -Inf: every exp under it rounded to 0",
+            "use logsumexp(x) instead of log(sum(exp(x))): it subtracts the largest term first",
+        )
+    return None
+
+
+def _log_of(inner: str, line: str) -> bool:
+    """Tell whether a line takes the logarithm of a function's result at once."""
+    pattern = rf"\blog\(\s*[\w.]*(?<!log_){inner}\(|(?<!log_){inner}\([^()]*\)\s*\.log\("
+    return re.search(pattern, line) is not None
+
+
+def _logit(s: Situation) -> str | None:
+    if above(s, SELF, 1.0) is not None or below(s, SELF, 0.0) is not None:
+        return f"{_called(s)}, which is outside [0, 1]" if s.made("nan") else None
+    found = holds(s, SELF, lambda v: v in (0.0, 1.0), lambda x: x.zero > 0 or x.max == 1)
+    return _called(s) if found else None
+
+
+def _entropy_loss(s: Situation) -> str | None:
+    found = holds(s, SELF, lambda v: v <= 0 or v >= 1, lambda x: x.zero > 0 or x.max == 1)
+    return f"a prediction is {literal(s.value(*SELF))}{at(s)}" if found else None
+
+
+def _kl_div(s: Situation) -> str | None:
+    if s.operation == "subtract":  # the last step of it, where it runs as three
+        held = s.summary_of(*OTHER) if "kl_div" in s.line else None
+        return (
+            f"target * log probability holds {group(held.neginf)} x -inf"
+            if (held is not None and held.neginf)
+            else None
+        )
+    predicted, target = s.summary_of(*SELF), s.summary_of("target")
+    if target is not None and target.low is not None and target.low < 0:
+        return f"the target goes down to {target.low:.4g}"
+    if predicted is not None and predicted.neginf:
+        return f"the predicted log probabilities hold {group(predicted.neginf)} x -inf"
+    return None
+
+
+# Division.
+
+
+def _zero_vector(s: Situation) -> str | None:
+    if s.operation == "weight_norm":
+        weight = s.summary_of("v", *SELF)
+        zeros = weight is not None and not weight.bad and weight.zero
+        return f"the weight holds {plural(zeros, 'zero')}" if zeros and s.made("nan") else None
+    normalising = any(word in s.line for word in ("cosine_similarity", "normalize", "CosineSim"))
+    if not normalising or not is_zero(s, _DIVISOR if s.operation == "divide" else SELF):
+        return None
+    index = None if s.output is None else s.output.first_bad
+    return "a vector of length 0" + (f" (first at {list(index)})" if index else "")
+
+
+def _lost_epsilon(s: Situation) -> str | None:
+    names: tuple[str, ...] = (
+        _DIVISOR if s.operation in ("divide", "addcdiv", "floor_divide") else SELF
+    )
+    if s.where == "backward":
+        # Of these only a square root is finite at 0 where its slope is not.
+        names = ("result",) if s.operation == "sqrt" else ()
+    bad_zero = is_zero(s, names) or (s.operation.endswith("_norm") and s.made("nan", "posinf"))
+    if not bad_zero or infinite(s.summary_of(*SELF)):
+        return None
+    lost = lost_epsilon(s)
+    if lost is not None:
+        return f"{lost:g} rounds to 0 in {s.dtype}"
+    lost = lost_in_one(s)
+    return None if lost is None else f"1 - {lost:g} is 1 in {s.dtype}"
+
+
+def _epsilon_wording(s: Situation) -> tuple[str, str] | None:
+    if lost_epsilon(s) is not None:
+        return None
+    return (
+        "a bound just below 1 probably rounds to 1 in {dtype}, and 1 minus it is 0",
+        "keep further from 1, clip(p, {margin}, 1 - {margin}), or write log(1 - p) as log1p(-p)",
+    )
+
+
+def _divide_by_zero(s: Situation) -> str | None:
+    if s.operation in ("reciprocal", "rsqrt"):
+        return _called(s) if is_zero(s, SELF) else None
+    if not is_zero(s, _DIVISOR):
+        return None
+    above_line = s.value("tensor1") if s.operation == "addcdiv" else s.value(*SELF)
+    below_line = s.value(*_DIVISOR)
+    divisor = s.summary_of(*_DIVISOR)
+    zeros = 0 if divisor is None else divisor.zero
+    if above_line is None or below_line is None:
+        return f"the divisor holds {plural(zeros, 'zero')}"
+    return f"{literal(above_line)} / {literal(below_line)}{at(s)}" + times(zeros, "zero divisors")
+
+
+def _divide_wording(s: Situation) -> tuple[str, str] | None:
+    if s.operation == "rsqrt":
+        return "1 / sqrt(0) is Inf", "add eps inside: rsqrt(x + {eps})"
+    if s.operation == "reciprocal":
+        return "1/0 is Inf", "add eps to a divisor that cannot be negative: 1 / (x + {eps})"
+    nan, inf = s.made("nan"), s.made("posinf", "neginf")
+    if nan and inf:
+        return None
+    masked = "where(y == 0, 0, x / where(y == 0, 1, y))"
+    if nan:
+        upper = s.value(*SELF)
+        return (
+            "a complex number divided by 0 is NaN"
+            if isinstance(upper, complex) and upper
+            else "0/0 is NaN",
+            (
+                f"give the empty case a value of its own: {masked}; or add eps to the divisor: "
+                "x / (y + {eps})"
+            ),
+        )
+    return (
+        "a number divided by 0 is Inf",
+        f"add eps to a divisor that cannot be negative: x / (y + {{eps}}); else {masked}",
+    )
+
+
+def _inf_over_inf(s: Situation) -> str | None:
+    upper, lower = real(s.value(*SELF)), real(s.value(*OTHER))
+    if upper is not None and lower is not None:
+        found = math.isinf(upper) and math.isinf(lower)
+    else:
+        found = infinite(s.summary_of(*SELF)) and infinite(s.summary_of(*OTHER))
+    if not found or not s.made("nan"):
+        return None
+    return f"{literal(upper)} / {literal(lower)}{at(s)}"
+
+
+def _remainder(s: Situation) -> str | None:
+    if not is_zero(s, OTHER):
+        return None
+    return f"{literal(s.value(*SELF))} % {literal(s.value(*OTHER))}{at(s)}"
+
+
+# Roots, powers and the inverse functions.
+
+
+def _sqrt_of_negative(s: Situation) -> str | None:
+    low = below(s, SELF, 0.0)
+    if low is None or not s.made("nan"):
+        return None
+    value = real(s.value(*SELF))
+    quoted = _called(s) if value is not None and value < 0 else f"the input goes down to {low:.4g}"
+    return quoted + times(0 if s.output is None else s.output.nan, "NaN")
+
+
+def _sqrt_wording(s: Situation) -> tuple[str, str] | None:
+    summary, low = s.summary_of(*SELF), below(s, SELF, 0.0)
+    if summary is None or summary.max is None or low is None:
+        return None
+    if summary.max > 0 and -low < 1e-3 * summary.max:
+        return (
+            (
+                "the square root of a negative number is NaN; the number is so small beside the "
+                "others that it is probably a rounding error below 0"
+            ),
+            (
+                "clamp it: sqrt(maximum(x, 0)); a variance taken as mean(x**2) - mean(x)**2 goes "
+                "below 0 this way: use var(x)"
+            ),
+        )
+    return None
+
+
+def _power_domain(s: Situation) -> str | None:
+    base, power = real(s.value(*SELF)), real(s.value("exponent"))
+    if base is None or power is None:
+        return None
+    text = f"{literal(base)} ** {literal(power)}{at(s)}"
+    if base == 0 and power < 0:
+        return text
+    return text if base < 0 and math.isfinite(power) and power != int(power) else None
+
+
+def _power_wording(s: Situation) -> tuple[str, str] | None:
+    if same(s.value(*SELF), 0.0):
+        return (
+            "0 to a negative power is Inf: it is 1/0",
+            "keep the base away from 0: maximum(x, {eps}) ** p",
+        )
+    return (
+        "a negative number to a fractional power is NaN",
+        "take the power of the magnitude, sign(x) * abs(x) ** p, or keep the base positive",
+    )
+
+
+_DOMAIN = {"acos": (-1, 1), "asin": (-1, 1), "atanh": (-1, 1), "erfinv": (-1, 1),
+           "acosh": (1, math.inf)}  # fmt: skip
+
+
+def _inverse_domain(s: Situation) -> str | None:
+    low, high = _DOMAIN[s.operation]
+    outside = below(s, SELF, low)
+    outside = above(s, SELF, high) if outside is None else outside
+    if outside is not None:
+        known = same(s.value(*SELF), outside)
+        return _called(s) if known else f"the input reaches {literal(outside)}"
+    # At +-1 itself these two are infinite.
+    edge = s.operation in ("atanh", "erfinv") and s.made("posinf", "neginf")
+    on = edge and holds(
+        s, SELF, lambda v: abs(v) == 1, lambda x: x.absmax == 1 or 1 in (x.min, x.max)
+    )
+    return _called(s) if on else None
+
+
+def _inverse_wording(s: Situation) -> tuple[str, str] | None:
+    if s.operation == "acosh":
+        return "acosh of a number below 1 is NaN", "clamp the argument: acosh(maximum(x, 1))"
+    if s.operation in ("atanh", "erfinv"):
+        return (
+            "{op} is infinite at 1 and -1, and NaN beyond",
+            "clamp the argument inside (-1, 1): {op}(clip(x, -1 + {margin}, 1 - {margin}))",
+        )
+    return None
+
+
+def _lgamma(s: Situation) -> str | None:
+    value = real(s.value(*SELF))
+    if value is None or value > 0 or value != value or math.isinf(value) or value != int(value):
+        return None
+    return _called(s)
+
+
+def _trig_of_inf(s: Situation) -> str | None:
+    found = holds(s, SELF, math.isinf, infinite)
+    return _called(s) if found and s.made("nan") else None
+
+
+def _singular(s: Situation) -> str | None:
+    known = [item.summary for item in s.operands if item.summary is not None]
+    if not known or any(summary.bad for summary in known):
+        return None
+    matrix = known[0]
+    return f"{s.operation} of a finite {matrix.dtype} matrix {matrix.shape} gave {_kind(s)}"
+
+
+def _out_of_range(s: Situation) -> str | None:
+    index, entries, outside = s.param("index"), s.param("entries"), s.param("outside")
+    if index is None or entries is None or not s.made("nan"):
+        return None
+    found = f"index {index:.0f} is out of range for {plural(int(entries), 'entry', 'entries')}"
+    return found + times(int(outside or 1), "such indices")
+
+
+def _kind(s: Situation) -> str:
+    return "NaN" if s.made("nan") else "+Inf" if s.made("posinf") else "-Inf"
+
+
+RULES = (
+    Rule(
+        "cosine_of_zero_vector",
+        frozenset({"divide", "reciprocal", "rsqrt", "weight_norm"}),
+        FORWARD,
+        _zero_vector,
+        "a vector of zeros has no direction: dividing it by its length is 0/0",
+        "find out why the vector is all 0 (padding, a dead layer); or give the length a floor: "
+        "x / maximum(norm(x), {eps})",
+    ),
+    Rule(
+        "epsilon_underflow",
+        _QUOTIENTS | _LOGS | {"sqrt", "layer_norm", "batch_norm", "group_norm", "rms_norm"},
+        BOTH,
+        _lost_epsilon,
+        "the small constant that should keep this away from 0 is probably lost to rounding in "
+        "{dtype}",
+        "use a constant that {dtype} can hold, such as {eps}, or compute this in a wider dtype",
+        sure=False,
+        wording=_epsilon_wording,
+    ),
+    Rule(
+        "log_of_negative",
+        _LOGS,
+        FORWARD,
+        _log_of_negative,
+        "the logarithm of a negative number is NaN",
+        "keep the argument positive: log(maximum(x, {eps})); if it must be positive, make it so "
+        "with softplus(x) or exp(x)",
+        wording=lambda s: (
+            (
+                "log1p of a number below -1 is NaN",
+                "keep the argument above -1: log1p(maximum(x, -1 + {margin}))",
+            )
+            if "log1p" in s.operation
+            else None
+        ),
+    ),
+    Rule(
+        "log_of_zero",
+        _LOGS,
+        FORWARD,
+        _log_of_zero,
+        "the logarithm of 0 is -Inf",
+        "add eps inside: log(x + {eps}); or clamp the argument away from 0: log(maximum(x, {eps}))",
+        wording=_log_wording,
+    ),
+    Rule(
+        "logit_of_zero_or_one",
+        frozenset({"logit"}),
+        FORWARD,
+        _logit,
+        "logit is infinite at 0 and 1, and NaN outside",
+        "clamp the probability: logit(clip(p, {margin}, 1 - {margin})), or keep the logits you had "
+        "before the sigmoid",
+    ),
+    Rule(
+        "binary_cross_entropy_saturated",
+        frozenset({"binary_cross_entropy"}),
+        BOTH,
+        _entropy_loss,
+        "binary cross entropy takes log(p) and log(1 - p): at a prediction of 0 or 1 this is -Inf",
+        "pass the logits to the form of this loss that takes logits, without the sigmoid before "
+        "it; or clamp: clip(p, {margin}, 1 - {margin})",
+    ),
+    Rule(
+        "kl_div_domain",
+        frozenset({"kl_div", "subtract"}),
+        FORWARD,
+        _kl_div,
+        "this divergence takes the logarithm of the target and multiplies by the predicted log "
+        "probability: a negative target or a log probability of -Inf breaks it",
+        "pass log_softmax(x) as the prediction and a target that is never negative; clamp log "
+        "probabilities: maximum(logp, -100)",
+    ),
+    Rule(
+        "divide_by_zero",
+        _QUOTIENTS,
+        FORWARD,
+        _divide_by_zero,
+        "0/0 is NaN, and any other number divided by 0 is Inf",
+        "add eps to a divisor that cannot be negative: x / (y + {eps}); else "
+        "where(y == 0, 0, x / where(y == 0, 1, y))",
+        wording=_divide_wording,
+    ),
+    Rule(
+        "inf_over_inf",
+        frozenset({"divide"}),
+        FORWARD,
+        _inf_over_inf,
+        "Inf divided by Inf is NaN",
+        "keep both sides finite: clamp them, or divide their logarithms by subtracting; exp(x) / "
+        "sum(exp(x)) is softmax(x), which cannot overflow",
+    ),
+    Rule(
+        "remainder_by_zero",
+        frozenset({"remainder"}),
+        FORWARD,
+        _remainder,
+        "the remainder of a division by 0 is NaN",
+        "make sure the divisor is never 0: remainder(x, where(y == 0, 1, y))",
+    ),
+    Rule(
+        "sqrt_of_negative",
+        frozenset({"sqrt", "rsqrt"}),
+        FORWARD,
+        _sqrt_of_negative,
+        "the square root of a negative number is NaN",
+        "clamp the argument: {op}(maximum(x, {eps})); a variance taken as mean(x**2) - mean(x)**2 "
+        "goes below 0 by rounding: use var(x)",
+        wording=_sqrt_wording,
+    ),
+    Rule(
+        "power_domain",
+        frozenset({"pow"}),
+        FORWARD,
+        _power_domain,
+        "0 to a negative power is Inf, and a negative number to a fractional power is NaN",
+        "keep the base positive: maximum(x, {eps}) ** p",
+        wording=_power_wording,
+    ),
+    Rule(
+        "inverse_trig_domain",
+        frozenset(_DOMAIN),
+        FORWARD,
+        _inverse_domain,
+        "{op} of a number outside its domain is NaN; for a cosine or a dot product of unit vectors "
+        "rounding alone goes past 1",
+        "clamp the argument: {op}(clip(x, -1, 1))",
+        wording=_inverse_wording,
+    ),
+    Rule(
+        "lgamma_pole",
+        frozenset({"lgamma", "digamma", "polygamma"}),
+        FORWARD,
+        _lgamma,
+        "{op} is infinite at 0 and at the negative whole numbers",
+        "keep the argument positive: {op}(maximum(x, {eps}))",
+    ),
+    Rule(
+        "trig_of_inf",
+        frozenset({"sin", "cos", "tan"}),
+        FORWARD,
+        _trig_of_inf,
+        "{op} of Inf is NaN",
+        "keep infinite angles out: where(isfinite(x), x, 0) before {op}",
+    ),
+    Rule(
+        "singular_matrix",
+        frozenset({"inv", "solve", "cholesky", "slogdet", "lu", "pinv"}),
+        FORWARD,
+        _singular,
+        "the matrix is probably singular, or so close to it that {dtype} cannot tell",
+        "add a little to the diagonal, A + 1e-6 * eye(n), compute in float64, or use a least "
+        "squares solution",
+        sure=False,
+    ),
+    Rule(
+        "index_out_of_range",
+        frozenset({"take"}),
+        FORWARD,
+        _out_of_range,
+        "an index is out of range: a compiled program does not stop there, and what it reads is "
+        "filled with NaN",
+        "check the indices before the call: labels below the number of classes, tokens below the "
+        "size of the vocabulary, padding masked or given an entry of its own",
+    ),
+)

@@ -1,0 +1,483 @@
+"""Rules for the forward pass: numbers too large, and arithmetic with Inf."""
+
+import math
+
+from anynan._diagnosis.lineage import Operand
+from anynan._diagnosis.rules.evidence import (
+    HALF,
+    at,
+    called,
+    finite_operands,
+    group,
+    infinite,
+    largest,
+    limits,
+    literal,
+    magnitude,
+    plural,
+    real,
+)
+from anynan._diagnosis.rules.situation import BOTH, FORWARD, OTHER, SELF, Rule, Situation
+
+_PRODUCTS = frozenset({"matmul", "linear", "convolution", "attention", "rnn", "einsum"})
+_SUMS = frozenset({"sum", "mean", "cumsum", "logsumexp", "mse_loss"})
+_NORMS = frozenset({"layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm"})
+_SPREADS = frozenset({"var", "std"})
+OVERFLOWING = (
+    _PRODUCTS
+    | _SUMS
+    | _NORMS
+    | _SPREADS
+    | {
+        "add", "subtract", "multiply", "square", "pow", "cumprod", "prod", "astype", "copy",
+        "addcmul", "addcdiv", "lerp", "vector_norm", "matrix_norm", "cdist", "det", "sinh", "cosh",
+        "divide", "reciprocal", "expm1", "exp2", "gelu", "silu", "softplus", "scatter_add",
+    }
+)  # fmt: skip
+_COMPOSED = _PRODUCTS | _SUMS | _NORMS | _SPREADS | {"gelu", "silu", "softplus", "cdist"}
+_CASTS = frozenset({"astype", "copy"})
+
+
+# Softmax and attention.
+
+
+def _softmax_of_inf(s: Situation) -> str | None:
+    for item in s.operands:
+        held = item.summary
+        if held is not None and held.posinf and not held.nan and not item.name.startswith("grad"):
+            return f"{group(held.posinf)} x inf in the operand" if s.made("nan") else None
+    return None
+
+
+def _fully_masked(s: Situation) -> str | None:
+    if s.record is None or not (s.made("nan") or s.operation in ("logsumexp", "log_softmax")):
+        return None
+    rows = s.record.params.get("masked_rows")
+    if isinstance(rows, int) and rows > 0:
+        return f"{plural(rows, 'row')} {'is' if rows == 1 else 'are'} -inf throughout"
+    if s.operation == "logsumexp":
+        made = s.record.phase == "backward" and s.summary_of("result")
+        return f"{group(made.neginf)} x -inf in the result" if made and made.neginf else None
+    clean = [
+        item for item in s.operands
+        if item.summary is not None and not item.summary.nan and not item.summary.posinf
+    ]  # fmt: skip
+    if s.operation == "attention":
+        mask = next((item for item in clean if "mask" in item.name and _masks(item)), None)
+        return None if mask is None else f"the mask holds {_masks(mask)}"
+    scores = next((item for item in clean if item.summary and item.summary.neginf), None)
+    if scores is None or scores.summary is None or s.record.phase == "backward":
+        return None
+    return f"the scores hold {group(scores.summary.neginf)} x -inf"
+
+
+def _masks(mask: Operand) -> str:
+    summary = mask.summary
+    if summary is None:
+        return ""
+    if summary.neginf:
+        return f"{group(summary.neginf)} x -inf"
+    return f"{group(summary.zero)} x False" if summary.dtype == "bool" and summary.zero else ""
+
+
+def _masked_wording(s: Situation) -> tuple[str, str] | None:
+    if s.record is None or s.record.params.get("masked_rows"):
+        return None
+    if s.operation == "attention":
+        return (
+            "probably a fully masked row: softmax over a row of -inf is 0/0",
+            "let every query see at least one key, or zero the output of fully masked rows",
+        )
+    return None
+
+
+def _masked_target(s: Situation) -> str | None:
+    scores = s.summary_of(*SELF)
+    if scores is None or scores.nan or scores.posinf or not scores.neginf:
+        return None
+    return f"the scores hold {group(scores.neginf)} x -inf" if s.made("posinf") else None
+
+
+# Inf in, NaN out.
+
+
+def _signs(s: Situation) -> tuple[bool, bool]:
+    """Tell which signs of Inf the operands hold."""
+    known = [item.summary for item in s.operands if item.summary is not None]
+    return any(x.posinf for x in known), any(x.neginf for x in known)
+
+
+def _inf_minus_inf(s: Situation) -> str | None:
+    if not s.made("nan"):
+        return None
+    if s.operation in ("add", "subtract"):
+        return _inf_pair(s)
+    inner = s.summary_of(*SELF) if s.operation in _SUMS else None
+    if s.operation in _SUMS:
+        both = inner is not None and inner.posinf > 0 and inner.neginf > 0
+    else:
+        both = all(_signs(s))
+    return f"inf and -inf are added up{at(s)}" if both else None
+
+
+def _inf_pair(s: Situation) -> str | None:
+    upper, lower = real(s.value(*SELF)), real(s.value(*OTHER))
+    # alpha is the factor that some libraries put before the second operand.
+    flip = (s.operation == "subtract") != ((s.param("alpha") or 1.0) < 0)
+    if upper is not None and lower is not None:
+        if not (math.isinf(upper) and math.isinf(lower)) or (upper == lower) != flip:
+            return None
+        sign = "-" if s.operation == "subtract" else "+"
+        right = f"({literal(lower)})" if lower < 0 else literal(lower)
+        return f"{literal(upper)} {sign} {right}{at(s)}"
+    first, second = s.summary_of(*SELF), s.summary_of(*OTHER)
+    if first is None or second is None:
+        return None
+    same = (first.posinf and second.posinf) or (first.neginf and second.neginf)
+    opposite = (first.posinf and second.neginf) or (first.neginf and second.posinf)
+    return f"both operands hold Inf{at(s)}" if (same if flip else opposite) else None
+
+
+def _zero_times_inf(s: Situation) -> str | None:
+    if not s.made("nan"):
+        return None
+    factors = [item for item in s.operands if item.name not in ("bias", "result")]
+    if s.operation in ("multiply", "addcmul", "prod", "cumprod"):
+        values = [real(item.value) for item in factors]
+        if 0.0 in values and any(v is not None and math.isinf(v) for v in values):
+            shown = [literal(v) for v in values if v is not None and (v == 0 or math.isinf(v))]
+            return f"{shown[0]} * {shown[1]}{at(s)}"
+        if all(v is not None for v in values) and s.operation == "multiply":
+            return None
+    elif s.operation in ("linear", "matmul") and len(factors) > 2:
+        factors = factors[-2:]
+    elif s.operation == "linear":
+        factors = [item for item in factors if item.name != "self"] or factors
+    inf = next((item for item in factors if infinite(item.summary)), None)
+    zero = any(
+        item.summary is not None and item.summary.zero
+        for item in factors
+        if item is not inf or s.operation in ("prod", "cumprod")
+    )
+    if inf is None or inf.summary is None or not zero:
+        return None
+    count = inf.summary.posinf + inf.summary.neginf
+    return f"{group(count)} x Inf in one operand meets zeros in the other{at(s)}"
+
+
+def _times_wording(s: Situation) -> tuple[str, str] | None:
+    if s.operation not in ("multiply", "addcmul"):
+        return None
+    return (
+        "0 times Inf is NaN: multiplying by a mask does not remove an Inf",
+        (
+            "choose instead of multiplying: where(mask, x, 0); to build an attention mask write "
+            "where(mask, 0, -inf)"
+        ),
+    )
+
+
+def _norm_of_inf(s: Situation) -> str | None:
+    x = s.summary_of(*SELF)
+    if x is None or x.nan or not infinite(x):
+        return None
+    return f"the input holds {group(x.posinf + x.neginf)} x Inf"
+
+
+# Too few numbers.
+
+
+def _variance_of_one(s: Situation) -> str | None:
+    x, made = s.summary_of(*SELF), s.output
+    if x is None or made is None or x.bad or not x.size or not s.made("nan", "posinf"):
+        return None
+    if s.operation == "batch_norm":
+        count = x.size // x.shape[1] if len(x.shape) > 1 and x.shape[1] else 0
+        return f"{plural(count, 'value')} per channel" if count == 1 else None
+    # A backward record's result is as large as its operand, so the forward result is asked for.
+    if s.where == "backward":
+        made = s.summary_of("result") or made
+    count = x.size // made.size if made.size else 0
+    correction = s.param("correction")
+    correction = s.param("unbiased") if correction is None else correction
+    correction = 1.0 if correction is None else correction
+    if count > correction:
+        return None
+    return f"{plural(count, 'element')}, and n - {correction:g} is {count - correction:g}"
+
+
+def _empty_mean(s: Situation) -> str | None:
+    x = s.summary_of(*SELF)
+    if s.operation in ("mean", "var", "std", "nanmean", "mse_loss", "binary_cross_entropy"):
+        return f"the input has shape {x.shape}" if x is not None and not x.size else None
+    if x is None or not s.made("nan") or not finite_operands(s):
+        return None
+    if not x.size:
+        return f"the input has shape {x.shape}"
+    if s.record is not None and s.record.params.get("ignored") is not None:
+        count, index = s.record.params["ignored"], s.param("ignore_index") or 0
+        return f"{plural(count, 'target')}, and all are {index:g}, which is ignored"
+    target = s.summary_of("target")
+    ignored = s.param("ignore_index")
+    if target is not None and target.min is not None and target.min == target.max:
+        if ignored is not None and target.min != ignored:
+            return None
+        return f"all {group(target.size)} targets are {target.min:g}"
+    # From finite scores this loss has no other way to NaN than 0 targets, or weights of sum 0.
+    return "finite scores, and still 0/0 in the mean"
+
+
+def _empty_wording(s: Situation) -> tuple[str, str] | None:
+    if "loss" not in s.operation and "entropy" not in s.operation:
+        return None
+    return (
+        (
+            "the mean over no targets is 0/0: every target of this batch is ignored (or every "
+            "class weight used is 0)"
+        ),
+        "skip a batch without targets, or sum the losses and divide by maximum(count, 1)",
+    )
+
+
+# Overflow.
+
+
+def _exp_overflow(s: Situation) -> str | None:
+    x = s.summary_of(*SELF)
+    value = real(s.value(*SELF))
+    value = abs(value) if value is not None and s.operation in ("sinh", "cosh") else value
+    top = math.log(limits(s.dtype)[0])
+    top = top / math.log(2) if s.operation == "exp2" else top
+    if value is None or value <= top:
+        value = None if x is None else x.max if s.operation.startswith("exp") else x.absmax
+    if value is None or value <= top - 1e-3 or not s.made("posinf", "neginf", "nan"):
+        return None
+    most = f"the largest argument {s.dtype} takes is {top:.4g}"
+    return f"{s.operation}({literal(value)}){at(s)}: {most}"
+
+
+def _exp_wording(s: Situation) -> tuple[str, str] | None:
+    if s.then is not None and s.then.name == "divide":
+        return (
+            (
+                "exp of a number this large is beyond {limit}, the largest {dtype}, and Inf / Inf "
+                "is NaN"
+            ),
+            "use softmax(x) instead of exp(x) / sum(exp(x)), or subtract max(x) before exp",
+        )
+    return None
+
+
+def _overflow(s: Situation) -> str | None:
+    if s.record is None or not finite_operands(s):
+        return None
+    limit = limits(s.dtype)[0]
+    top = largest(s)
+    wide = s.record.wide
+    if wide is not None and wide > limit * (1 - 2**-12):
+        larger = "float32" if s.dtype in HALF and wide <= limits("float32")[0] else "float64"
+        return f"in {larger} the result reaches {magnitude(wide)}; {s.dtype} ends at " + magnitude(
+            limit
+        )
+    if not s.made("posinf", "neginf") and s.operation not in _COMPOSED:
+        return None  # a NaN out of finite numbers takes more than one operation
+    # Small operands cannot overflow: then something else is wrong, and no guess is made.
+    if top is None or not _can_overflow(s, top, limit):
+        return None
+    reach = " and ".join(
+        magnitude(item.summary.absmax)
+        for item in s.operands
+        if item.summary is not None and item.summary.absmax is not None
+    )
+    return f"operands up to {reach}; {s.dtype} ends at {magnitude(limit)}"
+
+
+def _can_overflow(s: Situation, top: float, limit: float) -> bool:
+    if s.operation in ("divide", "reciprocal", "addcdiv"):
+        # Only a divisor near 0 makes these large; 0 itself has its own rule.
+        value = real(s.value(*(SELF if s.operation == "reciprocal" else OTHER)))
+        return value is not None and 0 < abs(value) < 1
+    if s.operation in _CASTS or s.operation in ("add", "subtract", "lerp", "mean"):
+        return top > limit / 8
+    sizes = [item.summary.size for item in s.operands if item.summary is not None]
+    terms = max(sizes, default=1)
+    if s.operation in ("pow", "prod", "cumprod", "det", "sinh", "cosh", "exp2", "rnn"):
+        return top > 1
+    if s.operation in ("sum", "cumsum", "logsumexp", "scatter_add"):
+        return top * terms > limit
+    return top > 1 and 2 * math.log(top) + math.log(max(terms, 1)) > math.log(limit)
+
+
+def _overflow_wording(s: Situation) -> tuple[str, str] | None:
+    op = s.operation
+    if op in _CASTS:
+        return (
+            "a number was cast to {dtype} that is beyond its largest, {limit}",
+            (
+                "keep this tensor in float32 (or bfloat16, whose range is float32's), or scale it "
+                "down before the cast"
+            ),
+        )
+    if op in ("divide", "reciprocal"):
+        return (
+            "the divisor is so small that the quotient is beyond {limit}, the largest {dtype}",
+            "give the divisor a floor: x / maximum(y, {eps})",
+        )
+    if op == "det":
+        return (
+            "the determinant is beyond {limit}, the largest {dtype}",
+            "use slogdet, which returns the logarithm of the determinant",
+        )
+    if s.dtype not in HALF or s.dtype == "bfloat16":
+        return None
+    if op in ("matmul", "attention", "einsum"):
+        return (
+            "the product is beyond {limit}, the largest {dtype}",
+            (
+                "scale an operand before the product instead of after it, (q / sqrt(d)) @ k, or do "
+                "this product in bfloat16 or float32"
+            ),
+        )
+    if op in ("square", "pow", "sum", "mean", "mse_loss", "var", "std", "vector_norm"):
+        return (
+            "the result of {op} is beyond {limit}, the largest {dtype}",
+            "compute {op} in float32 and cast the result back",
+        )
+    return (
+        "the result of {op} is beyond {limit}, the largest {dtype}",
+        "run this layer in bfloat16 or float32, or normalise its input",
+    )
+
+
+def _written(s: Situation) -> str | None:
+    item = next(
+        (
+            item
+            for item in s.operands
+            if item.source == "constant" and item.summary is not None and item.summary.bad
+        ),
+        None,
+    )
+    if item is None or (s.made("nan") and item.summary is not None and not item.summary.nan):
+        return None
+    return f"{called(s, item) or 'an operand'} is the constant {literal(item.value)}"
+
+
+SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "attention", "cross_entropy"})
+
+RULES = (
+    Rule(
+        "softmax_of_inf",
+        SOFTMAX,
+        BOTH,
+        _softmax_of_inf,
+        "a logit of +Inf: {op} subtracts the largest logit, and Inf - Inf is NaN",
+        "keep the logits finite: scale or clamp them, clip(x, -1e4, 1e4), or compute them in "
+        "float32",
+    ),
+    Rule(
+        "softmax_fully_masked",
+        frozenset({"softmax", "log_softmax", "logsumexp", "attention"}),
+        BOTH,
+        _fully_masked,
+        "fully masked row: {op} over a row of -inf is 0/0",
+        "let every query see at least one key, or zero the output of fully masked rows",
+        wording=_masked_wording,
+    ),
+    Rule(
+        "target_class_masked",
+        frozenset({"nll_loss", "cross_entropy"}),
+        FORWARD,
+        _masked_target,
+        "the target is a class whose score is -Inf, so its loss is Inf",
+        "do not mask the target's own class; or mask with a large finite number such as -1e4",
+    ),
+    Rule(
+        "inf_minus_inf",
+        _PRODUCTS | _SUMS | {"add", "subtract", "lerp", "addcmul", "scatter_add"},
+        FORWARD,
+        _inf_minus_inf,
+        "Inf minus Inf is NaN",
+        "mask with where(mask, x, 0) after the arithmetic instead of putting Inf in before it, or "
+        "use a large finite number such as -1e4",
+    ),
+    Rule(
+        "zero_times_inf",
+        _PRODUCTS | {"multiply", "addcmul", "prod", "cumprod"},
+        BOTH,
+        _zero_times_inf,
+        "0 times Inf is NaN",
+        "keep the Inf out of this product: where(isfinite(x), x, 0) before it, or use a large "
+        "finite number such as -1e4",
+        wording=_times_wording,
+    ),
+    Rule(
+        "normalisation_of_inf",
+        _NORMS | _SPREADS,
+        FORWARD,
+        _norm_of_inf,
+        "{op} subtracts the mean, which is Inf when one element is: Inf - Inf is NaN",
+        "keep Inf out of the input of {op}: mask after it, or use a large finite number",
+    ),
+    Rule(
+        "variance_of_one",
+        _SPREADS | {"batch_norm"},
+        BOTH,
+        _variance_of_one,
+        "the unbiased variance divides by n - 1: of one element it is 0/0",
+        "ask for the biased one, var(x, correction=0), or give it more than one element (a last "
+        "batch of one can be dropped)",
+    ),
+    Rule(
+        "empty_mean",
+        frozenset(
+            {
+                "mean",
+                "var",
+                "std",
+                "nanmean",
+                "nll_loss",
+                "cross_entropy",
+                "mse_loss",
+                "binary_cross_entropy",
+            }
+        ),
+        FORWARD,
+        _empty_mean,
+        "the mean of no elements is 0/0",
+        "skip the empty case, or divide the sum by maximum(count, 1)",
+        wording=_empty_wording,
+    ),
+    Rule(
+        "exp_overflow",
+        frozenset({"exp", "expm1", "exp2", "sinh", "cosh"}),
+        FORWARD,
+        _exp_overflow,
+        "{op} of a number this large is beyond {limit}, the largest {dtype}",
+        "subtract the largest value before exp (softmax, log_softmax and logsumexp do), or clamp "
+        "the argument: exp(minimum(x, {cap}))",
+        wording=_exp_wording,
+    ),
+)
+
+# Last: a constant explains a failure only where no arithmetic with it does.
+WRITTEN = Rule(
+    "written_constant",
+    frozenset(),
+    (),
+    _written,
+    "the code itself writes this {kind}",
+    "if it is meant, say so with anynan.expect(..., reason=...), or give the place a finite value",
+)
+
+# After the rules of growth: an overflow at the end of a climb has the climb as its cause.
+OVERFLOW = Rule(
+    "overflow_in_dtype",
+    OVERFLOWING,
+    BOTH,
+    _overflow,
+    "the result of {op} is beyond {limit}, the largest {dtype}",
+    "the numbers themselves are too large: find the layer where they begin to grow and normalise "
+    "there, clip, or lower the learning rate",
+    wording=_overflow_wording,
+)

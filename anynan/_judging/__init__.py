@@ -1,0 +1,1 @@
+"""What counts as bad, and what is done about it."""

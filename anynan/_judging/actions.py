@@ -1,0 +1,147 @@
+"""Act on an event: raise, warn, skip the update, call back."""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from anynan._diagnosis.diagnosis import place
+from anynan._reports.notices import warn
+from anynan._reports.report import render, render_line
+from anynan._steps.adapter import Adapter
+from anynan._steps.monitor import Rows
+from anynan.errors import AnomalyError, NonFiniteError
+from anynan.events import NON_FINITE, Event
+from anynan.options import Options, environment
+
+MAX_EVENTS = 10_000
+
+
+class Actor:
+    """Record a tracker's events, and do what its options say about them."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.adapter: Adapter | None = None
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._streak = 0
+        self._first: dict[Any, list[int]] = {}  # what was told: how often, and since which step
+        self.where = ""  # where in the user's training it is, noted in each event
+
+    def accept(self, rows: Rows, event: Event) -> None:
+        """Act on the event that a step failed by, be it this rank's or another's.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        event = self._signed(event)
+        rows.failed, rows.held = event, None
+        if event.rank != self._adapter.rank():
+            rows.spread = 0  # the other rank has counted its own
+        self._act(event, rows)
+
+    @property
+    def _adapter(self) -> Adapter:
+        if self.adapter is None:
+            msg = "this tracker was removed: track the model again to watch it"
+            raise RuntimeError(msg)
+        return self.adapter
+
+    def _signed(self, event: Event) -> Event:
+        """Name in an event what is tracked."""
+        return replace(event, target=self.target) if not event.target else event
+
+    @property
+    def target(self) -> str:
+        """Say what is tracked, as events do; a Tracker knows."""
+        return ""
+
+    @property
+    def among_others(self) -> bool:
+        """Tell whether reports must say which of several tracked models they are about."""
+        return False
+
+    def _record(self, event: Event) -> None:
+        event = self._signed(event)
+        with self._lock:
+            self._events.append(event)
+            self._counts["expected" if event.expected else event.severity] += 1
+
+    def _act(self, event: Event, rows: Rows) -> None:
+        self._record(event)
+        self._streak += 1
+        softly = getattr(self._local, "softly", None)
+        action: Any = softly or environment() or self.options.action
+        patient = softly is None and self._streak <= self.options.patience
+        if action == "off" or (action == "record" and not patient):
+            return
+        if patient:
+            rows.skip = True
+            note = (
+                f"skipped {self._streak} of {self.options.patience} bad steps in a row that "
+                "patience= allows"
+            )
+            warn(self._told(event, note))
+        elif action == "raise":
+            kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError
+            raise kind(self._text(event), event, self)
+        elif action == "warn":
+            warn(self._told(event))
+        elif action == "skip":
+            rows.skip = True
+            if self._streak == 1:
+                warn(self._told(event, "the update of this step is dropped"))
+        elif isinstance(action, Callable):  # type: ignore[arg-type]
+            action(event)
+
+    def _text(self, event: Event) -> str:
+        return render(event, here=self._adapter.rank(), which=self.among_others)
+
+    def _told(self, event: Event, note: str = "") -> str:
+        """Put an event into words: in full the first time, then in a line with a count."""
+        cause, operation = event.cause, event.operation
+        tag = None if cause is None else cause.tag
+        # Other rows of another batch are no repetition.
+        held = "" if cause is None or event.phase != "input" else cause.evidence
+        origin: tuple[Any, ...] = (event.phase, event.layer, event.kind, event.parameter, tag, held)
+        if operation is not None:
+            origin = (*origin, operation.name, operation.source)
+        here = place(event.phase, event.layer, event.parameter)
+        with self._lock:
+            same = self._first.get(origin)
+            if same is None and operation is None and tag in (None, "unknown"):
+                same = self._first.get(here)  # nothing was looked for any more
+            if same is None:
+                same = self._first[origin] = [0, event.step]
+                for where in (here, event.spread.surfaced):
+                    self._first.setdefault(where, same)
+            same[0] += 1
+            count, step = same
+        if count == 1:
+            text = self._text(event)
+            return f"{text}\n\n  {note}" if note else text
+        line = render_line(event, which=self.among_others)
+        return f"{line}; {count} times since step {step}{note and '; '}{note}"
+
+    def softly(self, *, on: bool = True) -> "_Softly":
+        """Warn instead of raising inside, for rows that are read when nobody can catch."""
+        return _Softly(self._local, on)
+
+
+class _Softly:
+    """Warn instead of raising, for rows that are read when nobody can catch."""
+
+    def __init__(self, local: threading.local, on: bool) -> None:
+        self._local, self._on = local, on
+
+    def __enter__(self) -> None:
+        self._before = getattr(self._local, "softly", None)
+        if self._on:
+            self._local.softly = "warn"
+
+    def __exit__(self, *details: object) -> None:
+        self._local.softly = self._before

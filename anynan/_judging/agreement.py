@@ -1,0 +1,138 @@
+"""Compare a replay with the first run: it is evidence only as far as both saw the same."""
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anynan._judging.policy import reading_kind
+from anynan._steps.monitor import Reading, Rows
+from anynan.events import Kind, Phase
+
+# Magnitudes this much below the largest of the run may be what is left of a cancellation.
+_NOISE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Hold one place that a replay passed, read as the first run's rows are.
+
+    Attributes:
+        layer: Layer path, None outside every watched layer.
+        phase: Phase of the reading.
+        tensor: Which tensor (``output``, ``grad``, ``result[0]``), named as in the rows.
+        call: Which call of the layer in the step.
+        lo: Smallest value, NaN if any value is NaN, above ``hi`` if it was not read how large.
+        hi: Largest value, likewise.
+    """
+
+    layer: str | None
+    phase: Phase
+    tensor: str
+    call: int
+    lo: float
+    hi: float
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Name the place."""
+        return self.layer, self.phase, self.tensor, self.call
+
+    def unmeasured(self) -> "Passed":
+        """Leave out how large the values are, where they are finite."""
+        return self if self.kind is not None else replace(self, lo=math.inf, hi=-math.inf)
+
+    @property
+    def kind(self) -> Kind | None:
+        """Name the non-finite kind, None if the values are finite."""
+        return None if self.lo > self.hi else reading_kind(self.lo, self.hi)
+
+
+def parting(
+    rows: Rows, reading: Reading, passed: list[Passed], *, factor: float = 2.0
+) -> str | None:
+    """Say where a replay parted from the first run, None where it did not.
+
+    Compared are, up to the failing reading, the places that both passed: their kinds exactly,
+    finite magnitudes within a factor; and that the replay passed no layer which the first run
+    did not. Places that only the first run passed may belong to what is not run again.
+
+    Args:
+        rows: The first run's rows.
+        reading: The bad one among them.
+        passed: What the replay passed, in order; empty where the adapter does not say.
+        factor: How far finite magnitudes may be apart: kernels need not be deterministic.
+
+    Returns:
+        A clause that completes "the replay saw other values than the first run: ...".
+    """
+    if not passed:
+        return None
+    first: dict[tuple[Any, ...], list[Passed]] = defaultdict(list)
+    layers = set()
+    failing = _as_passed(reading)
+    for order in range(len(rows.lo)):
+        row = _as_passed(rows.reading(order)) if order != reading.order else failing
+        # Of several backward passes the second run may begin with the last one's gradients.
+        if rows.sites[order].parameter is None and (
+            order <= reading.order or (row.phase == "backward" and row.key in first)
+        ):
+            first[row.key].append(row)
+            layers.add((row.layer, row.phase))
+    largest = max((_size(row) for group in first.values() for row in group), default=0.0)
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for place in passed:
+        at = seen[place.key]
+        seen[place.key] += 1
+        group = first.get(place.key)
+        if group is not None and place.phase == "backward" and len(group) > 1:
+            # Several backward passes of a step may be one in the second run, and add up there.
+            if all(row.kind != place.kind for row in group):
+                return f"{_where(place)} was {_said(group[0])} and then {_said(place)}"
+            if failing in group and place.kind == failing.kind:
+                break
+            continue
+        if group is None or at >= len(group):
+            # Behind the failing reading the first run was not read any more.
+            if place.layer and (place.layer, place.phase) not in layers and failing.key not in seen:
+                return f"{_where(place)} was passed in the second run only"
+            continue
+        row = group[at]
+        if row.kind != place.kind:
+            return f"{_where(place)} was {_said(row)} and then {_said(place)}"
+        if row.kind is None and _apart(_size(row), _size(place), factor, largest):
+            return f"{_where(place)} reached {_size(row):.4g} and then {_size(place):.4g}"
+        if row is failing:
+            break
+    return None
+
+
+def _as_passed(reading: Reading) -> Passed:
+    lo = math.inf if reading.lo is None else reading.lo
+    hi = -math.inf if reading.hi is None else reading.hi
+    return Passed(reading.layer, reading.phase, reading.site.tensor, reading.call, lo, hi)
+
+
+def _size(place: Passed) -> float:
+    """Give the largest magnitude where it is finite and was read, else 0."""
+    size = max(abs(place.lo), abs(place.hi)) if place.lo <= place.hi else 0.0
+    return size if math.isfinite(size) else 0.0
+
+
+def _apart(a: float, b: float, factor: float, largest: float) -> bool:
+    if not a or not b:  # not read, or nothing there
+        return False
+    small, large = sorted((a, b))
+    return large > factor * small and large > _NOISE * largest
+
+
+def _said(place: Passed) -> str:
+    return {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}.get(place.kind or "", "finite")
+
+
+def _where(place: Passed) -> str:
+    what = "the gradient at" if place.phase == "backward" else "the output of"
+    if place.layer is None:
+        return "what the step returned" if place.phase != "backward" else "a gradient"
+    call = f" (call {place.call + 1})" if place.call else ""
+    return f"{what} {place.layer or 'the model'}{call}"

@@ -1,0 +1,513 @@
+"""Judge readings and act: everything an adapter calls on a tracker."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.diagnosis import Case, bare, contained, diagnose, norm_event
+from anynan._diagnosis.lineage import Replay, trace
+from anynan._judging.actions import Actor
+from anynan._judging.norms import FEWEST, Guard
+from anynan._reports.escaping import prose
+from anynan._reports.notices import warn
+from anynan._reports.report import render_line
+from anynan._steps.monitor import Held, Monitor, Reading, Rows, layer_norms
+from anynan.errors import reason
+from anynan.events import NON_FINITE, Event, Kind
+from anynan.options import Options, environment
+
+MAX_REPLAYS = 3
+_SKIPPED = "the loss scale is being found: the scaler skips this update"
+_STOPPED = "the scaled gradient overflowed and reached no weight: the scaler makes this update"
+
+
+class Judge(Actor):
+    """Hold one tracker's steps, findings and actions; ``Tracker`` is its public face."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.monitor = Monitor(options.policy, options.history)
+        self._guard = Guard(options.policy)
+        self._guarded, self._unguarded = False, 0
+        self._said: dict[str, None] = {}
+        self._remarks: dict[str, None] = {}
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._scaled_streak = 0
+        self._clean: int | None = None
+        self._updates: list[int] = []
+        self._spoiled: int | None = None
+        # The last failed step whose update was made all the same.
+        self._through: Rows | None = None
+
+    # What adapters call.
+
+    def rows(self) -> Rows:
+        """Return this thread's open rows."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        if rows is None:
+            rows = self._local.rows = Rows(getattr(self._local, "next", 0))
+        return rows
+
+    def close_step(self) -> Rows | None:
+        """End this thread's step and count on; ``settle`` the rows when they are read."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        if rows is not None:
+            self._local.rows = None
+            self._local.next = rows.step + 1
+        return rows
+
+    def settle(self, rows: Rows) -> None:
+        """Judge what is left of an ended step, and keep its readings.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        try:
+            self.judge(rows)
+            self._settle_scale(rows)
+            self.guard(rows)
+        finally:
+            self.monitor.history.append(rows)
+            if rows.failed is None:
+                self._streak = 0
+            else:
+                self._spread(rows)
+
+    @property
+    def step(self) -> int:
+        """Give this thread's step, from 0."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        return rows.step if rows is not None else getattr(self._local, "next", 0)
+
+    def judge(self, rows: Rows) -> None:
+        """Judge every row that was not judged yet, in execution order."""
+        flagged = self.monitor.flagged(rows)
+        bad = [self._is_bad(rows, order) for order in flagged]
+        later = sum(bad)
+        for order, counts in zip(flagged, bad, strict=True):
+            later -= counts
+            self.flag(rows, order, later=later)
+
+    def flag(
+        self,
+        rows: Rows,
+        order: int,
+        value: Any = None,
+        *,
+        later: int = 0,
+        replayed: Replay | None = None,
+    ) -> None:
+        """Judge one row that left its slot's limits, and act.
+
+        Args:
+            rows: The open rows.
+            order: Which of them.
+            value: The framework's array, when it is at hand.
+            later: How many later readings are bad too.
+            replayed: What an operation watcher saw already, instead of a replay.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        rows.judged = max(rows.judged, order + 1)
+        if self.adapter is None:  # removed by the user's own callback, mid-step
+            return
+        reading = rows.reading(order)
+        site = reading.site
+        judged = self.options.policy.judge(
+            site.phase, rows.lo[order], rows.hi[order], layer=site.layer, dtype_max=site.dtype_max
+        )
+        if judged is None:
+            return
+        kind, severity = judged
+        if rows.failed is not None or rows.held is not None:
+            rows.spread += self._is_bad(rows, order)
+            return
+        key = (site.layer, site.phase, kind)
+        reason = self._excuse(rows, order, kind, reading)
+        if reason is not None:
+            self._note_once(reading, kind, value, expected=reason)
+            return
+        mask = site.parameter is None and key in self.monitor.downgraded
+        if severity == "suspect" or mask or order in rows.suspect:
+            self._note_once(reading, kind, value)
+            return
+        if site.phase == "backward" and kind in NON_FINITE and rows.pending is None:
+            scale = self._adapter.loss_scale()
+            if scale is not None:
+                rows.pending = reading
+                return
+        elif rows.pending is not None and site.phase == "backward":
+            return
+        self.fail(rows, reading, kind, value, later=later, replayed=replayed)
+
+    def fail(
+        self,
+        rows: Rows,
+        reading: Reading,
+        kind: Kind,
+        value: Any = None,
+        *,
+        later: int = 0,
+        replayed: Replay | None = None,
+    ) -> None:
+        """Diagnose a bad reading and act on the event; hold it where all ranks act together.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        if self._is_consequence(rows, reading, kind, later):
+            return
+        if rows.holding:
+            rows.held = rows.held or Held(reading, kind, value, replayed)
+            return
+        event = self.diagnose(rows, reading, kind, value, later=later, replayed=replayed)
+        if event is not None:
+            self.accept(rows, event)
+
+    def release(self, rows: Rows) -> Event | None:
+        """Diagnose what is held; if that is None it was no failure, and the rest is judged."""
+        held, rows.held = rows.held, None
+        if held is None or held.reading is None:
+            return None if held is None else held.event
+        event = self.diagnose(
+            rows, held.reading, held.kind, held.value, later=rows.spread, replayed=held.replayed
+        )
+        if event is None:
+            rows.judged, rows.spread = held.reading.order + 1, 0
+            self.judge(rows)
+        return event
+
+    def diagnose(
+        self,
+        rows: Rows,
+        reading: Reading,
+        kind: Kind,
+        value: Any = None,
+        *,
+        later: int = 0,
+        replayed: Replay | None = None,
+    ) -> Event | None:
+        """Find what a bad reading came from; None if it is a mask or was expected."""
+        key = (reading.layer, reading.phase, kind)
+        self._seen[key] += 1
+        wanted = self.wants_replay(reading, kind, now=True)
+        if value is None and reading.order in rows.live:
+            value = rows.live[reading.order]()
+        case = Case(
+            reading, kind, rows, value, later,
+            replay=wanted, clean=self._clean, updates=list(self._updates), replayed=replayed,
+            unread=self._unread(), watched=self.options.level == "operation",
+        )  # fmt: skip
+        if self.options.replay and not wanted and replayed is None:
+            case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
+        try:
+            event = diagnose(case, self.monitor, self._adapter)
+        except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
+            event = bare(case, self._adapter, error)
+        if case.refused:  # it may be possible the next time
+            self._seen[key] -= 1
+        if event is None:
+            self.monitor.downgraded[key] = "only placed values (a mask)"
+            self._note_once(reading, kind, value)
+            return None
+        spoils = reading.site.parameter is not None or reading.phase in ("loss", "optimizer")
+        if event.expected is not None and spoils:
+            note = f"expected where it was made ({event.expected}), but it came to harm outside"
+            event = replace(event, expected=None, notes=(*event.notes, note))
+        if event.expected is not None:
+            self.monitor.downgraded[key] = event.expected
+            self._record(replace(event, severity="suspect"))
+            return None
+        if reading.phase == "backward" and isinstance(self.options.read, int):
+            self._spoiled = rows.step
+        if self.where:
+            event = replace(event, notes=(*event.notes, self.where))
+        return event
+
+    def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
+        """Tell whether a bad reading is worth a replay, or ``now`` that it has been counted."""
+        seen = self._seen[(reading.layer, reading.phase, kind)]
+        return self.options.replay and seen < MAX_REPLAYS + now
+
+    def operations(self, rows: Rows, seen: Replay) -> None:
+        """Judge what an operation-level watcher saw of a whole step.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        try:
+            verdict = trace(seen.records, seen.sinks)
+        except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
+            self.say(f"the operations of step {rows.step} could not be judged: {reason(error)}")
+            return
+        for record in verdict.contained:
+            if record.output is None or record.output.kind is None:
+                continue
+            self._counts["expected" if record.expected else "suspect"] += 1
+            key = ("contained", record.layer, record.name, record.source)
+            self._seen[key] += 1
+            if self._seen[key] > 1:  # listed once, counted every time
+                continue
+            event = contained(record, rows, self._adapter)
+            with self._lock:
+                self._events.append(self._signed(event))
+        sink = verdict.sink
+        if sink is None or rows.failed is not None or rows.held is not None:
+            return
+        site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
+        value = {"nan": math.nan, "posinf": math.inf}.get(sink.kind, -math.inf)
+        rows.sites.append(site)
+        rows.calls.append(0)
+        rows.lo.append(value)
+        rows.hi.append(value)
+        self.flag(rows, len(rows.lo) - 1, replayed=seen)
+
+    def refuse(self, event: Event, rows: Rows) -> None:
+        """Act on an event that an adapter's own read made (a spike, a bad weight at attach)."""
+        event = self._signed(event)
+        if event.severity == "bad":
+            if rows.holding:
+                rows.held = rows.held or Held(event=event)
+            else:
+                self.accept(rows, event)
+        else:
+            self._record(event)
+            if event.expected is None:
+                warn(render_line(event, which=self.among_others))
+
+    def guard(self, rows: Rows, norm: float | None = None) -> None:
+        """Judge the gradient norms read since the last time: a jump, or next to nothing.
+
+        Args:
+            rows: The open rows.
+            norm: L2 norm over all weights, where the rows do not hold one for each; a norm
+                that is not finite is judged elsewhere.
+
+        Raises:
+            AnomalyError: If the policy makes a spike or a vanishing gradient bad.
+        """
+        start, rows.guarded = rows.guarded, len(rows.lo)
+        judged = rows.failed is not None or rows.held is not None
+        if not self._guard.on or judged or self.adapter is None:
+            return
+        if norm is not None:
+            norms, group, self._guarded = {"": norm}, "", True
+        else:
+            readings = [rows.reading(order) for order in range(start, rows.guarded)]
+            norms = layer_norms(readings)
+            group = next((r.site.parameter or "" for r in readings if r.norm is not None), "")
+            self._say_unguarded(rows, seen=bool(norms))
+        for finding in self._guard.judge(rows.step, norms, group):
+            mine = self.options.policy.at(finding.layer)
+            reason = self.options.policy.allowed(finding.kind, "backward", finding.layer)
+            bad = finding.kind in mine.bad and reason is None
+            if not bad and not finding.news:  # said when it began
+                self._counts["expected" if reason else "suspect"] += 1
+                continue
+            event = norm_event(finding, rows, self._adapter, expected=reason, bad=bad)
+            if rows.failed is None:
+                self.refuse(event, rows)
+
+    def _say_unguarded(self, rows: Rows, *, seen: bool) -> None:
+        if seen or self._guarded:
+            self._guarded = True
+        elif any(site.phase == "backward" for site in rows.sites):
+            self._unguarded += 1
+            if self._unguarded == FEWEST:
+                self.say(
+                    "Policy(spike=..., vanishing=...) has seen no gradient of a weight yet: they "
+                    "are read when an optimizer updates the weights, and none has"
+                )
+
+    def updated(self, step: int) -> None:
+        """Note an optimizer update; one from gradients that were reported as bad is no news."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        if rows is not None and rows.failed is not None:
+            self.went_through(rows)
+            return
+        self._updates.append(step)
+        del self._updates[:-2]
+
+    def went_through(self, rows: Rows) -> None:
+        """Note that a failed step's update was made all the same: what is bad later may be its."""
+        action = environment() or self.options.action
+        stops = action in ("raise", "skip") or rows.skip
+        if not stops and rows.failed.step == rows.step:
+            self._through = rows
+
+    def known_clean(self, step: int) -> None:
+        """Note that every weight and buffer was finite at the start of this step."""
+        self._clean = step
+        self._spoiled = None
+        self._updates.clear()
+
+    def remark(self, note: str) -> None:
+        """List what watching changes in the report; nothing goes unwatched, so no warning."""
+        with self._lock:
+            self._remarks[note] = None
+
+    def say(self, note: str) -> None:
+        """Warn once of something that is not watched, and list it in the report."""
+        with self._lock:
+            if note in self._said:
+                return
+            self._said[note] = None
+        warn(f"anynan: {prose(note)}")
+
+    # Inside.
+
+    def _is_consequence(self, rows: Rows, reading: Reading, kind: Kind, later: int) -> bool:
+        """Tell whether a reading is bad because of an update that an action let through.
+
+        It is no event of its own then: it counts as spread of the event that was let through.
+        """
+        through = self._through
+        if through is None or reading.step <= through.step:
+            return False
+        if kind not in NON_FINITE or reading.phase == "input":
+            return False
+        if not self._adapter.bad_parameters():  # repaired since
+            self._through = None
+            return False
+        event: Event = through.failed
+        spread = replace(event.spread, count=event.spread.count + 1 + later)
+        rows.failed = through.failed = replace(event, spread=spread)
+        self._exchange(event, through.failed)
+        note = (
+            f"the weights are bad since the update of step {event.step}, which was made although "
+            f"that step was reported (action={self._action_name()}): what is bad because of it is "
+            "counted there"
+        )
+        (self.say if self.options.action == "warn" else self.remark)(note)
+        return True
+
+    def _action_name(self) -> str:
+        action = self.options.action
+        return repr(action) if isinstance(action, str) else "a function"
+
+    def _unread(self) -> str:
+        """Say why an update may have used a bad gradient, empty if none can have."""
+        if not self.options.backward:
+            return "backward=False reads no gradient"
+        if self._spoiled is not None:
+            return (
+                f"the gradients of step {self._spoiled} were bad, which read={self.options.read} "
+                "saw only after the update"
+            )
+        return ""
+
+    def _excuse(self, rows: Rows, order: int, kind: Kind, reading: Reading) -> str | None:
+        expected = rows.expected.get(order)
+        if expected is not None and kind in expected:
+            return expected[kind]
+        return self.options.policy.allowed(kind, reading.phase, reading.layer)
+
+    def _is_bad(self, rows: Rows, order: int) -> bool:
+        """Tell whether a row is bad by itself: no suspect, and not excused."""
+        reading = rows.reading(order)
+        site = reading.site
+        judged = self.options.policy.judge(
+            site.phase, rows.lo[order], rows.hi[order], layer=site.layer, dtype_max=site.dtype_max
+        )
+        if judged is None or judged[1] != "bad" or order in rows.suspect:
+            return False
+        key = (site.layer, site.phase, judged[0])
+        if site.parameter is None and key in self.monitor.downgraded:
+            return False
+        return self._excuse(rows, order, judged[0], reading) is None
+
+    def _spread(self, rows: Rows) -> None:
+        """Write into a failed step's event what turned bad after it was recorded."""
+        event: Event = rows.failed
+        if rows.spread <= event.spread.count or event.step != rows.step:
+            return
+        rows.failed = replace(event, spread=replace(event.spread, count=rows.spread))
+        self._exchange(event, rows.failed)
+
+    def _exchange(self, event: Event, new: Event) -> None:
+        """Put a recorded event's successor in its place."""
+        with self._lock:
+            for i in range(len(self._events) - 1, -1, -1):
+                if self._events[i] is event:
+                    self._events[i] = new
+                    return
+
+    def _note_once(
+        self, reading: Reading, kind: Kind, value: Any, *, expected: str | None = None
+    ) -> None:
+        """Record a suspect or an expected reading the first time, count it every time."""
+        self._counts["expected" if expected else "suspect"] += 1
+        key = ("noted", reading.layer, reading.phase, kind, reading.site.tensor)
+        self._seen[key] += 1
+        if self._seen[key] > 1:
+            return
+        event = Event(
+            backend=self._adapter.backend,
+            layer=reading.layer,
+            phase=reading.phase,
+            kind=kind,
+            severity="suspect",
+            step=reading.step,
+            call=reading.call,
+            order=reading.order,
+            tensor=reading.site.tensor,
+            parameter=reading.site.parameter,
+            summary=self._measured(value),
+            expected=expected,
+            rank=self._adapter.rank(),
+            target=self.target,
+        )
+        with self._lock:
+            self._events.append(event)
+        if kind not in NON_FINITE and expected is None:
+            warn(render_line(event, which=self.among_others))
+
+    def _measured(self, value: Any) -> Summary | None:
+        try:
+            return None if value is None else self._adapter.measure(value)
+        except Exception:  # noqa: BLE001  an array that cannot be summarised was still seen
+            return None
+
+    def _settle_scale(self, rows: Rows) -> None:
+        """Judge a step whose scaled gradients overflowed, once its end is known."""
+        reading, rows.pending = rows.pending, None
+        if reading is None or rows.failed is not None or self.adapter is None:
+            if reading is None:
+                self._scaled_streak = 0
+            return
+        kind = reading.kind or "nan"
+        self._scaled_streak += 1
+        now = self._adapter.loss_scale()
+        scale = now if rows.scale is None else float(rows.scale)
+        policy = self.options.policy
+        floor = scale is not None and scale <= policy.floor
+        if self._scaled_streak >= policy.streak or floor:
+            self.fail(rows, reading, kind)
+            return
+        self._counts["expected"] += 1
+        event = Event(
+            backend=self._adapter.backend,
+            layer=reading.layer,
+            phase="backward",
+            kind=kind,
+            severity="suspect",
+            step=reading.step,
+            call=reading.call,
+            order=reading.order,
+            tensor=reading.site.tensor,
+            parameter=reading.site.parameter,
+            expected=(_STOPPED if rows.applied else _SKIPPED) + _scales(scale, now),
+            rank=self._adapter.rank(),
+        )
+        with self._lock:
+            self._events.append(self._signed(event))
+
+
+def _scales(scale: float | None, now: float | None) -> str:
+    if now is None or scale is None:
+        return ""
+    texts = [f"{x:.0f}" if x.is_integer() and x < 1e15 else f"{x:g}" for x in (scale, now)]
+    return f" (scale {texts[0]}, now {texts[1]})" if scale != now else f" (scale now {texts[1]})"

@@ -1,0 +1,90 @@
+"""An iterator that gives a second run of a step what it gave the first."""
+
+from collections.abc import Iterator
+from typing import Any
+
+# Iterators of these modules have no state of the program's own, and nothing but __next__.
+_PLAIN = ("builtins", "itertools")
+_MOVES = frozenset({"send", "throw", "close"})
+
+
+class Exhausted(BaseException):
+    """End a second run that asks an iterator for what the first run did not take from it.
+
+    No ``except Exception`` of the program's is to see it.
+    """
+
+
+class Items:
+    """Stand for an iterator during a step: pass its items on, and keep them for a second run.
+
+    Args:
+        iterator: The program's own.
+        name: By which the step reaches it.
+
+    Example:
+        >>> from anynan._reach import Items
+        >>> items = Items(iter([1, 2, 3]), "batches")
+        >>> next(items), next(items)
+        (1, 2)
+        >>> items.rewind()
+        >>> next(items), next(items)
+        (1, 2)
+        >>> items.go_on()
+        >>> next(items)
+        3
+    """
+
+    __slots__ = ("_at", "_iterator", "_name", "_taken")
+
+    def __init__(self, iterator: Iterator[Any], name: str) -> None:
+        self._iterator = iterator
+        self._name = name
+        self._taken: list[tuple[Any, BaseException | None]] = []
+        self._at: int | None = None
+
+    @property
+    def iterator(self) -> Iterator[Any]:
+        """The program's own iterator."""
+        return self._iterator
+
+    def rewind(self) -> None:
+        """Give out again what was taken, from the first on."""
+        self._at = 0
+
+    def go_on(self) -> None:
+        """Give out the iterator's own items again."""
+        self._at = None
+
+    def __iter__(self) -> "Items":
+        return self
+
+    def __next__(self) -> Any:
+        if self._at is not None:
+            if self._at == len(self._taken):
+                raise Exhausted(self._name)
+            item, error = self._taken[self._at]
+            self._at += 1
+            if error is not None:
+                raise error
+            return item
+        try:
+            item = next(self._iterator)
+        except BaseException as error:
+            self._taken.append((None, error))
+            raise
+        self._taken.append((item, None))
+        return item
+
+    def __getattr__(self, name: str) -> Any:
+        if self._at is not None and name in _MOVES:
+            raise Exhausted(self._name)
+        return getattr(self._iterator, name)
+
+
+def is_plain(iterator: Any) -> bool:
+    """Tell whether an iterator is one of Python's own, which another may stand for.
+
+    Generators, ``iter`` of a container, ``zip``, ``enumerate``, ``map``, ``itertools``.
+    """
+    return type(iterator).__module__ in _PLAIN

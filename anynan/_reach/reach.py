@@ -1,0 +1,140 @@
+"""What one step's code can reach: searched seldom, kept at every step."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from anynan._reach.items import Items, is_plain
+from anynan._reach.kept import Kept
+from anynan._reach.search import Found, Holder, Kinds, Search, fixed, is_iterator
+from anynan._steps.adapter import ReplayError
+
+_HELD = (
+    "the code reaches the iterator `{}`, for which nothing can stand where it is held (as in a "
+    "tuple), and a second run might take from it: hold it in a list, or hand each batch in as an "
+    "argument"
+)
+
+
+class Reach:
+    """Keep what the code of a step can reach, so that a second run finds what the first found.
+
+    Objects are searched for at the first step, and again at the second, fourth, eighth and so
+    on (``is_due``): what a program makes later is met then.
+
+    Args:
+        fn: The step's function.
+        kinds: What the framework's own objects are.
+    """
+
+    def __init__(self, fn: Any, kinds: Kinds) -> None:
+        self._fn, self._kinds = fn, kinds
+        self._found = Found()
+        self._calls = 0
+        self._lent: dict[int, Items] = {}
+
+    def is_due(self) -> bool:
+        """Count a step; tell whether it is time to search again."""
+        self._calls += 1
+        return self._calls & (self._calls - 1) == 0
+
+    def search(self, more: Iterable[Holder]) -> None:
+        """Look for everything again.
+
+        Args:
+            more: Where further objects are that its code runs.
+        """
+        self._found = Search(self._fn, more, self._kinds).found
+
+    def now(self, given: Iterable[tuple[str, Any]] = ()) -> Kept:
+        """Take the present state.
+
+        Args:
+            given: Arguments of the step by name, which are looked through at every step.
+        """
+        holders = [fixed(name, value) for name, value in given]
+        return Kept(self._found, Search(None, holders, self._kinds).found)
+
+    @property
+    def arrays(self) -> list[Holder]:
+        """Where arrays are held that the step may write to in place."""
+        return self._found.arrays
+
+    def put_back(self, kept: Kept) -> list[str]:
+        """Make everything what it was then, with what stands for iterators in their place.
+
+        Returns:
+            What could not be put back, with the error.
+        """
+        return kept.put_back(self._lent)
+
+    @contextmanager
+    def lending(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Have iterators keep what the step takes; afterwards all is held as it was.
+
+        Args:
+            args: The step's arguments.
+            kwargs: Those by name.
+
+        Yields:
+            The arguments to call it with.
+        """
+        swapped: list[tuple[Holder, Items]] = []
+        lent: dict[int, Items] = {}
+
+        def lend(name: str, value: Any) -> Any:
+            if not self._may_lend(value):
+                return value
+            if id(value) not in lent:
+                lent[id(value)] = Items(value, name)
+            return lent[id(value)]
+
+        for holder in self._found.iterators:
+            value = holder.get()
+            if self._may_lend(value) and holder.set(lend(holder.name, value)):
+                swapped.append((holder, lent[id(value)]))
+        args = tuple(lend(f"args[{i}]", value) for i, value in enumerate(args))
+        kwargs = {name: lend(name, value) for name, value in kwargs.items()}
+        self._lent = lent
+        try:
+            yield args, kwargs
+        finally:
+            self._lent = {}
+            for holder, items in swapped:
+                if holder.get() is items:  # else the step put another there
+                    holder.set(items.iterator)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Give out the items of the first run once more; nothing is taken from what is not lent.
+
+        Raises:
+            ReplayError: If that cannot be seen to.
+        """
+        lent = list(self._lent.values())
+        guards: list[tuple[Holder, Items]] = []
+        for items in lent:
+            items.rewind()
+        try:
+            for holder in self._found.iterators:
+                value = holder.get()
+                if not is_iterator(type(value)) or type(value) is Items:
+                    continue
+                guard = Items(value, holder.name)
+                guard.rewind()
+                if not holder.set(guard):
+                    raise ReplayError(_HELD.format(holder.name))
+                guards.append((holder, guard))
+            yield
+        finally:
+            for holder, guard in guards:
+                if holder.get() is guard:
+                    holder.set(guard.iterator)
+            for items in lent:
+                items.go_on()
+
+    def _may_lend(self, value: Any) -> bool:
+        kind = type(value)
+        return is_iterator(kind) and (is_plain(value) or issubclass(kind, self._kinds.iterators))

@@ -1,0 +1,377 @@
+"""Find what the code of a step can reach: cells, globals, attributes, items, arguments."""
+
+import dis
+import functools
+import inspect
+import random
+import sys
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from anynan._diagnosis.sources import is_library
+
+# Far enough for trainers and their parts; a whole program, or its data, hangs on some objects.
+DEPTH = 4
+LIMIT = 5000
+ITEMS = 10_000
+WALKED = 64
+
+PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
+CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)  # the narrower one first
+GENERATORS: tuple[Any, ...] = (np.random.Generator, np.random.RandomState, random.Random)
+
+_WHOLE: Any = object()  # no key of the program's can be this
+
+
+class Holder:
+    """Say by which way the code reaches something; the way is gone anew each time.
+
+    So nothing is kept alive that the program drops, and what it puts in its place is met.
+
+    Args:
+        name: How the code reaches it.
+        space: Gives the dict, list or cell that holds it, or None.
+        key: Under which it is held; a cell has none.
+    """
+
+    __slots__ = ("key", "name", "space")
+
+    def __init__(self, name: str, space: Callable[[], Any], key: Any = _WHOLE) -> None:
+        self.name = name
+        self.space = space
+        self.key = key
+
+    def get(self) -> Any:
+        """Return what is held now, None if nothing is."""
+        try:
+            space = self.space()
+            if self.key is _WHOLE:
+                return space.cell_contents
+            kind: Any = container_kind(space) or tuple
+            # A dict of the program's own may make what is missing, where it is indexed.
+            get = kind.get if issubclass(kind, dict) else kind.__getitem__
+            return get(space, self.key)
+        except (LookupError, ValueError, TypeError, AttributeError):
+            return None
+
+    def set(self, value: Any) -> bool:
+        """Hold something else there; tell whether that could be done.
+
+        No code of a container's own class runs.
+        """
+        try:
+            space = self.space()
+            if self.key is _WHOLE:
+                space.cell_contents = value
+            else:
+                container_kind(space).__setitem__(space, self.key, value)
+        except (LookupError, ValueError, TypeError, AttributeError):
+            return False
+        return True
+
+    def namespace(self) -> dict[str, Any] | None:
+        """Return the attributes of what is held."""
+        return namespace(self.get())
+
+    def item(self, key: Any) -> "Holder":
+        """Say where an item of what is held is."""
+        return Holder(f"{self.name}[{key!r:.40}]", self.get, key)
+
+    def attribute(self, key: str) -> "Holder":
+        """Say where an attribute of what is held is."""
+        return Holder(f"{self.name}.{key}" if self.name else key, self.namespace, key)
+
+
+def container_kind(value: Any) -> Any:
+    """Give the built-in type whose methods reach into a container, None if it is none.
+
+    A subclass may forbid what it inherits, and no code of its own is to run.
+    """
+    return next((kind for kind in CONTAINERS if issubclass(type(value), kind)), None)
+
+
+def fixed(name: str, value: Any) -> Holder:
+    """Hold one object that lives as long as what holds it, as a function's owner does."""
+    held = {"": value}
+    return Holder(name, lambda: held, "")
+
+
+def weak(name: str, value: Any) -> Holder:
+    """Hold one object without keeping it alive."""
+    ref = weakref.ref(value)
+    return Holder(name, lambda: {"": ref()}, "")
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Say what a framework's own objects are to the search.
+
+    Attributes:
+        arrays: Classes whose values may be written to in place.
+        generators: Classes of random generators.
+        iterators: Classes of iterators that another may stand for.
+        modules: Classes whose attributes are a program's own only where its methods set them.
+        passed: Tells whether an object is seen to elsewhere.
+        inner: Yields what a library's object holds of the program's, by name.
+    """
+
+    arrays: tuple[type, ...] = (np.ndarray,)
+    generators: tuple[type, ...] = GENERATORS
+    iterators: tuple[type, ...] = ()
+    modules: tuple[type, ...] = ()
+    passed: Callable[[Any], bool] = lambda _: False
+    inner: Callable[[Any], Iterator[tuple[str, Any]]] = lambda _: iter(())
+
+
+@dataclass
+class Found:
+    """Say where everything is that a search found, each object once.
+
+    Attributes:
+        plain: Closure cells, and globals that the code writes.
+        spaces: Objects with attributes of the program's own, with the names that may change;
+            None for all.
+        containers: Lists, dicts, sets and deques.
+        generators: Random generators.
+        arrays: Arrays that may be written to in place.
+        iterators: Iterators.
+    """
+
+    plain: list[Holder] = field(default_factory=list)
+    spaces: list[tuple[Holder, tuple[str, ...] | None]] = field(default_factory=list)
+    containers: list[Holder] = field(default_factory=list)
+    generators: list[Holder] = field(default_factory=list)
+    arrays: list[Holder] = field(default_factory=list)
+    iterators: list[Holder] = field(default_factory=list)
+
+
+class Search:
+    """Walk once through everything a function can reach by name.
+
+    Args:
+        fn: The function of a step, or what it is called by; None for no code.
+        more: Where further objects are: arguments, the parts of a model.
+        kinds: What the framework's own objects are.
+
+    Attributes:
+        found: What there is.
+    """
+
+    def __init__(self, fn: Any, more: Iterable[Holder], kinds: Kinds) -> None:
+        self.found = Found()
+        self._kinds = kinds
+        self._seen: dict[int, Any] = {}
+        self._stored: set[str] = set()
+        if fn is not None:
+            self._code(fn, 0)
+        for holder in more:
+            self._value(holder, 1)
+
+    def _code(self, fn: Any, depth: int) -> None:
+        """Walk what a callable's code reads: its cells, its globals, what it is bound to."""
+        if depth > DEPTH or id(fn) in self._seen:
+            return
+        if isinstance(fn, functools.partial):
+            self._seen[id(fn)] = fn
+            given = [(f"args[{i}]", value) for i, value in enumerate(fn.args)]
+            for name, value in [*given, *fn.keywords.items()]:
+                self._value(fixed(name, value), depth)
+            self._code(fn.func, depth + 1)
+            return
+        owner = getattr(fn, "__self__", None)
+        fn = inspect.unwrap(getattr(fn, "__func__", fn))
+        if not isinstance(fn, types.FunctionType):
+            owner, fn = fn, inspect.unwrap(_found(type(fn), "__call__") or _nothing)
+        if owner is not None and not isinstance(owner, types.ModuleType | type):
+            self._value(fixed("self", owner), depth)
+        if isinstance(fn, types.FunctionType) and id(fn) not in self._seen:
+            self._seen[id(fn)] = fn
+            self._function(fn, type(owner), depth)
+
+    def _function(self, fn: types.FunctionType, owner: type, depth: int) -> None:
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
+            holder = Holder(name, functools.partial(_itself, cell))
+            self.found.plain.append(holder)
+            self._value(holder, depth)
+        reads, written, stored = names(fn.__code__)
+        self._stored |= stored
+        for name in reads | written:
+            if name in fn.__globals__:
+                holder = Holder(name, functools.partial(_itself, fn.__globals__), name)
+                if name in written:
+                    self.found.plain.append(holder)
+                self._value(holder, depth)
+        # What a method calls on its own object is code of the step, too.
+        if not is_own(owner):
+            return
+        for name in fn.__code__.co_names if depth < DEPTH else ():
+            method = _found(owner, name)
+            if isinstance(method, types.FunctionType) and id(method) not in self._seen:
+                self._seen[id(method)] = method
+                self._function(method, owner, depth + 1)
+
+    def _value(self, holder: Holder, depth: int) -> None:
+        value = holder.get()
+        kind: Any = type(value)
+        try:
+            if depth <= DEPTH and not issubclass(kind, PLAIN):
+                self._sort(value, kind, holder, depth)
+        except Exception:  # noqa: BLE001, S110  an object may raise at every question
+            pass
+
+    def _sort(self, value: Any, kind: Any, holder: Holder, depth: int) -> None:
+        kinds = self._kinds
+        if issubclass(kind, kinds.arrays):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self.found.arrays.append(holder)
+            return
+        if is_iterator(kind) and not is_own(kind):  # a program's own has its state in attributes
+            self.found.iterators.append(holder)
+        if id(value) in self._seen or len(self._seen) > LIMIT:
+            return
+        if issubclass(kind, types.FunctionType | types.MethodType | functools.partial):
+            if _is_own_code(value):
+                self._code(value, depth + 1)
+            return
+        self._seen[id(value)] = value
+        if issubclass(kind, kinds.generators):
+            self.found.generators.append(holder)
+        elif issubclass(kind, type | types.ModuleType | types.CodeType | types.FrameType):
+            return
+        elif issubclass(kind, CONTAINERS) or kind is tuple:
+            self._container(value, holder, depth)
+        elif issubclass(kind, kinds.modules):
+            self._module(value, holder, depth)
+        elif not kinds.passed(value):
+            for name, item in kinds.inner(value):
+                if item is not None:
+                    self._value(fixed(f"{holder.name}.{name}", item), depth + 1)
+            if is_own(kind) and namespace(value) is not None:
+                self.found.spaces.append((holder, None))
+                self._attributes(value, holder, depth)
+
+    def _container(self, value: Any, holder: Holder, depth: int) -> None:
+        if type(value) is not tuple:
+            self.found.containers.append(holder)
+        keys: Any = dict.keys(value) if issubclass(type(value), dict) else range(len(value))
+        if isinstance(value, set) or len(keys) > WALKED:
+            return
+        for key in list(keys):
+            self._value(holder.item(key), depth + 1)
+
+    def _attributes(self, value: Any, holder: Holder, depth: int) -> None:
+        for key in list(namespace(value) or ()):
+            if type(key) is str:
+                self._value(holder.attribute(key), depth + 1)
+
+    def _module(self, value: Any, holder: Holder, depth: int) -> None:
+        """Look at those attributes of a layer that its code sets while it runs."""
+        kind: Any = type(value)
+        held = namespace(value) or {}
+        moving = tuple(name for name in sets(kind) | self._stored if name in held)
+        moving = tuple(name for name in moving if isinstance(held[name], PLAIN))
+        if moving:
+            self.found.spaces.append((holder, moving))
+        if not is_own(kind):
+            return
+        for key, item in list(held.items()):
+            if not key.startswith("_") and not isinstance(item, PLAIN):
+                self._value(holder.attribute(key), depth + 1)
+
+
+def _found(kind: type, name: str) -> Any:
+    """Give what a class has under a name, as it is stored."""
+    return next((vars(owner)[name] for owner in kind.__mro__ if name in vars(owner)), None)
+
+
+def _itself(space: Any) -> Any:
+    return space
+
+
+def _nothing() -> None:
+    """Stand for the code of what has none."""
+
+
+def namespace(value: Any) -> dict[str, Any] | None:
+    """Return an object's attributes as they are stored; None where it has no such dict."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except Exception:  # noqa: BLE001  it has none, or keeps it to itself
+        return None
+    return held if type(held) is dict else None
+
+
+def is_iterator(kind: Any) -> bool:
+    """Tell whether objects of a class are iterators."""
+    try:
+        return hasattr(kind, "__next__")
+    except Exception:  # noqa: BLE001  a metaclass may raise
+        return False
+
+
+def _is_own_code(fn: Any) -> bool:
+    """Tell whether a function's code is the program's own, or a partial's is to be looked at."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    code = getattr(inspect.unwrap(getattr(fn, "__func__", fn)), "__code__", None)
+    return code is not None and not is_library(code.co_filename)
+
+
+def is_own(kind: Any) -> bool:
+    """Tell whether a class is the program's own, not a library's."""
+    try:
+        return _is_own(kind)
+    except Exception:  # noqa: BLE001  a metaclass may raise when it is hashed
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _is_own(kind: type) -> bool:
+    if kind is types.SimpleNamespace:
+        return True
+    if kind.__module__ == "__main__":  # what is typed at a prompt has no file
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and not is_library(file)
+
+
+@lru_cache(maxsize=1024)
+def names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Name the globals that code reads, those it writes, and the attributes it sets."""
+    reads, writes, stored = set(), set(), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            reads.add(instruction.argval)
+        elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            writes.add(instruction.argval)
+        elif instruction.opname == "STORE_ATTR":
+            stored.add(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = names(constant)
+            reads |= inner[0]
+            writes |= inner[1]
+            stored |= inner[2]
+    return frozenset(reads), frozenset(writes), frozenset(stored)
+
+
+@lru_cache(maxsize=1024)
+def sets(kind: type) -> frozenset[str]:
+    """Name the attributes that a class's methods set once an object of it is made."""
+    found: set[str] = set()
+    for owner in kind.__mro__:
+        if not is_own(owner):
+            continue
+        for name, stored in vars(owner).items():
+            method = inspect.unwrap(getattr(stored, "__func__", stored))
+            if name != "__init__" and isinstance(method, types.FunctionType):
+                found |= names(method.__code__)[2]
+    return frozenset(found)

@@ -1,0 +1,368 @@
+"""The tape of arrays on a device, or not computed yet: flags stay there until one read.
+
+Each result is reduced to a few scalars where it lives. At the end of the call they cross to the
+host together. If a bad value arrived somewhere, the call is run once more under the live tape,
+where nothing forbids it; else the report is made of what this tape knows.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from anynan._arrays.access import (
+    REFUSALS,
+    blocks,
+    detached,
+    device_name,
+    dtype_name,
+    namespace,
+    on_host,
+    standard_format,
+    to_host,
+    unreadable,
+)
+from anynan._arrays.chunked import is_chunked, sized
+from anynan._arrays.measures import measure
+from anynan._arrays.probe import probe
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
+from anynan._diagnosis.operands import at_broadcast, constant
+from anynan._diagnosis.sources import user_source
+from anynan._judging.policy import reading_kind
+from anynan._recorder.names import is_number, named, params
+from anynan._recorder.records import flagged
+from anynan._recorder.tape import Tape
+from anynan._recorder.trackable import is_array
+from anynan._recorder.tracked import TrackedArray, is_tracked
+from anynan._steps import context
+from anynan.events import Phase, Source
+
+Span = tuple[float, float]
+MAX_DETAILED = 8
+
+
+class Slots(Protocol):
+    """Hold the flags of one call's arrays on their device."""
+
+    def put(self, raw: Any) -> int | None:
+        """Reduce an array to its two ends, without a read; None if it holds no floats."""
+        ...
+
+    def read(self) -> list[Span]:
+        """Bring every slot to the host: the one read."""
+        ...
+
+
+class StandardSlots:
+    """Keep flags as arrays of the library itself, by the functions of the array API standard."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._waiting: dict[int, tuple[Any, Any, Any, bool]] = {}
+        self.reads = 0
+
+    def put(self, raw: Any) -> int | None:
+        """Reduce an array; host memory is read on the spot."""
+        if not is_array(raw) or (not is_chunked(raw) and on_host(raw) is not None):
+            span = probe(raw)
+            if span is None:
+                return None
+            self._spans.append(span)
+            return len(self._spans) - 1
+        form = standard_format(raw)
+        if form.kind not in ("real", "complex") or 0 in raw.shape:
+            return None
+        compound = form.kind == "complex"
+        try:
+            found = _reduce(detached(raw), compound=compound)
+        except REFUSALS as error:
+            raise unreadable(raw, error) from error
+        self._waiting[len(self._spans)] = (*found, compound)
+        self._spans.append((0.0, 0.0))
+        return len(self._spans) - 1
+
+    def read(self) -> list[Span]:
+        """Compute and copy all flags together, one read for each library and device."""
+        groups: dict[tuple[Any, str], list[int]] = {}
+        for slot, (low, *_) in self._waiting.items():
+            groups.setdefault((namespace(low), device_name(low)), []).append(slot)
+        for (xp, _), slots in groups.items():
+            wide = xp.float64 if hasattr(xp, "float64") else xp.float32
+            flags = [xp.astype(flag, wide) for slot in slots for flag in self._waiting[slot][:3]]
+            try:
+                numbers = to_host(xp.stack(flags)).reshape(-1, 3)
+            except REFUSALS as error:
+                raise unreadable(self._waiting[slots[0]][0], error) from error
+            self.reads += 1
+            for slot, (low, high, nan) in zip(slots, numbers.tolist(), strict=True):
+                compound = self._waiting[slot][3]
+                self._spans[slot] = _span(low, high, nan, compound=compound)
+        self._waiting.clear()
+        return self._spans
+
+
+def _span(low: float, high: float, nan: float, *, compound: bool) -> Span:
+    if nan or low != low:
+        return math.nan, math.nan
+    if compound and (math.isinf(low) or math.isinf(high)):
+        return math.inf, math.inf
+    return low, high
+
+
+def _reduce(raw: Any, *, compound: bool) -> tuple[Any, Any, Any]:
+    xp = namespace(raw)
+    known = sized(raw)
+    lows, highs, nans = [], [], []
+    for block in blocks(raw):
+        for part in (xp.real(block), xp.imag(block)) if compound else (block,):
+            if xp.finfo(part.dtype).bits < 16:
+                part = xp.astype(part, xp.float32)  # noqa: PLW2901  few libraries reduce these
+            if known:
+                lows.append(xp.min(part))
+                highs.append(xp.max(part))
+            else:  # a chunk may be empty, which has no smallest value
+                one = xp.ones((), dtype=part.dtype)
+                lows.append(xp.where(xp.any(part == -math.inf), -math.inf * one, 0 * one))
+                highs.append(xp.where(xp.any(part == math.inf), math.inf * one, 0 * one))
+            # A compiled or sharded max may drop NaN; any() of a mask cannot.
+            nans.append(xp.any(xp.isnan(part)))
+    if len(lows) == 1:
+        return lows[0], highs[0], nans[0]
+    return xp.min(xp.stack(lows)), xp.max(xp.stack(highs)), xp.any(xp.stack(nans))
+
+
+@dataclass(slots=True)
+class Node:
+    """Hold one operation, or one array that came in."""
+
+    name: str
+    raw: str
+    layer: str | None
+    source: Source | None
+    blank: Summary
+    slot: int | None
+    operands: list[tuple[str, Any]] = field(default_factory=list)
+    params: dict[str, Any] = field(default_factory=dict)
+    expected: dict[str, str] | None = None
+    label: str | None = None
+    array: Any = None
+    came: Any = None
+
+
+@dataclass(slots=True)
+class Known:
+    """Stand for an operand: its shape, who wrote it, and itself where it costs nothing to keep."""
+
+    blank: Summary
+    nodes: tuple[int, ...]
+    array: Any = None
+
+
+class LazyTape(Tape):
+    """Note every operation and leave its flags on the device until ``finish``.
+
+    Attributes:
+        overwritten: True once an operation wrote into one of the call's arguments.
+        given: Which objects the arguments were made of when the call began.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.nodes: list[Node] = []
+        self.overwritten = False
+        self.given: list[tuple[str, int]] = []
+        self.slots: Slots = self.session.new_slots()
+        self._rows: list[tuple[int, int]] = []
+        self._arrivals: list[tuple[Phase, str | None, str, tuple[int, ...], int]] = []
+        self.spans: list[Span] = []
+
+    def about_to_write(self, target: TrackedArray) -> None:
+        """Remember whether an argument is lost for a second run."""
+        if any(self.nodes[i].label is not None for i in self.parents(target)):
+            self.overwritten = True
+
+    def look(
+        self, name: str, raw: str, function: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], results: list[TrackedArray], *, clean: bool,
+        before: Any = None, writes: TrackedArray | None = None,
+    ) -> None:  # fmt: skip
+        """Note an operation."""
+        raw = self.named(raw, results[0])
+        layer = context.scope_path()
+        layer = None if layer == self.base else layer
+        source = user_source(framework=raw.partition(".")[0])
+        operands = [
+            (label, self._known(value))
+            for label, value in named(name, args, {k: v for k, v in kwargs.items() if k != "key"})
+            if is_tracked(value) or is_array(value) or is_number(value)
+        ]
+        for x in results:
+            slot = self.slots.put(x._raw)
+            if slot is None and x is not writes:
+                continue
+            index = len(self.nodes)
+            self.nodes.append(
+                Node(
+                    name, raw, layer, source, _blank(x._raw), slot, operands,
+                    params(name, args, kwargs), context.expectations(),
+                    array=x._raw if is_chunked(x._raw) else None,
+                )
+            )  # fmt: skip
+            if x is writes and name == "setitem":
+                x._cell.writes.append(index)
+            elif x is writes:
+                x._node = index
+                x._cell.writes[:] = [index]
+            else:
+                x._node = index
+
+    def _known(self, value: Any) -> Any:
+        if is_number(value):
+            return value
+        if is_tracked(value):
+            raw, nodes = value._raw, self.parents(value)
+            if value._cell.handed:  # whoever holds the plain array may have written into it
+                nodes = (*nodes, *self._fresh(raw))
+        else:
+            raw, nodes = value, self._fresh(value)
+        return Known(_blank(raw), nodes, raw if is_chunked(raw) else None)
+
+    def is_changed(self) -> bool:
+        """Tell whether an argument holds other values than when the call began."""
+        for node in self.nodes:
+            if node.label is not None and node.came is not None and node.slot is not None:
+                span = probe(node.came)
+                if span is not None and str(span) != str(self.spans[node.slot]):
+                    return True
+        return False
+
+    def _fresh(self, raw: Any) -> tuple[int, ...]:
+        """Reduce an array as it is now, whoever wrote it."""
+        slot = self.slots.put(raw)
+        if slot is None:
+            return ()
+        self.nodes.append(Node("", "", None, None, _blank(raw), slot))
+        return (len(self.nodes) - 1,)
+
+    def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
+        """Open a row; its numbers come with the one read."""
+        label = self.inputs.get(id(x._raw)) if phase == "input" else None
+        nodes = self.parents(x)
+        if phase != "input" and x._cell.handed:
+            nodes = (*nodes, *self._fresh(x._raw))
+        slot = self.nodes[nodes[-1]].slot if nodes else self.slots.put(x._raw)
+        if slot is None:
+            return
+        if label is not None:
+            x._node = len(self.nodes)
+            blank = _blank(x._raw)
+            self.nodes.append(Node("", "", None, None, blank, slot, label=label, came=x._raw))
+        elif phase != "input":
+            self._arrivals.append((phase, layer, tensor, nodes or self.lost(), slot))
+        order = self.add_row(self.site(layer, phase, tensor, x._raw))
+        self._rows.append((order, slot))
+        if self.rows is not None:
+            raw = x._raw
+            self.rows.live[order] = lambda: raw
+
+    def arrive(self, index: int) -> None:
+        """Take what an operation made as a result of the call."""
+        node = self.nodes[index]
+        layer, phase = self.placed(node.layer)
+        assert node.slot is not None
+        self._arrivals.append((phase, layer, "output", (index,), node.slot))
+        monitor = self.session.tracker.monitor
+        site = monitor.site(layer, phase, "output", node.blank.dtype, None)
+        self._rows.append((self.add_row(site), node.slot))
+
+    def finish(self) -> None:
+        """Bring the flags to the host and fill the rows in."""
+        rows = self.rows
+        assert rows is not None
+        self.spans = self.slots.read()
+        for _, slot in self._rows:
+            lo, hi = self.spans[slot]
+            rows.lo.append(lo)
+            rows.hi.append(hi)
+
+    def history(self, x: TrackedArray) -> tuple[int, ...]:
+        """Bring the flags so far to the host; give the records that made this array bad."""
+        self.spans = self.slots.read()
+        return self._bad(self.parents(x)) or self._bad(self.lost())
+
+    def _ends(self, index: int) -> Span | None:
+        slot = self.nodes[index].slot
+        return None if slot is None else self.spans[slot]
+
+    def _kind(self, index: int) -> str | None:
+        ends = self._ends(index)
+        return None if ends is None else reading_kind(*ends)
+
+    def replay(self) -> Replay:
+        """Make records of what this tape knows, without a second run."""
+        records: list[OpRecord] = []
+        detailed = 0
+        for index, node in enumerate(self.nodes):
+            ends = self._ends(index)
+            if not node.name or ends is None or reading_kind(*ends) is None:
+                continue
+            items = [self._operand(label, value) for label, value in node.operands]
+            # Where a NaN came in, the record that made it is measured.
+            fresh = not any(item.summary is not None and item.summary.nan for item in items)
+            output = flagged(node.blank, *ends)
+            if fresh and node.array is not None and detailed < MAX_DETAILED:
+                detailed += 1
+                output = measure(node.array)
+                for item, (_, value) in zip(items, node.operands, strict=True):
+                    if isinstance(value, Known) and value.array is not None:
+                        item.summary = measure(value.array)
+                        item.value = at_broadcast(value.array, output.first_bad, output.shape)
+            layer, phase = self.placed(node.layer)
+            expected = None if node.expected is None else node.expected.get(output.kind or "")
+            records.append(
+                OpRecord(
+                    index, node.name, node.raw, layer, phase, output, tuple(items), node.source,
+                    node.params, expected=expected,
+                )
+            )  # fmt: skip
+        sinks = []
+        for phase, layer, tensor, nodes, slot in self._arrivals:
+            kind = reading_kind(*self.spans[slot])
+            if kind is not None:
+                parents = self._bad(nodes) or self._bad(self.lost())
+                came = [i for i in nodes if self.nodes[i].label is not None]
+                overwritten = not parents and any(self._kind(i) is None for i in came)
+                sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
+                if not parents:
+                    self.notes.append(self.unseen())
+        return Replay(records, sinks, list(dict.fromkeys(self.notes)), whole=True)
+
+    def _bad(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(i for i in nodes if self._kind(i) is not None and self.nodes[i].name)
+
+    def _operand(self, label: str, value: Any) -> Operand:
+        if not isinstance(value, Known):
+            return constant(label, value)
+        ends = next((e for i in reversed(value.nodes) if (e := self._ends(i)) is not None), None)
+        summary = value.blank if ends is None else flagged(value.blank, *ends)
+        item = Operand(label, summary)
+        if summary.bad:
+            item.parents = self._bad(value.nodes)
+            if not item.parents:
+                came = next((i for i in value.nodes if self.nodes[i].label is not None), None)
+                item.source, item.label = "unknown", label
+                if came is not None:
+                    item.label = self.nodes[came].label
+                    item.source = "overwritten" if self._kind(came) is None else "input"
+                    if item.source == "overwritten":
+                        self.notes.append(self.unseen())
+        return item
+
+
+def _blank(raw: Any) -> Summary:
+    shape = tuple(np.shape(raw))
+    size = 0 if any(length != length for length in shape) else math.prod(shape)
+    return Summary(shape, dtype_name(raw), device_name(raw), size)

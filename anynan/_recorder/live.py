@@ -1,0 +1,190 @@
+"""The tape of arrays in host memory: a result is looked at as soon as it is there.
+
+The operands are still at hand then, so what a bad result is made of is measured at once, in
+place of a second run.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from anynan._arrays.probe import is_clean, probe
+from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
+from anynan._diagnosis.sources import user_source
+from anynan._judging.policy import reading_kind
+from anynan._recorder.floatflags import WORTH, Flags, honest
+from anynan._recorder.records import light, make_record
+from anynan._recorder.tape import Tape
+from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
+from anynan._steps import context
+from anynan.errors import reason
+from anynan.events import Phase
+
+# Operations that can only pass values on.
+CARRYING = frozenset(
+    {
+        "getitem", "reshape", "ravel", "transpose", "permute_dims", "squeeze", "expand_dims",
+        "swapaxes", "moveaxis", "T", "mT", "broadcast_to", "matrix_transpose", "flip", "copy",
+        "concat", "stack", "take", "roll", "tile", "repeat", "sort", "negative", "abs", "real",
+        "imag", "conj", "diagonal", "flatten", "flat", "broadcast_arrays", "tril", "triu", "neg",
+    }
+)  # fmt: skip
+
+
+_PLAIN = frozenset({"axis", "dim", "keepdims"})
+
+
+class LiveTape(Tape):
+    """Look at every result on the spot; raise where a bad value leaves its scope.
+
+    Attributes:
+        records: Operations with bad results.
+        sinks: Where bad values arrived.
+        judged: False in a second run of a call, which only collects.
+    """
+
+    judged = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.records: list[OpRecord] = []
+        self.sinks: list[Sink] = []
+
+    def _clean(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[TrackedArray],
+        flags: Flags | None, ufunc: tuple[Any, str] | None, target: TrackedArray | None,
+    ) -> bool:  # fmt: skip
+        # A dtype may be too small, where= leaves memory unwritten, initial= may be anything.
+        if self.leaky or target is not None or not _PLAIN.issuperset(kwargs):
+            return False
+        carrying = name in CARRYING
+        flagged = (
+            not carrying and flags is not None and flags.usable and not flags.seen
+            and ufunc is not None and _large(found) and _honest(ufunc, args)
+        )  # fmt: skip
+        if not (carrying or flagged):
+            return False
+        if name == "getitem":
+            return self._is_clean(args[0])
+        return all(self._is_clean(value) for value in args)
+
+    def _is_clean(self, value: Any) -> bool:
+        if is_tracked(value):
+            return value._node == CLEAN and not value._cell.writes
+        if isinstance(value, list | tuple):
+            return all(self._is_clean(item) for item in value)
+        if isinstance(value, float):
+            return value - value == 0
+        return isinstance(value, int) or value is None
+
+    def look(
+        self, name: str, raw: str, function: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], results: list[TrackedArray], *, clean: bool,
+        before: Any = None, writes: TrackedArray | None = None,
+    ) -> None:  # fmt: skip
+        """Record an operation with a bad result."""
+        bad = [x for x in results if not clean and not is_finite(x._raw)]
+        if writes is not None and not any(x is writes for x in bad):
+            self._cleared(writes)
+        if not bad:
+            return
+        index = len(self.records)
+        raw = self.named(raw, bad[0])
+        layer = context.scope_path()
+        try:
+            record = make_record(
+                self, index, name, raw, function, args, kwargs, bad[0], before=before,
+                writes=writes,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001  the name and the line are known all the same
+            known = [x for x in (*args, *kwargs.values()) if is_tracked(x)]
+            items = tuple(Operand("", None, parents=self.parents(x)) for x in known)
+            record = OpRecord(index, name, raw, None, "value", light(bad[0]._raw), items)
+            self.notes.append(f"the operands of {name} could not be described: {reason(error)}")
+        record.layer = None if layer == self.base else layer
+        record.source = user_source(framework=type(bad[0]._raw).__module__.partition(".")[0])
+        expected = context.expectations()
+        if expected and record.output is not None:
+            record.expected = expected.get(record.output.kind or "")
+        self.records.append(record)
+        for x in bad:
+            if x is writes:
+                # A whole write hands on what it read through its own operands.
+                if name == "setitem":
+                    x._cell.writes.append(index)
+                else:
+                    x._node = index
+                    x._cell.writes[:] = [index]
+            else:
+                x._node = index
+
+    def _cleared(self, x: TrackedArray) -> None:
+        x._node = CLEAN
+        x._cell.writes.clear()
+
+    def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
+        """Write a row, and have it judged at once if it is out of its limits."""
+        span = probe(x._raw)
+        if span is None:
+            return
+        lo, hi = span
+        kind = reading_kind(lo, hi)
+        if kind is not None:
+            if phase == "input":
+                x._node = UNKNOWN
+                x._cell.bad = True
+                self.bad_inputs.add(id(x._raw))
+            else:
+                parents = self.parents(x) or self.lost()
+                overwritten = not parents and x._cell.label is not None and not x._cell.bad
+                self.sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
+                if not parents:
+                    self.notes.append(self.unseen())
+        rows = self.rows
+        if rows is None or not self.judged:
+            return
+        site = self.site(layer, phase, tensor, x._raw)
+        order = self.add_row(site)
+        rows.lo.append(lo)
+        rows.hi.append(hi)
+        if not (-site.limit <= lo and hi <= site.limit):
+            seen = self.replay() if kind is not None and self.session.options.replay else None
+            self.session.tracker.flag(rows, order, x._raw, replayed=seen)
+
+    def history(self, x: TrackedArray) -> tuple[int, ...]:
+        """Give the records that made this array bad."""
+        return self.parents(x) or self.lost()
+
+    def replay(self) -> Replay:
+        """Give the records so far; they are placed now that it is known whether scopes are used."""
+        for record in self.records:
+            if record.phase == "value":
+                record.layer, record.phase = self.placed(record.layer)
+        notes = list(dict.fromkeys(self.notes))
+        return Replay(list(self.records), list(self.sinks), notes, whole=True)
+
+
+def _large(found: list[TrackedArray]) -> bool:
+    return any(getattr(x._raw, "size", 0) >= WORTH for x in found)
+
+
+def _honest(ufunc: tuple[Any, str], args: tuple[Any, ...]) -> bool:
+    kinds = {
+        x._raw.dtype for x in args if is_tracked(x) and isinstance(x._raw, np.ndarray | np.generic)
+    }
+    return len(kinds) == 1 and ufunc[0] is not None and honest(*ufunc, next(iter(kinds)))
+
+
+def is_finite(raw: Any) -> bool:
+    """Tell whether an array is finite."""
+    if is_clean(raw):
+        return True
+    kind = getattr(getattr(raw, "dtype", None), "kind", "f")
+    if kind in "biu":
+        return True
+    try:
+        span = probe(raw)
+    except TypeError:
+        return True
+    return span is None or reading_kind(*span) is None

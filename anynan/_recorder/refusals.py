@@ -1,0 +1,50 @@
+"""What is added to an exception that the tracked function would not have had."""
+
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+
+from anynan._diagnosis.sources import is_library, is_own, user_source
+from anynan._recorder.tracked import TrackedArray, is_tracked
+
+_NOTE = (
+    "anynan: in a tracked function an array is a stand-in (TrackedArray), which this code did "
+    "not take: give it the plain array{where}, numpy.asarray(x), or pause the tracker"
+)
+# What code raises that was given something of the wrong class.
+_REFUSALS = (TypeError, ValueError, AttributeError, BufferError, LookupError)
+
+
+def explain(error: BaseException) -> None:
+    """Add a note to an exception of code that was given a tracked array and refused it."""
+    frames = list(_frames(error.__traceback__))
+    named = _names_it(error)
+    refused = bool(frames) and isinstance(error, _REFUSALS) and _holds_one(frames[-1])
+    if not (named or refused):
+        return
+    line = user_source(frames[-1]) if frames else None
+    where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
+    note = _NOTE.format(where=where)
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def _names_it(error: BaseException) -> bool:
+    try:
+        return TrackedArray.__name__ in str(error)
+    except Exception:  # noqa: BLE001  an exception of the program's own may do anything
+        return False
+
+
+def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
+    """Walk the frames that the exception went through, anynan's own left out."""
+    while trace is not None:
+        if not is_own(trace.tb_frame):
+            yield trace.tb_frame
+        trace = trace.tb_next
+
+
+def _holds_one(frame: FrameType) -> bool:
+    """Tell whether it is a library's code that works on a tracked array here."""
+    return is_library(frame.f_code.co_filename) and any(
+        is_tracked(value) for value in list(frame.f_locals.values())
+    )

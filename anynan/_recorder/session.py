@@ -1,0 +1,436 @@
+"""What drives a tracked function of array code: the adapter behind ``anynan.track``."""
+
+import inspect
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from anynan._arrays.access import namespace, on_host, type_name
+from anynan._arrays.chunked import is_chunked
+from anynan._arrays.containers import leaves
+from anynan._arrays.measures import measure
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import Replay
+from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
+from anynan._recorder.live import LiveTape
+from anynan._recorder.parting import parting
+from anynan._recorder.refusals import explain
+from anynan._recorder.state import State
+from anynan._recorder.tape import Tape, now
+from anynan._recorder.trackable import change, is_array, unwrap
+from anynan._recorder.tracked import TrackedArray, is_tracked
+from anynan._steps.adapter import BadParameter, ReplayError
+from anynan._steps.context import replay_context
+from anynan._steps.loaders import bad_rows
+from anynan._steps.monitor import Reading, Rows
+from anynan._steps.tracker import Tracker
+from anynan.errors import AnomalyError
+from anynan.options import Options
+
+# An operand up to this size is copied before it is overwritten, so that a report can quote it.
+SNAPSHOT = 2**16  # bytes
+
+
+class ArraySession:
+    """Watch a function of array code: its arguments, its operations, what leaves its scopes.
+
+    Attributes:
+        backend: Name of the array library, known with the first call.
+        wrapper: Class that arrays are wrapped in.
+    """
+
+    backend = "array"
+    wrapper: type[TrackedArray] = TrackedArray
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.tracker: Tracker
+        self._local = threading.local()
+        self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self._matched: set[str] = set()
+        self._paths: dict[str, bool] = {}
+        self._seen_scopes = False
+
+    # What a tape asks for.
+
+    def new_slots(self) -> Slots:
+        """Make room for the flags of one call."""
+        return StandardSlots()
+
+    def watches(self, path: str) -> bool:
+        """Tell whether ``layers=`` and ``exclude=`` choose this scope."""
+        known = self._paths.get(path)
+        if known is None:
+            known = self._paths[path] = self._chosen(path)
+        return known
+
+    def snapshot(self, raw: Any) -> Any:
+        """Copy what is about to be overwritten, if it is small."""
+        if not isinstance(raw, np.ndarray) or raw.nbytes > SNAPSHOT:
+            return None
+        return raw.copy()
+
+    # The contract of ``anynan._steps.adapter.Adapter``.
+
+    def attach(self) -> None:
+        """There is nothing to hook: the tracker stands in the function's place."""
+
+    def detach(self) -> None:
+        """Leave nothing behind."""
+        self._unread.clear()
+
+    def watched(self) -> list[str]:
+        """List nothing: scopes are known when they run."""
+        return []
+
+    def set_paused(self, paused: bool) -> None:
+        """Read what is left; a paused tracker calls the function itself."""
+        if paused:
+            self.read()
+
+    def read(self) -> None:
+        """Bring the flags of finished calls to the host and judge them."""
+        unread, self._unread = self._unread, []
+        for tape, fn, args, kwargs in unread:
+            self._local.again = (tape, fn, args, kwargs)
+            try:
+                try:
+                    tape.finish()
+                except Exception as error:  # noqa: BLE001  the call itself went well
+                    tape.failed("the flags of a call", error)
+                    continue
+                assert tape.rows is not None
+                self._judge(tape, tape.rows)
+            finally:
+                self._local.again = None
+
+    def finish(self) -> None:
+        """Read what is left; the hooks go right after."""
+        self.read()
+
+    def replay(self, reading: Reading) -> Replay:
+        """Run a call again where its operands can be seen, or tell what is known without."""
+        again = getattr(self._local, "again", None)
+        if again is None:
+            msg = "the call is over and its arguments are gone"
+            raise ReplayError(msg)
+        tape: LazyTape
+        tape, fn, args, kwargs = again
+        reason = self._not_again(tape, fn, args, kwargs)
+        if reason is None:
+            try:
+                seen = self._run_again(fn, args, kwargs)
+            except Exception as error:  # noqa: BLE001  the first run's own records are left
+                reason = f"the second run failed: {type(error).__name__} {error}".rstrip()
+            else:
+                reason = parting(tape.replay(), seen)
+                if reason is None:
+                    return seen
+        seen = tape.replay()
+        if reason:
+            seen.notes.append(f"{reason}; operands are known by their extremes only")
+        return seen
+
+    def _not_again(
+        self, tape: LazyTape, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | None:
+        """Say why a call is not run again, None if it can be."""
+        if any(node.array is not None for node in tape.nodes):
+            return ""  # what is not computed yet was kept, and is measured as it is
+        if fn is None:
+            if self.options.read == "auto":
+                return ""  # no function was called: there is nothing to run again
+            return "the arguments of this call were not kept (read= waits for several calls)"
+        if tape.overwritten or tape.given != _given(args, kwargs) or tape.is_changed():
+            return "the call wrote into its own arguments, so it was not run again"
+        return None
+
+    def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
+        tape = LiveTape(self, None)
+        tape.judged = False
+        state = np.random.get_state()  # noqa: NPY002  what the function may draw from
+        np.random.set_state(self._local.random)  # noqa: NPY002
+        try:
+            with replay_context():
+                self._run(tape, fn, args, kwargs)
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
+        return tape.replay()
+
+    def measure(self, value: Any) -> Summary:
+        """Summarise an array."""
+        return measure(value)
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List nothing: array code does not say which of its arrays are weights."""
+        return []
+
+    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+        """List the rows of a bad argument that are bad."""
+        return bad_rows(value)
+
+    def loss_scale(self) -> float | None:
+        """Give None: array code has no loss scaler that could be seen."""
+        return None
+
+    def rank(self) -> int | None:
+        """Give None: one process is all there is."""
+        return None
+
+    # One call.
+
+    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one step under a tape, and judge what it saw."""
+        if now.get() is not None:
+            return fn(*args, **kwargs)  # inside another tracked function, which owns the step
+        rows = self.tracker.rows()
+        lazy = self._is_lazy(args, kwargs)
+        self._local.random = np.random.get_state() if lazy else None  # noqa: NPY002
+        tape: Tape = LazyTape(self, rows) if lazy else LiveTape(self, rows)
+        if isinstance(tape, LazyTape):
+            tape.given = _given(args, kwargs)
+        try:
+            result = self._run(tape, fn, args, kwargs)
+        except BaseException as error:
+            explain(error)
+            # What broke the step may be what anynan looks for: judge it, then let it go on.
+            with self.tracker.softly():
+                self.end(tape, rows, fn, args, kwargs)
+            raise
+        self.end(tape, rows, fn, args, kwargs)
+        return result
+
+    def _is_lazy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self.options.read == "immediate":
+            return False
+        if self.options.read != "auto":
+            return True
+        return any(not self.is_near(x) for _, x in leaves((args, kwargs), "") if is_array(x))
+
+    def is_near(self, raw: Any) -> bool:
+        """Tell whether an array lies in host memory, where a look at it costs no wait."""
+        return not is_chunked(raw) and on_host(raw) is not None
+
+    def _run(
+        self, tape: Tape, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        names = [*argument_names(fn, args), *kwargs]
+        token = now.set(tape)
+        watched = list(zip(names, (*args, *kwargs.values()), strict=True))
+        state = State(fn, watched, self.is_near)
+        seen: list[Any] = []
+
+        def watch(raw: Any, label: str) -> Any:
+            if not seen:
+                self._meet(raw)
+            seen.append(raw)
+            return tape.add_input(raw, label)
+
+        try:
+            for i, (name, value) in enumerate(watched):
+                watched[i] = name, change(value, name, is_array, watch)
+            with _ours(tape, "what the call was given"):
+                self._look_at_others(tape, watched)
+            given = {id(x) for _, value in watched for _, x in self._leaves(value, "")}
+            values = [value for _, value in watched]
+            named = dict(zip(kwargs, values[len(args) :], strict=True))
+            try:
+                result = fn(*values[: len(args)], **named)
+            except Exception:
+                with _ours(tape, "what the call had handed out"):
+                    for x in tape.handed:
+                        self._arrive(tape, "an array that was handed out", x)
+                raise
+            with _ours(tape, "what the call left behind"):
+                self._read_result(tape, result)
+                self._read_written(tape, watched, given, result)
+                for path, x in state.spoilt(result):
+                    self._arrive(tape, path, x)
+            return unwrap(result)
+        finally:
+            now.reset(token)
+            tape.close()
+            unwrap([value for _, value in watched], 1)
+            state.unwrap()
+
+    def _meet(self, raw: Any) -> None:
+        """Learn which library the function works with."""
+        xp = namespace(raw)
+        name = type(raw).__module__ if xp is None else xp.__name__
+        self.backend = str(name).removeprefix("array_api_compat.").partition(".")[0]
+
+    def _leaves(self, value: Any, name: str) -> Iterator[tuple[str, Any]]:
+        return leaves(value, name, self.tracker.say)
+
+    def _look_at_others(self, tape: Tape, watched: list[tuple[str, Any]]) -> None:
+        """Read the arguments that are arrays of a kind that is not watched, and say so."""
+        for name, value in watched:
+            for label, x in self._leaves(value, name):
+                kind: Any = type(x)
+                if issubclass(kind, TrackedArray | float | complex) or is_array(x):
+                    continue
+                if not _holds_text(x):
+                    self.tracker.say(
+                        f"the argument {label} is a {type_name(x)}: operations on it are not "
+                        "watched, only what it holds when it comes in and when it leaves"
+                    )
+                    tape.add_other(x, label)
+
+    def _read_result(self, tape: Tape, result: Any) -> None:
+        for label, x in self._leaves(result, "result"):
+            self._arrive(tape, label, x, result=True)
+
+    def _read_written(
+        self, tape: Tape, watched: list[tuple[str, Any]], given: set[int], result: Any
+    ) -> None:
+        """Read what the function wrote into its arguments: it leaves the function as well."""
+        done = {id(x) for _, x in self._leaves(result, "")}
+        for name, value in watched:
+            for label, x in self._leaves(value, name):
+                if id(x) in done or type(x) in (float, complex):
+                    continue
+                done.add(id(x))
+                if id(x) not in given or (is_tracked(x) and _is_changed(tape, x)):
+                    self._arrive(tape, label, x)
+
+    def _arrive(self, tape: Tape, label: str, x: Any, *, result: bool = False) -> None:
+        """Read one array that leaves the function."""
+        if not is_tracked(x):
+            raw = np.asarray(x) if type(x) in (float, complex) else x
+            x = tape.wrap(raw, tape.inputs.get(id(raw)))
+            x._cell.bad = id(raw) in tape.bad_inputs
+        if x._made is not None:
+            tape.leave(x, None)
+        layer, phase = tape.placed(None)
+        if phase == "loss" and not (result and _is_single(x._raw)):
+            phase = "forward"
+        name = "loss" if phase == "loss" and label == "result" else label
+        tape.arrived(layer, phase, name, x)
+
+    def end(
+        self, tape: Tape, rows: Rows, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """End a call: judge what it left, now or with later ones."""
+        self.tracker.close_step()
+        self._tell_patterns()
+        if not isinstance(tape, LazyTape):
+            self._judge(tape, rows)
+            return
+        every = self.options.read if isinstance(self.options.read, int) else 1
+        # Calls that wait for a later read would keep all their arguments alive.
+        kept = (fn, args, kwargs) if every == 1 else (None, (), {})
+        if every > 1:
+            rows.live.clear()
+        self._unread.append((tape, *kept))
+        if (rows.step + 1) % every == 0:
+            self.read()
+
+    def _judge(self, tape: Tape, rows: Rows) -> None:
+        try:
+            if self.options.level == "operation" and rows.failed is None:
+                self.tracker.judge(rows)
+                self.tracker.operations(rows, tape.replay())
+        finally:
+            try:
+                self.tracker.settle(rows)
+            finally:
+                rows.live.clear()
+
+    # Patterns.
+
+    def _chosen(self, path: str) -> bool:
+        keep, exclude = self.options.layers, self.options.exclude
+        parts = list(_ancestors(path))
+        left_out = () if exclude is None else _each(exclude)
+        if any(self._matches(p, part) for p in left_out for part in parts):
+            return False
+        return keep is None or any(self._matches(p, path) for p in _each(keep))
+
+    def _matches(self, pattern: Any, path: str) -> bool:
+        found = pattern(path, None) if callable(pattern) else fnmatchcase(path, pattern)
+        if found:
+            self._matched.add(str(pattern))
+        return bool(found)
+
+    def _tell_patterns(self) -> None:
+        if self._seen_scopes:
+            return
+        self._seen_scopes = True
+        for option in ("layers", "exclude"):
+            for pattern in _each(getattr(self.options, option) or ()):
+                if str(pattern) not in self._matched:
+                    known = ", ".join(sorted(self._paths)) or "none"
+                    self.tracker.say(
+                        f"{option}={pattern!r} matched no scope that a value left in the first "
+                        f"call; the scopes were: {known}"
+                    )
+
+
+@contextmanager
+def _ours(tape: Tape, what: str) -> Iterator[None]:
+    """Let nothing out but an anomaly: the function itself goes well."""
+    try:
+        yield
+    except AnomalyError:
+        raise
+    except Exception as error:  # noqa: BLE001  see above
+        tape.failed(what, error)
+
+
+def _holds_text(x: Any) -> bool:
+    try:
+        return getattr(getattr(x, "dtype", None), "kind", "f") in "SUMm"
+    except Exception:  # noqa: BLE001  a proxy may raise at any question
+        return True
+
+
+def _is_changed(tape: Tape, x: TrackedArray) -> bool:
+    """Tell whether an argument may be bad by what the call wrote into it."""
+    if not (x._cell.written or x._cell.handed):
+        return False
+    return bool(not x._cell.bad or tape.parents(x))
+
+
+def _is_single(raw: Any) -> bool:
+    try:
+        return bool(math.prod(raw.shape) == 1)
+    except Exception:  # noqa: BLE001  a table, an array of unknown shape
+        return False
+
+
+def _each(patterns: Any) -> Iterator[Any]:
+    if isinstance(patterns, str) or callable(patterns):
+        yield patterns
+    else:
+        yield from patterns
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
+    """List which objects the arguments are made of."""
+    return [(path, id(x)) for path, x in leaves((args, kwargs), "")]
+
+
+def argument_names(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
+    """Name positional arguments as the function does."""
+    names: list[str] = []
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    for i in range(len(args)):
+        if i < len(parameters) and parameters[i].kind is not inspect.Parameter.VAR_POSITIONAL:
+            names.append(parameters[i].name)
+        else:
+            names.append(f"args[{i}]")
+    return names

@@ -1,0 +1,92 @@
+"""Arrays in the attributes of objects: what a call wrote there leaves it as a result does."""
+
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+from anynan._arrays.containers import attributes, leaves
+from anynan._arrays.probe import probe
+from anynan._judging.policy import reading_kind
+from anynan._reach import is_own
+from anynan._recorder.trackable import is_array, unwrap
+from anynan._recorder.tracked import is_tracked
+
+# Items of a container in an attribute; one that holds more is data, and is not walked every call.
+MANY = 64
+
+
+class State:
+    """Hold what the objects that a call was given had in their attributes when it began.
+
+    Args:
+        fn: The tracked function; what it is bound to is looked at as well.
+        given: The arguments by name.
+        near: Tells whether an array can be looked at without a wait for a device.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], given: list[tuple[str, Any]], near: Callable[[Any], bool]
+    ) -> None:
+        self._objects = list(given)
+        if type(fn) is MethodType:
+            self._objects.append(("self", fn.__self__))
+        self._near = near
+        # The arrays are kept: an id may be used again once one is gone.
+        self._before = {id(x): (x, self._is_clean(x)) for _, _, x in self._arrays(self._objects)}
+
+    def spoilt(self, result: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the arrays in attributes that this call made, or made bad.
+
+        Of an object of a library's class only what was recorded is yielded: a fitted model may
+        hold NaN and Inf by design.
+
+        Args:
+            result: What the function returned.
+        """
+        results = [("result", result)]
+        if type(result) in (tuple, list) and len(result) <= MANY:
+            results = [(f"result[{i}]", item) for i, item in enumerate(result)]
+        elif type(result) is dict and len(result) <= MANY:
+            results = [(f"result[{key!r}]", item) for key, item in result.items()]
+        done: set[int] = set()
+        for path, owner, x in self._arrays([*self._objects, *results]):
+            if id(x) in done:
+                continue
+            done.add(id(x))
+            if is_tracked(x):
+                yield path, x
+            elif not self._is_clean(x):
+                known = self._before.get(id(x))
+                if known[1] if known is not None else is_own(type(owner)):
+                    yield path, x
+
+    def _is_clean(self, x: Any) -> bool:
+        return is_tracked(x) or not self._near(x) or is_clean(x)
+
+    def unwrap(self) -> None:
+        """Leave no tracked array behind."""
+        for _, value in self._objects:
+            unwrap(value, 1)
+
+    def _arrays(self, objects: list[tuple[str, Any]]) -> Iterator[tuple[str, Any, Any]]:
+        for name, value in objects:
+            for path, item in attributes(value, name):
+                if is_tracked(item) or is_array(item):
+                    yield path, value, item
+                elif type(item) in (list, tuple, dict) and len(item) <= MANY:
+                    for inner, x in leaves(item, path, _silent):
+                        if is_tracked(x) or is_array(x):
+                            yield inner, value, x
+
+
+def _silent(_: str) -> None:
+    """Say nothing: what an object holds for itself is its own affair."""
+
+
+def is_clean(x: Any) -> bool:
+    """Tell whether an array in host memory is finite; one that cannot be read counts as such."""
+    try:
+        span = probe(x)
+    except Exception:  # noqa: BLE001  it is read where it is used
+        return True
+    return span is None or reading_kind(*span) is None

@@ -1,0 +1,419 @@
+"""One call of a tracked function: what runs its operations, and follows values out of scopes."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anynan._arrays.access import dtype_max, dtype_name, library_name, type_name
+from anynan._diagnosis.lineage import Replay, Sink
+from anynan._diagnosis.sources import user_source
+from anynan._recorder.floatflags import Flags
+from anynan._recorder.names import UNWRITTEN, canonical
+from anynan._recorder.namespaces import Namespace
+from anynan._recorder.trackable import is_array
+from anynan._recorder.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view
+from anynan._steps import context
+from anynan._steps.monitor import Reading, Rows, Site
+from anynan.errors import AnomalyError, reason
+from anynan.events import Event, Kind, Phase
+
+if TYPE_CHECKING:
+    from anynan._recorder.session import ArraySession
+
+_OUTLETS = 20
+now: ContextVar["Tape | None"] = context.running
+
+
+class Tape:
+    """Run the operations of one call; the two kinds of tape say when results are looked at.
+
+    Attributes:
+        session: Whose call it is.
+        rows: Where readings go.
+        base: The scope that the call itself was made in.
+        closed: True once the call has returned: what is left over is only an array.
+        scoped: True once an operation ran in a scope of the function's own.
+    """
+
+    def __init__(self, session: "ArraySession", rows: Rows | None) -> None:
+        self.session, self.rows = session, rows
+        self.base = context.scope_path()
+        self.closed = self.scoped = False
+        self.leaky = False  # True once a plain array was handed out, which anyone may write into
+        self.inputs: dict[int, str] = {}
+        self.unwritten: set[int] = set()  # arrays of uninitialised memory
+        self.held: list[Any] = []  # keeps the ids above from being used again
+        self.escapes: dict[int, None] = {}
+        # The last that were handed out and may be bad: code that refuses one may end the call.
+        self.handed: deque[TrackedArray] = deque(maxlen=8)
+        self.outlets: dict[str, None] = {}  # the lines at which plain arrays were handed out
+        self.bad_inputs: set[int] = set()
+        self.others: dict[str, None] = {}  # arguments of a kind that is not watched
+        self.counts: dict[tuple[str | None, str, str], int] = {}
+        self.notes: list[str] = []
+        self.is_array = is_array
+
+    # What a kind of tape does with results.
+
+    def look(
+        self, name: str, raw: str, function: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], results: list[TrackedArray], *, clean: bool,
+        before: Any = None, writes: TrackedArray | None = None,
+    ) -> None:  # fmt: skip
+        """Look at the results of an operation; ``clean`` says that they are known to be finite."""
+        raise NotImplementedError
+
+    def read(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
+        """Write the row of a value that arrived somewhere."""
+        raise NotImplementedError
+
+    def arrived(self, layer: str | None, phase: Phase, tensor: str, x: TrackedArray) -> None:
+        """Read a value that arrived somewhere, or say that it could not be read."""
+        try:
+            self.read(layer, phase, tensor, x)
+        except AnomalyError:
+            raise
+        except Exception as error:  # noqa: BLE001  what we cannot read, the user still can use
+            where = f" of {layer}" if layer else ""
+            self.failed(f"the {tensor}{where}, a {type_name(x._raw)},", error)
+
+    def replay(self) -> Replay:
+        """Give what was seen so far."""
+        raise NotImplementedError
+
+    def history(self, x: TrackedArray) -> tuple[int, ...]:
+        """Bring what is known so far to the host; give the records that made this array bad."""
+        raise NotImplementedError
+
+    def take(self, event: Event, array: Any, later: int) -> bool:
+        """Report what a direct check found: the operation, where it is known, by the tracker.
+
+        Args:
+            event: What the check alone would report.
+            array: The bad array.
+            later: How many more the check found.
+
+        Returns:
+            False if this call is over, and the check is to report it itself.
+        """
+        rows, tracker = self.rows, self.session.tracker
+        if self.closed or (event.phase == "input" and not is_tracked(array)):
+            return False
+        if rows is None:  # a second run only collects
+            return True
+        if rows.failed is not None:
+            rows.spread += 1 + later
+            return True
+        x = array if is_tracked(array) else self.wrap(array)
+        seen = None
+        try:
+            parents = self.history(x)
+            sink = Sink("value", event.layer, event.tensor, parents, event.kind)
+            seen = self.replay()
+            seen.sinks = [sink]
+        except Exception as error:  # noqa: BLE001  the check itself has found it
+            self.failed(f"what made {event.tensor}", error)
+        if seen is None or not sink.parents:
+            tracker.accept(rows, replace(event, step=rows.step))
+            return True
+        site = self.site(event.layer, "value", event.tensor, x._raw)
+        span = _span(event.kind)
+        reading = Reading(rows.step, len(rows.sites), 0, site, span, span)
+        tracker.fail(rows, reading, event.kind, x._raw, later=later, replayed=seen)
+        return True
+
+    # Arrays in and out.
+
+    def wrap(self, raw: Any, label: str | None = None) -> TrackedArray:
+        """Put an array from outside under watch; an argument has a label."""
+        return self.session.wrapper(raw, self, None, CLEAN, Cell(label))
+
+    def add_input(self, raw: Any, label: str) -> Any:
+        """Put an argument under watch, and read it; one that cannot be read stays as it is."""
+        x = self.wrap(raw, label)
+        self.inputs[id(raw)] = label
+        self.held.append(raw)
+        try:
+            self.read(None, "input", label, x)
+        except AnomalyError:
+            raise
+        except Exception as error:  # noqa: BLE001  the function can do with it what it did before
+            self.failed(f"the argument {label}", error)
+            return raw
+        return x
+
+    def add_other(self, raw: Any, label: str) -> None:
+        """Read an argument that is not watched; what it holds is known to have come in."""
+        self.others[f"{label} (a {type_name(raw)})"] = None
+        self.inputs[id(raw)] = label
+        self.held.append(raw)
+        self.arrived(None, "input", label, self.wrap(raw, label))
+
+    def namespace_of(self, raw: Any, asking: FrameType) -> Namespace:
+        """Give the recording namespace of an array's library, as the asking module knows it."""
+        from anynan._recorder.namespaces import namespace_of
+
+        return namespace_of(raw, asking)
+
+    def escape(self, x: TrackedArray, dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:
+        """Hand the plain array to code that asks for it."""
+        self.escaped(x, "np.asarray")
+        if copy is None:
+            return np.asarray(x._raw, dtype=dtype)
+        return np.asarray(x._raw, dtype=dtype, copy=copy)
+
+    def escaped(self, x: TrackedArray, word: str, *, said: bool = True) -> None:
+        """Note that a value is out of sight from here on, and may be written into.
+
+        Args:
+            x: The array.
+            word: What handed it out.
+            said: Warn of it now; else only the report of a bad value tells.
+        """
+        if self.closed:
+            return
+        self.leaky = x._cell.handed = True
+        self.slipped(x)
+        if self.parents(x):
+            self.handed.append(x)
+        line = user_source(skip=2)
+        where = "" if line is None else f" at {line.file.rpartition('/')[2]}:{line.line}"
+        through = "" if line is None or line.via is None else f" in {line.via.partition(' ')[0]}"
+        if len(self.outlets) < _OUTLETS:
+            self.outlets[f"{where} ({word}{through})"] = None
+        if not said:
+            return
+        self.session.tracker.say(
+            f"a plain array was taken out of a tracked one{where} (by asarray, a conversion or "
+            "compiled code): what is computed from it is not watched until it comes back"
+        )
+
+    def parents(self, x: TrackedArray) -> tuple[int, ...]:
+        """Give the records that wrote into this array's memory."""
+        own = (x._node,) if x._node >= 0 else ()
+        return tuple(dict.fromkeys((*own, *x._cell.writes)))
+
+    def slipped(self, x: TrackedArray) -> None:
+        """Remember who wrote a value that goes on as a plain array or number."""
+        if not self.closed:
+            self.escapes.update(dict.fromkeys(self.parents(x)))
+
+    def unseen(self) -> str:
+        """Say why a bad value has no operation that made it."""
+        if self.outlets:
+            lines = ";".join(list(self.outlets)[:3])
+            return f"a plain array left anynan's sight{lines}: what is made of it is not watched"
+        if self.others:
+            return f"operations on {', '.join(self.others)} are not watched, and none other made it"
+        return (
+            "no watched operation made it: it comes from arrays that the function was not given "
+            "(globals, attributes), or from the inside of a library's function"
+        )
+
+    def lost(self) -> tuple[int, ...]:
+        """Blame what was handed out as a plain array for a bad one of unknown origin."""
+        return tuple(self.escapes)
+
+    def close(self) -> None:
+        """End the recording: what is left over is only an array, and holds no other."""
+        self.closed = True
+        self.held.clear()
+        self.inputs.clear()
+        self.unwritten.clear()
+
+    # Operations.
+
+    def operate(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], *, writes: Any = None, ufunc: tuple[Any, str] | None = None,
+    ) -> Any:  # fmt: skip
+        """Run one operation on the plain arrays, and put its results under watch."""
+        found: list[TrackedArray] = []
+        plain = tuple([strip(value, found) for value in args])
+        options = {key: strip(value, found) for key, value in kwargs.items()} if kwargs else kwargs
+        if self.closed:
+            return function(*plain, **options)
+        layer = self._enter(found)
+        target = writes if is_tracked(writes) else None
+        before = None if target is None else self.session.snapshot(target._raw)
+        flags = Flags() if ufunc is not None and found and _is_numpy(found[0]._raw) else None
+        if target is not None:
+            target._cell.written = True
+            self.about_to_write(target)
+        if flags is None:
+            result = function(*plain, **options)
+        else:
+            result = flags.run(function, plain, options)
+        word = canonical(name)
+        results: list[TrackedArray] = []
+        try:
+            out = self._wrap_result(result, layer, found, results, target, name)
+        except Exception as error:  # noqa: BLE001  the function goes on with what it asked for
+            self.failed(f"the result of {name}", error)
+            out, results = result, []
+        if target is not None:
+            if not any(item is target for item in results):
+                results.append(target)
+            # What is written to in a layer is the layer's.
+            target._made = layer
+        if results and word in UNWRITTEN:
+            for x in results:
+                x._node = UNKNOWN
+                self.unwritten.add(id(x._raw))
+                self.held.append(x._raw)
+        elif results:
+            try:
+                clean = self._clean(name, args, kwargs, found, flags, ufunc, target)
+                self.look(
+                    word, name, function, args, kwargs, results, clean=clean, before=before,
+                    writes=target,
+                )  # fmt: skip
+            except Exception as error:  # noqa: BLE001  looking is ours, the result is there
+                self.failed(f"the result of {name}", error)
+        if flags is not None and flags.seen:
+            flags.warn(_warned(name, ufunc, plain))
+        return out
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Say that something could not be looked at; the function goes on."""
+        self.session.tracker.say(f"{what} could not be looked at: {reason(error)}")
+
+    def about_to_write(self, target: TrackedArray) -> None:
+        """Get ready for an operation that overwrites its operand."""
+
+    def _enter(self, found: list[TrackedArray]) -> str | None:
+        layer = context.scope_path()
+        if layer == self.base:
+            layer = None
+        elif not self.scoped:
+            self.scoped = True
+        for x in found:
+            made = x._made
+            if made is not None and made != layer:
+                self.leave(x, layer)
+        return layer
+
+    def leave(self, x: TrackedArray, layer: str | None) -> None:
+        """Read a value that an operation in ``layer`` takes out of the scopes it was made in."""
+        path = x._made
+        while path is not None and path != self.base and not _inside(layer, path):
+            if self.session.watches(path):
+                self.arrived(path, "forward", "output", x)
+            path = path.rpartition(".")[0] or None
+        x._made = None if path == self.base else path
+
+    def _clean(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[TrackedArray],
+        flags: Flags | None, ufunc: tuple[Any, str] | None, target: TrackedArray | None,
+    ) -> bool:  # fmt: skip
+        """Tell without a reading whether the results are finite."""
+        return False
+
+    def _wrap_result(
+        self, result: Any, layer: str | None, found: list[TrackedArray],
+        results: list[TrackedArray], target: TrackedArray | None, name: str,
+    ) -> Any:  # fmt: skip
+        if target is not None and result is target._raw:
+            results.append(target)
+            return target
+        if is_array(result):
+            for x in found:
+                if result is x._raw:  # an operation that had nothing to do gave its operand back
+                    return x
+            cell = Cell()
+            if found and is_view(name):
+                cell = found[0]._cell
+            x = self.session.wrapper(result, self, layer, CLEAN, cell)
+            results.append(x)
+            return x
+        if isinstance(result, tuple | list) and any(is_array(item) for item in result):
+            items = [self._wrap_result(item, layer, found, results, None, name) for item in result]
+            if hasattr(result, "_fields"):
+                try:
+                    return type(result)(*items)
+                except TypeError:  # a structure of a compiled library
+                    return tuple(items)
+            return type(result)(items)
+        return result
+
+    def named(self, name: str, x: TrackedArray) -> str:
+        """Give the library's name of an operation."""
+        return f"{library_name(x._raw)}.{name.strip('_')}"
+
+    # Rows.
+
+    def site(self, layer: str | None, phase: Phase, tensor: str, raw: Any) -> Site:
+        """Find the slot of a value."""
+        monitor = self.session.tracker.monitor
+        return monitor.site(layer, phase, tensor, dtype_name(raw), dtype_max(raw))
+
+    def add_row(self, site: Site) -> int:
+        """Open a row; the caller fills in its two numbers."""
+        rows = self.rows
+        assert rows is not None
+        key = (site.layer, site.phase, site.tensor)
+        count = self.counts[key] = self.counts.get(key, -1) + 1
+        order = len(rows.sites)
+        expected = context.expectations()
+        if expected is not None:
+            rows.expected[order] = expected
+        rows.sites.append(site)
+        rows.calls.append(count)
+        return order
+
+    def placed(self, layer: str | None) -> tuple[str | None, Phase]:
+        """Give layer and phase of what was computed in this scope, now that all are known."""
+        if layer is not None:
+            return layer, "forward"
+        # A function without scopes is the layer itself.
+        return (None, "loss") if self.scoped else (self.base or "", "forward")
+
+
+def _inside(layer: str | None, path: str) -> bool:
+    return layer is not None and (layer == path or layer.startswith(path + "."))
+
+
+def strip(value: Any, found: list[TrackedArray]) -> Any:
+    """Put plain arrays in the place of tracked ones, and note those."""
+    if is_tracked(value):
+        found.append(value)
+        return value._raw
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([strip(item, found) for item in value])
+    if kind is slice:
+        parts = (value.start, value.stop, value.step)
+        return slice(*[strip(item, found) for item in parts])
+    if kind is dict:
+        return {key: strip(item, found) for key, item in value.items()}
+    return value
+
+
+def _span(kind: Kind) -> float:
+    return {"nan": math.nan, "neginf": -math.inf}.get(kind, math.inf)
+
+
+def _is_numpy(raw: Any) -> bool:
+    return isinstance(raw, np.ndarray | np.generic)
+
+
+_QUICK = {2: "square", 0.5: "sqrt", -1: "reciprocal"}
+
+
+def _warned(name: str, ufunc: tuple[Any, str] | None, args: tuple[Any, ...]) -> str:
+    """Give the word that NumPy's own warning would use."""
+    assert ufunc is not None
+    if ufunc[1] != "__call__":
+        return ufunc[1]
+    word = str(ufunc[0].__name__)
+    if word == "power" and len(args) > 1 and isinstance(args[1], int | float):
+        word = _QUICK.get(args[1], word)
+    if name == word or all(isinstance(x, np.generic | int | float) for x in args):
+        return f"scalar {word}" if not any(isinstance(x, np.ndarray) for x in args) else word
+    return word

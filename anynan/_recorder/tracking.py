@@ -1,0 +1,179 @@
+"""``track`` and ``namespace`` for array code: NumPy, Dask and any array-API library."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Unpack, overload
+
+from anynan._arrays.access import type_name
+from anynan._arrays.containers import shown
+from anynan._arrays.measures import measure
+from anynan._arrays.probe import Span, probe
+from anynan._arrays.summary import Summary
+from anynan._recorder.namespaces import Namespace, recording
+from anynan._recorder.session import ArraySession
+from anynan._recorder.trackable import is_array
+from anynan._recorder.tracked import TrackedArray
+from anynan._steps.registry import register
+from anynan._steps.tracker import Tracker, refuse_target
+from anynan.options import Arrays, Options
+
+NO_UPDATE = (
+    "{} drops the update of a bad step, and array code does not say what its update is; use "
+    "action='warn', 'record' or a function of the Event"
+)
+NO_WEIGHTS = (
+    "parameters=True has nothing to read: array code does not say which arrays are weights; pass "
+    "them as arguments, and they are read in every call"
+)
+
+
+@overload
+def track(target: None = None, **options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
+@overload
+def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
+def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
+    """Watch a function of array code: every operation on its arguments, until ``remove``.
+
+    The arrays in the arguments, also in lists, dicts, tuples and dataclasses, are replaced by
+    objects that behave as they do and record each operation; results come back as plain arrays.
+    A value is judged where it leaves the ``anynan.scope`` it was made in, and where the function
+    returns it. Arrays in host memory are looked at on the spot, any others once a call.
+
+    Args:
+        target: A function; None to decorate.
+        **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"`` or a function of
+            the Event), ``layers`` and ``exclude`` (globs or predicates on scope paths),
+            ``replay`` (True), ``history`` (1000 calls), ``stats`` (absmax, min, max), ``read``
+            (``"auto"``, ``"immediate"``, ``"step"`` or every n calls) and ``level``
+            (``"layer"`` or ``"operation"``).
+
+    Returns:
+        A Tracker that is called in the function's place, or a decorator that makes one.
+
+    Raises:
+        TypeError: If the target is no function, or an option is of the wrong type or unknown.
+        ValueError: If an option has an impossible value, or one that array code cannot serve.
+
+    Example:
+        >>> import anynan, numpy
+        >>> @anynan.track
+        ... def logits(p):
+        ...     return numpy.log(p) - numpy.log(1 - p)
+        >>> try:
+        ...     with numpy.errstate(invalid="ignore"):
+        ...         logits(numpy.array([0.5, 1.5]))
+        ... except anynan.NonFiniteError as error:
+        ...     error.event.operation.name, error.event.cause.tag
+        ('log', 'log_of_negative')
+    """
+    chosen = array_options(options)
+    if target is None:
+        return functools.partial(start, options=chosen, session=ArraySession)
+    return start(target, chosen, ArraySession)
+
+
+def namespace(xp: Any) -> Namespace:
+    """Return an array library's functions in a form that a tracked function records.
+
+    Give it to code that is written over ``xp``. Inside a tracked function the arrays that it
+    makes are watched too; outside of one it is the library itself.
+
+    Args:
+        xp: The library's module, such as ``numpy`` or what ``array_namespace(x)`` returns.
+
+    Raises:
+        TypeError: If it is no module of functions, but for example an array.
+
+    Example:
+        >>> import anynan, numpy
+        >>> xp = anynan.namespace(numpy)
+        >>> xp.sqrt(4.0)
+        np.float64(2.0)
+    """
+    if isinstance(xp, ModuleType | Namespace) or hasattr(xp, "__array_api_version__"):
+        return recording(xp)
+    if is_array(xp) or isinstance(xp, TrackedArray):
+        msg = (
+            f"namespace() takes an array library's module, not a {type_name(xp)}: pass its "
+            "module, or what array_api_compat.array_namespace(x) returns"
+        )
+        raise TypeError(msg)
+    name = type_name(xp)
+    article = "an" if name[0] in "aeiou" else "a"
+    msg = f"namespace() takes an array library's module, not {article} {name}: {shown(xp)}"
+    raise TypeError(msg)
+
+
+class Reader:
+    """Let ``anynan.check`` and ``anynan.summarize`` see through a tracked array."""
+
+    def owns(self, x: Any, /) -> bool:
+        """Tell whether this is a tracked array."""
+        return isinstance(x, TrackedArray)
+
+    def probe(self, x: Any, /) -> Span | None:
+        """Read the array that it holds."""
+        return probe(x._raw)
+
+    def summarize(self, x: Any, /) -> Summary:
+        """Describe the array that it holds."""
+        return measure(x._raw)
+
+
+register(Reader())
+
+
+def array_options(options: Mapping[str, Any]) -> Options:
+    """Check the options of ``track``, also those that array code cannot serve.
+
+    Raises:
+        TypeError: If an option is unknown or of the wrong type.
+        ValueError: If its value is impossible, or cannot be served.
+    """
+    if isinstance(options.get("action"), str) and options["action"] == "skip":
+        raise ValueError(NO_UPDATE.format("action='skip'"))
+    if options.get("patience"):
+        raise ValueError(NO_UPDATE.format(f"patience={options['patience']}"))
+    if options.get("parameters"):
+        raise ValueError(NO_WEIGHTS)
+    chosen = Options.checked(options, Arrays, "array code")
+    if chosen.extra:
+        msg = (
+            f"stats={chosen.extra[0]!r} is not read from array code; absmax, min and max are, "
+            "and anynan.summarize gives the rest"
+        )
+        raise ValueError(msg)
+    return chosen
+
+
+def start(target: Any, options: Options, session: type[ArraySession]) -> Tracker:
+    """Put a tracker in a function's place.
+
+    Raises:
+        TypeError: If the target is no function.
+    """
+    refuse_target(target, "function")
+    if any(hasattr(kind, "named_parameters") for kind in type(target).__mro__):
+        msg = (
+            f"track() takes a function of array code, not a {type_name(target)}: a model is "
+            "tracked by its own adapter, such as anynan.torch.track(model)"
+        )
+        raise TypeError(msg)
+    if not callable(target):
+        msg = f"track() takes a function, not {type_name(target)}"
+        raise TypeError(msg)
+    body = target if inspect.isroutine(target) else type(target).__call__
+    later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(test(body) for test in later):
+        name = getattr(target, "__name__", type(target).__name__)
+        msg = (
+            f"track() cannot watch {name!r}: the body of a generator or a coroutine runs after "
+            "the call; track the function that computes one item"
+        )
+        raise TypeError(msg)
+    made = session(options)
+    tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
+    made.tracker = tracker
+    return tracker.start(made)

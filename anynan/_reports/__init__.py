@@ -1,0 +1,1 @@
+"""Events and trackers in words."""

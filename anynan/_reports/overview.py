@@ -1,0 +1,162 @@
+"""A tracker's state in a few lines of text, or as a flat dict of numbers."""
+
+import math
+from typing import TYPE_CHECKING
+
+from anynan._diagnosis.rules.evidence import magnitude
+from anynan._reports.escaping import name as printed
+from anynan._reports.report import render_line
+from anynan._steps.monitor import layer_norms
+
+if TYPE_CHECKING:
+    from anynan._steps.monitor import Reading
+    from anynan._steps.tracker import Tracker
+
+SHOWN_EVENTS = 10
+SHOWN_LAYERS = 5
+LINE = 1000
+
+
+def metrics(tracker: "Tracker") -> dict[str, float]:
+    """Return the last read step's numbers under flat names.
+
+    Per layer and phase there is ``anynan/absmax/<phase>/<layer>`` and
+    ``anynan/headroom/<phase>/<layer>``, for the gradients of each layer's own weights
+    ``anynan/gradient_norm/<layer>`` and ``anynan/headroom/gradient/<layer>`` (at least that
+    many bits, as it follows from the norm); then the tightest headroom in bits, the gradient
+    norm over all weights and the counts of events. A number that is not finite has no headroom.
+    """
+    numbers: dict[str, float] = {}
+    readings = tracker.history.last()
+    headroom = math.inf
+    for reading in readings:
+        bits = reading.headroom
+        if reading.norm is not None:
+            name = f"anynan/headroom/gradient/{reading.layer or 'model'}"
+        else:
+            name = f"anynan/headroom/{reading.phase}/{reading.layer or 'model'}"
+        if bits is not None:
+            numbers[name] = min(bits, numbers.get(name, bits))
+        absmax, lo, hi = reading.absmax, reading.lo, reading.hi
+        if reading.site.bound or absmax is None or lo is None or hi is None:
+            continue
+        name = f"anynan/absmax/{reading.phase}/{reading.site.parameter or reading.layer or 'model'}"
+        numbers[name] = max(absmax, numbers.get(name, 0.0), key=_nan_first)
+        stats = dict(zip(tracker.options.extra, reading.stats, strict=False))
+        stats |= {"min": lo, "max": hi}
+        for stat in tracker.options.stats:
+            if stat in stats:
+                numbers[name.replace("absmax", stat, 1)] = stats[stat]
+        if bits is not None:
+            headroom = min(headroom, bits)
+    if readings:
+        numbers["anynan/step"] = float(readings[-1].step)
+    if math.isfinite(headroom):
+        numbers["anynan/headroom"] = headroom
+    norms = layer_norms(readings)
+    if norms:
+        numbers["anynan/gradient_norm"] = math.hypot(*norms.values())
+        numbers |= {f"anynan/gradient_norm/{k or 'model'}": v for k, v in norms.items()}
+    for word in ("bad", "suspect", "expected"):
+        numbers[f"anynan/{word}"] = float(tracker.count(word))
+    return numbers
+
+
+def _nan_first(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def tightest(tracker: "Tracker") -> "dict[str, Reading]":
+    """Return each layer's reading that came nearest to overflow, tightest first."""
+    best: dict[str, Reading] = {}
+    for reading in tracker.history:
+        headroom = reading.headroom
+        if headroom is None or reading.site.bound or reading.layer is None:
+            continue
+        held = best.get(reading.layer)
+        if held is None or headroom < _bits(held):
+            best[reading.layer] = reading
+    return dict(sorted(best.items(), key=lambda item: _bits(item[1])))
+
+
+def _bits(reading: "Reading") -> float:
+    return math.inf if reading.headroom is None else reading.headroom
+
+
+def _at_first(tracker: "Tracker", reading: "Reading") -> str:
+    """Say how much headroom the same place had in the oldest step that is still known."""
+    first = next((r for r in tracker.history if r.site.place == reading.site.place), reading)
+    if first.step == reading.step or first.headroom is None:
+        return ""
+    return f" ({first.headroom:.1f} at step {first.step})"
+
+
+def _gradients(tracker: "Tracker") -> list[str]:
+    """Give the last gradient norms in a line: all weights, the largest and the smallest layer."""
+    readings = tracker.history.last()
+    norms = layer_norms(readings)
+    if not norms:
+        return []
+    text = f"  gradient  norm {magnitude(math.hypot(*norms.values()))}, step {readings[-1].step}"
+    if len(norms) > 1:
+        ranked = sorted(norms.items(), key=lambda item: item[1])
+        (low, least), (high, most) = ranked[0], ranked[-1]
+        text += (
+            f"; largest {magnitude(most)} {high or '(the model itself)'}, "
+            f"smallest {magnitude(least)} {low or '(the model itself)'}"
+        )
+    return [text]
+
+
+def overview(tracker: "Tracker") -> str:
+    """Return what the tracker saw as text."""
+    history = tracker.history
+    steps = history.steps()
+    layers = {site.layer for site in tracker.monitor.sites if site.layer is not None}
+    lines = [f"anynan: {tracker.name}"]
+    if steps:
+        lines.append(
+            f"  steps     {steps[0]} to {steps[-1]} in the history, "
+            f"{len(layers)} layers, {history.nbytes / 2**20:.1f} MiB"
+        )
+    else:
+        lines.append("  steps     none yet")
+    lines.append(
+        f"  events    {tracker.count('bad')} bad, {tracker.count('suspect')} suspect, "
+        f"{tracker.count('expected')} expected"
+    )
+    lines += [
+        f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
+        f"{reading.phase}, step {reading.step}, {reading.site.dtype}{_at_first(tracker, reading)}"
+        for layer, reading in list(tightest(tracker).items())[:SHOWN_LAYERS]
+    ]
+    lines += _gradients(tracker)
+    lines += [f"  event     {render_line(event)}" for event in tracker.events[-SHOWN_EVENTS:]]
+    lines += [
+        f"  allowed   {entry.kind} in {entry.layers!r}: {entry.reason}"
+        for policy in (tracker.options.policy, *tracker.options.policy.overrides.values())
+        for entry in policy.allow
+    ]
+    lines += [
+        f"  allowed   {kind} in {phase} {path or '(the model itself)'}: {why}"
+        for (path, phase, kind), why in tracker.monitor.downgraded.items()
+    ]
+    lines += [f"  note      {note}" for note in (*tracker.notes, *tracker.remarks)]
+    never = unseen(tracker)
+    if steps and never:
+        names = ", ".join(name or "(the model itself)" for name in never[:SHOWN_LAYERS])
+        more = ", ..." if len(never) > SHOWN_LAYERS else ""
+        lines.append(
+            f"  not seen  {len(never)} watched {'layer was' if len(never) == 1 else 'layers were'} "
+            f"never read: {names}{more} (not called, called past the hooks, or without float "
+            "outputs)"
+        )
+    return "\n".join(printed(line, LINE) for line in lines)
+
+
+def unseen(tracker: "Tracker") -> list[str]:
+    """List the watched layers whose outputs were never read."""
+    if tracker.adapter is None:
+        return []
+    read = {site.layer for site in tracker.monitor.sites if site.phase == "forward"}
+    return [path for path in tracker.adapter.watched() if path not in read]

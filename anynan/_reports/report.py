@@ -1,0 +1,506 @@
+"""One event in words: for the terminal, for a log line, and for rich."""
+
+import math
+import os
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.rules.evidence import group, magnitude, seen
+from anynan._judging.norms import NORM
+from anynan._reports.escaping import escaped, printable, prose
+from anynan._reports.escaping import name as printed
+from anynan.errors import reason
+from anynan.events import CARRIED, STATE, Event, Operation, Source
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTH = 100
+_INDENT = 2
+_LABELS = 8  # the narrowest label column, its gap included
+_OPERATION = 24  # where the line of an operation stands beside its name
+_CODE = 40  # what of a line of code is shown at least
+_WORD = 20  # how far a cut moves to fall between words
+_CUTS = len("...  ...")
+_SHORT = ("model", "layer", "parameter", "gradient", "batch", "op", "used by", "cause")
+_HEAD, _TAIL = 2, 5  # what is kept of a long trail
+
+_KINDS = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}
+_PLACES = {
+    "forward": "the forward pass",
+    "loss": "the loss",  # where it is one
+    "backward": "the backward pass",
+    "optimizer": "the optimizer's update",
+    "input": "the batch",
+    "parameter": "the weights",
+    "value": "a checked value",
+}
+_OF_MODELS = ("__call__", "call", "forward")
+_STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
+
+Row = tuple[str, tuple[str, ...]]
+
+
+def render(
+    event: Event, *, calls: int | None = None, here: int | None = None, which: bool = False
+) -> str:
+    """Return the report of one event as plain text, at most 100 columns wide.
+
+    Args:
+        event: What happened.
+        calls: How often the layer was called in this step, to print ``call 2 of 3``.
+        here: Rank that prints this. The event of another rank is told in short, since that
+            rank prints the whole.
+        which: Say which model it is about: several are tracked.
+    """
+    try:
+        return _render(printable(event), calls, here, which=which)
+    except Exception as error:  # noqa: BLE001  what was found must not be lost
+        place = f"{event.kind} in {printed(event.layer or event.tensor)} at step {event.step}"
+        return f"{place}\n\n  note  the report could not be written: {prose(reason(error))}"
+
+
+def _render(event: Event, calls: int | None, here: int | None, *, which: bool) -> str:
+    title, found = headline(event), _rows(event, calls)
+    if which and event.target:
+        what, _, name = event.target.partition(" ")
+        found.insert(0, (what, (name,)))
+    if event.rank is not None and here is not None and here != event.rank:
+        title += f" on rank {event.rank}"
+        found = [(label, texts) for label, texts in found if label in _SHORT]
+        found.append(("rank", (_elsewhere(event.rank, here),)))
+    column = max([_LABELS, *(len(label) + 2 for label, _ in found)])
+    lines = [title, ""]
+    for label, texts in found:
+        for i, text in enumerate(texts):
+            start = " " * _INDENT + (label if i == 0 else "").ljust(column)
+            lines.extend(_wrap(text, start))
+    return "\n".join(lines).rstrip()
+
+
+def render_line(event: Event, *, which: bool = False) -> str:
+    """Return one event in one line, for a warning or a log.
+
+    Args:
+        event: What happened.
+        which: Say which model it is about: several are tracked.
+    """
+    event = printable(event)
+    parts = [headline(event)]
+    if which and event.target:
+        parts.append(event.target)
+    norm = event.tensor == NORM
+    if event.layer or (event.layer is not None and not norm and not _outside(event)):
+        parts.append(f"layer {_layer(event.layer)}")
+    if event.parameter is not None:
+        parts.append(event.parameter)
+    operation = event.operation
+    if operation is not None and event.phase != "value":
+        line = "" if operation.source is None else f" at {_file(operation.source)}"
+        parts.append(f"{operation.name}{line}")
+    text = ", ".join(parts)
+    if event.cause is not None:
+        # What a norm was and is says more than that it is unusual.
+        text += f": {(norm and event.cause.evidence) or event.cause.text}"
+    if event.expected is not None:
+        text += f" ({event.expected})"
+    return " ".join(text.split())
+
+
+def render_rich(event: Event, *, calls: int | None = None) -> "RenderableType":
+    """Return the report as a rich renderable: the same facts, lightly coloured.
+
+    Args:
+        event: What happened.
+        calls: How often the layer was called in this step.
+    """
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    event = printable(event)
+    styles = {"layer": "bold", "cause": "bold", "fix": "green"}
+    alarm = "bold red" if event.severity == "bad" and event.expected is None else "bold yellow"
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, texts in _rows(event, calls):
+        text = "\n".join(texts).replace("\N{NO-BREAK SPACE}", " ")
+        grid.add_row(label, Text(text, style=styles.get(label, "")))
+    return Group(Text(headline(event), style=alarm), Text(""), Padding(grid, (0, 0, 0, _INDENT)))
+
+
+def headline(event: Event) -> str:
+    """Say in one sentence what was seen, where and when."""
+    event = printable(event)
+    text = _expected_headline(event) if event.expected is not None else _headline(event)
+    if event.severity == "suspect" and event.expected is None:
+        start = text[0] if event.kind in _KINDS else text[0].lower()
+        return f"Suspect: {start}{text[1:]}"
+    return text
+
+
+def _expected_headline(event: Event) -> str:
+    what = _KINDS.get(event.kind) or _what(event)
+    return f"Expected: {what} {_place(event)}"
+
+
+def _place(event: Event) -> str:
+    if event.phase == "value":
+        return f"in {event.tensor}"
+    if _outside(event):
+        place = f"in `{name}`" if (name := _function(event)) else ""
+        if event.phase == "loss":
+            if not place and _is_loss(event):
+                return f"in the loss of step {event.step}"
+            place = f"{place}, outside every layer" if place else "outside every layer"
+        if place:
+            return f"{place}, at step {event.step}" if event.step else place
+    return f"in {_PLACES[event.phase]} of step {event.step}"
+
+
+def _outside(event: Event) -> bool:
+    """Tell whether it is code outside every layer: around them, or a function without any."""
+    if event.phase == "loss":
+        return True
+    # In array code a function is its own layer; in a step this is the model in it.
+    own = event.phase == "forward" and event.layer == "" and len(event.trail) < 2
+    return own and bool(_tracked(event, "function")) and _function(event) not in _OF_MODELS
+
+
+def _function(event: Event) -> str:
+    """Name the function it happened in, as far as it is known and has a name."""
+    source = None if event.operation is None else event.operation.source
+    if source is not None:
+        name = source.function
+    elif _is_loss(event):
+        return ""
+    else:
+        name = _tracked(event, "function")
+    return "" if name.startswith("<") else name
+
+
+def _is_loss(event: Event) -> bool:
+    """Tell whether what was read is the number that a step returns or differentiates."""
+    return event.tensor == "loss" and (event.summary is None or event.summary.size == 1)
+
+
+def _tracked(event: Event, what: str) -> str:
+    """Give the name of the tracked function or model, empty if it is the other."""
+    kind, _, name = event.target.partition(" ")
+    return name if kind == what else ""
+
+
+def _what(event: Event) -> str:
+    """Name a finite anomaly."""
+    gradient = event.phase == "backward"
+    if event.kind == "large":
+        return "a value beyond the limit"
+    if event.kind == "spike":
+        return "a jump of the gradient norm" if gradient else "a jump of the norm"
+    return "a vanishing gradient" if gradient else "vanishing values"
+
+
+def _headline(event: Event) -> str:
+    kind = _KINDS.get(event.kind)
+    step = event.step
+    if kind is None:
+        what = _what(event)
+        what = what[0].upper() + what[1:]
+        verb = "found" if event.phase == "value" else "appeared"
+        return f"{what} {verb} {_place(event)}"
+    if event.phase == "value":
+        return f"{kind} found in {event.tensor}"
+    if event.phase == "input":
+        labels = event.cause is not None and event.cause.tag == "bad_label"
+        return f"{kind} came in with the {'labels' if labels else 'batch'} of step {step}"
+    if event.phase == "parameter":
+        return f"{kind} was already in {_weight(event)} at step {step}"
+    if event.phase == "optimizer" and (event.operation is not None or event.tensor == STATE):
+        return f"{kind} was written into {_weight(event)} at step {step}"
+    if event.phase == "optimizer":
+        return f"{kind} was written into {_weight(event)} by the optimizer at step {step}"
+    return f"{kind} first appeared {_place(event)}"
+
+
+def _weight(event: Event) -> str:
+    name = (event.parameter or "").rpartition(".")[2]
+    if event.tensor in (STATE, CARRIED):
+        return f"the {event.tensor}"
+    return "a running statistic" if name in _STATISTICS else "a weight"
+
+
+# Rows.
+
+
+def _rows(event: Event, calls: int | None) -> list[Row]:
+    return list(_each_row(event, calls))
+
+
+def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
+    operation, cause = event.operation, event.cause
+    if event.layer or not (_outside(event) or event.phase in ("value", "input")):
+        yield "layer", (_layer(event.layer) + _call(event, calls),)
+    yield from _subject(event)
+    evidence = "" if cause is None else cause.evidence
+    if operation is not None and event.phase == "value":
+        if operation.source is not None:
+            yield "at", _source(operation.source, 0)
+    elif operation is not None:
+        # What came in bad was made by no operation: this one only met it first.
+        yield (
+            "used by" if event.phase in ("input", "parameter") else "op",
+            _operation(operation, event),
+        )
+        held = [describe(summary) for summary in operation.inputs]
+        bad = [i for i, summary in enumerate(operation.inputs) if summary.bad]
+        # Evidence about the one operand that is not finite reads best beside its counts.
+        if len(bad) == 1 and evidence and len(held[bad[0]]) + len(evidence) < WIDTH - _LABELS - 4:
+            held[bad[0]] += f": {evidence}"
+            evidence = ""
+        for text in held:
+            yield "input", (text,)
+        if operation.output is not None:
+            yield "output", (describe(operation.output),)
+    if event.then is not None:
+        yield "then", _operation(event.then, event, note="made NaN of it")
+    # What the tensor's own row says is not said twice.
+    if evidence and evidence != seen(event.summary):
+        yield "seen", (evidence,)
+    if cause is not None:
+        yield "cause", (cause.text,)
+        yield "fix", (cause.fix,)
+    if event.expected is not None:
+        yield "expected", (event.expected,)
+    if len(event.trail) > 1:  # one would only repeat the layer
+        yield "trail", (_trail(event),)
+    if spread := _spread(event):
+        yield "spread", (spread,)
+    if event.rank is not None or event.shard is not None:
+        shard = "" if event.shard is None else f"shard {event.shard}"
+        rank = "" if event.rank is None else str(event.rank)
+        yield "rank", (", ".join(part for part in (rank, shard) if part),)
+    for note in event.notes:
+        yield "note", (note,)
+
+
+def _elsewhere(rank: int, here: int) -> str:
+    return f"{rank}, which has the full report; this is rank {here}"
+
+
+def _subject(event: Event) -> Iterator[Row]:
+    """Describe the bad tensor, where the operation's own rows do not."""
+    held = "" if event.summary is None else describe(event.summary)
+    if event.phase in ("parameter", "optimizer") and event.parameter is not None:
+        label = "state" if event.tensor in (STATE, CARRIED) else "parameter"
+        yield label, _two(event.parameter, held)
+        if event.since is not None and event.phase == "parameter":
+            yield "bad since", (_since(*event.since),)
+    elif event.phase == "input":
+        yield "batch", _two(event.tensor, held)
+    elif event.phase == "value":
+        yield "value", (held or "not measured",)
+    elif event.phase == "backward" and event.parameter is not None:
+        yield "gradient", _two(f"of {event.parameter}", held)
+    elif event.operation is None or event.kind not in _KINDS:
+        yield "tensor", _two(event.tensor, held)
+    if event.phase in ("input", "value") and event.summary is not None and event.summary.first_bad:
+        yield "first", (f"at {list(event.summary.first_bad)}",)
+
+
+def _two(name: str, held: str) -> tuple[str, ...]:
+    """Put a name and a description on one line where both fit."""
+    if not held:
+        return (name,)
+    one = f"{name}  {held}"
+    return (one,) if len(one) < WIDTH - _LABELS - 8 else (name, held)
+
+
+def _layer(layer: str | None) -> str:
+    if layer is None:
+        return "(outside every watched layer)"
+    return layer or "(the model itself)"
+
+
+def _call(event: Event, calls: int | None) -> str:
+    parts = []
+    if event.call or (calls or 0) > 1:
+        parts.append(f"call {event.call + 1}" + ("" if calls is None else f" of {calls}"))
+    if event.iteration is not None:
+        parts.append(f"iteration {event.iteration}")
+    return f"  ({', '.join(parts)})" if parts else ""
+
+
+def _since(good: int, bad: int) -> str:
+    if good < 0:
+        return f"step {bad} at the latest: it was not read before"
+    return f"step {bad}" if bad - good <= 1 else f"between steps {good} and {bad}"
+
+
+def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[str, ...]:
+    name = operation.name
+    if operation.phase == "backward":
+        name = f"gradient of {name}"
+    elif operation.direct and not note:
+        name = f"{name} (backward)"
+    elif event.phase == "backward" and not note:
+        name = f"{name} (forward)"
+    if note:
+        name = f"{name} {note}"
+    gap = max(_OPERATION, len(name) + 2)
+    aside = gap if gap <= WIDTH // 2 else _OPERATION
+    lines = [] if operation.source is None else list(_source(operation.source, aside))
+    if note and operation.layer not in (None, event.layer):
+        lines.append(f"in layer {_layer(operation.layer)}")
+    if not lines:
+        return (name,)
+    if aside < gap:  # too long to have its line beside it
+        return (name, *(" " * aside + text for text in lines))
+    first, *rest = lines
+    return (name.ljust(gap) + first, *(" " * gap + text for text in rest))
+
+
+def _source(source: Source, gap: int) -> tuple[str, ...]:
+    width = max(_CODE, WIDTH - _INDENT - _LABELS - gap)
+    function = "" if source.function.startswith("<") else f" in {source.function}"
+    lines = [f"{_file(source)}{function}"]
+    if source.changed:
+        lines.append("(not quoted: the file was changed since it was imported)")
+    elif source.text:
+        lines.append(_window(source.text, width, source.column, source.end_column))
+    if source.via:
+        lines.append(f"via {source.via}")
+        if source.via_text:
+            lines.append(_window(source.via_text, width))
+    return tuple(lines)
+
+
+def _window(text: str, width: int, start: int | None = None, end: int | None = None) -> str:
+    """Show a line of code whole where it fits, else what is around the part that ran."""
+    text = text.rstrip()
+    if len(text) <= width:
+        return text
+    start = min(start or 0, len(text) - 1)
+    end = min(max(end or 0, start + 1), len(text), start + width - _CUTS)
+    spare = width - _CUTS - (end - start)
+    # Before it stands what it is a part of, which says more than what comes after.
+    left = max(0, min(start - spare * 2 // 3, len(text) - width + _CUTS // 2))
+    right = left + width - _CUTS // 2
+    if left and right < len(text):
+        right -= _CUTS // 2
+    if left:
+        left = next((i for i in range(left, min(start, left + _WORD)) if text[i] == " "), left)
+    if right < len(text):
+        right = next(
+            (i for i in range(right, max(right - _WORD, end - 1), -1) if text[i] == " "), right
+        )
+    return (
+        f"{'... ' if left else ''}{text[left:right].strip()}{' ...' if right < len(text) else ''}"
+    )
+
+
+def _file(source: Source) -> str:
+    """Shorten a path below the working directory; another stays whole, so it can be opened."""
+    path = source.file
+    try:
+        here = escaped(os.path.join(os.getcwd(), ""))
+    except OSError:  # the working directory is gone
+        here = "\0"
+    return f"{path.removeprefix(here)}:{source.line}"
+
+
+def describe(summary: Summary) -> str:
+    """Describe an array in one line: dtype, shape, range, and what in it is not finite."""
+    head = f"{summary.dtype} {_shape(summary.shape)}"
+    if not summary.size:
+        return f"{head}  empty"
+    low, high = summary.low, summary.high
+    if summary.size == 1 and low is not None:
+        return f"{head}  value {_number(low)}"
+    ranged = ""
+    if low is not None and high is not None:
+        ranged = f"  min {_number(low)}  max {_number(high)}"
+    elif summary.absmax is not None:
+        ranged = f"  absmax {_number(summary.absmax)}"
+    counts = [
+        f"{group(count)} x {name}"
+        for count, name in (
+            (summary.nan, "NaN"),
+            (summary.posinf, "inf"),
+            (summary.neginf, "-inf"),
+        )
+        if count
+    ]
+    if summary.bad == summary.size and len(counts) == 1:
+        return f"{head}  every element {counts[0].rpartition(' ')[2]}"
+    return f"{head}{ranged}" + (f"   {', '.join(counts)}" if counts else "")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return "NaN"
+    return magnitude(value) if math.isfinite(value) else str(float(value))
+
+
+def _trail(event: Event) -> str:
+    names = [name or "(the model itself)" for name, _ in event.trail]
+    last = len(names) - 1
+    steps = []
+    for i, (name, (_, value)) in enumerate(zip(names, event.trail, strict=True)):
+        if value is not None:
+            size = magnitude(value)
+        else:
+            size = _KINDS.get(event.kind, "not finite") if i == last else "not finite"
+        steps.append(f"{name} {size}")
+    if len(steps) > _HEAD + _TAIL + 1:
+        hidden = len(steps) - _HEAD - _TAIL
+        steps[_HEAD:-_TAIL] = [f"... {hidden} more ..."]
+    # Kept together while wrapping: a layer and its number.
+    return " > ".join(step.replace(" ", "\N{NO-BREAK SPACE}") for step in steps)
+
+
+def _repeats(event: Event, surfaced: str) -> bool:
+    """Tell whether it surfaced in what the function returns, where the headline has it already."""
+    result = ("forward", "forward (the model itself)")
+    return _outside(event) and surfaced in (*result, *(["the loss"] if _is_loss(event) else []))
+
+
+def _spread(event: Event) -> str:
+    count, surfaced = event.spread.count, event.spread.surfaced
+    later = f"{group(count)} later reading{' is' if count == 1 else 's are'}"
+    texts = [f"{later} bad only because of this one"] if count else []
+    if surfaced and not _repeats(event, surfaced):
+        phase, _, where = surfaced.partition(" ")
+        if phase in ("forward", "backward"):
+            at = f" at {where.strip('()')}" if where else ""
+            surfaced = f"in the {phase} pass{at}"
+        else:
+            surfaced = f"at {surfaced}"
+        texts.append(f"it surfaced {surfaced}")
+    return "; ".join(texts)
+
+
+# Wrapping.
+
+
+def _wrap(text: str, start: str) -> list[str]:
+    """Wrap one line under its label; code and aligned text keep their own indent."""
+    kept = text.lstrip(" ")
+    start += " " * (len(text) - len(kept))
+    lines = textwrap.wrap(
+        kept,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines or [start.rstrip()]]

@@ -1,0 +1,1 @@
+"""A tracker: its steps, its readings, its history."""

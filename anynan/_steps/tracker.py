@@ -1,0 +1,267 @@
+"""What ``track`` returns."""
+
+import copy
+import functools
+import sys
+import threading
+import types
+import weakref
+from typing import Any, Self
+
+from anynan._judging.judge import Judge
+from anynan._reports.escaping import name as printed
+from anynan._steps.adapter import Adapter
+from anynan._steps.monitor import History, Reading
+from anynan.events import PHASES, Event
+from anynan.options import Options, environment
+
+
+def refuse_target(target: Any, what: str) -> None:
+    """Refuse a tracker, or a class in its object's place; adapters ask at ``track``.
+
+    Args:
+        target: What was given to ``track``.
+        what: What it takes.
+
+    Raises:
+        TypeError: If it is one of these.
+    """
+    if isinstance(target, Tracker):
+        msg = f"this is a tracker already: {target!r}; track the {what} itself, its .fn"
+        raise TypeError(msg)
+    if isinstance(target, type):
+        msg = f"track() takes a {what}, not the class {target.__name__}: create an object first"
+        raise TypeError(msg)
+
+
+_lock = threading.Lock()
+_watching: "dict[int, weakref.ref[Tracker]]" = {}  # in the order of ``track``
+
+
+def _itself(target: Any) -> Any:
+    return target
+
+
+def _is_cloudpickle(frame: types.FrameType) -> bool:
+    return "cloudpickle" in str(frame.f_globals.get("__name__", ""))
+
+
+class Tracker(Judge):
+    """Watch a model or a function, and act when a reading breaks the policy.
+
+    Made by an adapter's ``track``. A context manager that removes the hooks at exit; for a
+    tracked function it is also callable in the function's place.
+    """
+
+    def __init__(self, target: Any, options: Options, name: str) -> None:
+        super().__init__(options)
+        self._target = target
+        self.name = name
+        self.paused = False
+
+    # Names.
+
+    @property
+    def of_model(self) -> bool:
+        """Tell whether a model is tracked, and not a function."""
+        return isinstance(self._target, weakref.ref)
+
+    @property
+    def target(self) -> str:
+        """Say what is tracked, as ``model Generator`` or ``function preprocess``."""
+        if not self.of_model:
+            return f"function {self.name}"
+        named = [tracker for tracker in self._beside() if tracker.name == self.name]
+        number = f" {named.index(self) + 1}" if len(named) > 1 and self in named else ""
+        return f"model {self.name}{number}"
+
+    @property
+    def among_others(self) -> bool:
+        """Tell whether reports must say which of several tracked models they are about."""
+        return self.of_model and len(self._beside()) > 1
+
+    def _beside(self) -> "list[Tracker]":
+        """List the models that this backend watches, in the order they were tracked."""
+        if self.adapter is None:
+            return []
+        backend, beside = self.adapter.backend, []
+        with _lock:
+            for key, ref in list(_watching.items()):
+                tracker = ref()
+                if tracker is None or tracker.adapter is None:
+                    del _watching[key]
+                elif tracker.of_model and tracker.adapter.backend == backend:
+                    beside.append(tracker)
+        return [tracker for tracker in beside if tracker.fn is not None]
+
+    # Called in the function's place.
+
+    @property
+    def fn(self) -> Any:
+        """Give back what was tracked, unchanged; None for a model that is gone."""
+        # A model is held weakly: it owns the hooks, the hooks own the tracker.
+        return self._target() if isinstance(self._target, weakref.ref) else self._target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the tracked function (one step) or module."""
+        adapter = self.adapter
+        if adapter is None or self.paused:
+            return self.fn(*args, **kwargs)
+        return adapter.call(self.fn, args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind like a function, so that methods can be tracked."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    # To another process, or a copy, goes what is tracked: hooks, locks and threads stay here.
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        name = self._global_name()
+        # Where a worker has no __main__ of ours, what it is sent is the function by value.
+        by_value = self.__module__ == "__main__" and _is_cloudpickle(sys._getframe(1))
+        return (_itself, (self.fn,)) if name is None or by_value else name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.fn, memo)
+
+    def _global_name(self) -> str | None:
+        """Give the name by which a decorated function's module knows this tracker."""
+        name = getattr(self._target, "__qualname__", None)
+        found: Any = sys.modules.get(getattr(self._target, "__module__", None) or "")
+        for part in name.split(".") if isinstance(name, str) else ():
+            found = getattr(found, part, None)
+        return name if found is self else None
+
+    # Life.
+
+    def start(self, adapter: Adapter) -> Self:
+        """Install an adapter's hooks; adapters call this at the end of ``track``."""
+        if hasattr(self._target, "__name__"):
+            functools.update_wrapper(self, self._target, updated=())
+            for name, value in getattr(self._target, "__dict__", {}).items():
+                if not hasattr(self, name):  # the tracker's own names stay its own
+                    setattr(self, name, value)
+        if environment() == "off":
+            return self
+        self.adapter = adapter
+        with _lock:
+            _watching[id(self)] = weakref.ref(self)
+        try:
+            adapter.attach()
+        except BaseException:
+            adapter.detach()
+            self.adapter = None
+            raise
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self.remove(raising=kind is None)
+
+    def remove(self, *, raising: bool = False) -> None:
+        """Take every hook away; unread rows are read first, and warned about if bad.
+
+        Args:
+            raising: Apply the tracker's own action to what is found unread, as at the end
+                of a ``with`` block, instead of only warning.
+        """
+        adapter = self.adapter
+        if adapter is None:
+            return
+        try:
+            with self.softly(on=not raising):
+                adapter.finish()
+        finally:
+            self.adapter = None
+            adapter.detach()
+
+    def pause(self) -> None:
+        """Stop watching until ``resume``, at no cost meanwhile."""
+        if self.adapter is not None and not self.paused:
+            self.adapter.set_paused(True)
+        self.paused = True
+
+    def resume(self) -> None:
+        """Watch again after ``pause``."""
+        if self.adapter is not None and self.paused:
+            self.adapter.set_paused(False)
+        self.paused = False
+
+    def check(self) -> None:
+        """Read and judge now what has not been read yet, whatever the read point.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        if self.adapter is not None:
+            self.adapter.read()
+
+    # What was seen.
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Return the recorded events, oldest first."""
+        with self._lock:
+            return tuple(self._events)
+
+    @property
+    def history(self) -> History:
+        """Return the ring of past readings."""
+        return self.monitor.history
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what could not be watched, each said once."""
+        return tuple(self._said)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return what watching changes, such as a fused path that it turns off."""
+        return tuple(self._remarks)
+
+    def dump(self, path_contains: str = "", phase: str | None = None) -> list[Reading]:
+        """Return past readings whose layer path contains a string, in one phase or all.
+
+        Raises:
+            ValueError: If there is no such phase.
+        """
+        if phase is not None and phase not in PHASES:
+            msg = f"phase={phase!r} is unknown; choose from {', '.join(PHASES)}"
+            raise ValueError(msg)
+        return [
+            reading
+            for reading in self.history
+            if path_contains in (reading.layer or "") and phase in (None, reading.phase)
+        ]
+
+    def clear(self) -> None:
+        """Forget events, readings and gradient norms; the hooks stay."""
+        with self._lock:
+            self._events.clear()
+            self._counts.clear()
+            self._seen.clear()
+            self._first.clear()
+            self.history.clear()
+            self._guard.clear()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the last step's numbers as a flat dict, for any logger."""
+        from anynan._reports.overview import metrics
+
+        return metrics(self)
+
+    def report(self) -> str:
+        """Return the state as text: steps, tightest headroom, events, what was allowed."""
+        from anynan._reports.overview import overview
+
+        return overview(self)
+
+    def count(self, word: str) -> int:
+        """Count events by severity (``bad``, ``suspect``) or ``expected``."""
+        return self._counts[word]
+
+    def __repr__(self) -> str:
+        state = "removed" if self.adapter is None else "paused" if self.paused else "watching"
+        return f"<anynan.Tracker {state} {printed(self.name)}: {len(self._events)} events>"

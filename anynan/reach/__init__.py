@@ -1,8 +1,0 @@
-"""What the code of a step can reach, and a second run of it would move: kept, and put back."""
-
-from anynan.reach.items import Exhausted, Items
-from anynan.reach.kept import Kept
-from anynan.reach.reach import Reach
-from anynan.reach.search import Holder, Kinds, is_own, weak
-
-__all__ = ["Exhausted", "Holder", "Items", "Kept", "Kinds", "Reach", "is_own", "weak"]
