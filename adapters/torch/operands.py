@@ -1,7 +1,9 @@
 """What went into an operation, looked at only when its result is bad."""
 
+import cmath
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import Operand, OpRecord
+from anynan._diagnosis.records import SOFTMAX, Given, makers
 from anynan.torch.names import node_name
 from anynan.torch.probes import local, measure, nonfinite, plain, read_ends
 
@@ -24,6 +27,9 @@ _KEEP = (
     "value",
     "alpha",
 )
+
+# Before the name of what an operation inside of a backward node took.
+INNER = "inner "
 
 
 def flat(value: Any) -> Iterator[torch.Tensor]:
@@ -43,20 +49,17 @@ def plain_arguments(
 
 
 def without_unread_statistics(
-    named: list[tuple[str, Any]], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Any
+    named: list[tuple[str, Any]], arguments: dict[str, Any]
 ) -> list[tuple[str, Any]]:
     """Leave out running statistics that a batch normalisation writes and does not read."""
-    given = plain_arguments(names, args, kwargs)
-    training = given.get("training", given.get("train", "momentum" in given))
+    training = arguments.get("training", arguments.get("train", "momentum" in arguments))
     return [(name, x) for name, x in named if not (training and name.startswith("running_"))]
 
 
-def named(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[str, Any]]:
+def named(arguments: dict[str, Any]) -> list[tuple[str, Any]]:
     """List tensor operands and non-finite number operands with their schema names."""
     found: list[tuple[str, Any]] = []
-    for name, value in plain_arguments(names, args, kwargs).items():
+    for name, value in arguments.items():
         if name == "out":
             continue
         if isinstance(value, torch.Tensor):
@@ -75,11 +78,26 @@ def named(
     return found
 
 
-def params(named_all: dict[str, Any]) -> dict[str, Any]:
+def given(named: list[tuple[str, Any]], before: dict[int, torch.Tensor]) -> list[Given]:
+    """Give what went in, as it was before it was overwritten."""
+    found = []
+    for name, x in named:
+        if isinstance(x, torch.Tensor):
+            found.append(_given(name, before.get(id(x), x), x))
+        else:
+            found.append(Given(name, number=float(x)))
+    return found
+
+
+def _given(name: str, held: torch.Tensor, key: torch.Tensor) -> Given:
+    return Given(name, held, light(held), key)
+
+
+def params(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the plain arguments that a cause rule may need."""
     found = {
         name: value
-        for name, value in named_all.items()
+        for name, value in arguments.items()
         if name in _KEEP and isinstance(value, int | float | list | tuple)
     }
     if "dim" in found:
@@ -102,16 +120,18 @@ def node_params(node: Any) -> dict[str, Any]:
                 found[short] = value - 2**64 if value > 2**63 else value
             elif isinstance(value, list | tuple):
                 found[short] = list(value)
-    before = next((item for item, _ in node.next_functions if item is not None), None)
-    if before is not None:
-        found["of"] = node_name(before.name())
-        terms = next((item for item, _ in before.next_functions if item is not None), None)
-        if terms is not None:
-            found["terms"] = node_name(terms.name())
-    return found
+    return found | makers(node_name(before.name()) for before in _before(node))
 
 
-def name_constant(items: list[Operand]) -> None:
+def _before(node: Any) -> Iterator[Any]:
+    """Walk back to the nodes that made what a node and its predecessors take first."""
+    while node is not None:
+        node = next((item for item, _ in node.next_functions if item is not None), None)
+        if node is not None:
+            yield node
+
+
+def name_constant(items: Iterable[Operand]) -> None:
     """Say of a tensor made of host numbers whether it is a constant of the code or data."""
     for item in items:
         held = item.summary
@@ -152,43 +172,76 @@ def measure_bad(x: torch.Tensor) -> Summary:
     return replace(summary, first_bad=tuple(int(i) for i in first))
 
 
-def saved(node: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Walk the float tensors that a backward node saved in the forward pass."""
+def of_node(
+    node: Any, incoming: Iterable[Any], taken: list[torch.Tensor], inner: list[Given], *, look: bool
+) -> list[Given]:
+    """Give a backward node's operands: gradients, what it saved, and what is bad inside of it.
+
+    Args:
+        node: The node.
+        incoming: Gradients that came in.
+        taken: What its operations took apart from these.
+        inner: Operands of the operation that runs inside of it.
+        look: List more than these.
+    """
+    items = []
+    if look:
+        for i, grad in enumerate(incoming):
+            if isinstance(grad, torch.Tensor) and plain(grad) is not None:
+                items.append(_given("grad" if i == 0 else f"grad{i}", grad, grad))
+        saved, locked = _saved(node)
+        if not saved and len(locked) == len(taken) == 1:
+            saved = [(locked[0], taken[0])]
+        items += [_given(name, x, x) for name, x in saved]
+    names = {item.name for item in items}
+    for item in inner:
+        bad = item.known.bad if item.known is not None else not _finite(item.number)
+        if bad:
+            if item.name in names:
+                item.name = INNER + item.name
+            items.append(item)
+    return items
+
+
+def _finite(number: complex | None) -> bool:
+    return number is None or cmath.isfinite(number)
+
+
+def _saved(node: Any) -> tuple[list[tuple[str, torch.Tensor]], list[str]]:
+    """List the float tensors that a backward node saved, and name what can not be read any more."""
+    found: list[tuple[str, Any]] = []
+    locked: list[str] = []
     for name in dir(node):
         if not name.startswith("_saved_"):
             continue
+        short = name.removeprefix("_saved_")
         try:
-            value = getattr(node, name)
-        except Exception:  # noqa: BLE001, S112  released already, or unpacked once by a checkpoint
-            continue
-        if isinstance(value, torch.Tensor) and plain(value) is not None:
-            yield name.removeprefix("_saved_"), local(value)
+            found.append((short, getattr(node, name)))
+        except Exception:  # noqa: BLE001  released already, or unpacked once by a checkpoint
+            locked.append(short)
     if hasattr(node, "saved_tensors"):
-        try:
-            values = node.saved_tensors
-        except Exception:  # noqa: BLE001
-            return
-        for i, value in enumerate(values):
-            if isinstance(value, torch.Tensor) and plain(value) is not None:
-                yield f"saved[{i}]", local(value)
+        with suppress(Exception):
+            found += [(f"saved[{i}]", x) for i, x in enumerate(node.saved_tensors)]
+    tensors = [
+        (name, local(x))
+        for name, x in found
+        if isinstance(x, torch.Tensor) and plain(x) is not None
+    ]
+    return tensors, locked
 
 
-def locked(node: Any) -> list[str]:
-    """Name the saved tensors of a backward node that can not be read any more."""
-    found = []
-    for name in dir(node):
-        if name.startswith("_saved_"):
-            try:
-                getattr(node, name)
-            except Exception:  # noqa: BLE001
-                found.append(name.removeprefix("_saved_"))
-    return found
+def add_counts(record: OpRecord, named: list[tuple[str, Any]], arguments: dict[str, Any]) -> None:
+    """Count what a cause rule asks of a softmax and of a loss over classes."""
+    if record.name in SOFTMAX:
+        _add_masked_rows(record, named)
+    elif record.name == "nll_loss" and record.phase != "backward":
+        _add_ignored(record, arguments)
 
 
-def add_masked_rows(record: OpRecord, operands: list[tuple[str, Any]]) -> None:
+def _add_masked_rows(record: OpRecord, named: list[tuple[str, Any]]) -> None:
     """Count the rows of a softmax that are -Inf throughout."""
     dim = record.params.get("dim")
-    for _, x in operands:
+    for _, x in named:
         if isinstance(x, torch.Tensor) and isinstance(dim, int) and x.dim():
             rows = int((x == -math.inf).all(dim).sum())
             if rows:
@@ -196,7 +249,7 @@ def add_masked_rows(record: OpRecord, operands: list[tuple[str, Any]]) -> None:
             return
 
 
-def add_ignored(record: OpRecord, arguments: dict[str, Any]) -> None:
+def _add_ignored(record: OpRecord, arguments: dict[str, Any]) -> None:
     """Count the targets of a loss, where every one of them is ignored."""
     target, index = arguments.get("target"), arguments.get("ignore_index")
     if isinstance(target, torch.Tensor) and isinstance(index, int) and (target == index).all():

@@ -19,20 +19,19 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.lineage import External, Operand, OpRecord, Sink
-from anynan._diagnosis.operands import at, at_broadcast, constant
+from anynan._diagnosis.lineage import External, OpRecord, Sink
+from anynan._diagnosis.records import Builder, Given, Origin
 from anynan._diagnosis.sources import is_anynans, user_source
 from anynan._judging.agreement import Passed
 from anynan._steps import context
 from anynan.events import Source
 from anynan.torch import collectives, operands
 from anynan.torch.names import canonical, node_name
-from anynan.torch.probes import local, measure, plain, read_ends
+from anynan.torch.probes import local, plain, read_ends
 
 _sequence = torch._C._autograd._get_sequence_nr
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
-MAX_DETAILED = 200
 # What was there before is no operand of these.
 _OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
 _WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
@@ -79,6 +78,55 @@ def shape_of(func: Any) -> Shape:
         canonical(schema.name), tuple(written), tuple(names), view,
         tuple(argument.name for argument in schema.arguments),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Hold an operation that ran and whose result is bad.
+
+    Attributes:
+        func: The operator.
+        shape: What its schema says.
+        args: Positional arguments.
+        kwargs: Arguments by name.
+        written: Tensors that it wrote to.
+        before: What these held before, by their identity.
+        backward: A backward pass ran it.
+        native: Autograd itself ran it, and no code of the user's.
+        frame: Who called it in a backward pass.
+    """
+
+    func: Any
+    shape: Shape
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    written: list[Any]
+    before: dict[int, torch.Tensor]
+    backward: bool
+    native: bool
+    frame: FrameType | None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Give every argument by its schema name."""
+        return operands.plain_arguments(self.shape.argument_names, self.args, self.kwargs)
+
+    def named(self) -> list[tuple[str, Any]]:
+        """List what it worked on by schema name, without what it only writes."""
+        found = operands.named(self.arguments)
+        if self.shape.name == "subtract" and "rsub" in str(self.func):
+            found.reverse()
+        if self.shape.name in _OVERWRITING:
+            return [(name, x) for name, x in found if not any(x is w for w in self.written)]
+        if self.shape.name == "batch_norm":
+            return operands.without_unread_statistics(found, self.arguments)
+        return found
+
+    def wide(self, output: Summary) -> float | None:
+        """Run it again in a wider dtype; give its largest magnitude if that is finite."""
+        if output.nan or self.written:
+            return None
+        return operands.wide(self.func, self.args, self.kwargs)
 
 
 class Watcher(TorchDispatchMode):
@@ -220,9 +268,8 @@ class Watcher(TorchDispatchMode):
             if self._bad and not backward:
                 self._note_hidden(shape.name, args, kwargs)
             return
-        record = self._record(
-            func, shape, args, kwargs, bad[0], written, before, backward, native, frame
-        )
+        ran = Ran(func, shape, args, kwargs, written, before, backward, native, frame)
+        record = self._record(ran, bad[0])
         for x in bad:
             self._mark(x, record.index, fresh=not any(x is w for w in written))
             label = self.outside.get(_key(x))
@@ -307,141 +354,76 @@ class Watcher(TorchDispatchMode):
 
     # Records.
 
-    def _record(
-        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: torch.Tensor,
-        written: list[Any], before: dict[int, torch.Tensor], backward: bool,
-        native: bool, frame: FrameType | None,
-    ) -> OpRecord:  # fmt: skip
-        index = len(self.records)
-        node = _node() if backward else None
+    def _record(self, ran: Ran, out: torch.Tensor) -> OpRecord:
+        node = _node() if ran.backward else None
         made = None if node is None else self._made.get(node._sequence_nr())
-        named = operands.named(shape.argument_names, args, kwargs)
-        if shape.name in _OVERWRITING:
-            named = [(name, x) for name, x in named if not any(x is w for w in written)]
-        if shape.name == "batch_norm":
-            named = operands.without_unread_statistics(named, shape.argument_names, args, kwargs)
-        output = operands.light(out)
-        items: list[Operand] = []
-        first: tuple[int, ...] | None = None
-        flags = [
-            (name, x, operands.light(before.get(id(x), x)) if isinstance(x, torch.Tensor) else None)
-            for name, x in named
-        ]
-        # A NaN that another record wrote was looked at there.
-        spread = output.nan > 0 and any(
-            s is not None and s.nan and _key(x) in self._bad for _, x, s in flags
-        )
-        detailed = not spread and index < MAX_DETAILED
-        if detailed:
-            output = operands.measure_bad(out)
-            first = output.first_bad
-        for name, x, quick in flags:
-            if quick is None:
-                items.append(constant(name, float(x)))
-                continue
-            value = before.get(id(x), x)
-            items.append(self._operand(name, x, value, quick, first, tuple(out.shape), detailed))
-        params = operands.params(
-            named_all=operands.plain_arguments(shape.argument_names, args, kwargs)
-        )
-        if shape.name == "subtract" and "rsub" in str(func):
-            items.reverse()
-        elif shape.name == "constant":
-            operands.name_constant(items)
-        phase: Any = "forward"
-        forward = None
-        feeds: tuple[str, ...] = ()
-        name, raw = shape.name, str(func)
-        layer, call = self.place()
-        source = made.source if made is not None else None
-        direct = False
-        if backward:
-            phase = "backward"
-            layer, call = (made.layer, made.call) if made is not None else (layer, call)
-            if native and node is not None:
-                raw = f"{node.name()} ({func})"
-                name = made.name if made is not None else node_name(node.name())
-                forward = made.record if made is not None else None
-                feeds = tuple(self.consumers.get(node._sequence_nr(), ()))
-                items = self._node_operands(node, items, first, tuple(out.shape), detailed)
-                params = operands.node_params(node)
-            elif torch.is_grad_enabled() and self.layers:
-                phase = "forward"  # recomputed under activation checkpointing
-                source = self.line(frame)
-            else:
-                direct = True
-                source = self.line(frame)
-            source = source or self.line(frame)
+        if not ran.backward:
+            record = self._forward_record(ran)
+        elif ran.native and node is not None:
+            record = self._node_record(ran, node, made)
         else:
-            if layer is None:
-                phase = "loss"
-            source = self.line()
-        expected = made.expected if made is not None else context.expectations()
-        record = OpRecord(
-            index, name, raw, layer, phase, output, tuple(items), source, params, at(out, first),
-            forward, feeds, (expected or {}).get(output.kind or ""), None, direct, call,
+            record = self._inner_record(ran, made)
+        result = Given("result", out, operands.light(out))
+        named = ran.named()
+        items = operands.given(named, ran.before)
+        # Kept, it would close a cycle around the tensors that are held here.
+        builder = Builder(operands.measure_bad, self._origin, self.blind)
+        look = builder.fresh(record, result, items)
+        if ran.native and node is not None:
+            items = operands.of_node(node, self.incoming, self._taken, items, look=look)
+        builder.describe(
+            record, result, items, look=look,
+            expected=made.expected if made is not None else context.expectations(),
+            wide=ran.wide,
         )  # fmt: skip
-        if detailed:
-            if name in ("softmax", "log_softmax"):
-                operands.add_masked_rows(record, named)
-            elif name == "nll_loss" and not backward:
-                operands.add_ignored(
-                    record, operands.plain_arguments(shape.argument_names, args, kwargs)
-                )
-            if not output.nan and not written:
-                record.wide = operands.wide(func, args, kwargs)
+        if ran.shape.name == "constant":
+            operands.name_constant(record.operands)
+        if look:
+            operands.add_counts(record, named, ran.arguments)
         if record.phase != "backward":
             record.hidden = ()
         self.records.append(record)
         return record
 
-    def _operand(
-        self, name: str, x: torch.Tensor, value: torch.Tensor, quick: Summary,
-        first: tuple[int, ...] | None, shape: tuple[int, ...], detailed: bool,
-    ) -> Operand:  # fmt: skip
-        summary = measure(value) if detailed else quick
-        item = Operand(name, summary, at_broadcast(value, first, shape))
-        if quick.bad:
-            self._trace_operand(item, x)
-        return item
+    def _forward_record(self, ran: Ran) -> OpRecord:
+        layer, call = self.place()
+        return OpRecord(
+            len(self.records), ran.shape.name, str(ran.func), layer,
+            "loss" if layer is None else "forward", None, source=self.line(),
+            params=operands.params(ran.arguments), call=call,
+        )  # fmt: skip
 
-    def _trace_operand(self, item: Operand, x: torch.Tensor) -> None:
+    def _node_record(self, ran: Ran, node: Any, made: Made | None) -> OpRecord:
+        """Begin the record of what autograd runs: it belongs where its forward operation ran."""
+        if made is None:
+            made = Made(node_name(node.name()), *self.place(), None, None)
+        return OpRecord(
+            len(self.records), made.name, f"{node.name()} ({ran.func})", made.layer, "backward",
+            None, source=made.source or self.line(ran.frame), params=operands.node_params(node),
+            forward=made.record, feeds=tuple(self.consumers.get(node._sequence_nr(), ())),
+            call=made.call,
+        )  # fmt: skip
+
+    def _inner_record(self, ran: Ran, made: Made | None) -> OpRecord:
+        """Begin the record of what the user's own code runs in a backward pass."""
+        layer, call = self.place() if made is None else (made.layer, made.call)
+        # Recomputed under activation checkpointing, it is the forward pass once more.
+        again = torch.is_grad_enabled() and bool(self.layers)
+        return OpRecord(
+            len(self.records), ran.shape.name, str(ran.func), layer,
+            "forward" if again else "backward", None, source=self.line(ran.frame),
+            params=operands.params(ran.arguments), direct=not again, call=call,
+        )  # fmt: skip
+
+    def _origin(self, given: Given, _record: OpRecord) -> Origin:
         """Say who wrote an operand's bad values."""
-        key = _key(x)
+        key, name = _key(given.key), given.name.removeprefix(operands.INNER)
         entry = self._bad.get(key)
         if entry is not None:
-            item.parents = tuple(entry[1])
-        elif key in self._uninitialised:
-            item.source, item.label = "uninitialised", item.name
-        else:
-            item.source, item.label = self.outside.get(key, ("unknown", item.name))
-
-    def _node_operands(
-        self, node: Any, inner: list[Operand], first: tuple[int, ...] | None,
-        shape: tuple[int, ...], detailed: bool,
-    ) -> list[Operand]:  # fmt: skip
-        """Put a node's incoming gradient and saved tensors before the inner operands."""
-        items = []
-        if detailed:
-            for i, grad in enumerate(self.incoming):
-                if isinstance(grad, torch.Tensor) and plain(grad) is not None:
-                    name = "grad" if i == 0 else f"grad{i}"
-                    quick = operands.light(grad)
-                    items.append(self._operand(name, grad, grad, quick, first, shape, True))
-            saved = list(operands.saved(node))
-            locked = operands.locked(node)
-            if not saved and len(locked) == len(self._taken) == 1:
-                saved = [(locked[0], self._taken[0])]
-            for name, x in saved:
-                quick = operands.light(x)
-                items.append(self._operand(name, x, x, quick, first, shape, True))
-        names = {item.name for item in items}
-        for item in inner:
-            if item.summary is not None and item.summary.bad:
-                if item.name in names:
-                    item.name = f"inner {item.name}"
-                items.append(item)
-        return items
+            return Origin(tuple(entry[1]))
+        if key in self._uninitialised:
+            return Origin((), "uninitialised", name)
+        return Origin((), *self.outside.get(key, ("unknown", name)))
 
     # Storages.
 

@@ -1,0 +1,191 @@
+"""From what an adapter knows of an operation to its record: one look for every backend."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import External, Operand, OpRecord
+from anynan._diagnosis.operands import at, at_broadcast, constant
+from anynan.errors import reason
+
+# Records of one replay whose arrays are measured: the first ones tell the story.
+DETAILED = 200
+# What may be kept of a program's arrays to be measured.
+KEPT = 256 * 2**20
+SOFTMAX = frozenset({"softmax", "log_softmax"})
+
+
+@dataclass(slots=True)
+class Given:
+    """Hold what an operation took or gave, before anybody looks at its elements.
+
+    Attributes:
+        name: The operation's own name for it.
+        array: What it held before the operation ran; None where that was not kept.
+        known: What is known of it without a look.
+        key: By what the adapter knows it.
+        number: The Python number that it is, None for an array.
+    """
+
+    name: str
+    array: Any = None
+    known: Summary | None = None
+    key: Any = None
+    number: complex | None = None
+
+
+class Origin(NamedTuple):
+    """Say where an operand's bad values came from.
+
+    Attributes:
+        parents: Indices of the records that wrote them.
+        source: What they came from where no record wrote them.
+        label: The name of that source.
+    """
+
+    parents: tuple[int, ...] = ()
+    source: External | None = None
+    label: str | None = None
+
+
+class Builder:
+    """Fill in records: made where it is used, and not kept.
+
+    An adapter begins a record with what it alone knows: name, layer, phase, line, plain
+    arguments. What the arrays say is the same everywhere, and is added here.
+
+    Args:
+        measure: Gives the full summary of an array, pointing at its first NaN if it has one.
+        origin: Says where the bad values of an operand of this record came from.
+        tell: Is told of what could not be described: one sentence.
+        view: Gives the array as its elements are read one by one.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[Any], Summary],
+        origin: Callable[[Given, OpRecord], Origin],
+        tell: Callable[[str], None],
+        view: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._measure, self._origin, self._tell, self._view = measure, origin, tell, view
+
+    def fresh(self, record: OpRecord, result: Given, operands: Iterable[Given]) -> bool:
+        """Tell whether a record is worth a full look.
+
+        Where a NaN came in that another record wrote, that one was looked at.
+        """
+        if record.index >= DETAILED:
+            return False
+        if result.known is not None and not result.known.nan:
+            return True
+        return not any(
+            given.known is not None and given.known.nan and self._origin(given, record).parents
+            for given in operands
+        )
+
+    def describe(
+        self,
+        record: OpRecord,
+        result: Given,
+        operands: Sequence[Given],
+        *,
+        look: bool = True,
+        expected: Mapping[str, str] | None = None,
+        wide: Callable[[Summary], float | None] | None = None,
+    ) -> OpRecord:
+        """Look at what went in and what came out, and write it into the record.
+
+        Args:
+            record: What the adapter knows; its output, operands and values are filled in.
+            result: The bad result.
+            operands: What went in.
+            look: Measure the arrays; otherwise only what is known of them is told.
+            expected: Reason by kind, where it ran inside ``anynan.expect``.
+            wide: Runs the operation again in a wider dtype, for a result that is bad as this
+                summary says; asked where every operand is finite.
+        """
+        try:
+            self._describe(record, result, operands, look)
+        except Exception as error:  # noqa: BLE001  its name and line are known all the same
+            record.output = record.output or result.known
+            record.operands = tuple(self._unseen(given, record) for given in operands)
+            self._tell(f"the operands of {record.name} could not be described: {reason(error)}")
+        output = record.output
+        if output is None:
+            return record
+        record.expected = (expected or {}).get(output.kind or "")
+        if look and wide is not None and output.bad and not _any_bad(record.operands):
+            record.wide = wide(output)
+        return record
+
+    def _describe(
+        self, record: OpRecord, result: Given, operands: Sequence[Given], look: bool
+    ) -> None:
+        record.output = output = self._summary(result, look)
+        first, shape = (None, ()) if output is None else (output.first_bad, output.shape)
+        if result.array is not None and look:
+            record.value = at(self._seen(result.array), first)
+        items = []
+        for given in operands:
+            if given.number is not None:
+                items.append(constant(given.name, given.number))
+                continue
+            item = Operand(given.name, self._summary(given, look))
+            if given.array is not None and look:
+                item.value = at_broadcast(self._seen(given.array), first, shape)
+            self._trace(item, given, record)
+            items.append(item)
+        record.operands = tuple(items)
+
+    def _summary(self, given: Given, look: bool) -> Summary | None:
+        return self._measure(given.array) if look and given.array is not None else given.known
+
+    def _seen(self, array: Any) -> Any:
+        return array if self._view is None else self._view(array)
+
+    def _trace(self, item: Operand, given: Given, record: OpRecord) -> None:
+        if item.summary is not None and item.summary.bad:
+            item.parents, item.source, item.label = self._origin(given, record)
+
+    def _unseen(self, given: Given, record: OpRecord) -> Operand:
+        """Say of an operand that could not be described at least who wrote it."""
+        item = Operand(given.name, given.known)
+        with suppress(Exception):
+            item.parents = self._origin(given, record).parents
+        return item
+
+
+def _any_bad(operands: Iterable[Operand]) -> bool:
+    return any(item.summary is not None and item.summary.bad for item in operands)
+
+
+def makers(names: Iterable[str]) -> dict[str, Any]:
+    """Give the parameters that say what made the first operand of a gradient's operation.
+
+    Args:
+        names: The operation that made it, and the one that made the first operand of that.
+    """
+    return dict(zip(("of", "terms"), names, strict=False))
+
+
+def add_masked_rows(
+    record: OpRecord, scores: np.ndarray | None, axes: int | tuple[int, ...]
+) -> None:
+    """Count the rows of a softmax that are -Inf throughout.
+
+    Args:
+        record: The softmax, or its gradient.
+        scores: What went in, on the host; None where it was not kept.
+        axes: Over which it goes.
+    """
+    if scores is None or not scores.ndim or not scores.size:
+        return
+    with np.errstate(all="ignore"):
+        rows = int((np.maximum.reduce(scores, axis=axes) == -np.inf).sum())
+    if rows:
+        record.params["masked_rows"] = rows
