@@ -1,7 +1,7 @@
 """How the documentation is built: ``make docs``."""
 
 import anynan
-from anynan._diagnosis import causes
+from anynan._diagnosis import causes, vocabulary
 
 project = "anynan"
 author = "anynan contributors"
@@ -35,9 +35,10 @@ for _name in anynan.__all__:
 
 
 def fill_in(_app: object, docname: str, source: list[str]) -> None:
-    """Write the table of causes as the code has it."""
+    """Write the tables of causes and of operations as the code has them."""
     if docname == "causes":
-        source[0] = source[0].replace("<!-- anynan._diagnosis.causes.table() -->", causes.table())
+        for name, table in (("causes", causes.table), ("vocabulary", vocabulary.table)):
+            source[0] = source[0].replace(f"<!-- anynan._diagnosis.{name}.table() -->", table())
 
 
 def setup(app):  # noqa: ANN001, ANN201

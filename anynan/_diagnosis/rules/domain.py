@@ -20,6 +20,7 @@ from anynan._diagnosis.rules.evidence import (
     times,
 )
 from anynan._diagnosis.rules.situation import BOTH, FORWARD, OTHER, SELF, Rule, Situation
+from anynan._diagnosis.vocabulary import bounds
 
 _LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "xlog1py"})
 _QUOTIENTS = frozenset({"divide", "floor_divide", "addcdiv", "reciprocal", "rsqrt"})
@@ -38,7 +39,7 @@ def _called(s: Situation, names: tuple[str, ...] = SELF) -> str:
 def _argument(s: Situation) -> tuple[tuple[str, ...], float]:
     """Return what the logarithm is taken of, and where it is -Inf."""
     names = OTHER if s.operation.startswith("xlog") else SELF
-    return names, -1.0 if "log1p" in s.operation else 0.0
+    return names, bounds(s.operation)[0]
 
 
 def _log_of_negative(s: Situation) -> str | None:
@@ -273,12 +274,11 @@ def _power_wording(s: Situation) -> tuple[str, str] | None:
     )
 
 
-_DOMAIN = {"acos": (-1, 1), "asin": (-1, 1), "atanh": (-1, 1), "erfinv": (-1, 1),
-           "acosh": (1, math.inf)}  # fmt: skip
+_INVERSES = frozenset({"acos", "asin", "atanh", "erfinv", "acosh"})
 
 
 def _inverse_domain(s: Situation) -> str | None:
-    low, high = _DOMAIN[s.operation]
+    low, high = bounds(s.operation)
     outside = below(s, SELF, low)
     outside = above(s, SELF, high) if outside is None else outside
     if outside is not None:
@@ -458,7 +458,7 @@ RULES = (
     ),
     Rule(
         "inverse_trig_domain",
-        frozenset(_DOMAIN),
+        _INVERSES,
         FORWARD,
         _inverse_domain,
         "{op} of a number outside its domain is NaN; for a cosine or a dot product of unit vectors "
