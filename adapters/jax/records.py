@@ -1,6 +1,7 @@
 """Records of operations with bad results, for the core's lineage."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +9,18 @@ import jax
 import numpy as np
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.lineage import External, Operand, OpRecord, Sink
-from anynan._diagnosis.operands import at, at_broadcast, at_first_nan
+from anynan._diagnosis.lineage import External, OpRecord, Sink
+from anynan._diagnosis.operands import at_first_nan
+from anynan._diagnosis.records import (
+    DETAILED,
+    KEPT,
+    SOFTMAX,
+    Builder,
+    Given,
+    Origin,
+    add_masked_rows,
+    makers,
+)
 from anynan.events import STATE
 from anynan.jax import names, probes
 from anynan.jax.evaluate import jit_once
@@ -25,10 +36,8 @@ from anynan.jax.wide import widened
 if TYPE_CHECKING:
     from anynan.jax.replay import Flag
 
-DETAILED = 200
 # Records of one replay at most: a loop may have a fault in every round.
 MOMENTS = 1000
-BYTES = 256 * 2**20
 _PARAMS = {"y": "exponent", "axes": "dim", "axis": "dim", "dimension": "dim"}
 
 
@@ -63,6 +72,7 @@ class Recorder:
         self.index = {(m.op.index, m.its): i for i, m in enumerate(self.bad)}
         self.held: dict[tuple[int, Its], Any] = {}
         self.arguments: list[Any] = []
+        self.trouble: list[str] = []
 
     def _first(self, index: int) -> list[Its]:
         """Give the rounds in which a value was first bad, and first NaN."""
@@ -121,7 +131,7 @@ class Recorder:
                 if key is None or key in wanted or not self._looked_at(value, bad.op):
                     continue
                 size += value.aval.size * value.aval.dtype.itemsize
-                if size > BYTES:
+                if size > KEPT:
                     break
                 wanted.add(key)
         wanted.update((index, ()) for index in self.program.spoilt(self.found))
@@ -198,41 +208,29 @@ class Recorder:
         return [self._record(i, bad) for i, bad in enumerate(self.bad)]
 
     def _record(self, index: int, bad: Moment) -> OpRecord:
-        op, worst = bad.op, bad.worst
-        word = self.rounds.word(worst, bad.its) or 0
-        array = self._array(worst, bad)
-        value = self.graph.values[worst]
-        output = (
-            _light(value.aval, word)
-            if array is None
-            else at_first_nan(probes.measure(array), probes.on_host(array))
-        )
-        first = output.first_bad
-        shape = tuple(value.aval.shape)
-        operands = []
-        for i, name in self._named(bad):
-            item = self._operand(i, name, bad, index, first, shape)
-            if item is not None:
-                operands.append(item)
-        forward = None
+        op, forward = bad.op, None
         if op.forward is not None:
             its = self._paired(op.forward, bad.its)
             forward = self.index.get((op.forward.index, its))
-        phase = op.phase
         record = OpRecord(
-            index, op.name, op.raw, op.layer, phase, output, tuple(operands), op.source,
-            self._params(bad), at(array, first), forward, self._feeds(op),
-            self.program.allowed((op.forward or op).nodes[0]).get(output.kind or ""),
-            call=op.call, direct=op.direct,
-            iteration=bad.its[-1] if bad.its else None, shard=self._shard(bad),
-            hidden=None if phase == "backward" else self._hidden(bad),
+            index, op.name, op.raw, op.layer, op.phase, None, source=op.source,
+            params=self._params(bad), forward=forward, feeds=self._feeds(op), direct=op.direct,
+            call=op.call, iteration=bad.its[-1] if bad.its else None, shard=self._shard(bad),
+            hidden=None if op.phase == "backward" else self._hidden(bad),
         )  # fmt: skip
-        if phase == "optimizer":
+        word = self.rounds.word(bad.worst, bad.its) or 0
+        known = _light(self.graph.values[bad.worst].aval, word)
+        result = Given("result", self._array(bad.worst, bad), known)
+        given = [self._given(i, name, bad) for i, name in self._named(bad)]
+        Builder(_measured, self._origin, self.trouble.append, probes.on_host).describe(
+            record, result, [item for item in given if item is not None],
+            expected=self.program.allowed((op.forward or op).nodes[0]),
+            wide=lambda _: self._wide(bad),
+        )  # fmt: skip
+        if op.phase == "optimizer":
             blame(self.program, record, op)
             record.name = names.update(op.site.near) or record.name
         self._masked_rows(record, bad)
-        if output.bad and not any(o.summary is not None and o.summary.bad for o in operands):
-            record.wide = self._wide(bad)
         return record
 
     def _hidden(self, bad: Moment) -> tuple[str, ...] | None:
@@ -311,54 +309,31 @@ class Recorder:
         nodes, _ = self.graph.origins(index)
         return bool(nodes) and all(node.place.backward for node in nodes)
 
-    def _operand(
-        self, index: int, name: str, bad: Moment, order: int, first: Any, shape: tuple[int, ...]
-    ) -> Operand | None:
-        value, op = self.graph.values[index], bad.op
+    def _given(self, index: int, name: str, bad: Moment) -> Given | None:
+        """Give an operand, None for one that says nothing: an index, a flag."""
+        aval = self.graph.values[index].aval
         array = self._array(index, bad)
-        if array is None:
-            if not probes.checkable(value.aval):
-                if getattr(value.aval, "size", 1) == 0:
-                    return Operand(name, _light(value.aval, 0))
-                return None
-            return self._unseen(index, name, bad, order)
-        host = probes.on_host(array)
-        counts = host.dtype.kind in "iu" and op.name in ("divide", "pow")
-        if host.dtype.kind in "biuO" and not counts:
-            return None
-        item = Operand(
-            name,
-            at_first_nan(probes.measure(array), probes.on_host(array)),
-            at_broadcast(host, first, shape),
-        )
-        if item.summary is not None and item.summary.bad:
-            self._trace(item, index, bad, order)
-        return item
-
-    def _unseen(self, index: int, name: str, bad: Moment, order: int) -> Operand:
+        if array is not None:
+            kind = probes.on_host(array).dtype.kind
+            counts = kind in "iu" and bad.op.name in ("divide", "pow")
+            return None if kind in "biuO" and not counts else Given(name, array, None, index)
+        if not probes.checkable(aval):
+            return Given(name, None, _light(aval, 0)) if getattr(aval, "size", 1) == 0 else None
         word = self._word(index, bad)
-        if word is None:
-            return Operand(name, None)
-        item = Operand(name, _light(self.graph.values[index].aval, word))
-        if word:
-            self._trace(item, index, bad, order)
-        return item
+        return Given(name, None, None if word is None else _light(aval, word), index)
 
-    def _trace(self, item: Operand, index: int, bad: Moment, order: int) -> None:
+    def _origin(self, given: Given, record: OpRecord) -> Origin:
         """Say where an operand's bad values come from."""
-        writers = self.rounds.writers(index, bad.its)
+        writers = self.rounds.writers(given.key, self.bad[record.index].its)
         known = [self.index[op.index, its] for op, its in writers if (op.index, its) in self.index]
-        item.parents = tuple(sorted(i for i in known if i < order))
-        if item.parents:
-            return
-        _, outside = self.graph.origins(index)
-        for value in outside:
-            source, label = self._outside(value, item.summary)
-            if source is not None:
-                item.source, item.label = source, label
-                return
+        parents = tuple(sorted(i for i in known if i < record.index))
+        if parents:
+            return Origin(parents)
+        _, outside = self.graph.origins(given.key)
+        found = (self._outside(value) for value in outside)
+        return next((Origin((), *place) for place in found if place[0] is not None), Origin())
 
-    def _outside(self, value: Value, summary: Summary | None) -> tuple[External | None, str | None]:
+    def _outside(self, value: Value) -> tuple[External | None, str | None]:
         if value.argument is not None:
             if not probes.measure(self.arguments[value.argument]).bad:
                 return None, None
@@ -386,13 +361,15 @@ class Recorder:
         if op.name in ("var", "std"):
             found["correction"] = self._correction(op.forward or op)
         if op.forward is not None:
-            maker = self._maker(op.forward)
-            if maker is not None:
-                found["of"] = maker.name
-                terms = self._maker(maker)
-                if terms is not None:
-                    found["terms"] = terms.name
+            found |= makers(op.name for op in self._before(op.forward))
         return found
+
+    def _before(self, op: Op) -> Iterator[Op]:
+        """Walk back over what made the first operand of each."""
+        made = self._maker(op)
+        while made is not None:
+            yield made
+            made = self._maker(made)
 
     def _out_of_range(self, bad: Moment) -> dict[str, Any]:
         """Find the first index of a read that is out of range, and what the range is."""
@@ -441,17 +418,14 @@ class Recorder:
 
     def _masked_rows(self, record: OpRecord, bad: Moment) -> None:
         op = bad.op
-        if op.name not in ("softmax", "log_softmax", "logsumexp"):
+        if op.name not in SOFTMAX | {"logsumexp"}:
             return
         floats = (i for i in (op.forward or op).ins if self._matters(i))
         x = next(floats, None)
         array = None if x is None else self._array(x, bad)
         axes = record.params.get("dim")
-        if array is None or not isinstance(axes, list) or not np.ndim(array):
-            return
-        rows = int(np.all(probes.on_host(array) == -np.inf, axis=tuple(axes)).sum())
-        if rows:
-            record.params["masked_rows"] = rows
+        if array is not None and isinstance(axes, list):
+            add_masked_rows(record, probes.on_host(array), tuple(axes))
 
     def _wide(self, bad: Moment) -> float | None:
         if len(bad.op.nodes) != 1:
@@ -478,6 +452,10 @@ class Recorder:
             label = spot.parameter or spot.tensor
             found.append(Sink(phase, spot.layer, label, tuple(parents), probes.KINDS[word]))
         return found
+
+
+def _measured(array: Any) -> Summary:
+    return at_first_nan(probes.measure(array), probes.on_host(array))
 
 
 def _light(aval: Any, word: int) -> Summary:

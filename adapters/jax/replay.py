@@ -149,6 +149,7 @@ def record(
     recorder = Recorder(program, found, bad, spots)
     recorder.capture(arrays)
     result = Replay(recorder.records(), recorder.sinks())
+    result.notes += dict.fromkeys(recorder.trouble)
     if any(eqn.effects and not silent(eqn) for eqn in program.closed.jaxpr.eqns):
         result.notes.append(
             "a callback of the step whose result is used was called again in the replay"

@@ -1,14 +1,25 @@
 """Records of operations with bad results, for the core's lineage."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from anynan._arrays.measures import describe
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.lineage import External, Operand, OpRecord, Replay, Sink
-from anynan._diagnosis.operands import at, at_broadcast, at_first_nan
+from anynan._diagnosis.lineage import External, OpRecord, Replay, Sink
+from anynan._diagnosis.operands import at_first_nan
+from anynan._diagnosis.records import (
+    DETAILED,
+    KEPT,
+    SOFTMAX,
+    Builder,
+    Given,
+    Origin,
+    add_masked_rows,
+    makers,
+)
 from anynan.tensorflow import names, probes
 from anynan.tensorflow.operations import Op, resolve
 from anynan.tensorflow.probes import is_bad, kind
@@ -23,8 +34,6 @@ OPTIMIZED = (
     " in front of the step shows whether the fault is the optimizer's"
 )
 REMEDY = ": written as a Python loop, or called as a plain function, its operations are named"
-DETAILED = 200
-BYTES = 256 * 2**20
 
 
 class Recorder:
@@ -46,6 +55,7 @@ class Recorder:
             for _, x in program.results
         ]
         self.held = self.run.values(self._wanted())
+        self.trouble: list[str] = []
 
     def _wanted(self) -> list[Any]:
         """Choose the tensors to look at: results and operands of the first bad operations."""
@@ -54,7 +64,7 @@ class Recorder:
         for op in self.bad[:DETAILED]:
             for tensor in (self._worst(op), *(t for t, _ in self._named(op))):
                 size += (tensor.shape.num_elements() or 2**10) * tensor.dtype.size
-                if size <= BYTES:
+                if size <= KEPT:
                     wanted.append(tensor)
         return wanted
 
@@ -76,6 +86,7 @@ class Recorder:
         bad = self.bad[: next(harm, len(self.bad)) + 1]
         found = Replay([self._record(i, op) for i, op in enumerate(bad)], sinks, self._notes())
         found.uncompiled = self.program.compiled and not self.run.compiled
+        found.notes += dict.fromkeys(self.trouble)
         found.end()
         opaque = [names.OPAQUE.get(kind) for r in found.records for kind in r.raw.split(", ")]
         for what in dict.fromkeys(filter(None, opaque)):
@@ -95,27 +106,25 @@ class Recorder:
     # Records.
 
     def _record(self, index: int, op: Op) -> OpRecord:
-        worst = self._worst(op)
-        array = self.held.get(worst.name)
-        output = _light(worst) if array is None else at_first_nan(describe(array), array)
-        first = output.first_bad
-        operands = []
-        for tensor, name in self._named(op):
-            item = self._operand(tensor, name, index, first, output.shape)
-            if item is not None:
-                operands.append(item)
-        forward = None if op.forward is None else self.index.get(op.forward.index)
         looped = op.layer in self.session.looped  # it was unrolled: each call is an iteration
         record = OpRecord(
-            index, op.name, op.raw, op.layer, op.phase, output, tuple(operands), op.source,
-            self._params(op), at(array, first), forward, self._feeds(op), None,
+            index, op.name, op.raw, op.layer, op.phase, None, source=op.source,
+            params=self._params(op), feeds=self._feeds(op),
+            forward=None if op.forward is None else self.index.get(op.forward.index),
             call=0 if looped else op.call, iteration=op.call if looped else None,
         )  # fmt: skip
-        if op.name in ("softmax", "log_softmax") and operands:
+        worst = self._worst(op)
+        result = Given("result", self.held.get(worst.name), _light(worst), worst)
+        operands = [self._given(tensor, name) for tensor, name in self._named(op)]
+        builder = Builder(_measured, self._origin, self.trouble.append)
+        builder.describe(record, result, operands, wide=lambda _: self._wide(op))
+        if op.name in SOFTMAX and operands:
             self._masked_rows(record, op)
-        if output.bad and not any(o.summary is not None and o.summary.bad for o in operands):
-            record.wide = self._wide(op)
         return record
+
+    def _given(self, tensor: Any, name: str) -> Given:
+        known = _light(tensor) if self.run.bad.get(tensor.name, False) else None
+        return Given(name, self.held.get(tensor.name), known, tensor)
 
     def _named(self, op: Op) -> list[tuple[Any, str]]:
         """Name the operands as the cause rules know them."""
@@ -157,30 +166,13 @@ class Recorder:
             return writer.phase == "backward"
         return str(resolve(tensor).op.name).startswith(("ones", "gradient_tape"))
 
-    def _operand(
-        self, tensor: Any, name: str, index: int, first: Any, shape: tuple[int, ...]
-    ) -> Operand | None:
-        array = self.held.get(tensor.name)
-        if array is None:
-            flag = self.run.bad.get(tensor.name, False)
-            item = Operand(name, _light(tensor) if flag else None)
-        else:
-            item = Operand(
-                name, at_first_nan(describe(array), array), at_broadcast(array, first, shape)
-            )
-        if item.summary is not None and item.summary.bad:
-            self._origin(item, tensor, index)
-        return item
-
-    def _origin(self, item: Operand, tensor: Any, index: int) -> None:
+    def _origin(self, given: Given, record: OpRecord) -> Origin:
         """Say where an operand's bad values come from."""
-        writer = self.operations.writer(tensor)
-        if writer is not None:
-            found = self.index.get(writer.index)
-            if found is not None and found < index:
-                item.parents = (found,)
-            return
-        item.source, item.label = self._outside(resolve(tensor))
+        writer = self.operations.writer(given.key)
+        if writer is None:
+            return Origin((), *self._outside(resolve(given.key)))
+        found = self.index.get(writer.index)
+        return Origin() if found is None or found >= record.index else Origin((found,))
 
     def _outside(self, tensor: Any) -> tuple[External, str]:
         node = tensor.op
@@ -198,16 +190,18 @@ class Recorder:
 
     def _params(self, op: Op) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if op.name in ("softmax", "log_softmax"):
+        if op.name in SOFTMAX:
             found["dim"] = -1
         if op.forward is not None:
-            maker = self._made(op.forward)
-            if maker is not None:
-                found["of"] = maker.name
-                terms = self._made(maker)
-                if terms is not None:
-                    found["terms"] = terms.name
+            found |= makers(op.name for op in self._before(op.forward))
         return found
+
+    def _before(self, op: Op) -> Iterator[Op]:
+        """Walk back over what made the first operand of each."""
+        made = self._made(op)
+        while made is not None:
+            yield made
+            made = self._made(made)
 
     def _made(self, op: Op) -> Op | None:
         return self.operations.writer(op.ins[0]) if op.ins else None
@@ -225,11 +219,7 @@ class Recorder:
     def _masked_rows(self, record: OpRecord, op: Op) -> None:
         source = (op.forward or op).ins
         array = self.held.get(source[0].name) if source else None
-        if array is None or not np.ndim(array):
-            return
-        rows = int(np.all(np.asarray(array, np.float32) == -np.inf, axis=-1).sum())
-        if rows:
-            record.params["masked_rows"] = rows
+        add_masked_rows(record, None if array is None else np.asarray(array), -1)
 
     def _wide(self, op: Op) -> float | None:
         if len(op.nodes) != 1 or op.forward is not None:
@@ -256,6 +246,10 @@ class Recorder:
             label = spot.parameter or spot.tensor
             found.append(Sink(spot.phase, spot.layer, label, parents, word))
         return found
+
+
+def _measured(array: Any) -> Summary:
+    return at_first_nan(describe(array), array)
 
 
 def _mask(sink: Sink) -> bool:

@@ -25,15 +25,14 @@ from anynan._arrays.access import (
     unreadable,
 )
 from anynan._arrays.chunked import is_chunked, sized
-from anynan._arrays.measures import measure
 from anynan._arrays.probe import probe
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
-from anynan._diagnosis.operands import at_broadcast, constant
+from anynan._diagnosis.lineage import OpRecord, Replay, Sink
+from anynan._diagnosis.records import Builder, Given, Origin
 from anynan._diagnosis.sources import user_source
 from anynan._judging.policy import reading_kind
 from anynan._recorder.names import is_number, named, params
-from anynan._recorder.records import flagged
+from anynan._recorder.records import flagged, measured
 from anynan._recorder.tape import Tape
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import TrackedArray, is_tracked
@@ -41,7 +40,8 @@ from anynan._steps import context
 from anynan.events import Phase, Source
 
 Span = tuple[float, float]
-MAX_DETAILED = 8
+# Fewer than elsewhere: to look at an array that is not computed yet is to compute it.
+DETAILED = 8
 
 
 class Slots(Protocol):
@@ -309,25 +309,19 @@ class LazyTape(Tape):
             ends = self._ends(index)
             if not node.name or ends is None or reading_kind(*ends) is None:
                 continue
-            items = [self._operand(label, value) for label, value in node.operands]
-            # Where a NaN came in, the record that made it is measured.
-            fresh = not any(item.summary is not None and item.summary.nan for item in items)
-            output = flagged(node.blank, *ends)
-            if fresh and node.array is not None and detailed < MAX_DETAILED:
-                detailed += 1
-                output = measure(node.array)
-                for item, (_, value) in zip(items, node.operands, strict=True):
-                    if isinstance(value, Known) and value.array is not None:
-                        item.summary = measure(value.array)
-                        item.value = at_broadcast(value.array, output.first_bad, output.shape)
             layer, phase = self.placed(node.layer)
-            expected = None if node.expected is None else node.expected.get(output.kind or "")
-            records.append(
-                OpRecord(
-                    index, node.name, node.raw, layer, phase, output, tuple(items), node.source,
-                    node.params, expected=expected,
-                )
+            record = OpRecord(
+                index, node.name, node.raw, layer, phase, None, source=node.source,
+                params=node.params,
             )  # fmt: skip
+            given = [self._given(label, value) for label, value in node.operands]
+            # Where a NaN came in, the record that made it is measured.
+            look = node.array is not None and detailed < DETAILED and not any(map(_is_nan, given))
+            detailed += look
+            result = Given("result", node.array, flagged(node.blank, *ends))
+            builder = Builder(measured, self._origin, self.notes.append)
+            builder.describe(record, result, given, look=look, expected=node.expected)
+            records.append(record)
         sinks = []
         for phase, layer, tensor, nodes, slot in self._arrivals:
             kind = reading_kind(*self.spans[slot])
@@ -343,23 +337,29 @@ class LazyTape(Tape):
     def _bad(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(i for i in nodes if self._kind(i) is not None and self.nodes[i].name)
 
-    def _operand(self, label: str, value: Any) -> Operand:
+    def _given(self, label: str, value: Any) -> Given:
         if not isinstance(value, Known):
-            return constant(label, value)
+            return Given(label, number=value)
         ends = next((e for i in reversed(value.nodes) if (e := self._ends(i)) is not None), None)
-        summary = value.blank if ends is None else flagged(value.blank, *ends)
-        item = Operand(label, summary)
-        if summary.bad:
-            item.parents = self._bad(value.nodes)
-            if not item.parents:
-                came = next((i for i in value.nodes if self.nodes[i].label is not None), None)
-                item.source, item.label = "unknown", label
-                if came is not None:
-                    item.label = self.nodes[came].label
-                    item.source = "overwritten" if self._kind(came) is None else "input"
-                    if item.source == "overwritten":
-                        self.notes.append(self.unseen())
-        return item
+        known = value.blank if ends is None else flagged(value.blank, *ends)
+        return Given(label, value.array, known, value)
+
+    def _origin(self, given: Given, _record: OpRecord) -> Origin:
+        """Say where the bad values of an operand came from."""
+        nodes = given.key.nodes
+        parents = self._bad(nodes)
+        if parents:
+            return Origin(parents)
+        came = next((i for i in nodes if self.nodes[i].label is not None), None)
+        known = None if came is None else self.nodes[came].label
+        bad = came is not None and self._kind(came) is not None
+        return self.from_outside(given.name, known, came_bad=bad)
+
+
+def _is_nan(given: Given) -> bool:
+    if given.known is None:
+        return given.number is not None and given.number != given.number
+    return given.known.nan > 0
 
 
 def _blank(raw: Any) -> Summary:

@@ -11,6 +11,7 @@ import numpy as np
 
 from anynan._arrays.probe import is_clean, probe
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
+from anynan._diagnosis.records import Given, Origin
 from anynan._diagnosis.sources import user_source
 from anynan._judging.policy import reading_kind
 from anynan._recorder.floatflags import WORTH, Flags, honest
@@ -151,6 +152,21 @@ class LiveTape(Tape):
         if not (-site.limit <= lo and hi <= site.limit):
             seen = self.replay() if kind is not None and self.session.options.replay else None
             self.session.tracker.flag(rows, order, x._raw, replayed=seen)
+
+    def origin(self, given: Given, _record: OpRecord) -> Origin:
+        """Say where the bad values of an operand came from."""
+        x = given.key
+        if is_tracked(x):
+            parents, known, came_bad = self.parents(x), x._cell.label, x._cell.bad
+        else:
+            known, came_bad = self.inputs.get(id(x)), id(x) in self.bad_inputs
+            parents = () if known is not None else self.lost()
+        if parents:
+            return Origin(parents)
+        found = self.from_outside(given.name, known, came_bad=came_bad)
+        if id(given.array) in self.unwritten:
+            return found._replace(source="uninitialised")
+        return found
 
     def history(self, x: TrackedArray) -> tuple[int, ...]:
         """Give the records that made this array bad."""

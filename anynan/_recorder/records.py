@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anynan._arrays.access import device_name, dtype_name, namespace, on_host
+from anynan._arrays.chunked import is_chunked
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import probe
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.lineage import Operand, OpRecord
-from anynan._diagnosis.operands import at, at_broadcast, at_first_nan, constant
+from anynan._diagnosis.lineage import OpRecord
+from anynan._diagnosis.operands import at_first_nan
+from anynan._diagnosis.records import SOFTMAX, Builder, Given, add_masked_rows
 from anynan._recorder.names import is_number, named, params
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import TrackedArray, is_tracked
@@ -21,8 +23,6 @@ from anynan._recorder.tracked import TrackedArray, is_tracked
 if TYPE_CHECKING:
     from anynan._recorder.live import LiveTape
 
-MAX_DETAILED = 200
-_SOFTMAX = ("softmax", "log_softmax")
 # Their result depends on more than their operands, or is none of their own.
 _UNREPEATED = frozenset({"setitem", "getitem", "copy", "empty", "random", "normal", "uniform"})
 
@@ -46,30 +46,26 @@ def make_record(
         before: Copy of what was overwritten, None where there is none.
         writes: The array that was written to.
     """
-    out = bad._raw
-    flags = [
-        (label, value, _quick(tape, value, writes, before))
+    record = OpRecord(index, name, raw, None, "value", None, params=params(name, args, kwargs))
+    result = Given("result", bad._raw, None, bad)
+    given = [
+        _given(tape, label, value, writes, before)
         for label, value in named(name, args, {k: v for k, v in kwargs.items() if k != "key"})
         if _counts(value)
     ]
-    # Where a NaN came in, the record that made it was measured.
-    spread = any(
-        quick is not None and quick.nan and is_tracked(value) and tape.parents(value)
-        for _, value, quick in flags
-    )
-    detailed = not spread and index < MAX_DETAILED
-    output = at_first_nan(measure(out), on_host(out)) if detailed else light(out)
-    first = output.first_bad
-    items = [
-        _operand(tape, label, value, quick, first, np.shape(out), detailed, writes, before)
-        for label, value, quick in flags
-    ]
-    record = OpRecord(
-        index, name, raw, None, "value", output, tuple(items), params=params(name, args, kwargs),
-        value=at(out, first),
-    )  # fmt: skip
-    if detailed:
-        _refine(record, function, args, kwargs, writes)
+    builder = Builder(measured, tape.origin, tape.notes.append)
+    look = builder.fresh(record, result, given)
+    if not look:
+        result.known = light(bad._raw)
+
+    def wider(output: Summary) -> float | None:
+        if output.nan or writes is not None or name in _UNREPEATED:
+            return None
+        return wide(function, args, kwargs)
+
+    builder.describe(record, result, given, look=look, wide=wider)
+    if look and name in SOFTMAX:
+        _add_masked_rows(record, args)
     return record
 
 
@@ -77,21 +73,20 @@ def _counts(value: Any) -> bool:
     return is_tracked(value) or is_array(value) or is_number(value)
 
 
-def _quick(
-    tape: "LiveTape", value: Any, writes: TrackedArray | None, before: Any
-) -> Summary | None:
+def _given(
+    tape: "LiveTape", label: str, value: Any, writes: TrackedArray | None, before: Any
+) -> Given:
     if is_number(value):
-        return constant("", value).summary
-    if writes is not None and value is writes:
-        return _before(tape, writes, before)
-    raw = value._raw if is_tracked(value) else value
-    return light(raw)
+        return Given(label, number=value)
+    if writes is None or value is not writes:
+        raw = value._raw if is_tracked(value) else value
+        return Given(label, raw, light(raw), value)
+    known = _kinds(tape, value) if before is None else light(before)
+    return Given(label, before, known, value)
 
 
-def _before(tape: "LiveTape", x: TrackedArray, before: Any) -> Summary:
-    """Say what an overwritten operand held."""
-    if before is not None:
-        return measure(before)
+def _kinds(tape: "LiveTape", x: TrackedArray) -> Summary:
+    """Say what an overwritten operand held, of which there is no copy."""
     shape = tuple(np.shape(x._raw))
     blank = Summary(shape, dtype_name(x._raw), device_name(x._raw), math.prod(shape))
     known = [tape.records[i].output for i in tape.parents(x) if i < len(tape.records)]
@@ -102,56 +97,16 @@ def _before(tape: "LiveTape", x: TrackedArray, before: Any) -> Summary:
     )  # fmt: skip
 
 
-def _operand(
-    tape: "LiveTape", label: str, value: Any, quick: Summary | None,
-    first: tuple[int, ...] | None, shape: tuple[int, ...], detailed: bool,
-    writes: TrackedArray | None, before: Any,
-) -> Operand:  # fmt: skip
-    if is_number(value):
-        return constant(label, value)
-    raw = value._raw if is_tracked(value) else value
-    if value is writes:
-        raw = before
-    summary = quick if raw is None or not detailed or value is writes else measure(raw)
-    item = Operand(label, summary, None if raw is None else at_broadcast(raw, first, shape))
-    if summary is None or not summary.bad:
-        return item
-    if is_tracked(value):
-        item.parents = tape.parents(value)
-        known, came_bad = value._cell.label, value._cell.bad
-    else:
-        known, came_bad = tape.inputs.get(id(raw)), id(raw) in tape.bad_inputs
-        item.parents = () if known is not None else tape.lost()
-    if not item.parents:
-        item.source, item.label = ("input", known) if known is not None else ("unknown", label)
-        if known is not None and not came_bad:
-            item.source = "overwritten"
-            tape.notes.append(tape.unseen())
-        if id(raw) in tape.unwritten:
-            item.source = "uninitialised"
-    return item
-
-
-def _refine(
-    record: OpRecord, function: Callable[..., Any], args: tuple[Any, ...],
-    kwargs: dict[str, Any], writes: TrackedArray | None,
-) -> None:  # fmt: skip
-    output = record.output
-    if record.name in _SOFTMAX:
-        _add_masked_rows(record, args)
-    if output is not None and not output.nan and writes is None and record.name not in _UNREPEATED:
-        record.wide = wide(function, args, kwargs)
-
-
 def _add_masked_rows(record: OpRecord, args: tuple[Any, ...]) -> None:
-    """Count the rows of a softmax that are -Inf throughout."""
     axis = record.params.get("dim", args[1] if len(args) > 1 else -1)
     x = args[0]._raw if args and is_tracked(args[0]) else None
-    view = None if x is None else on_host(x)
-    if view is not None and view.ndim and isinstance(axis, int):
-        rows = int((np.maximum.reduce(view, axis=axis) == -np.inf).sum())
-        if rows:
-            record.params["masked_rows"] = rows
+    if x is not None and isinstance(axis, int):
+        add_masked_rows(record, on_host(x), axis)
+
+
+def measured(raw: Any) -> Summary:
+    """Summarise an array, pointing at its first NaN where it holds one."""
+    return at_first_nan(measure(raw), None if is_chunked(raw) else on_host(raw))
 
 
 def light(raw: Any) -> Summary:

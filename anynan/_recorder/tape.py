@@ -12,6 +12,7 @@ import numpy as np
 
 from anynan._arrays.access import dtype_max, dtype_name, library_name, type_name
 from anynan._diagnosis.lineage import Replay, Sink
+from anynan._diagnosis.records import Origin
 from anynan._diagnosis.sources import user_source
 from anynan._recorder.floatflags import Flags
 from anynan._recorder.names import UNWRITTEN, canonical
@@ -341,6 +342,21 @@ class Tape:
                     return tuple(items)
             return type(result)(items)
         return result
+
+    def from_outside(self, name: str, known: str | None, *, came_bad: bool) -> Origin:
+        """Say what an operand's bad values came from that no operation was seen writing.
+
+        Args:
+            name: The operation's own name for the operand.
+            known: The argument that it is, None if it is none.
+            came_bad: That argument was bad when the call began.
+        """
+        if known is None:
+            return Origin((), "unknown", name)
+        if came_bad:
+            return Origin((), "input", known)
+        self.notes.append(self.unseen())
+        return Origin((), "overwritten", known)
 
     def named(self, name: str, x: TrackedArray) -> str:
         """Give the library's name of an operation."""
