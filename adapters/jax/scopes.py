@@ -18,6 +18,8 @@ from typing import Any
 
 import jax
 
+from anynan._reach.patches import Patches
+
 _local = threading.local()
 _lock = threading.RLock()
 
@@ -35,23 +37,16 @@ def named(tree: Any, names: set[str]) -> Iterator[None]:
     names.update(type(module).__name__ for module in roots)
     kinds = {kind for module in roots for kind in _classes(module)} | _nnx_classes()
     with _lock:
-        before = {kind: vars(kind).get("__call__") for kind in kinds}
         outer = getattr(_local, "names", None)
         _local.names = names
         try:
-            for kind, call in before.items():
-                if call is not None:
-                    _set(kind, _wrapped(call))
-            yield
+            with Patches() as patches:
+                for kind in kinds:
+                    if "__call__" in vars(kind):
+                        patches.put(kind, "__call__", _wrapped(vars(kind)["__call__"]))
+                yield
         finally:
             _local.names = outer
-            for kind, call in before.items():
-                if call is not None:
-                    _set(kind, call)
-
-
-def _set(kind: type, call: Any) -> None:
-    type.__setattr__(kind, "__call__", call)
 
 
 def _wrapped(call: Any) -> Any:

@@ -2,15 +2,15 @@
 
 import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import keras
 
-_ABSENT = object()
+from anynan._reach.patches import Patches
+
 KINDS = ("train", "test", "predict")
-# Class, name of the method, what stood there.
-_changed: list[tuple[type, str, Any]] = []
+_patches = Patches()
+change = _patches.change
 _sessions: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
@@ -34,24 +34,8 @@ def watch(session: Any) -> None:
 def unwatch(session: Any) -> None:
     """Tell it no more; after the last one every class is as it was."""
     _sessions.discard(session)
-    if _sessions:
-        return
-    while _changed:
-        owner, name, before = _changed.pop()
-        if before is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-
-def change(owner: type, name: str, make: Callable[[Any], Any]) -> None:
-    """Put a method in another's place, once."""
-    if any(held is owner and known == name for held, known, _ in _changed):
-        return
-    before, original = vars(owner).get(name, _ABSENT), getattr(owner, name)
-    made = functools.wraps(original)(make(original))
-    _changed.append((owner, name, before))
-    setattr(owner, name, made)
+    if not _sessions:
+        _patches.undo()
 
 
 def owner_of(cls: type, name: str) -> type:

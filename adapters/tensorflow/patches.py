@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from anynan._reach.patches import Patches
 from anynan.tensorflow import inlining
 
 if TYPE_CHECKING:
     from anynan.tensorflow.session import Session
 
-_ABSENT = object()
 sessions: "list[Session]" = []
 # Layer -> who watches it, under which path.
 _layers: "dict[int, list[tuple[weakref.ref[Any], Session, str]]]" = {}
-_changed: list[tuple[type, str, Any]] = []
+_patches = Patches()
 
 
 def install(session: "Session", layers: dict[str, Any]) -> None:
@@ -32,7 +32,7 @@ def install(session: "Session", layers: dict[str, Any]) -> None:
             held.append((weakref.ref(layer), session, path))
     for owner in dict.fromkeys(_caller(type(layer)) for layer in layers.values()):
         _change(owner, "__call__", _layer_call)
-    if any(name == "gradient" for _, name, _ in _changed):
+    if _patches.holds(tf.GradientTape, "gradient"):
         return
     for name, make in (("gradient", _gradient), ("jacobian", _jacobian)):
         _change(tf.GradientTape, name, make)
@@ -58,14 +58,8 @@ def uninstall(session: "Session") -> None:
         held[:] = [entry for entry in held if entry[1] is not session and entry[0]() is not None]
         if not held:
             del _layers[key]
-    if sessions:
-        return
-    while _changed:
-        owner, name, before = _changed.pop()
-        if before is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+    if not sessions:
+        _patches.undo()
 
 
 def _nothing() -> None:
@@ -78,14 +72,8 @@ def _caller(cls: type) -> type:
 
 
 def _change(owner: type, name: str, make: Callable[[Any], Any]) -> None:
-    if any(held is owner and known == name for held, known, _ in _changed):
-        return
-    before = vars(owner).get(name, _ABSENT)
-    original = getattr(owner, name)
-    made = tf.autograph.experimental.do_not_convert(make(original))
-    functools.update_wrapper(made, original)
-    _changed.append((owner, name, before))
-    setattr(owner, name, made)
+    converted = tf.autograph.experimental.do_not_convert
+    _patches.change(owner, name, lambda original: converted(make(original)))
 
 
 # What stands in for the methods.

@@ -12,6 +12,7 @@ from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anynan._reach.patches import Patches
 from anynan._steps.adapter import ReplayError
 from anynan.torch.links import backends, world
 from anynan.torch.operands import flat
@@ -91,12 +92,9 @@ def inner_modules() -> Iterator[None]:
             inputs, kwargs = moved[0], named[0]
         return self.module(*inputs, **kwargs)
 
-    real = DistributedDataParallel.forward
-    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
-    try:
+    with Patches() as patches:
+        patches.put(DistributedDataParallel, "forward", forward)
         yield
-    finally:
-        DistributedDataParallel.forward = real  # type: ignore[method-assign]
 
 
 @contextmanager

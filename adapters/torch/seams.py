@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 
+from anynan._reach.patches import Patches
 from anynan.torch.names import node_name
 from anynan.torch.probes import local
 from anynan.torch.state import StopReplay
@@ -17,8 +18,7 @@ _task = torch._C._current_graph_task_id
 _lock = threading.Lock()
 # The functions are the whole process's: each calls the seam of its own thread, if that has one.
 _open: dict[int, list["Seam"]] = {}
-_real: dict[str, Any] = {}
-_ours: dict[str, Any] = {}
+_patches = Patches()
 
 
 class Seam:
@@ -60,7 +60,7 @@ class Seam:
             if not mine:
                 _open.pop(self._thread, None)
             if not _open:
-                _uninstall()
+                _patches.undo()
         while self._handles:
             self._handles.pop().remove()
 
@@ -106,42 +106,36 @@ def _seam() -> Seam | None:
 
 
 def _install() -> None:
-    backward, grad = torch.autograd.backward, torch.autograd.grad
-    step = torch.amp.GradScaler.step
-    _real.update(backward=backward, grad=grad, step=step)
+    _patches.change(torch.autograd, "backward", _backward)
+    _patches.change(torch.autograd, "grad", _grad)
+    _patches.change(torch.amp.GradScaler, "step", _ended)
 
-    @functools.wraps(backward)
-    def _backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+
+def _backward(real: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         seam = _seam()
         if seam is None:
-            return backward(tensors, *args, **kwargs)
-        return seam.run(backward, tensors, args, kwargs)
+            return real(tensors, *args, **kwargs)
+        return seam.run(real, tensors, args, kwargs)
 
-    @functools.wraps(grad)
-    def _grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    return backward
+
+
+def _grad(real: Callable[..., Any]) -> Callable[..., Any]:
+    def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
         seam = _seam()
         if seam is None:
-            return grad(outputs, *args, **kwargs)
-        return seam.run(grad, outputs, args, kwargs)
+            return real(outputs, *args, **kwargs)
+        return seam.run(real, outputs, args, kwargs)
 
-    @functools.wraps(step)
-    def _step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    return grad
+
+
+def _ended(real: Callable[..., Any]) -> Callable[..., Any]:
+    def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         seam = _seam()
         if seam is not None and seam.replaying:
             raise StopReplay
-        return step(scaler, *args, **kwargs)
+        return real(scaler, *args, **kwargs)
 
-    _ours.update(backward=_backward, grad=_grad, step=_step)
-    torch.autograd.backward = _backward
-    torch.autograd.grad = _grad
-    torch.amp.GradScaler.step = _step  # type: ignore[method-assign, assignment]
-
-
-def _uninstall() -> None:
-    """Put the real functions back, unless somebody else stands before them by now."""
-    if torch.autograd.backward is _ours.get("backward"):
-        torch.autograd.backward = _real["backward"]
-    if torch.autograd.grad is _ours.get("grad"):
-        torch.autograd.grad = _real["grad"]
-    if vars(torch.amp.GradScaler)["step"] is _ours.get("step"):
-        torch.amp.GradScaler.step = _real["step"]  # type: ignore[method-assign]
+    return step

@@ -1,11 +1,12 @@
 """See the updates that a loss scaler skips: no optimizer hook runs for them."""
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from anynan._reach.patches import Patches
 
 _local = threading.local()
 
@@ -30,9 +31,11 @@ class Seam:
 
     def __init__(self, tell: Callable[[torch.optim.Optimizer, Any], None]) -> None:
         self.on = True
-        self.real = real = torch.amp.GradScaler.step
+        self.tell = tell
+        self._patches = Patches()
+        self._patches.change(torch.amp.GradScaler, "step", self._told)
 
-        @functools.wraps(real)
+    def _told(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def step(
             scaler: torch.amp.GradScaler,
             optimizer: torch.optim.Optimizer,
@@ -46,16 +49,14 @@ class Seam:
             try:
                 result = real(scaler, optimizer, *args, **kwargs)
                 if not _local.stepped:
-                    tell(optimizer, scaler)
+                    self.tell(optimizer, scaler)
             finally:
                 _local.scaler = before
             return result
 
-        self.step = step
-        torch.amp.GradScaler.step = step  # type: ignore[method-assign, assignment]
+        return step
 
     def remove(self) -> None:
         """Put the real method back, unless somebody else stands before it by now."""
         self.on = False
-        if vars(torch.amp.GradScaler)["step"] is self.step:
-            torch.amp.GradScaler.step = self.real  # type: ignore[method-assign]
+        self._patches.undo()

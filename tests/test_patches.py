@@ -1,0 +1,102 @@
+"""What was changed comes back, and what is somebody else's by then stays."""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anynan._reach.patches import Patches
+
+
+class Base:
+    def run(self) -> str:
+        """Give a name."""
+        return "base"
+
+
+class Child(Base):
+    pass
+
+
+def louder(real: Callable[..., str]) -> Callable[..., str]:
+    return lambda *args: real(*args) + "!"
+
+
+def test_an_inherited_method_is_inherited_again() -> None:
+    with Patches() as patches:
+        patches.change(Child, "run", louder)
+        assert Child().run() == "base!"
+        assert Base().run() == "base"
+        assert Child.run.__doc__ == "Give a name."
+    assert "run" not in vars(Child)
+    assert Child().run() == "base"
+
+
+def test_changed_once_only() -> None:
+    with Patches() as patches:
+        patches.change(Base, "run", louder)
+        patches.change(Base, "run", louder)
+        assert patches.holds(Base, "run")
+        assert not patches.holds(Child, "run")
+        assert Base().run() == "base!"
+
+
+def test_the_last_change_is_undone_first() -> None:
+    before = vars(Base)["run"]
+    patches = Patches()
+    patches.put(Base, "run", lambda _: "one")
+    patches.put(Base, "run", lambda _: "two")
+    assert Base().run() == "two"
+    patches.undo()
+    patches.undo()
+    assert vars(Base)["run"] is before
+
+
+def test_somebody_elses_stays() -> None:
+    class Busy(Base):
+        pass
+
+    patches = Patches()
+    patches.change(Busy, "run", louder)
+    ours: Any = Busy.run
+    theirs: Any = lambda self: ours(self) + "?"  # noqa: E731
+    Busy.run = theirs  # type: ignore[method-assign]
+    patches.undo()
+    assert vars(Busy)["run"] is theirs
+    assert Busy().run() == "base!?"
+
+
+def test_a_modules_function() -> None:
+    module: Any = types.ModuleType("module")
+    module.run = real = lambda: "module"
+    with Patches() as patches:
+        patches.change(module, "run", louder)
+        assert module.run() == "module!"
+        patches.put(module, "new", 1)
+    assert module.run is real
+    assert not hasattr(module, "new")
+
+
+def test_a_metaclass_has_no_say() -> None:
+    class Shut(type):
+        def __setattr__(cls, name: str, value: Any) -> None:
+            raise AttributeError(name)
+
+        def __delattr__(cls, name: str) -> None:
+            raise AttributeError(name)
+
+    class Closed(Base, metaclass=Shut):
+        pass
+
+    with Patches() as patches:
+        patches.change(Closed, "run", louder)
+        assert Closed().run() == "base!"
+    assert Closed().run() == "base"
+
+
+def test_comes_back_after_an_exception() -> None:
+    with pytest.raises(ValueError, match="stop"), Patches() as patches:
+        patches.change(Base, "run", louder)
+        raise ValueError("stop")
+    assert Base().run() == "base"
