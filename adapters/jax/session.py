@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from anynan._arrays.arguments import positional
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import Replay
 from anynan._steps.adapter import BadParameter, ReplayError
@@ -56,7 +57,7 @@ class Session:
         # A gradient norm is judged by what it was before.
         guarded = policy.spike is not None or policy.vanishing is not None
         self.settings = Settings(
-            names=signature.argument_names(fn),
+            names=positional(fn),
             backward=options.backward,
             gradients=options.backward and (sizes or guarded or not options.replay),
             ends=sizes or guarded,

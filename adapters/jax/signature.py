@@ -1,7 +1,6 @@
 """What goes into a function and comes out: arrays apart from the rest, each with a name."""
 
 import functools
-import inspect
 import itertools
 import re
 import sys
@@ -12,6 +11,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from jax import tree_util
+
+from anynan._arrays.arguments import bound
 
 Role = Literal["input", "parameter", "buffer", "state"]
 _WEIGHTS = re.compile(
@@ -209,16 +210,6 @@ def _in_modules(tree: Any) -> set[int]:
     return found
 
 
-def argument_names(fn: Any) -> tuple[str, ...]:
-    """Give the names of a function's positional parameters."""
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(p.name for p in parameters if p.kind in kinds)
-
-
 def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> list[Leaf]:
     """Name every array of ``(args, kwargs)`` and say what it is.
 
@@ -229,10 +220,8 @@ def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> lis
     """
     args, kwargs = tree
     found: list[Leaf] = []
-    for key, name, value in [
-        *((i, names[i] if i < len(names) else f"args[{i}]", item) for i, item in enumerate(args)),
-        *((key, key, item) for key, item in kwargs.items()),
-    ]:
+    keys = (*range(len(args)), *kwargs)
+    for key, (name, value) in zip(keys, bound(names, args, kwargs), strict=True):
         flat, _ = tree_util.tree_flatten_with_path(value)
         container = len(flat) != 1 or bool(flat[0][0])
         bare = name.rpartition(".")[2]

@@ -1,7 +1,6 @@
 """Plain calls of a Keras model on JAX: run as they are, and read when the model's call is over."""
 
 import functools
-import inspect
 import threading
 import types
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._diagnosis.lineage import Replay
 from anynan._steps import context
@@ -199,12 +199,4 @@ def _itself(x: Any) -> Any:
 
 def _arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Name the arguments of a layer's call."""
-    try:
-        names = list(inspect.signature(layer.call).parameters)
-    except (TypeError, ValueError):
-        names = []
-    named = {
-        names[i] if i < len(names) and names[i] not in ("args", "kwargs") else f"args[{i}]": value
-        for i, value in enumerate(args)
-    }
-    return {**named, **kwargs}
+    return dict(bound(positional(layer.call), args, kwargs))

@@ -1,6 +1,5 @@
 """What is being collected while a model runs or is traced."""
 
-import inspect
 import threading
 import weakref
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from anynan._arrays.arguments import bound, positional
 from anynan.events import Phase
 from anynan.tensorflow import probes
 from anynan.tensorflow.reach import Reach
@@ -137,16 +137,7 @@ def tensors(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def named_arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Name the arguments of a layer's call."""
-    call = getattr(layer, "call", None) or layer
-    try:
-        names = list(inspect.signature(call).parameters)
-    except (TypeError, ValueError):
-        names = []
-    found = {
-        names[i] if i < len(names) and names[i] not in ("args", "kwargs") else f"args[{i}]": value
-        for i, value in enumerate(args)
-    }
-    return {**found, **kwargs}
+    return dict(bound(positional(getattr(layer, "call", None) or layer), args, kwargs))
 
 
 def alive(ref: "weakref.ref[Any]") -> Any:

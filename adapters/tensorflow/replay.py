@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._arrays.arguments import bound, parameters, positional
 from anynan._diagnosis.lineage import Replay
 from anynan._judging.agreement import Passed
 from anynan._steps.adapter import ReplayError
@@ -285,17 +286,14 @@ def _whole(session: Session, step: Step) -> Any:
 
 def arguments(step: Step, fn: Any) -> list[tuple[str, Any]]:
     """Name the arrays among a step's arguments, in the order of the graph's inputs."""
-    import inspect
-
-    try:
-        known = list(inspect.signature(fn.python_function).parameters)
-    except (TypeError, ValueError):
-        known = []
     if step.layer:
-        known = list(named_arguments(step.fn, step.args, {}))
+        given = list(named_arguments(step.fn, step.args, {}).items())
+        known = [name for name, _ in given]
+    else:
+        given = bound(positional(fn.python_function), step.args, {})
+        known = [p.name for p in parameters(fn.python_function)]
     found: list[tuple[str, Any]] = []
-    for i, value in enumerate(step.args):
-        name = known[i] if i < len(known) and known[i] not in ("args", "kwargs") else f"args[{i}]"
+    for name, value in given:
         if name == "data" and isinstance(value, tuple) and 1 <= len(value) <= 3:
             for part, item in zip(("x", "y", "sample_weight"), value, strict=False):
                 found += _flat(part, item)

@@ -2,13 +2,13 @@
 
 import dis
 import functools
-import inspect
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from anynan._arrays.arguments import positional
 from anynan._arrays.containers import stored
 from anynan._steps.tracker import Tracker
 from anynan.torch.snapshot import GENERATORS
@@ -25,7 +25,8 @@ def find_modules(fn: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> dic
     found: dict[str, torch.nn.Module] = {}
     for name, value in _reachable(fn):
         _collect(found, name, value)
-    names = _argument_names(fn)
+    # The object that a method belongs to has no name of its own.
+    names = ["" if name == "self" else name for name in positional(fn)]
     for i, value in enumerate(args):
         _collect(found, names[i] if i < len(names) else f"arg{i}", value)
     for name, value in (kwargs or {}).items():
@@ -144,16 +145,6 @@ def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     for value in func.__defaults__ or ():
         yield "default", value
     yield from (func.__kwdefaults__ or {}).items()
-
-
-def _argument_names(fn: Any) -> list[str]:
-    """Name the positional arguments; the object a method belongs to has no name of its own."""
-    try:
-        named = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        return []
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return ["" if p.name == "self" else p.name for p in named if p.kind in positional]
 
 
 def _globals(code: types.CodeType) -> Iterator[str]:

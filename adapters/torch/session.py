@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from anynan._arrays.arguments import bound
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import Replay
 from anynan._judging.patterns import choose
@@ -515,5 +516,4 @@ def _given(fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[str, An
     """Name what a model or a function is called with."""
     fn = getattr(fn, "_orig_mod", fn)  # a compiled module's own forward names nothing
     names = argument_names(getattr(fn, "forward", fn))
-    named = [(names[i] if i < len(names) else f"args[{i}]", item) for i, item in enumerate(args)]
-    return [*named, *kwargs.items()]
+    return bound(names, args, kwargs)

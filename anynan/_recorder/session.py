@@ -1,6 +1,5 @@
 """What drives a tracked function of array code: the adapter behind ``anynan.track``."""
 
-import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anynan._arrays.access import namespace, on_host, type_name
+from anynan._arrays.arguments import bound, positional
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
 from anynan._arrays.measures import measure
@@ -219,9 +219,8 @@ class ArraySession:
     def _run(
         self, tape: Tape, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        names = [*argument_names(fn, args), *kwargs]
         token = now.set(tape)
-        watched = list(zip(names, (*args, *kwargs.values()), strict=True))
+        watched = bound(positional(fn), args, kwargs)
         state = State(fn, watched, self.is_near)
         seen: list[Any] = []
 
@@ -419,18 +418,3 @@ def _ancestors(path: str) -> Iterator[str]:
 def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
     """List which objects the arguments are made of."""
     return [(path, id(x)) for path, x in leaves((args, kwargs), "")]
-
-
-def argument_names(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """Name positional arguments as the function does."""
-    names: list[str] = []
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    for i in range(len(args)):
-        if i < len(parameters) and parameters[i].kind is not inspect.Parameter.VAR_POSITIONAL:
-            names.append(parameters[i].name)
-        else:
-            names.append(f"args[{i}]")
-    return names
