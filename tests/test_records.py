@@ -8,7 +8,15 @@ from anynan._arrays.measures import measure
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.operands import at_first_nan
-from anynan._diagnosis.records import DETAILED, Builder, Given, Origin, add_masked_rows, makers
+from anynan._diagnosis.records import (
+    DETAILED,
+    Builder,
+    Given,
+    Origin,
+    add_masked_rows,
+    gradient_operands,
+    makers,
+)
 
 NAN, INF = float("nan"), float("inf")
 KNOWN = Summary((2,), "float64", "cpu", 2, nan=1)
@@ -108,6 +116,16 @@ def test_masked_rows_are_counted() -> None:
     add_masked_rows(empty, None, 0)
     add_masked_rows(empty, np.zeros((0, 2)), 0)
     assert empty.params == {}
+
+
+def test_operands_of_a_gradient_are_named() -> None:
+    names = {"x": "self", "y": "result"}
+    other = {"g": "grad", "h": "grad", "k": "saved", "l": "saved"}
+    found = gradient_operands("ylxghkxi", names.get, other.get, [("x", "self"), ("z", "other")])
+    assert found == [
+        ("g", "grad"), ("y", "result"), ("l", "saved"), ("x", "self"), ("h", "grad1"),
+        ("k", "saved"), ("z", "other"),
+    ]  # fmt: skip
 
 
 def test_makers_are_named() -> None:

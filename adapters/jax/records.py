@@ -14,11 +14,13 @@ from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
     DETAILED,
     KEPT,
+    SAVED,
     SOFTMAX,
     Builder,
     Given,
     Origin,
     add_masked_rows,
+    gradient_operands,
     makers,
 )
 from anynan.events import STATE
@@ -279,28 +281,19 @@ class Recorder:
         inside = {base: name for base, name in inside.items() if roots.count(base) == 1}
         inside.update(named)
         results = [*forward.outs, *(root(i) for i in forward.outs)]
-        found: dict[str, int] = {}
-        grads = 0
-        for i in op.ins:
-            base = i if i in inside or i in results else root(i)
-            if base in results:
-                name = "result"
-            elif base in inside:
-                name = inside[base]
-            elif self._gradient(i):
-                name = "grad" if not grads else f"grad{grads}"
-                grads += 1
-            elif not self._matters(base):
-                continue
-            else:
-                name = f"saved[{i}]"
-            found.setdefault(name, i)
-        # What the slope is at says more than the slope.
-        for base, name in [*named, *((i, "result") for i in forward.outs)]:
-            if name != "condition":
-                found.setdefault(name, base)
-        order = sorted(found, key=lambda name: name != "grad")
-        return [(found[name], name) for name in order]
+        inside.update(dict.fromkeys(results, "result"))
+        gave = [*named, *((i, "result") for i in forward.outs)]
+        return gradient_operands(
+            op.ins,
+            lambda i: inside.get(i) or inside.get(root(i)),
+            lambda i: self._other(i, root(i)),
+            [pair for pair in gave if pair[1] != "condition"],
+        )
+
+    def _other(self, index: int, root: int) -> str | None:
+        if self._gradient(index):
+            return "grad"
+        return f"{SAVED}[{index}]" if self._matters(root) else None
 
     def _gradient(self, index: int) -> bool:
         value = self.graph.values[index]

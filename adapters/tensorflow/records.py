@@ -13,11 +13,13 @@ from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
     DETAILED,
     KEPT,
+    SAVED,
     SOFTMAX,
     Builder,
     Given,
     Origin,
     add_masked_rows,
+    gradient_operands,
     makers,
 )
 from anynan.tensorflow import names, probes
@@ -131,33 +133,20 @@ class Recorder:
         if op.forward is None:
             return [(t, names.operand(op.kind, i)) for i, t in enumerate(op.ins)]
         inside = {resolve(t).name: name for t, name in self._named(op.forward)}
-        results = {resolve(t).name for t in op.forward.outs}
+        results = dict.fromkeys((resolve(t).name for t in op.forward.outs), "result")
         tensors = {resolve(t).name: t for t in (*op.forward.ins, *op.forward.outs)}
-        found: list[tuple[Any, str]] = []
-        known: set[str] = set()
-        grads = 0
-        for tensor in op.ins:
-            base = resolve(tensor).name
-            if base in results:
-                name = "result"
-            elif base in inside:
-                name = inside[base]
-            elif self._incoming(tensor):
-                name = "grad" if not grads else f"grad{grads}"
-                grads += 1
-            elif tensor.op.type == "Const":
-                continue
-            else:
-                name = "saved"
-            if name not in known or name == "saved":
-                known.add(name)
-                found.append((tensor, name))
-        for base, name in [*inside.items(), *((base, "result") for base in results)]:
-            if name not in known:
-                known.add(name)
-                found.append((tensors[base], name))
-        found.sort(key=lambda pair: pair[1] != "grad")
-        return found
+        known = inside | results
+        return gradient_operands(
+            op.ins,
+            lambda tensor: known.get(resolve(tensor).name),
+            self._other,
+            [(tensors[base], name) for base, name in (*inside.items(), *results.items())],
+        )
+
+    def _other(self, tensor: Any) -> str | None:
+        if self._incoming(tensor):
+            return "grad"
+        return None if tensor.op.type == "Const" else SAVED
 
     def _incoming(self, tensor: Any) -> bool:
         """Tell whether a tensor is a gradient that came in."""

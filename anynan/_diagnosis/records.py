@@ -16,6 +16,8 @@ from anynan.errors import reason
 DETAILED = 200
 # What may be kept of a program's arrays to be measured.
 KEPT = 256 * 2**20
+# What a gradient was handed that is none of its forward operation's own arrays.
+SAVED = "saved"
 SOFTMAX = frozenset({"softmax", "log_softmax"})
 
 
@@ -162,6 +164,40 @@ class Builder:
 
 def _any_bad(operands: Iterable[Operand]) -> bool:
     return any(item.summary is not None and item.summary.bad for item in operands)
+
+
+def gradient_operands(
+    taken: Iterable[Any],
+    named: Callable[[Any], str | None],
+    other: Callable[[Any], str | None],
+    forward: Iterable[tuple[Any, str]],
+) -> list[tuple[Any, str]]:
+    """Name what a gradient's operation works on, incoming gradients first.
+
+    Args:
+        taken: What goes into it.
+        named: Gives the name that its forward operation has for a value, None if it has none.
+        other: Names any other value: ``grad`` if it came in as a gradient; None for one that
+            says nothing.
+        forward: What the forward operation took and gave: what the slope is at says more than
+            the slope.
+    """
+    found: list[tuple[Any, str]] = []
+    known: set[str] = set()
+    grads = 0
+    for value in taken:
+        name = named(value) or other(value)
+        if name == "grad":
+            name = f"grad{grads}" if grads else name
+            grads += 1
+        if name is not None and (name not in known or name == SAVED):
+            known.add(name)
+            found.append((value, name))
+    for value, name in forward:
+        if name not in known:
+            known.add(name)
+            found.append((value, name))
+    return sorted(found, key=lambda pair: pair[1] != "grad")
 
 
 def makers(names: Iterable[str]) -> dict[str, Any]:
