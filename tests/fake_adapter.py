@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 import anynan
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import External, Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.sources import describe
-from anynan._judging.patterns import choose
-from anynan._steps.adapter import Adapter, BadParameter, ReplayError
-from anynan._steps.context import expectations, replay_context
-from anynan._steps.monitor import Reading, Rows
+from anynan._readings.patterns import choose
+from anynan._readings.readings import Reading, Rows
+from anynan._runtime.context import expectations, replay_context
+from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker
 from anynan.events import Phase, Source
 from anynan.options import Options
@@ -219,14 +220,14 @@ def _line() -> Source | None:
     return describe(frame, None)
 
 
-class ToyAdapter:
-    """Keep the contract of ``anynan._steps.adapter.Adapter`` for the toy framework."""
+class ToyAdapter(BaseAdapter):
+    """Keep the contract of ``anynan._steps.adapter.BaseAdapter`` for the toy framework."""
 
     backend = "toy"
 
     def __init__(self, model: Model, options: Options) -> None:
-        self.model, self.options = model, options
-        self.tracker: Tracker
+        super().__init__(options)
+        self.model = model
         self.scale: float | None = None
         self.reads = self.replays = 0
         self.refusal = ""  # why a replay cannot be done
@@ -238,16 +239,11 @@ class ToyAdapter:
 
     def attach(self) -> None:
         self.model.watchers.append(self)
-        bad = self.bad_parameters()
-        if not bad:
-            self.tracker.known_clean(self.tracker.step)
-            return
-        rows = self.tracker.rows()
-        try:
-            self._write("parameter", bad[0].layer, "weight", self._weight(bad[0].name),
-                        parameter=bad[0].name, now=True)  # fmt: skip
-        finally:
-            rows.failed = None
+        self.attached(self._write_weight)
+
+    def _write_weight(self, bad: BadParameter, rows: Rows) -> None:
+        self._write("parameter", bad.layer, "weight", self._weight(bad.name),
+                    parameter=bad.name, now=True)  # fmt: skip
 
     def detach(self) -> None:
         self.model.watchers = [item for item in self.model.watchers if item is not self]
@@ -266,12 +262,12 @@ class ToyAdapter:
         self._fetch()
         ended, self._local.ended = getattr(self._local, "ended", []), []
         for rows in ended:
-            self.tracker.settle(rows)
+            self.tracker.judge.settle(rows)
         if self._open:
-            self.tracker.judge(self.tracker.rows())
+            self.tracker.judge.review(self.tracker.judge.rows())
 
     def finish(self) -> None:
-        rows = self.tracker.close_step()
+        rows = self.tracker.judge.close_step()
         if rows is not None:
             self._ended(rows)
         self._open = False
@@ -316,7 +312,7 @@ class ToyAdapter:
             if layer.weight is not None and not np.isfinite(layer.weight).all()
         ]  # fmt: skip
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         if value is None or value.ndim == 0:
             return ()
         bad = ~np.isfinite(value).reshape(len(value), -1).all(1)
@@ -334,14 +330,14 @@ class ToyAdapter:
         args = tuple(np.asarray(x, np.float64) if isinstance(x, list) else x for x in args)
         self._local.root = (fn, args, kwargs)
         self._open = True
-        self.tracker.rows()
+        self.tracker.judge.rows()
         try:
             result = fn(*args, **kwargs)
             if isinstance(result, Output):
                 self._write("loss", None, "loss", result.value)
         finally:
             self._open = False
-            rows = self.tracker.close_step()
+            rows = self.tracker.judge.close_step()
             if rows is not None:
                 self._ended(rows)
                 every = self.options.read
@@ -386,18 +382,18 @@ class ToyAdapter:
             raise _StopError
         if not isinstance(self.options.read, int):
             self._fetch()
-            self.tracker.judge(self.tracker.rows())
-        self.tracker.guard(self.tracker.rows(), math.hypot(*norms))
+            self.tracker.judge.review(self.tracker.judge.rows())
+        self.tracker.judge.guard(self.tracker.judge.rows(), math.hypot(*norms))
 
     def forbids(self) -> bool:
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         # A loss scaler skips the update of a step whose gradients overflowed.
         return rows.skip or rows.pending is not None
 
     def after_update(self) -> None:
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         if rows.failed is None:
-            self.tracker.updated(rows.step)
+            self.tracker.judge.updated(rows.step)
 
     # Inside.
 
@@ -423,8 +419,10 @@ class ToyAdapter:
         self, phase: Phase, layer: str | None, tensor: str, x: Array, *,
         parameter: str | None = None, now: bool = False,
     ) -> None:  # fmt: skip
-        rows = self.tracker.rows()
-        site = self.tracker.monitor.site(layer, phase, tensor, "float64", MAX, parameter=parameter)
+        rows = self.tracker.judge.rows()
+        site = self.tracker.judge.monitor.site(
+            layer, phase, tensor, "float64", MAX, parameter=parameter
+        )
         calls = self._local.calls = getattr(self._local, "calls", {})
         key = (layer, phase, tensor)
         calls[key] = calls.get(key, -1) + 1
@@ -443,7 +441,7 @@ class ToyAdapter:
             self._fetch()
             lo, hi = rows.lo[order], rows.hi[order]
             if not (-site.limit <= lo and hi <= site.limit):
-                self.tracker.flag(rows, order, x)
+                self.tracker.judge.flag(rows, order, x)
 
     def _fetch(self) -> None:
         waiting, self._local.waiting = getattr(self._local, "waiting", []), []
@@ -463,13 +461,12 @@ def track(target: Any = None, *, model: Model, **options: Any) -> Any:
 
 def _track(target: Any, model: Model, options: Options) -> Tracker:
     adapter = ToyAdapter(model, options)
-    adapter.tracker = Tracker(target, options, getattr(target, "__name__", "step"))
-    return adapter.tracker.start(cast(Adapter, adapter))
+    return adapter.track(target, getattr(target, "__name__", "step"))
 
 
 def adapter_of(tracker: Tracker) -> ToyAdapter:
     """Give the adapter behind a tracker that is still watching."""
-    return cast(ToyAdapter, tracker.adapter)
+    return cast(ToyAdapter, tracker.judge.adapter)
 
 
 @contextmanager

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._judging import actions as acting
 from anynan._judging import judge as judging_room
-from anynan._steps import monitor as monitor_room
-from anynan._steps.adapter import ReplayError
-from anynan._steps.monitor import Reading
+from anynan._readings import history as monitor_room
+from anynan._readings.readings import Reading
+from anynan._steps.tracker import Tracker
+from anynan.options import Options
 from tests.fake_adapter import Layer, Model, Output, adapter_of, lent, track
 
 NAN, INF = float("nan"), float("inf")
@@ -814,7 +816,7 @@ def test_a_suspect_is_listed_again_after_clear() -> None:
 def test_what_is_not_watched_is_said_once_and_listed() -> None:
     _, tracker = tracked()
     with pytest.warns(anynan.AnynanWarning, match="anynan: layer x is not watched") as record:
-        repeat(tracker.say, "layer x is not watched", 2)
+        repeat(tracker.judge.say, "layer x is not watched", 2)
     assert len(record) == 1
     assert tracker.notes == ("layer x is not watched",)
     assert "note      layer x is not watched" in tracker.report()
@@ -1082,7 +1084,7 @@ def test_an_overflow_while_the_scale_is_found_is_expected_and_counted() -> None:
 
 
 def test_a_streak_of_skipped_steps_is_bad_with_its_origin() -> None:
-    _, tracker = scaled(65536.0, policy=anynan.Policy(streak=3))
+    _, tracker = scaled(65536.0, policy=anynan.Policy(scale_streak=3))
     tracker([0.0, 1.0])
     tracker([0.0, 1.0])
     event = failure(tracker, [0.0, 1.0]).event
@@ -1092,7 +1094,7 @@ def test_a_streak_of_skipped_steps_is_bad_with_its_origin() -> None:
 
 
 def test_a_good_step_ends_the_streak() -> None:
-    _, tracker = scaled(65536.0, policy=anynan.Policy(streak=2))
+    _, tracker = scaled(65536.0, policy=anynan.Policy(scale_streak=2))
     for _ in range(3):
         tracker([0.0, 1.0])
         tracker([1.0, 1.0])
@@ -1150,7 +1152,7 @@ def test_a_range_starts_where_the_weights_were_last_known_good() -> None:
     tracker = forward_only(model)
     for _ in range(4):
         tracker(GOOD)
-    tracker.known_clean(3)
+    tracker.judge.known_clean(3)
     with lent(model, "head", NAN):
         event = failure(tracker, GOOD).event
     assert event.since == (3, 4)
@@ -1203,14 +1205,14 @@ def seen_by_a_watcher(*operations: str, batch: Any) -> Replay:
     tracker = forward_only(one(*operations), action="record", policy=anynan.Policy(nan="suspect"))
     tracker(batch)
     adapter = adapter_of(tracker)
-    site = tracker.monitor.site("layer", "forward", "output", "float64", None)
+    site = tracker.judge.monitor.site("layer", "forward", "output", "float64", None)
     return adapter.replay(Reading(0, 0, 0, site, NAN, NAN))
 
 
 def test_a_contained_origin_is_shown_as_a_suspect() -> None:
     tracker = forward_only(one("copy"))
     seen = seen_by_a_watcher("log", "nan_to_num", batch=BAD)
-    tracker.operations(tracker.rows(), seen)
+    tracker.judge.operations(tracker.judge.rows(), seen)
     (event,) = tracker.events
     assert (event.severity, event.layer, event.kind) == ("suspect", "layer", "nan")
     assert event.operation is not None
@@ -1224,7 +1226,7 @@ def test_a_contained_origin_is_shown_as_a_suspect() -> None:
 def test_a_harmful_origin_that_no_reading_showed_is_bad() -> None:
     tracker = forward_only(one("copy"))
     seen = seen_by_a_watcher("log", batch=BAD)
-    event = failure(tracker.operations, tracker.rows(), seen).event
+    event = failure(tracker.judge.operations, tracker.judge.rows(), seen).event
     assert event.operation is not None
     assert (event.layer, event.operation.name) == ("layer", "log")
     assert adapter_of(tracker).replays == 0
@@ -1234,18 +1236,18 @@ def test_what_the_watcher_saw_is_never_said_to_be_missing() -> None:
     tracker = forward_only(one("copy"), action="record")
     seen = seen_by_a_watcher("log", batch=BAD)
     for _ in range(5):
-        tracker.operations(tracker.rows(), seen)
-        tracker.settle(tracker.close_step())
+        tracker.judge.operations(tracker.judge.rows(), seen)
+        tracker.judge.settle(tracker.judge.close_step())
     assert [event.notes for event in tracker.events] == [()] * 5
     assert {event.operation and event.operation.name for event in tracker.events} == {"log"}
 
 
 def test_a_step_that_failed_already_is_not_reported_twice() -> None:
     tracker = forward_only(one("log"), action="record")
-    rows = tracker.rows()
+    rows = tracker.judge.rows()
     seen = seen_by_a_watcher("log", batch=BAD)
-    tracker.operations(rows, seen)
-    tracker.operations(rows, seen)
+    tracker.judge.operations(rows, seen)
+    tracker.judge.operations(rows, seen)
     assert tracker.count("bad") == 1
 
 
@@ -1275,10 +1277,10 @@ def test_clear_forgets_the_norms_that_a_jump_is_told_by() -> None:
 
 def test_what_is_soft_stays_soft_around_an_inner_one() -> None:
     _, tracker = tracked(one("multiply", weight=1.0))
-    with tracker.softly():
-        with tracker.softly(on=False):
+    with tracker.judge.softly():
+        with tracker.judge.softly(on=False):
             pass
-        with tracker.softly():
+        with tracker.judge.softly():
             pass
         with pytest.warns(anynan.AnynanWarning):
             tracker([INF])
@@ -1315,9 +1317,9 @@ def test_a_gradient_that_is_not_finite_is_no_jump() -> None:
     _, tracker = tracked(one("multiply", weight=1.0), policy=policy, backward=False)
     for _ in range(6):
         tracker([1.0])
-    rows = tracker.rows()
-    tracker.guard(rows, INF)
-    tracker.guard(rows, NAN)
+    rows = tracker.judge.rows()
+    tracker.judge.guard(rows, INF)
+    tracker.judge.guard(rows, NAN)
     assert tracker.events == ()
 
 
@@ -1353,3 +1355,54 @@ def test_unfit_options_are_refused_in_words(options: dict[str, Any], words: str)
 
 def test_a_refused_replay_is_a_runtime_error() -> None:
     assert issubclass(ReplayError, RuntimeError)
+
+
+def test_a_tracker_shows_what_its_users_need() -> None:
+    names = {
+        name
+        for name in (*dir(Tracker), *vars(Tracker(print, Options(), "step")))
+        if not name.startswith("_")
+    }
+    assert names == {
+        *("check", "clear", "count", "dump", "events", "fn", "history", "judge", "metrics", "name"),
+        *("notes", "pause", "paused", "remarks", "remove", "report", "resume", "start", "step"),
+        *("target", "where"),
+    }
+
+
+# Data that holds NaN or Inf on purpose.
+
+
+def test_missing_values_that_a_layer_fills_in_are_only_noted() -> None:
+    _, tracker = tracked(Model(Layer("fill", ("nan_to_num",)), Layer("head", ("copy",))))
+    for _ in range(3):
+        tracker([1.0, NAN, INF])
+    (event,) = tracker.events
+    assert (event.severity, event.phase, event.kind) == ("suspect", "input", "nan")
+    assert tracker.count("suspect") == 3
+    assert adapter_of(tracker).replays == 0
+
+
+def test_a_layer_that_hands_missing_values_on_is_not_to_blame() -> None:
+    model = Model(
+        Layer("scale", ("copy",)), Layer("fill", ("nan_to_num",)), Layer("head", ("copy",))
+    )
+    _, tracker = tracked(model)
+    for _ in range(3):
+        tracker([1.0, NAN])
+    assert tracker.count("bad") == 0
+    assert [event.phase for event in tracker.events] == ["input"]
+    assert adapter_of(tracker).replays == 1
+
+
+def test_a_fault_of_the_models_own_is_named_beside_missing_values() -> None:
+    model = Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",)))
+    _, tracker = tracked(model)
+    event = failure(tracker, [-1.0, NAN]).event
+    assert (event.layer, event.phase, event.operation.name) == ("head", "forward", "log")
+
+
+def test_without_a_replay_a_bad_batch_is_named_before_what_followed() -> None:
+    _, tracker = tracked(Model(Layer("head", ("copy",))), replay=False)
+    event = failure(tracker, [1.0, NAN]).event
+    assert (event.phase, event.tensor, event.operation) == ("input", "x", None)

@@ -13,10 +13,10 @@ import numpy as np
 
 from anynan._arrays.arguments import positional
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading, Rows, Site
-from anynan._steps.tracker import Tracker
+from anynan._readings.readings import Reading, Rows, Site
+from anynan._steps.adapter import BaseAdapter
 from anynan.errors import AnomalyError
 from anynan.events import CARRIED, STATE
 from anynan.jax import probes, signature, taps
@@ -29,7 +29,7 @@ from anynan.jax.watching import State, Watch
 from anynan.options import Options
 
 
-class Session:
+class Session(BaseAdapter):
     """Watch one function for one tracker."""
 
     backend = "jax"
@@ -37,8 +37,7 @@ class Session:
     def __init__(
         self, fn: Callable[..., Any], options: Options, *, keep_inputs: bool, lag: int | None
     ) -> None:
-        self.options = options
-        self.tracker: Tracker
+        super().__init__(options)
         if lag is None:  # where nothing depends on the answer nobody has to wait for it
             lag = int(options.only_watches and options.read == "auto")
         self.lag = lag
@@ -71,19 +70,11 @@ class Session:
 
     # Life.
 
-    def attach(self) -> None:
-        """Do nothing: the readings are part of the traced program."""
-
     def detach(self) -> None:
         """Forget the programs."""
         self._programs.clear()
         self._blind.clear()
         self._kept.clear()
-
-    def set_paused(self, paused: bool) -> None:
-        """Do nothing more: a paused tracker calls the function itself."""
-        if paused:
-            self.read()
 
     def watched(self) -> list[str]:
         """List the layers that were found in the traced programs."""
@@ -105,10 +96,6 @@ class Session:
     def _next(self, but: int) -> Step | None:
         with self._lock:
             return self._unread.pop(0) if len(self._unread) > but else None
-
-    def finish(self) -> None:
-        """Read what is left."""
-        self.read()
 
     # One step.
 
@@ -133,16 +120,16 @@ class Session:
             if traced(flat.arrays) or traced(program.closed.consts):
                 return taps.run(self, program, flat.arrays)
             watch = program.watch(self._exact(program))
-            rows = self.tracker.rows()
+            rows = self.tracker.judge.rows()
             outs, words = watch(self._table(watch), flat.arrays)
         except UnwatchableError as error:
             self._blind.add(key)
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"{self.tracker.name} runs unwatched: its program could not be taken apart "
                 f"({error})"
             )
             return fn(*given[0], **given[1])
-        self.tracker.close_step()
+        self.tracker.judge.close_step()
         hold = weakly if self.light else list
         self._unread.append(Step(program, watch, hold(flat.arrays), hold(outs), words, rows))
         every = self.options.read
@@ -184,12 +171,12 @@ class Session:
 
     def _say(self, program: Program) -> None:
         for name in program.graph.strange:
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"{name} is run as it is: its inside is not watched, only what comes out of it"
             )
         unnamed = program.roots and not program.layers.names()
         if unnamed:
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"no layer of {', '.join(sorted(program.roots))} was named: a jitted function "
                 "inside was traced before it was tracked; track it before its first call"
             )
@@ -207,7 +194,7 @@ class Session:
         """Say of each value which words make a step bad."""
         if not watch.restored:
             return np.zeros((1, 4), bool)
-        known = len(self.tracker.monitor.downgraded)
+        known = len(self.tracker.judge.monitor.downgraded)
         if watch.table is None or watch.table[0] != known:
             table = np.zeros((len(watch.values), 4), bool)
             for spot in watch.spots:
@@ -217,7 +204,7 @@ class Session:
 
     def _exact(self, program: Program) -> set[int]:
         """List the values where a NaN and Infs of both signs are judged differently."""
-        known = len(self.tracker.monitor.downgraded)
+        known = len(self.tracker.judge.monitor.downgraded)
         if program.exact is None or program.exact[0] != known:
             # What only an operation says is expected is known to the rows, not to the policy.
             spots = program.inputs() + program.spots(backward=self.settings.gradients)
@@ -237,8 +224,8 @@ class Session:
             kind = probes.KINDS[word]
             judged = policy.weigh(kind, spot.phase, spot.layer)
             excused = policy.allowed(kind, spot.phase, spot.layer)
-            mask = (spot.layer, spot.phase, kind) in self.tracker.monitor.downgraded
-            mask = mask or (spot.phase == "input" and word < probes.NAN)  # suspect, for now
+            mask = (spot.layer, spot.phase, kind) in self.tracker.judge.monitor.downgraded
+            mask = mask or spot.phase == "input"  # data may hold them, until harm comes of it
             found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
         return found
 
@@ -247,12 +234,12 @@ class Session:
     def told(self, spots: list[Spot], avals: list[Any], words: Any) -> None:
         """Judge readings that the caller's program sent because one of them is bad."""
         with self._lock:
-            rows = self.tracker.rows()
+            rows = self.tracker.judge.rows()
             filled = np.empty((len(words), 3))
             filled[:, 0], filled[:, 1:] = words, probes.UNREAD
             self._write(rows, self._sites(spots, avals), spots, filled)
-            self.tracker.close_step()
-            self.tracker.settle(rows)
+            self.tracker.judge.close_step()
+            self.tracker.judge.settle(rows)
 
     def _settle(self, step: Step) -> None:
         """Bring a step's readings to the host: one read; have them judged."""
@@ -280,13 +267,13 @@ class Session:
         try:
             if self.options.level == "operation":
                 self._every_operation(step)
-            self.tracker.settle(rows)
+            self.tracker.judge.settle(rows)
         finally:
             self._local.step = None
         if rows.failed is None:
-            self.tracker.known_clean(rows.step + 1)
+            self.tracker.judge.known_clean(rows.step + 1)
         else:
-            self.tracker.went_through(rows)
+            self.tracker.judge.went_through(rows)
 
     def _meant(self, step: Step) -> set[int]:
         """Give the readings of an update that are Inf and may be meant so."""
@@ -312,8 +299,6 @@ class Session:
             at = watch.at[spot.value]
             if not read[order, 0]:
                 continue
-            if spot.phase == "input" and read[order, 0] < probes.NAN:
-                rows.suspect.add(order)
             state = states.get(at)
             if state is None or spot.phase != "optimizer":
                 continue
@@ -393,10 +378,10 @@ class Session:
             if spot.phase == "backward" and spot.parameter is not None
         ]
         if norms:
-            self.tracker.guard(step.rows, math.hypot(*norms))
+            self.tracker.judge.guard(step.rows, math.hypot(*norms))
 
     def _sites(self, spots: list[Spot], avals: list[Any]) -> list[Site]:
-        site = self.tracker.monitor.site
+        site = self.tracker.judge.monitor.site
         return [
             site(
                 spot.layer, spot.phase, spot.tensor, probes.dtype_name(aval),
@@ -412,12 +397,12 @@ class Session:
         try:
             seen = everything(step)
         except Exception as error:  # noqa: BLE001  the readings are judged all the same
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"level='operation' could not look at a step: {type(error).__name__} {error}"
             )
             return
         if seen is not None:
-            self.tracker.operations(step.rows, seen)
+            self.tracker.judge.operations(step.rows, seen)
 
     def _live(self, step: Step, watch: Watch) -> None:
         """Let the core look at what is still there of a bad step."""
@@ -463,13 +448,9 @@ class Session:
                 )
         return found or step.spoilt
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return probes.bad_rows(value)
-
-    def loss_scale(self) -> float | None:
-        """Give None: JAX has no loss scaler of its own."""
-        return None
 
     def rank(self) -> int | None:
         """Give the process in a run over several."""

@@ -10,11 +10,12 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.patterns import choose
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading
-from anynan._steps.tracker import Tracker
+from anynan._readings.patterns import choose
+from anynan._readings.readings import Reading
+from anynan._steps.adapter import BaseAdapter
+from anynan._steps.tracker import Tracker, tracker_of
 from anynan.jax import probes
 from anynan.jax.layers import Spot
 from anynan.jax.program import tracing
@@ -30,20 +31,19 @@ from anynan.options import Options, Training
 _watching: "set[KerasSession]" = set()
 
 
-class KerasOptions(Training, total=False):
+class KerasOnJax(Training, total=False):
     """Name the options of ``track`` on this backend.
 
     Attributes:
-        keep_inputs: Whether donated arguments are kept, so that a bad step can always be run
-            again; False by default.
+        keep_inputs: Whether donated arguments are kept; False by default.
     """
 
     keep_inputs: bool
 
 
-def track(model: Any, **options: Unpack[KerasOptions]) -> Tracker:
+def track(model: Any, **options: Unpack[KerasOnJax]) -> Tracker:
     """Watch a Keras model on the JAX backend; ``anynan.keras.track`` calls this."""
-    chosen = checked(options, KerasOptions)
+    chosen = checked(options, KerasOnJax)
     keep = options.get("keep_inputs", False)
     name = type(model).__name__
     first = session_of(model)
@@ -55,18 +55,13 @@ def track(model: Any, **options: Unpack[KerasOptions]) -> Tracker:
         raise ValueError(msg)
     refuse_unbuilt(model)
     session = KerasSession(model, chosen, keep_inputs=keep)
-    tracker = session.tracker = Tracker(weakref.ref(model), chosen, name)
     weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
-    return tracker.start(session)
+    return session.track(weakref.ref(model), name)
 
 
-def untrack(model: Any) -> None:
+def untrack(target: Any) -> None:
     """Stop watching a model; ``anynan.keras.untrack`` calls this."""
-    session = session_of(model)
-    if session is None:
-        msg = f"this {type(model).__name__} is not tracked"
-        raise ValueError(msg)
-    session.tracker.remove()
+    tracker_of(target).remove()
 
 
 def session_of(model: Any) -> "KerasSession | None":
@@ -81,15 +76,14 @@ def _gone(ref: "weakref.ref[KerasSession]") -> None:
         session.tracker.remove()
 
 
-class KerasSession:
+class KerasSession(BaseAdapter):
     """Watch a Keras model: each of its ways to run is a part with programs of its own."""
 
     backend = "jax"
 
     def __init__(self, model: Any, options: Options, *, keep_inputs: bool) -> None:
-        self.options = options
+        super().__init__(options)
         self.keep_inputs = keep_inputs
-        self.tracker: Tracker
         self._model = weakref.ref(model)
         layers = layers_of(model)
         self.chosen = frozenset(choose(layers, options.layers, options.exclude))
@@ -106,7 +100,7 @@ class KerasSession:
 
     def watching(self) -> bool:
         """Tell whether it is to look at what runs now."""
-        return self.tracker.adapter is self and not self.tracker.paused
+        return self.tracker.judge.adapter is self and not self.tracker.paused
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
@@ -126,16 +120,16 @@ class KerasSession:
     def _check_weights(self) -> None:
         bad = self.bad_parameters()
         if not bad:
-            self.tracker.known_clean(self.tracker.step)
+            self.tracker.judge.known_clean(self.tracker.step)
             return
         worst = bad[0]
         (value,) = (w.variable._value for w in self.weights if w.name == worst.name)
         spot = Spot(-1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name)
-        rows, part = self.tracker.rows(), self.calls.part()
+        rows, part = self.tracker.judge.rows(), self.calls.part()
         words = np.asarray(probes.ends(value, self.options.extra))[None]
         try:
             part._write(rows, part._sites([spot], [value]), [spot], words)
-            self.tracker.judge(rows)
+            self.tracker.judge.review(rows)
         finally:
             rows.failed = None
 
@@ -163,11 +157,6 @@ class KerasSession:
         found = [x.steps.part for x in functions if isinstance(x, Batches)]
         return [part for part in found if part is not None]
 
-    def set_paused(self, paused: bool) -> None:
-        """Do nothing more: while the tracker is paused, what Keras made runs."""
-        if paused:
-            self.read()
-
     def watched(self) -> list[str]:
         """List the layers that something was read of."""
         found = {path for part in self._parts() for path in part.watched()} | self.calls.seen
@@ -177,10 +166,6 @@ class KerasSession:
         """Read and judge the steps not read yet."""
         for part in self._parts():
             part.read()
-
-    def finish(self) -> None:
-        """Read what is left."""
-        self.read()
 
     # What the core asks for.
 
@@ -215,7 +200,7 @@ class KerasSession:
             found.append(BadParameter(name, layer, summary, not variable.trainable))
         return found
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return probes.bad_rows(value)
 
@@ -230,10 +215,6 @@ class KerasSession:
     def rank(self) -> int | None:
         """Give the process in a run over several."""
         return int(jax.process_index()) if jax.process_count() > 1 else None
-
-    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function; a model is called as before."""
-        return fn(*args, **kwargs)
 
 
 class Batches:

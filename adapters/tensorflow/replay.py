@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._arrays.arguments import bound, parameters, positional
+from anynan._diagnosis.agreement import Passed
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.agreement import Passed
-from anynan._steps.adapter import ReplayError
-from anynan._steps.context import replay_context
+from anynan._runtime.context import replay_context
 from anynan.tensorflow import inlining, names, probes, readings
 from anynan.tensorflow.frames import Step, named_arguments, tensors
 from anynan.tensorflow.operations import Operations, results
@@ -125,7 +125,7 @@ def _trail(session: Session, run: "Run") -> None:
     """Fill in how large the values of each layer were."""
     blocks = run.program.trace.blocks
     spots = [s for block in blocks for s in block.spots if s.phase == "forward" and s.name]
-    places, rows = session.places(spots), session.tracker.rows()
+    places, rows = session.places(spots), session.tracker.judge.rows()
     keys = zip((site.index for site in places.sites), places.calls, strict=True)
     found = dict(zip(keys, spots, strict=True))
     unknown = {

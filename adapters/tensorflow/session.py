@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.norms import Guard
-from anynan._judging.patterns import choose
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading, Rows
-from anynan._steps.tracker import Tracker
+from anynan._readings.norms import Guard
+from anynan._readings.patterns import choose
+from anynan._readings.readings import Reading, Rows
+from anynan._steps.adapter import BaseAdapter
 from anynan.options import Options
 from anynan.tensorflow import ending, patches, probes, readings, updates
 from anynan.tensorflow.board import boards, read_all, replica
@@ -49,15 +49,14 @@ VECTORISED = "GradientTape.jacobian is vectorised: what goes on inside of it is 
 INSIDE = "runs inside a loop or a branch of the graph: it is read where that ends"
 
 
-class Session:
+class Session(BaseAdapter):
     """Watch layers for one tracker."""
 
     backend = "tensorflow"
     with_keras = False
 
     def __init__(self, layers: dict[str, Any], model: Any, options: Options) -> None:
-        self.options = options
-        self.tracker: Tracker
+        super().__init__(options)
         self.paused = False
         self.chosen = choose(layers, options.layers, options.exclude)
         self._known = {path: weakref.ref(layer) for path, layer in layers.items()}
@@ -103,9 +102,9 @@ class Session:
         self.renew()
         bad = self.bad_parameters()
         if not bad:
-            self.tracker.known_clean(self.tracker.step)
+            self.tracker.judge.known_clean(self.tracker.step)
             return
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         worst = bad[0]
         value = self.weights.value(worst.name)
         spot = Spot(
@@ -115,7 +114,7 @@ class Session:
         try:
             values = readings.exact([value]).numpy()
             self.places([spot]).fill(rows, values, {}, [value], norms=False)
-            self.tracker.judge(rows)
+            self.tracker.judge.review(rows)
         finally:
             rows.failed = None
 
@@ -209,7 +208,7 @@ class Session:
         if path not in self.looped:
             self.looped.add(path)
             if path in self.chosen:
-                self.tracker.remark(f"{path or 'the model'} {INSIDE}")
+                self.tracker.judge.remark(f"{path or 'the model'} {INSIDE}")
 
     def _inputs(
         self, frame: Frame, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -244,7 +243,7 @@ class Session:
                 board = self._boards[replica()]
                 block = board.open(frame.spots, frame.order, backward=backward)
             if block is None:
-                self.tracker.say(FULL)
+                self.tracker.judge.say(FULL)
                 return
             if not replica():
                 trace.blocks.append(block)
@@ -289,11 +288,11 @@ class Session:
         if not mine or not self.options.backward:
             return run(target, sources, *args, **kwargs)
         if state.vectorised:
-            self.tracker.say(VECTORISED)
+            self.tracker.judge.say(VECTORISED)
             return run(target, sources, *args, **kwargs)
         held = [item for item in state.outputs if item[0] is graph]
         if not held and state.outputs:
-            self.tracker.remark(NESTED_GRADIENT)
+            self.tracker.judge.remark(NESTED_GRADIENT)
         found = run(target, [flat, [item[1] for item in held]], *args, **kwargs)
         grads, of_outputs = found
         frame = state.collect(graph)
@@ -373,7 +372,7 @@ class Session:
         except Exception:  # noqa: BLE001  what cannot be asked is not ours
             return
         if any(self.weights.name(v) for v in graph.variables):
-            self.tracker.say(STALE)
+            self.tracker.judge.say(STALE)
 
     # Steps.
 
@@ -383,7 +382,7 @@ class Session:
         state.open, state.backward, state.step, state.incoming = True, False, step, None
         state.updated = False
         state.seen.clear()
-        return self.tracker.rows()
+        return self.tracker.judge.rows()
 
     def keep(self, *, updates: bool = True) -> list[tuple[Any, Any]]:
         """Hold what a replay needs of before the step: the buffers, or what an update changes."""
@@ -409,7 +408,7 @@ class Session:
 
     def places(self, spots: list[Spot]) -> Places:
         """Find what the core knows spots by."""
-        return Places.of(spots, self.tracker.monitor)
+        return Places.of(spots, self.tracker.judge.monitor)
 
     def _judge_all(self, written: list[tuple[Block, Any]]) -> None:
         for block, values in written:
@@ -423,15 +422,15 @@ class Session:
         self, places: Places, values: Any, arrays: list[Any] | None = None, *, last: bool = True
     ) -> None:
         """Append these readings to the open step; after the last of them have it judged."""
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         places.fill(rows, values, self.state().seen, arrays, norms=self.norms)
         if not last:
             return
         try:
-            self.tracker.judge(rows)
+            self.tracker.judge.review(rows)
         except BaseException:
             if not self.state().depth and not self.state().held:
-                with self.tracker.softly():
+                with self.tracker.judge.softly():
                     self.end_step()
             raise
 
@@ -443,7 +442,7 @@ class Session:
     def finish(self) -> None:
         """End the open step."""
         self.read()
-        if self.tracker.rows().lo:
+        if self.tracker.judge.rows().lo:
             self.end_step()
 
     def apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, known: Any = None) -> Any:
@@ -470,7 +469,7 @@ class Session:
         """List the weights and buffers that are bad now."""
         return ending.bad_parameters(self)
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return probes.bad_rows(value)
 
@@ -480,10 +479,6 @@ class Session:
         if scaler is None or not scaler.built:
             return None
         return float(np.asarray(scaler.dynamic_scale))
-
-    def rank(self) -> int | None:
-        """Give None: one process drives all its replicas."""
-        return None
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one step of a tracked function, read it and judge it."""
@@ -500,6 +495,6 @@ class Session:
             self._flush(frame, backward=False)
         finally:
             state.depth -= 1
-            with self.tracker.softly(on=False):
+            with self.tracker.judge.softly(on=False):
                 self.end_step()
         return out

@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 
 import tensorflow as tf
 
-from anynan._steps.tracker import Tracker, refuse_target
+from anynan._steps.tracker import Tracker, refuse_target, tracker_of
 from anynan.options import Options, Training
 from anynan.tensorflow import patches
 from anynan.tensorflow.session import Session
@@ -63,7 +63,7 @@ def track(target: Any = None, **options: Unpack[Training]) -> Any:
 
 
 def untrack(target: Any) -> None:
-    """Stop watching a tracked model or module; the same as its tracker's ``remove``.
+    """Stop watching a model, a module or a function; the same as its tracker's ``remove``.
 
     Args:
         target: What was given to ``track``, or the tracker.
@@ -77,14 +77,8 @@ def untrack(target: Any) -> None:
         >>> tracker = anynan.tensorflow.track(model)
         >>> anynan.tensorflow.untrack(model)
     """
-    if isinstance(target, Tracker):
-        target.remove()
-        return
     session = session_of(target)
-    if session is None:
-        msg = f"this {type(target).__name__} is not tracked"
-        raise ValueError(msg)
-    session.tracker.remove()
+    (tracker_of(target) if session is None else session.tracker).remove()
 
 
 def session_of(model: Any) -> Session | None:
@@ -163,16 +157,14 @@ def refuse_twice(model: Any) -> None:
 
 def begin(session: Session, target: Any, name: str) -> Tracker:
     """Start a session."""
-    tracker = Tracker(target, session.options, name)
-    session.tracker = tracker
     model = session.model()
     if model is not None:
         weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
-    return tracker.start(session)
+    return session.track(target, name)
 
 
 def _gone(ref: "weakref.ref[Session]") -> None:
     """Put the classes back when the model is gone."""
     session = ref()
-    if session is not None and session.tracker.adapter is session:
+    if session is not None and session.tracker.judge.adapter is session:
         session.tracker.remove()

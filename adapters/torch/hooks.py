@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anynan._arrays.containers import leaves
-from anynan._steps import context
-from anynan._steps.monitor import Rows, Site
+from anynan._readings.readings import Rows, Site
+from anynan._runtime import context
 from anynan.torch.compiled import run_outside
 from anynan.torch.fixed import Layer
 from anynan.torch.lasthook import hook_last, own_hooks
@@ -280,7 +280,7 @@ class ForwardHook(_Hook):
         pair = self.sites.get(key)
         if pair is None and x.dtype in DTYPE_NAME:
             dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
-            site = self.session.tracker.monitor.site
+            site = self.session.tracker.judge.monitor.site
             grad = "grad" if name == "output" else f"grad of {name}"
             pair = self.sites[key] = (
                 site(self.path, "forward", name, dtype, limit),

@@ -10,11 +10,11 @@ import torch
 
 from anynan._arrays.arguments import bound
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.patterns import choose
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading, Rows, Site
-from anynan._steps.tracker import Tracker
+from anynan._readings.patterns import choose
+from anynan._readings.readings import Reading, Rows, Site
+from anynan._steps.adapter import BaseAdapter
 from anynan.errors import AnomalyError
 from anynan.options import Options
 from anynan.torch import compiled, endings, entrances, scaling, updates
@@ -55,7 +55,7 @@ class _Rest:
         self.state.idle = True
 
 
-class Session:
+class Session(BaseAdapter):
     """Watch modules for one tracker; the base of a tracked model and a tracked step."""
 
     backend = "torch"
@@ -64,8 +64,7 @@ class Session:
     in_step = False
 
     def __init__(self, options: Options) -> None:
-        self.options = options
-        self.tracker: Tracker
+        super().__init__(options)
         self.models: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self.wanted: set[str] | None = None
         self.handles: list[Any] = []
@@ -113,7 +112,7 @@ class Session:
         # The model is gone, and the hooks with it: what was left unread is said at least.
         self._gone = True
         try:
-            with self.tracker.softly(), self.ranks.alone(self):
+            with self.tracker.judge.softly(), self.ranks.alone(self):
                 for state in list(self._states):
                     endings.read_rest(self, state)
             updates.unwatch(self)
@@ -149,9 +148,9 @@ class Session:
             operations, state.operations = state.operations, None
             if operations is not None:
                 seen = operations.finish()
-                if state.rows is not None and self.tracker.adapter is self:
+                if state.rows is not None and self.tracker.judge.adapter is self:
                     state.slots.read()
-                    self.tracker.operations(state.rows, seen)
+                    self.tracker.judge.operations(state.rows, seen)
 
     def _install(self) -> None:
         for prefix, ref in self.models:
@@ -257,7 +256,7 @@ class Session:
 
     def open_step(self, state: State) -> Rows:
         """Open this thread's step."""
-        rows = state.rows = self.tracker.rows()
+        rows = state.rows = self.tracker.judge.rows()
         state.used = True
         if torch.is_grad_enabled():
             if state.slots.deferred and not self._looked:
@@ -271,7 +270,7 @@ class Session:
 
     def end_step(self, state: State) -> None:
         """Close the step: read it now, or every n steps."""
-        rows = self.tracker.close_step()
+        rows = self.tracker.judge.close_step()
         was_idle, state.idle = state.idle, True
         operations, state.operations = state.operations, None
         try:
@@ -279,7 +278,7 @@ class Session:
                 seen = operations.finish()
                 if rows is not None:
                     state.slots.read()
-                    self.tracker.operations(rows, seen)
+                    self.tracker.judge.operations(rows, seen)
             if rows is not None:
                 state.ended.append(rows)
                 every = self.options.read
@@ -323,7 +322,7 @@ class Session:
         order = compiled.take_first(self, state, rows, order)
         with self.aside(state):
             try:
-                self.tracker.flag(rows, order, value)
+                self.tracker.judge.flag(rows, order, value)
             except AnomalyError as error:
                 # The user's stack is what matters, not the way through the core.
                 raise error.with_traceback(None) from None
@@ -380,7 +379,7 @@ class Session:
         for name, x in named:
             # What a part of the model gets from another is no input.
             if x.dtype in DTYPE_NAME and not (self.parts and x.grad_fn is not None):
-                site = self.tracker.monitor.site(
+                site = self.tracker.judge.monitor.site(
                     layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
                 )
                 if state.slots.deferred:
@@ -468,7 +467,7 @@ class Session:
         """Summarise a tensor."""
         return measure(value)
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return bad_rows(value)
 
@@ -494,10 +493,6 @@ class Session:
             raise ReplayError(GONE)
         self.ranks.replayed()
         return replay(self, self.owner(self.state()), reading)
-
-    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one tracked step."""
-        return fn(*args, **kwargs)
 
 
 def named_layers(prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:

@@ -1,22 +1,29 @@
-"""Judge readings and act: everything an adapter calls on a tracker."""
+"""Judge readings and act: everything an adapter calls while its tracker watches."""
 
 import math
+import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.diagnosis import Case, bare, contained, diagnose, norm_event
+from anynan._diagnosis.diagnosis import Arrival, Case, bare, contained, diagnose, norm_event
+from anynan._diagnosis.evidence import Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay, trace
 from anynan._judging.actions import Actor
-from anynan._judging.norms import FEWEST, Guard
+from anynan._readings.monitor import Monitor
+from anynan._readings.norms import FEWEST, Guard
+from anynan._readings.readings import Doubt, Held, Reading, Rows, layer_norms
 from anynan._reports.escaping import prose
 from anynan._reports.notices import warn
 from anynan._reports.report import render_line
-from anynan._steps.monitor import Held, Monitor, Reading, Rows, layer_norms
 from anynan.errors import reason
 from anynan.events import NON_FINITE, Event, Kind
 from anynan.options import Options, environment
+
+if TYPE_CHECKING:
+    from anynan._steps.tracker import Tracker
 
 MAX_REPLAYS = 3
 _SKIPPED = "the loss scale is being found: the scaler skips this update"
@@ -24,16 +31,18 @@ _STOPPED = "the scaled gradient overflowed and reached no weight: the scaler mak
 
 
 class Judge(Actor):
-    """Hold one tracker's steps, findings and actions; ``Tracker`` is its public face."""
+    """Hold one tracker's steps, findings and actions; ``Tracker.judge`` is one."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, options: Options, tracker: "Tracker") -> None:
+        super().__init__(options, tracker)
         self.monitor = Monitor(options.policy, options.history)
         self._guard = Guard(options.policy)
         self._guarded, self._unguarded = False, 0
         self._said: dict[str, None] = {}
         self._remarks: dict[str, None] = {}
         self._seen: Counter[tuple[Any, ...]] = Counter()
+        # Layers that were seen handing on what came in: nothing of their own is bad.
+        self._carriers: set[tuple[Any, ...]] = set()
         self._scaled_streak = 0
         self._clean: int | None = None
         self._updates: list[int] = []
@@ -65,10 +74,11 @@ class Judge(Actor):
             AnomalyError: As the tracker's action says.
         """
         try:
-            self.judge(rows)
+            self.review(rows)
             self._settle_scale(rows)
             self.guard(rows)
         finally:
+            self._settle_doubts(rows)
             self.monitor.history.append(rows)
             if rows.failed is None:
                 self._streak = 0
@@ -81,7 +91,7 @@ class Judge(Actor):
         rows: Rows | None = getattr(self._local, "rows", None)
         return rows.step if rows is not None else getattr(self._local, "next", 0)
 
-    def judge(self, rows: Rows) -> None:
+    def review(self, rows: Rows) -> None:
         """Judge every row that was not judged yet, in execution order."""
         flagged = self.monitor.flagged(rows)
         bad = [self._is_bad(rows, order) for order in flagged]
@@ -130,6 +140,12 @@ class Judge(Actor):
         if reason is not None:
             self._note_once(reading, kind, value, expected=reason)
             return
+        if site.phase == "input" and kind in NON_FINITE:
+            rows.doubts.append(Doubt(reading, kind, _lookup(rows, order, value)))
+            return
+        if rows.doubts and key in self._carriers:
+            rows.spread += 1
+            return
         mask = site.parameter is None and key in self.monitor.downgraded
         if severity == "suspect" or mask or order in rows.suspect:
             self._note_once(reading, kind, value)
@@ -167,6 +183,16 @@ class Judge(Actor):
         if event is not None:
             self.accept(rows, event)
 
+    def unscaled(self, rows: Rows) -> None:
+        """Judge the gradients that waited for a loss scaler: none has a part in this step.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        reading, rows.pending = rows.pending, None
+        if reading is not None:
+            self.fail(rows, reading, reading.kind or "nan")
+
     def release(self, rows: Rows) -> Event | None:
         """Diagnose what is held; if that is None it was no failure, and the rest is judged."""
         held, rows.held = rows.held, None
@@ -177,7 +203,7 @@ class Judge(Actor):
         )
         if event is None:
             rows.judged, rows.spread = held.reading.order + 1, 0
-            self.judge(rows)
+            self.review(rows)
         return event
 
     def diagnose(
@@ -197,21 +223,27 @@ class Judge(Actor):
         if value is None and reading.order in rows.live:
             value = rows.live[reading.order]()
         case = Case(
-            reading, kind, rows, value, later,
-            replay=wanted, clean=self._clean, updates=list(self._updates), replayed=replayed,
-            unread=self._unread(), watched=self.options.level == "operation",
+            reading, kind, rows, self._adapter.evidence(reading, value), later,
+            clean=self._clean, updates=list(self._updates), replayed=replayed,
+            seen=replayed is not None, unread=self._unread(),
+            watched=self.options.level == "operation", came_in=self._came_in(rows, kind),
         )  # fmt: skip
-        if self.options.replay and not wanted and replayed is None:
+        if replayed is None and wanted:
+            self._run_again(case, key)
+        elif replayed is None and self.options.replay:
             case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
         try:
-            event = diagnose(case, self.monitor, self._adapter)
+            event = diagnose(case, self.monitor)
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
-            event = bare(case, self._adapter, error)
-        if case.refused:  # it may be possible the next time
-            self._seen[key] -= 1
+            event = bare(case, error)
         if event is None:
             self.monitor.downgraded[key] = "only placed values (a mask)"
             self._note_once(reading, kind, value)
+            return None
+        if event.phase == "input" and reading.phase == "forward" and reading.layer and rows.doubts:
+            # It may be dealt with before anything leaves the model.
+            self._carriers.add(key)
+            rows.spread += 1
             return None
         spoils = reading.site.parameter is not None or reading.phase in ("loss", "optimizer")
         if event.expected is not None and spoils:
@@ -223,9 +255,33 @@ class Judge(Actor):
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
             self._spoiled = rows.step
-        if self.where:
-            event = replace(event, notes=(*event.notes, self.where))
+        tracker = self._tracker()
+        if tracker is not None and tracker.where:
+            event = replace(event, notes=(*event.notes, tracker.where))
         return event
+
+    def _came_in(self, rows: Rows, kind: Kind) -> list[Arrival]:
+        """Say what is known of the bad values that came in."""
+        if kind not in NON_FINITE:
+            return []
+        asked = self._adapter.evidence
+        return [Arrival(x.reading, x.kind, asked(x.reading, x.value())) for x in rows.doubts]
+
+    def _known(self) -> Evidence:
+        """Say where an event is seen that concerns no single reading."""
+        return Evidence(self._adapter.backend, self._adapter.rank())
+
+    def _run_again(self, case: Case, key: tuple[Any, ...]) -> None:
+        """Have the step replayed, where that can tell more."""
+        if case.reading.phase in ("input", "parameter") or case.kind not in NON_FINITE:
+            return
+        try:
+            case.replayed = self._adapter.replay(case.reading)
+        except ReplayError as error:
+            self._seen[key] -= 1  # it may be possible the next time
+            case.notes.append(str(error))
+        except Exception as error:  # noqa: BLE001  what was found must not be lost
+            case.notes.append(f"the replay failed: {reason(error)}")
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
         """Tell whether a bad reading is worth a replay, or ``now`` that it has been counted."""
@@ -251,7 +307,7 @@ class Judge(Actor):
             self._seen[key] += 1
             if self._seen[key] > 1:  # listed once, counted every time
                 continue
-            event = contained(record, rows, self._adapter)
+            event = contained(record, rows, self._known())
             with self._lock:
                 self._events.append(self._signed(event))
         sink = verdict.sink
@@ -276,7 +332,7 @@ class Judge(Actor):
         else:
             self._record(event)
             if event.expected is None:
-                warn(render_line(event, which=self.among_others))
+                warn(render_line(event, which=self._among_others))
 
     def guard(self, rows: Rows, norm: float | None = None) -> None:
         """Judge the gradient norms read since the last time: a jump, or next to nothing.
@@ -307,7 +363,7 @@ class Judge(Actor):
             if not bad and not finding.news:  # said when it began
                 self._counts["expected" if reason else "suspect"] += 1
                 continue
-            event = norm_event(finding, rows, self._adapter, expected=reason, bad=bad)
+            event = norm_event(finding, rows, self._known(), expected=reason, bad=bad)
             if rows.failed is None:
                 self.refuse(event, rows)
 
@@ -357,6 +413,26 @@ class Judge(Actor):
             self._said[note] = None
         warn(f"anynan: {prose(note)}")
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what could not be watched, each said once."""
+        return tuple(self._said)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return what watching changes, such as a fused path that it turns off."""
+        return tuple(self._remarks)
+
+    def clear(self) -> None:
+        """Forget events, readings and gradient norms."""
+        with self._lock:
+            self._events.clear()
+            self._counts.clear()
+            self._seen.clear()
+            self._first.clear()
+            self.monitor.history.clear()
+            self._guard.clear()
+
     # Inside.
 
     def _is_consequence(self, rows: Rows, reading: Reading, kind: Kind, later: int) -> bool:
@@ -369,7 +445,7 @@ class Judge(Actor):
             return False
         if kind not in NON_FINITE or reading.phase == "input":
             return False
-        if not self._adapter.bad_parameters():  # repaired since
+        if not self._adapter.bad_weights():  # repaired since
             self._through = None
             return False
         event: Event = through.failed
@@ -458,12 +534,18 @@ class Judge(Actor):
             summary=self._measured(value),
             expected=expected,
             rank=self._adapter.rank(),
-            target=self.target,
         )
+        event = self._signed(event)
         with self._lock:
             self._events.append(event)
         if kind not in NON_FINITE and expected is None:
-            warn(render_line(event, which=self.among_others))
+            warn(render_line(event, which=self._among_others))
+
+    def _settle_doubts(self, rows: Rows) -> None:
+        """Note what came in bad and did no harm."""
+        if rows.failed is None or rows.failed.phase != "input":
+            for doubt in rows.doubts:
+                self._note_once(doubt.reading, doubt.kind, doubt.value())
 
     def _measured(self, value: Any) -> Summary | None:
         try:
@@ -483,8 +565,8 @@ class Judge(Actor):
         now = self._adapter.loss_scale()
         scale = now if rows.scale is None else float(rows.scale)
         policy = self.options.policy
-        floor = scale is not None and scale <= policy.floor
-        if self._scaled_streak >= policy.streak or floor:
+        floor = scale is not None and scale <= policy.scale_floor
+        if self._scaled_streak >= policy.scale_streak or floor:
             self.fail(rows, reading, kind)
             return
         self._counts["expected"] += 1
@@ -504,6 +586,16 @@ class Judge(Actor):
         )
         with self._lock:
             self._events.append(self._signed(event))
+
+
+def _lookup(rows: Rows, order: int, value: Any) -> Callable[[], Any]:
+    """Give access to an array for as long as the program keeps it."""
+    if order in rows.live:
+        return rows.live[order]
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def _scales(scale: float | None, now: float | None) -> str:

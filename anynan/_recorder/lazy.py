@@ -30,13 +30,13 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
 from anynan._diagnosis.records import Builder, Given, Origin
 from anynan._diagnosis.sources import user_source
-from anynan._judging.policy import reading_kind
+from anynan._readings.policy import reading_kind
 from anynan._recorder.names import is_number, named, params
 from anynan._recorder.records import flagged, measured
 from anynan._recorder.tape import Tape
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._steps import context
+from anynan._runtime import context
 from anynan.events import Phase, Source
 
 Span = tuple[float, float]
@@ -274,7 +274,7 @@ class LazyTape(Tape):
         layer, phase = self.placed(node.layer)
         assert node.slot is not None
         self._arrivals.append((phase, layer, "output", (index,), node.slot))
-        monitor = self.session.tracker.monitor
+        monitor = self.session.tracker.judge.monitor
         site = monitor.site(layer, phase, "output", node.blank.dtype, None)
         self._rows.append((self.add_row(site), node.slot))
 

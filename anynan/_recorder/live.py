@@ -13,12 +13,12 @@ from anynan._arrays.probe import is_clean, probe
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.records import Given, Origin
 from anynan._diagnosis.sources import user_source
-from anynan._judging.policy import reading_kind
+from anynan._readings.policy import reading_kind
 from anynan._recorder.floatflags import WORTH, Flags, honest
 from anynan._recorder.records import light, make_record
 from anynan._recorder.tape import Tape
 from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
-from anynan._steps import context
+from anynan._runtime import context
 from anynan.errors import reason
 from anynan.events import Phase
 
@@ -151,7 +151,7 @@ class LiveTape(Tape):
         rows.hi.append(hi)
         if not (-site.limit <= lo and hi <= site.limit):
             seen = self.replay() if kind is not None and self.session.options.replay else None
-            self.session.tracker.flag(rows, order, x._raw, replayed=seen)
+            self.session.tracker.judge.flag(rows, order, x._raw, replayed=seen)
 
     def origin(self, given: Given, _record: OpRecord) -> Origin:
         """Say where the bad values of an operand came from."""

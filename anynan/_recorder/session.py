@@ -15,7 +15,9 @@ from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
 from anynan._arrays.measures import measure
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import Reading, Rows
 from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
 from anynan._recorder.live import LiveTape
 from anynan._recorder.parting import parting
@@ -24,11 +26,9 @@ from anynan._recorder.state import State
 from anynan._recorder.tape import Tape, now
 from anynan._recorder.trackable import change, is_array, unwrap
 from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.context import replay_context
+from anynan._runtime.context import replay_context
+from anynan._steps.adapter import BaseAdapter
 from anynan._steps.loaders import bad_rows
-from anynan._steps.monitor import Reading, Rows
-from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.options import Options
 
@@ -36,7 +36,7 @@ from anynan.options import Options
 SNAPSHOT = 2**16  # bytes
 
 
-class ArraySession:
+class ArraySession(BaseAdapter):
     """Watch a function of array code: its arguments, its operations, what leaves its scopes.
 
     Attributes:
@@ -48,8 +48,7 @@ class ArraySession:
     wrapper: type[TrackedArray] = TrackedArray
 
     def __init__(self, options: Options) -> None:
-        self.options = options
-        self.tracker: Tracker
+        super().__init__(options)
         self._local = threading.local()
         self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._matched: set[str] = set()
@@ -77,21 +76,9 @@ class ArraySession:
 
     # The contract of ``anynan._steps.adapter.Adapter``.
 
-    def attach(self) -> None:
-        """There is nothing to hook: the tracker stands in the function's place."""
-
     def detach(self) -> None:
         """Leave nothing behind."""
         self._unread.clear()
-
-    def watched(self) -> list[str]:
-        """List nothing: scopes are known when they run."""
-        return []
-
-    def set_paused(self, paused: bool) -> None:
-        """Read what is left; a paused tracker calls the function itself."""
-        if paused:
-            self.read()
 
     def read(self) -> None:
         """Bring the flags of finished calls to the host and judge them."""
@@ -108,10 +95,6 @@ class ArraySession:
                 self._judge(tape, tape.rows)
             finally:
                 self._local.again = None
-
-    def finish(self) -> None:
-        """Read what is left; the hooks go right after."""
-        self.read()
 
     def replay(self, reading: Reading) -> Replay:
         """Run a call again where its operands can be seen, or tell what is known without."""
@@ -166,21 +149,9 @@ class ArraySession:
         """Summarise an array."""
         return measure(value)
 
-    def bad_parameters(self) -> list[BadParameter]:
-        """List nothing: array code does not say which of its arrays are weights."""
-        return []
-
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a bad argument that are bad."""
         return bad_rows(value)
-
-    def loss_scale(self) -> float | None:
-        """Give None: array code has no loss scaler that could be seen."""
-        return None
-
-    def rank(self) -> int | None:
-        """Give None: one process is all there is."""
-        return None
 
     # One call.
 
@@ -188,7 +159,7 @@ class ArraySession:
         """Run one step under a tape, and judge what it saw."""
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         lazy = self._is_lazy(args, kwargs)
         self._local.random = np.random.get_state() if lazy else None  # noqa: NPY002
         tape: Tape = LazyTape(self, rows) if lazy else LiveTape(self, rows)
@@ -199,7 +170,7 @@ class ArraySession:
         except BaseException as error:
             explain(error)
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.softly():
+            with self.tracker.judge.softly():
                 self.end(tape, rows, fn, args, kwargs)
             raise
         self.end(tape, rows, fn, args, kwargs)
@@ -264,7 +235,7 @@ class ArraySession:
         self.backend = str(name).removeprefix("array_api_compat.").partition(".")[0]
 
     def _leaves(self, value: Any, name: str) -> Iterator[tuple[str, Any]]:
-        return leaves(value, name, self.tracker.say)
+        return leaves(value, name, self.tracker.judge.say)
 
     def _look_at_others(self, tape: Tape, watched: list[tuple[str, Any]]) -> None:
         """Read the arguments that are arrays of a kind that is not watched, and say so."""
@@ -274,7 +245,7 @@ class ArraySession:
                 if issubclass(kind, TrackedArray | float | complex) or is_array(x):
                     continue
                 if not _holds_text(x):
-                    self.tracker.say(
+                    self.tracker.judge.say(
                         f"the argument {label} is a {type_name(x)}: operations on it are not "
                         "watched, only what it holds when it comes in and when it leaves"
                     )
@@ -315,7 +286,7 @@ class ArraySession:
         self, tape: Tape, rows: Rows, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """End a call: judge what it left, now or with later ones."""
-        self.tracker.close_step()
+        self.tracker.judge.close_step()
         self._tell_patterns()
         if not isinstance(tape, LazyTape):
             self._judge(tape, rows)
@@ -332,11 +303,11 @@ class ArraySession:
     def _judge(self, tape: Tape, rows: Rows) -> None:
         try:
             if self.options.level == "operation" and rows.failed is None:
-                self.tracker.judge(rows)
-                self.tracker.operations(rows, tape.replay())
+                self.tracker.judge.review(rows)
+                self.tracker.judge.operations(rows, tape.replay())
         finally:
             try:
-                self.tracker.settle(rows)
+                self.tracker.judge.settle(rows)
             finally:
                 rows.live.clear()
 
@@ -364,7 +335,7 @@ class ArraySession:
             for pattern in _each(getattr(self.options, option) or ()):
                 if str(pattern) not in self._matched:
                     known = ", ".join(sorted(self._paths)) or "none"
-                    self.tracker.say(
+                    self.tracker.judge.say(
                         f"{option}={pattern!r} matched no scope that a value left in the first "
                         f"call; the scopes were: {known}"
                     )

@@ -1,0 +1,1 @@
+"""Where the program is: its scopes, its threads, its interrupts."""
