@@ -240,9 +240,9 @@ class ToyAdapter:
         self.model.watchers.append(self)
         bad = self.bad_parameters()
         if not bad:
-            self.tracker.known_clean(self.tracker.step)
+            self.tracker.judge.known_clean(self.tracker.step)
             return
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         try:
             self._write("parameter", bad[0].layer, "weight", self._weight(bad[0].name),
                         parameter=bad[0].name, now=True)  # fmt: skip
@@ -266,12 +266,12 @@ class ToyAdapter:
         self._fetch()
         ended, self._local.ended = getattr(self._local, "ended", []), []
         for rows in ended:
-            self.tracker.settle(rows)
+            self.tracker.judge.settle(rows)
         if self._open:
-            self.tracker.judge(self.tracker.rows())
+            self.tracker.judge.review(self.tracker.judge.rows())
 
     def finish(self) -> None:
-        rows = self.tracker.close_step()
+        rows = self.tracker.judge.close_step()
         if rows is not None:
             self._ended(rows)
         self._open = False
@@ -334,14 +334,14 @@ class ToyAdapter:
         args = tuple(np.asarray(x, np.float64) if isinstance(x, list) else x for x in args)
         self._local.root = (fn, args, kwargs)
         self._open = True
-        self.tracker.rows()
+        self.tracker.judge.rows()
         try:
             result = fn(*args, **kwargs)
             if isinstance(result, Output):
                 self._write("loss", None, "loss", result.value)
         finally:
             self._open = False
-            rows = self.tracker.close_step()
+            rows = self.tracker.judge.close_step()
             if rows is not None:
                 self._ended(rows)
                 every = self.options.read
@@ -386,18 +386,18 @@ class ToyAdapter:
             raise _StopError
         if not isinstance(self.options.read, int):
             self._fetch()
-            self.tracker.judge(self.tracker.rows())
-        self.tracker.guard(self.tracker.rows(), math.hypot(*norms))
+            self.tracker.judge.review(self.tracker.judge.rows())
+        self.tracker.judge.guard(self.tracker.judge.rows(), math.hypot(*norms))
 
     def forbids(self) -> bool:
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         # A loss scaler skips the update of a step whose gradients overflowed.
         return rows.skip or rows.pending is not None
 
     def after_update(self) -> None:
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         if rows.failed is None:
-            self.tracker.updated(rows.step)
+            self.tracker.judge.updated(rows.step)
 
     # Inside.
 
@@ -423,8 +423,10 @@ class ToyAdapter:
         self, phase: Phase, layer: str | None, tensor: str, x: Array, *,
         parameter: str | None = None, now: bool = False,
     ) -> None:  # fmt: skip
-        rows = self.tracker.rows()
-        site = self.tracker.monitor.site(layer, phase, tensor, "float64", MAX, parameter=parameter)
+        rows = self.tracker.judge.rows()
+        site = self.tracker.judge.monitor.site(
+            layer, phase, tensor, "float64", MAX, parameter=parameter
+        )
         calls = self._local.calls = getattr(self._local, "calls", {})
         key = (layer, phase, tensor)
         calls[key] = calls.get(key, -1) + 1
@@ -443,7 +445,7 @@ class ToyAdapter:
             self._fetch()
             lo, hi = rows.lo[order], rows.hi[order]
             if not (-site.limit <= lo and hi <= site.limit):
-                self.tracker.flag(rows, order, x)
+                self.tracker.judge.flag(rows, order, x)
 
     def _fetch(self) -> None:
         waiting, self._local.waiting = getattr(self._local, "waiting", []), []
@@ -469,7 +471,7 @@ def _track(target: Any, model: Model, options: Options) -> Tracker:
 
 def adapter_of(tracker: Tracker) -> ToyAdapter:
     """Give the adapter behind a tracker that is still watching."""
-    return cast(ToyAdapter, tracker.adapter)
+    return cast(ToyAdapter, tracker.judge.adapter)
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def test_warnings_notes_and_the_overview_are_escaped_too() -> None:
         warnings.simplefilter("always")
         tracker = track(model, model=model, action="warn")
         tracker(np.array([-1.0]))
-        tracker.say("layer x\x07\ny is not watched")
+        tracker.judge.say("layer x\x07\ny is not watched")
     texts = [str(item.message) for item in caught if item.category is AnynanWarning]
     assert len(texts) == 2
     tracker.name = "step\n  events    none"

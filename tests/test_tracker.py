@@ -814,7 +814,7 @@ def test_a_suspect_is_listed_again_after_clear() -> None:
 def test_what_is_not_watched_is_said_once_and_listed() -> None:
     _, tracker = tracked()
     with pytest.warns(anynan.AnynanWarning, match="anynan: layer x is not watched") as record:
-        repeat(tracker.say, "layer x is not watched", 2)
+        repeat(tracker.judge.say, "layer x is not watched", 2)
     assert len(record) == 1
     assert tracker.notes == ("layer x is not watched",)
     assert "note      layer x is not watched" in tracker.report()
@@ -1150,7 +1150,7 @@ def test_a_range_starts_where_the_weights_were_last_known_good() -> None:
     tracker = forward_only(model)
     for _ in range(4):
         tracker(GOOD)
-    tracker.known_clean(3)
+    tracker.judge.known_clean(3)
     with lent(model, "head", NAN):
         event = failure(tracker, GOOD).event
     assert event.since == (3, 4)
@@ -1203,14 +1203,14 @@ def seen_by_a_watcher(*operations: str, batch: Any) -> Replay:
     tracker = forward_only(one(*operations), action="record", policy=anynan.Policy(nan="suspect"))
     tracker(batch)
     adapter = adapter_of(tracker)
-    site = tracker.monitor.site("layer", "forward", "output", "float64", None)
+    site = tracker.judge.monitor.site("layer", "forward", "output", "float64", None)
     return adapter.replay(Reading(0, 0, 0, site, NAN, NAN))
 
 
 def test_a_contained_origin_is_shown_as_a_suspect() -> None:
     tracker = forward_only(one("copy"))
     seen = seen_by_a_watcher("log", "nan_to_num", batch=BAD)
-    tracker.operations(tracker.rows(), seen)
+    tracker.judge.operations(tracker.judge.rows(), seen)
     (event,) = tracker.events
     assert (event.severity, event.layer, event.kind) == ("suspect", "layer", "nan")
     assert event.operation is not None
@@ -1224,7 +1224,7 @@ def test_a_contained_origin_is_shown_as_a_suspect() -> None:
 def test_a_harmful_origin_that_no_reading_showed_is_bad() -> None:
     tracker = forward_only(one("copy"))
     seen = seen_by_a_watcher("log", batch=BAD)
-    event = failure(tracker.operations, tracker.rows(), seen).event
+    event = failure(tracker.judge.operations, tracker.judge.rows(), seen).event
     assert event.operation is not None
     assert (event.layer, event.operation.name) == ("layer", "log")
     assert adapter_of(tracker).replays == 0
@@ -1234,18 +1234,18 @@ def test_what_the_watcher_saw_is_never_said_to_be_missing() -> None:
     tracker = forward_only(one("copy"), action="record")
     seen = seen_by_a_watcher("log", batch=BAD)
     for _ in range(5):
-        tracker.operations(tracker.rows(), seen)
-        tracker.settle(tracker.close_step())
+        tracker.judge.operations(tracker.judge.rows(), seen)
+        tracker.judge.settle(tracker.judge.close_step())
     assert [event.notes for event in tracker.events] == [()] * 5
     assert {event.operation and event.operation.name for event in tracker.events} == {"log"}
 
 
 def test_a_step_that_failed_already_is_not_reported_twice() -> None:
     tracker = forward_only(one("log"), action="record")
-    rows = tracker.rows()
+    rows = tracker.judge.rows()
     seen = seen_by_a_watcher("log", batch=BAD)
-    tracker.operations(rows, seen)
-    tracker.operations(rows, seen)
+    tracker.judge.operations(rows, seen)
+    tracker.judge.operations(rows, seen)
     assert tracker.count("bad") == 1
 
 
@@ -1275,10 +1275,10 @@ def test_clear_forgets_the_norms_that_a_jump_is_told_by() -> None:
 
 def test_what_is_soft_stays_soft_around_an_inner_one() -> None:
     _, tracker = tracked(one("multiply", weight=1.0))
-    with tracker.softly():
-        with tracker.softly(on=False):
+    with tracker.judge.softly():
+        with tracker.judge.softly(on=False):
             pass
-        with tracker.softly():
+        with tracker.judge.softly():
             pass
         with pytest.warns(anynan.AnynanWarning):
             tracker([INF])
@@ -1315,9 +1315,9 @@ def test_a_gradient_that_is_not_finite_is_no_jump() -> None:
     _, tracker = tracked(one("multiply", weight=1.0), policy=policy, backward=False)
     for _ in range(6):
         tracker([1.0])
-    rows = tracker.rows()
-    tracker.guard(rows, INF)
-    tracker.guard(rows, NAN)
+    rows = tracker.judge.rows()
+    tracker.judge.guard(rows, INF)
+    tracker.judge.guard(rows, NAN)
     assert tracker.events == ()
 
 

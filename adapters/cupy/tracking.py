@@ -176,7 +176,7 @@ class errstate:  # noqa: N801  as NumPy names it
         tracker = Tracker(_nothing, self._options, "errstate")
         session.tracker = tracker
         tracker.start(session)
-        self._tape = LazyTape(session, tracker.rows())
+        self._tape = LazyTape(session, tracker.judge.rows())
         self._token = now.set(self._tape)
         return self
 
@@ -210,7 +210,7 @@ class errstate:  # noqa: N801  as NumPy names it
             if node.name and node.slot is not None:
                 tape.arrive(index)
         tape.close()
-        with session.tracker.softly(on=kind is not None):
+        with session.tracker.judge.softly(on=kind is not None):
             session.end(tape, rows, None, (), {})
 
     def _act(self, event: Event) -> None:

@@ -132,16 +132,16 @@ class Session:
             if traced(flat.arrays) or traced(program.closed.consts):
                 return taps.run(self, program, flat.arrays)
             watch = program.watch(self._exact(program))
-            rows = self.tracker.rows()
+            rows = self.tracker.judge.rows()
             outs, words = watch(self._table(watch), flat.arrays)
         except UnwatchableError as error:
             self._blind.add(key)
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"{self.tracker.name} runs unwatched: its program could not be taken apart "
                 f"({error})"
             )
             return fn(*given[0], **given[1])
-        self.tracker.close_step()
+        self.tracker.judge.close_step()
         hold = weakly if self.light else list
         self._unread.append(Step(program, watch, hold(flat.arrays), hold(outs), words, rows))
         every = self.options.read
@@ -183,12 +183,12 @@ class Session:
 
     def _say(self, program: Program) -> None:
         for name in program.graph.strange:
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"{name} is run as it is: its inside is not watched, only what comes out of it"
             )
         unnamed = program.roots and not program.layers.names()
         if unnamed:
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"no layer of {', '.join(sorted(program.roots))} was named: a jitted function "
                 "inside was traced before it was tracked; track it before its first call"
             )
@@ -206,7 +206,7 @@ class Session:
         """Say of each value which words make a step bad."""
         if not watch.restored:
             return np.zeros((1, 4), bool)
-        known = len(self.tracker.monitor.downgraded)
+        known = len(self.tracker.judge.monitor.downgraded)
         if watch.table is None or watch.table[0] != known:
             table = np.zeros((len(watch.values), 4), bool)
             for spot in watch.spots:
@@ -216,7 +216,7 @@ class Session:
 
     def _exact(self, program: Program) -> set[int]:
         """List the values where a NaN and Infs of both signs are judged differently."""
-        known = len(self.tracker.monitor.downgraded)
+        known = len(self.tracker.judge.monitor.downgraded)
         if program.exact is None or program.exact[0] != known:
             # What only an operation says is expected is known to the rows, not to the policy.
             spots = program.inputs() + program.spots(backward=self.settings.gradients)
@@ -236,7 +236,7 @@ class Session:
             kind = probes.KINDS[word]
             judged = policy.weigh(kind, spot.phase, spot.layer)
             excused = policy.allowed(kind, spot.phase, spot.layer)
-            mask = (spot.layer, spot.phase, kind) in self.tracker.monitor.downgraded
+            mask = (spot.layer, spot.phase, kind) in self.tracker.judge.monitor.downgraded
             mask = mask or (spot.phase == "input" and word < probes.NAN)  # suspect, for now
             found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
         return found
@@ -246,12 +246,12 @@ class Session:
     def told(self, spots: list[Spot], avals: list[Any], words: Any) -> None:
         """Judge readings that the caller's program sent because one of them is bad."""
         with self._lock:
-            rows = self.tracker.rows()
+            rows = self.tracker.judge.rows()
             filled = np.empty((len(words), 3))
             filled[:, 0], filled[:, 1:] = words, probes.UNREAD
             self._write(rows, self._sites(spots, avals), spots, filled)
-            self.tracker.close_step()
-            self.tracker.settle(rows)
+            self.tracker.judge.close_step()
+            self.tracker.judge.settle(rows)
 
     def _settle(self, step: Step) -> None:
         """Bring a step's readings to the host: one read; have them judged."""
@@ -279,13 +279,13 @@ class Session:
         try:
             if self.options.level == "operation":
                 self._every_operation(step)
-            self.tracker.settle(rows)
+            self.tracker.judge.settle(rows)
         finally:
             self._local.step = None
         if rows.failed is None:
-            self.tracker.known_clean(rows.step + 1)
+            self.tracker.judge.known_clean(rows.step + 1)
         else:
-            self.tracker.went_through(rows)
+            self.tracker.judge.went_through(rows)
 
     def _meant(self, step: Step) -> set[int]:
         """Give the readings of an update that are Inf and may be meant so."""
@@ -392,10 +392,10 @@ class Session:
             if spot.phase == "backward" and spot.parameter is not None
         ]
         if norms:
-            self.tracker.guard(step.rows, math.hypot(*norms))
+            self.tracker.judge.guard(step.rows, math.hypot(*norms))
 
     def _sites(self, spots: list[Spot], avals: list[Any]) -> list[Site]:
-        site = self.tracker.monitor.site
+        site = self.tracker.judge.monitor.site
         return [
             site(
                 spot.layer, spot.phase, spot.tensor, probes.dtype_name(aval),
@@ -411,12 +411,12 @@ class Session:
         try:
             seen = everything(step)
         except Exception as error:  # noqa: BLE001  the readings are judged all the same
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"level='operation' could not look at a step: {type(error).__name__} {error}"
             )
             return
         if seen is not None:
-            self.tracker.operations(step.rows, seen)
+            self.tracker.judge.operations(step.rows, seen)
 
     def _live(self, step: Step, watch: Watch) -> None:
         """Let the core look at what is still there of a bad step."""

@@ -106,7 +106,7 @@ class KerasSession:
 
     def watching(self) -> bool:
         """Tell whether it is to look at what runs now."""
-        return self.tracker.adapter is self and not self.tracker.paused
+        return self.tracker.judge.adapter is self and not self.tracker.paused
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
@@ -126,16 +126,16 @@ class KerasSession:
     def _check_weights(self) -> None:
         bad = self.bad_parameters()
         if not bad:
-            self.tracker.known_clean(self.tracker.step)
+            self.tracker.judge.known_clean(self.tracker.step)
             return
         worst = bad[0]
         (value,) = (w.variable._value for w in self.weights if w.name == worst.name)
         spot = Spot(-1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name)
-        rows, part = self.tracker.rows(), self.calls.part()
+        rows, part = self.tracker.judge.rows(), self.calls.part()
         words = np.asarray(probes.ends(value, self.options.extra))[None]
         try:
             part._write(rows, part._sites([spot], [value]), [spot], words)
-            self.tracker.judge(rows)
+            self.tracker.judge.review(rows)
         finally:
             rows.failed = None
 

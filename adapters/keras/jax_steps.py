@@ -105,7 +105,7 @@ class Steps:
         self._names: list[list[str]] = []
         self.part: Part | None = None
         if model.run_eagerly or not model.jit_compile:
-            owner.tracker.say(UNCOMPILED)
+            owner.tracker.judge.say(UNCOMPILED)
 
     def run(self, model: Any, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run as many batches as Keras runs at once, each as a step.

@@ -104,7 +104,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
             if backup and callback.delete_checkpoint:
                 callback.delete_checkpoint = False
                 together.callbacks.append(_DeleteAgain(callback))  # the last to be called
-                tracker.say(KEPT.format(folder=callback.backup_dir))
+                tracker.judge.say(KEPT.format(folder=callback.backup_dir))
 
     def _note(self) -> None:
         if self.tracker is not None:

@@ -59,7 +59,7 @@ class KerasSession(ModelSession):
 
     def watching(self) -> bool:
         """Tell whether it is to look at what runs now."""
-        return self.tracker.adapter is self and not self.tracker.paused
+        return self.tracker.judge.adapter is self and not self.tracker.paused
 
     def attach(self) -> None:
         """Install the hooks, and change what Keras trains with."""
@@ -98,7 +98,7 @@ class KerasSession(ModelSession):
             return
         jitted = bool(getattr(model, "jit_compile", False))
         if jitted:
-            self.tracker.say(COMPILED)
+            self.tracker.judge.say(COMPILED)
         setattr(model, f"{kind}_function", Batches(self, function, kind, jitted=jitted))
 
     def _install(self) -> None:
@@ -182,7 +182,7 @@ class KerasSession(ModelSession):
                 self._flags.after = True
                 write_parameters(self, state, state.rows)
         except BaseException:
-            with self.tracker.softly(), self.ranks.alone(self):
+            with self.tracker.judge.softly(), self.ranks.alone(self):
                 self._close(state)
             raise
         else:
@@ -243,7 +243,7 @@ class KerasSession(ModelSession):
         rows = state.rows
         if rows is not None and rows.failed is None and value.dtype in DTYPE_NAME:
             dtype, limit = DTYPE_NAME[value.dtype], DTYPE_MAX[value.dtype]
-            site = self.tracker.monitor.site(None, "loss", name, dtype, limit)
+            site = self.tracker.judge.monitor.site(None, "loss", name, dtype, limit)
             self.write(state, rows, site, 0, value)
 
     # Updates.
@@ -282,7 +282,7 @@ class KerasSession(ModelSession):
             state.in_optimizer = False
         rows = state.rows
         if self._flags.made:
-            self.tracker.updated(self.tracker.step if rows is None else rows.step)
+            self.tracker.judge.updated(self.tracker.step if rows is None else rows.step)
         self.finish_update(state)
         return out
 
@@ -306,7 +306,7 @@ class KerasSession(ModelSession):
             if reading is not None and scale is None:
                 rows.pending = None
                 with self.aside(state):
-                    self.tracker.fail(rows, reading, reading.kind or "nan")
+                    self.tracker.judge.fail(rows, reading, reading.kind or "nan")
             every = self.options.read
             if not isinstance(every, int) or not (rows.step + 1) % every:
                 self.ranks.before_update(self, state, rows)

@@ -32,18 +32,18 @@ def end_step(session: "Session") -> None:
             _read_weights(session, updated=updated)
     except AnomalyError as found:
         error = found
-    rows = tracker.close_step()
+    rows = tracker.judge.close_step()
     try:
         if rows is not None:
             if session.options.level == "operation" and rows.failed is None:
                 _every_operation(session, rows, state.step)
-            tracker.settle(rows)
+            tracker.judge.settle(rows)
             if rows.failed is not None and updated:
-                tracker.went_through(rows)
+                tracker.judge.went_through(rows)
             if rows.failed is None and rows.lo:
-                tracker.known_clean(rows.step)
+                tracker.judge.known_clean(rows.step)
                 if updated and not session.options.parameters:
-                    tracker.updated(rows.step)
+                    tracker.judge.updated(rows.step)
     finally:
         state.step = None
     if error is not None:
@@ -52,16 +52,16 @@ def end_step(session: "Session") -> None:
 
 def _read_weights(session: "Session", *, updated: bool) -> None:
     """Read every weight and buffer after a step that took gradients: one read more."""
-    state, rows = session.state(), session.tracker.rows()
+    state, rows = session.state(), session.tracker.judge.rows()
     if rows.failed is not None:
         return
     if updated:
-        session.tracker.updated(rows.step)
+        session.tracker.judge.updated(rows.step)
     spots, values = session.weights.ends()
     state.after = True
     try:
         session.judge(session.places(spots), values, last=False)
-        session.tracker.judge(rows)
+        session.tracker.judge.review(rows)
     finally:
         state.after = False
 
@@ -73,7 +73,7 @@ def bad_parameters(session: "Session") -> list[BadParameter]:
     judged as they were before it.
     """
     open_ = session.state()
-    rows = session.tracker.rows() if open_.after else None
+    rows = session.tracker.judge.rows() if open_.after else None
     kept = [] if open_.after or open_.step is None else open_.step.kept
     found = []
     for item in session.weights.bad(kept):
@@ -104,10 +104,10 @@ def _every_operation(session: "Session", rows: Rows, step: Step | None) -> None:
     try:
         seen = replay(session, step, failed=False)
     except ReplayError as error:
-        session.tracker.say(f"level='operation' does not see every step: {error}")
+        session.tracker.judge.say(f"level='operation' does not see every step: {error}")
         return
     parted = parting(rows, rows.reading(len(rows.lo) - 1), seen.passed) if rows.lo else None
     if parted is not None:
-        session.tracker.say(f"{DIFFERS}: {parted}")
+        session.tracker.judge.say(f"{DIFFERS}: {parted}")
         return
-    session.tracker.operations(rows, seen)
+    session.tracker.judge.operations(rows, seen)

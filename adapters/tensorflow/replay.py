@@ -124,7 +124,7 @@ def _trail(session: Session, run: "Run") -> None:
     """Fill in how large the values of each layer were."""
     blocks = run.program.trace.blocks
     spots = [s for block in blocks for s in block.spots if s.phase == "forward" and s.name]
-    places, rows = session.places(spots), session.tracker.rows()
+    places, rows = session.places(spots), session.tracker.judge.rows()
     keys = zip((site.index for site in places.sites), places.calls, strict=True)
     found = dict(zip(keys, spots, strict=True))
     unknown = {

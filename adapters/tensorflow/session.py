@@ -103,9 +103,9 @@ class Session:
         self.renew()
         bad = self.bad_parameters()
         if not bad:
-            self.tracker.known_clean(self.tracker.step)
+            self.tracker.judge.known_clean(self.tracker.step)
             return
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         worst = bad[0]
         value = self.weights.value(worst.name)
         spot = Spot(
@@ -115,7 +115,7 @@ class Session:
         try:
             values = readings.exact([value]).numpy()
             self.places([spot]).fill(rows, values, {}, [value], norms=False)
-            self.tracker.judge(rows)
+            self.tracker.judge.review(rows)
         finally:
             rows.failed = None
 
@@ -209,7 +209,7 @@ class Session:
         if path not in self.looped:
             self.looped.add(path)
             if path in self.chosen:
-                self.tracker.remark(f"{path or 'the model'} {INSIDE}")
+                self.tracker.judge.remark(f"{path or 'the model'} {INSIDE}")
 
     def _inputs(
         self, frame: Frame, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -244,7 +244,7 @@ class Session:
                 board = self._boards[replica()]
                 block = board.open(frame.spots, frame.order, backward=backward)
             if block is None:
-                self.tracker.say(FULL)
+                self.tracker.judge.say(FULL)
                 return
             if not replica():
                 trace.blocks.append(block)
@@ -289,11 +289,11 @@ class Session:
         if not mine or not self.options.backward:
             return run(target, sources, *args, **kwargs)
         if state.vectorised:
-            self.tracker.say(VECTORISED)
+            self.tracker.judge.say(VECTORISED)
             return run(target, sources, *args, **kwargs)
         held = [item for item in state.outputs if item[0] is graph]
         if not held and state.outputs:
-            self.tracker.remark(NESTED_GRADIENT)
+            self.tracker.judge.remark(NESTED_GRADIENT)
         found = run(target, [flat, [item[1] for item in held]], *args, **kwargs)
         grads, of_outputs = found
         frame = state.collect(graph)
@@ -373,7 +373,7 @@ class Session:
         except Exception:  # noqa: BLE001  what cannot be asked is not ours
             return
         if any(self.weights.name(v) for v in graph.variables):
-            self.tracker.say(STALE)
+            self.tracker.judge.say(STALE)
 
     # Steps.
 
@@ -383,7 +383,7 @@ class Session:
         state.open, state.backward, state.step, state.incoming = True, False, step, None
         state.updated = False
         state.seen.clear()
-        return self.tracker.rows()
+        return self.tracker.judge.rows()
 
     def keep(self, *, updates: bool = True) -> list[tuple[Any, Any]]:
         """Hold what a replay needs of before the step: the buffers, or what an update changes."""
@@ -409,7 +409,7 @@ class Session:
 
     def places(self, spots: list[Spot]) -> Places:
         """Find what the core knows spots by."""
-        return Places.of(spots, self.tracker.monitor)
+        return Places.of(spots, self.tracker.judge.monitor)
 
     def _judge_all(self, written: list[tuple[Block, Any]]) -> None:
         for block, values in written:
@@ -423,15 +423,15 @@ class Session:
         self, places: Places, values: Any, arrays: list[Any] | None = None, *, last: bool = True
     ) -> None:
         """Append these readings to the open step; after the last of them have it judged."""
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         places.fill(rows, values, self.state().seen, arrays, norms=self.norms)
         if not last:
             return
         try:
-            self.tracker.judge(rows)
+            self.tracker.judge.review(rows)
         except BaseException:
             if not self.state().depth and not self.state().held:
-                with self.tracker.softly():
+                with self.tracker.judge.softly():
                     self.end_step()
             raise
 
@@ -443,7 +443,7 @@ class Session:
     def finish(self) -> None:
         """End the open step."""
         self.read()
-        if self.tracker.rows().lo:
+        if self.tracker.judge.rows().lo:
             self.end_step()
 
     def apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, known: Any = None) -> Any:
@@ -500,6 +500,6 @@ class Session:
             self._flush(frame, backward=False)
         finally:
             state.depth -= 1
-            with self.tracker.softly(on=False):
+            with self.tracker.judge.softly(on=False):
                 self.end_step()
         return out

@@ -174,5 +174,5 @@ def begin(session: Session, target: Any, name: str) -> Tracker:
 def _gone(ref: "weakref.ref[Session]") -> None:
     """Put the classes back when the model is gone."""
     session = ref()
-    if session is not None and session.tracker.adapter is session:
+    if session is not None and session.tracker.judge.adapter is session:
         session.tracker.remove()

@@ -78,7 +78,7 @@ def apply(
     grads = list(grads)
     session.optimizers.add(optimizer)
     if graph is None:
-        rows = session.tracker.rows()
+        rows = session.tracker.judge.rows()
         if state.replaying or rows.skip:
             return None
         out = run(grads, known)

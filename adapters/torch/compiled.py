@@ -66,10 +66,10 @@ def take(session: "Session", state: State) -> None:
     for board in session.boards:
         if board.transformed:
             board.transformed = False
-            session.tracker.say(TRANSFORMED)
+            session.tracker.judge.say(TRANSFORMED)
         if board.unseen:
             board.unseen = False
-            session.tracker.say(
+            session.tracker.judge.say(
                 "an output inside compiled code is not watched: it is of a float8 dtype, or not "
                 f"on {board.device}, where its layer's weights were when track() was called"
             )
@@ -79,7 +79,7 @@ def take(session: "Session", state: State) -> None:
 
 def _take(session: "Session", state: State, board: Board) -> None:
     if session.options.extra:
-        session.tracker.say(
+        session.tracker.judge.say(
             f"stats={', '.join(session.options.extra)} are not measured inside compiled code, "
             "only min, max and absmax are"
         )
@@ -113,7 +113,7 @@ def _take(session: "Session", state: State, board: Board) -> None:
         state.roots.update(dict.fromkeys(range(between, len(rows.lo)), state.root))
     with session.aside(state):
         try:
-            session.tracker.judge(rows)
+            session.tracker.judge.review(rows)
         except AnomalyError as error:
             # The user's stack is what matters, not the way through the core.
             raise error.with_traceback(None) from None
@@ -173,7 +173,7 @@ def renew(session: "Session", model: torch.nn.Module) -> None:
     _look_for_hooks()
     if _has_graphs(model):
         torch.compiler.reset()
-        session.tracker.remark(
+        session.tracker.judge.remark(
             "graphs compiled before track() do not hold its hooks: all compiled code was dropped "
             "(torch.compiler.reset) and is compiled again when it runs"
         )
@@ -241,7 +241,7 @@ def missed(session: "Session", *, called: bool) -> bool:
     if (called and not any(_has_graphs(model) for model in models)) or (not called and not graphs):
         return False
     if session.renewed:
-        session.tracker.say(
+        session.tracker.judge.say(
             "the layers ran in a graph without hooks once more, and are not watched there"
             if called
             else "once more weights got gradients from layers that were not seen running"
@@ -256,7 +256,7 @@ def missed(session: "Session", *, called: bool) -> bool:
         else "weights got gradients, but none of the watched layers was seen running: they may "
         "have run in a graph that was compiled before track() and does not hold its hooks"
     )
-    session.tracker.say(
+    session.tracker.judge.say(
         f"{what}: this step was not watched; all compiled code was dropped "
         "(torch.compiler.reset), and is compiled again, with the hooks, when it runs"
     )
@@ -313,7 +313,7 @@ def _plan(
 
 def _site(session: "Session", board: Board, i: int, phase: Any) -> Site:
     dtype = board.layers[i].dtype or torch.float32
-    return session.tracker.monitor.site(
+    return session.tracker.judge.monitor.site(
         board.paths[i], phase, "output" if phase == "forward" else "grad",
         DTYPE_NAME[dtype], DTYPE_MAX[dtype],
     )  # fmt: skip

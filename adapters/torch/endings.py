@@ -25,13 +25,13 @@ def conclude(session: "Session", state: State, rows: Rows) -> None:
     """Judge what is left of an ended step."""
     tracker = session.tracker
     try:
-        tracker.judge(rows)
+        tracker.judge.review(rows)
         reading = rows.pending
         if reading is not None and rows.scale is None and not scaling.worked(state.scales):
             rows.pending = None  # no scaler had a part in this step
-            tracker.fail(rows, reading, reading.kind or "nan")
+            tracker.judge.fail(rows, reading, reading.kind or "nan")
     finally:
-        tracker.settle(rows)
+        tracker.judge.settle(rows)
     session.ranks.concluded(session, state, rows)
 
 
@@ -41,9 +41,9 @@ def read_open(session: "Session", state: State) -> None:
     if state.rows is None:
         return
     state.slots.read()
-    session.tracker.judge(state.rows)
+    session.tracker.judge.review(state.rows)
     if state.depth == 0 and state.rows.pending is not None:
-        rows = session.tracker.close_step()
+        rows = session.tracker.judge.close_step()
         if rows is not None:
             try:
                 conclude(session, state, rows)

@@ -144,7 +144,7 @@ def _check(step: Any, batches: Any, every: Any, options: Mapping[str, Any]) -> O
         raise ValueError(msg)
     chosen = Options.checked(options, TorchOptions, "PyTorch")
     if isinstance(step, Tracker) and not options:
-        chosen = step.options
+        chosen = step.judge.options
     return replace(chosen, action="raise", patience=0, parameters=True, read="auto")
 
 
@@ -197,7 +197,7 @@ class _Search:
 
     def _tracker_of_now(self) -> Tracker:
         tracker = tracking._track(self.fn, self.options)
-        session = tracker.adapter
+        session = tracker.judge.adapter
         if self.given and isinstance(session, StepSession):
             # What was given as state may be out of the function's sight.
             session._searched = True
@@ -210,7 +210,7 @@ class _Search:
         try:
             yield tracker
         finally:
-            with tracker.softly():
+            with tracker.judge.softly():
                 tracker.remove()
 
     def look(self, losses: list[Any], index: int) -> Event | None:

@@ -154,7 +154,7 @@ def read_gradients(
             for order, grad in _confirm(session, rows, written):
                 session.flag(state, rows, order, grad)
         with session.aside(state):
-            session.tracker.guard(rows)
+            session.tracker.judge.guard(rows)
     elif not later:
         with session.aside(state):
             if skipped:
@@ -165,8 +165,8 @@ def read_gradients(
                 for order, grad in _confirm(session, rows, written):
                     rows.live[order] = weakref.ref(grad)
             if not skipped:
-                session.tracker.judge(rows)
-                session.tracker.guard(rows)
+                session.tracker.judge.review(rows)
+                session.tracker.judge.guard(rows)
 
 
 def _sizes(gradients: list[Any], alike: list[list[int]]) -> list[float] | None:
@@ -332,7 +332,7 @@ def _write_ends(
 
 def gradient_site(session: "Session", name: str, p: torch.Tensor) -> Site:
     """Return the slot that holds the norm of a weight's gradient."""
-    return session.tracker.monitor.site(
+    return session.tracker.judge.monitor.site(
         name.rpartition(".")[0],
         "backward",
         f"grad of {name.rpartition('.')[2]}",
@@ -345,7 +345,7 @@ def gradient_site(session: "Session", name: str, p: torch.Tensor) -> Site:
 
 def exact_site(session: "Session", site: Site) -> Site:
     """Return the slot that holds a gradient's ends instead of its norm."""
-    return session.tracker.monitor.site(
+    return session.tracker.judge.monitor.site(
         site.layer,
         site.phase,
         site.tensor,

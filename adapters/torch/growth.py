@@ -54,12 +54,12 @@ def follow(session: "Session") -> None:
     try:
         now = layers(session)
     except ValueError as error:  # a pattern that matched before
-        session.tracker.say(f"layers were put into a tracked model since: {error}")
+        session.tracker.judge.say(f"layers were put into a tracked model since: {error}")
         return
     if now == dict(session.hooked):
         return
     if compiled.ran(session):
-        session.tracker.say(
+        session.tracker.judge.say(
             "layers that were put into the model after it was compiled are not watched: track it "
             "again"
         )
@@ -67,5 +67,7 @@ def follow(session: "Session") -> None:
     session._uninstall()
     session._install()
     session._held.clear()
-    session.tracker.known_clean(session.tracker.step)  # no update made what is bad in new layers
+    session.tracker.judge.known_clean(
+        session.tracker.step
+    )  # no update made what is bad in new layers
     check_parameters(session)

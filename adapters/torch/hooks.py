@@ -280,7 +280,7 @@ class ForwardHook(_Hook):
         pair = self.sites.get(key)
         if pair is None and x.dtype in DTYPE_NAME:
             dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
-            site = self.session.tracker.monitor.site
+            site = self.session.tracker.judge.monitor.site
             grad = "grad" if name == "output" else f"grad of {name}"
             pair = self.sites[key] = (
                 site(self.path, "forward", name, dtype, limit),

@@ -78,7 +78,7 @@ class ModelSession(Session):
         if not scaling.all_in(state.scales):  # it was found since: its mark is not known yet
             with self.aside(state):
                 state.slots.read()
-                self.tracker.judge(rows)
+                self.tracker.judge.review(rows)
             return rows.pending is not None or rows.held is not None
         mine = {id(optimizer) for optimizer, held in self._held.items() if held.parameters}
         return scaling.rescaled(state.scales, mine)

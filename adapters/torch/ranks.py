@@ -162,7 +162,7 @@ class Ranks:
             self._act_on(session, found, note=f"the other ranks could not be told: {error}")
             if (environment() or session.options.action) in ("raise", "skip"):
                 raise
-            session.tracker.say(f"{error}; from here on each rank is judged alone")
+            session.tracker.judge.say(f"{error}; from here on each rank is judged alone")
 
     def _settle(
         self, session: "Session", state: State, rows: Rows, found: list[Rows], link: Link
@@ -196,13 +196,13 @@ class Ranks:
                 event = with_others(event, chosen, claims)
                 for item in found:
                     item.held = None
-                tracker.accept(mine if mine is not None else rows, event)
+                tracker.judge.accept(mine if mine is not None else rows, event)
                 return
             if answer["excused"] is not None:
                 key, reason = answer["excused"]
                 for item in found:
                     if item.held is not None:
-                        excuse(tracker, item, tuple(key), reason)
+                        excuse(tracker.judge, item, tuple(key), reason)
 
     def _claim(self, session: "Session", state: State, rows: Rows, rank: int) -> Claim | None:
         held = rows.held
@@ -231,7 +231,7 @@ class Ranks:
             held is not None
             and held.reading is not None
             and held.replayed is None
-            and session.tracker.wants_replay(held.reading, held.kind)
+            and session.tracker.judge.wants_replay(held.reading, held.kind)
         )
         roots = state.living_roots()
         inputs = [x for r in roots for x in flat([*r.args, *r.kwargs.values()])]
@@ -248,29 +248,29 @@ class Ranks:
         self, session: "Session", rows: Rows
     ) -> tuple[Event | None, tuple[list[Any], str] | None]:
         held = rows.held
-        event = session.tracker.release(rows)
+        event = session.tracker.judge.release(rows)
         if event is not None or held is None or held.reading is None:
             return event, None
         key = (held.reading.layer, held.reading.phase, held.kind)
-        reason = session.tracker.monitor.downgraded.get(key)
+        reason = session.tracker.judge.monitor.downgraded.get(key)
         return None, None if reason is None else (list(key), reason)
 
     # Alone.
 
     def _act_alone(self, session: "Session", rows: Rows) -> None:
         rows.holding = False
-        event = session.tracker.release(rows)
+        event = session.tracker.judge.release(rows)
         if event is not None:
-            session.tracker.accept(rows, event)
+            session.tracker.judge.accept(rows, event)
 
     def _act_on(self, session: "Session", found: list[Rows], note: str = "") -> None:
         self._waiting.clear()
         for rows in found:
             rows.holding = False
-            event = session.tracker.release(rows)
+            event = session.tracker.judge.release(rows)
             if event is not None:
                 notes = (*event.notes, note) if note else event.notes
-                session.tracker.accept(rows, replace(event, notes=notes))
+                session.tracker.judge.accept(rows, replace(event, notes=notes))
 
     def _unlink(self, session: "Session", why: str, *, quiet: bool = False) -> None:
         link, self._link = self._link, None
@@ -278,7 +278,7 @@ class Ranks:
             link.close()
         self._wanted = self._joined = False
         if why and not quiet:
-            session.tracker.say(
+            session.tracker.judge.say(
                 f"the ranks do not act together: {why}; each is judged alone, and one that "
                 "raises may leave the others waiting"
             )

@@ -112,7 +112,7 @@ class Session:
         # The model is gone, and the hooks with it: what was left unread is said at least.
         self._gone = True
         try:
-            with self.tracker.softly(), self.ranks.alone(self):
+            with self.tracker.judge.softly(), self.ranks.alone(self):
                 for state in list(self._states):
                     endings.read_rest(self, state)
             updates.unwatch(self)
@@ -148,9 +148,9 @@ class Session:
             operations, state.operations = state.operations, None
             if operations is not None:
                 seen = operations.finish()
-                if state.rows is not None and self.tracker.adapter is self:
+                if state.rows is not None and self.tracker.judge.adapter is self:
                     state.slots.read()
-                    self.tracker.operations(state.rows, seen)
+                    self.tracker.judge.operations(state.rows, seen)
 
     def _install(self) -> None:
         for prefix, ref in self.models:
@@ -256,7 +256,7 @@ class Session:
 
     def open_step(self, state: State) -> Rows:
         """Open this thread's step."""
-        rows = state.rows = self.tracker.rows()
+        rows = state.rows = self.tracker.judge.rows()
         state.used = True
         if torch.is_grad_enabled():
             if state.slots.deferred and not self._looked:
@@ -270,7 +270,7 @@ class Session:
 
     def end_step(self, state: State) -> None:
         """Close the step: read it now, or every n steps."""
-        rows = self.tracker.close_step()
+        rows = self.tracker.judge.close_step()
         was_idle, state.idle = state.idle, True
         operations, state.operations = state.operations, None
         try:
@@ -278,7 +278,7 @@ class Session:
                 seen = operations.finish()
                 if rows is not None:
                     state.slots.read()
-                    self.tracker.operations(rows, seen)
+                    self.tracker.judge.operations(rows, seen)
             if rows is not None:
                 state.ended.append(rows)
                 every = self.options.read
@@ -322,7 +322,7 @@ class Session:
         order = compiled.take_first(self, state, rows, order)
         with self.aside(state):
             try:
-                self.tracker.flag(rows, order, value)
+                self.tracker.judge.flag(rows, order, value)
             except AnomalyError as error:
                 # The user's stack is what matters, not the way through the core.
                 raise error.with_traceback(None) from None
@@ -379,7 +379,7 @@ class Session:
         for name, x in named:
             # What a part of the model gets from another is no input.
             if x.dtype in DTYPE_NAME and not (self.parts and x.grad_fn is not None):
-                site = self.tracker.monitor.site(
+                site = self.tracker.judge.monitor.site(
                     layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
                 )
                 if state.slots.deferred:

@@ -84,7 +84,7 @@ class StepSession(Session, StepMarker):
             if self._find(args, kwargs):
                 check_parameters(self)
             if first and not self.models:
-                self.tracker.say(
+                self.tracker.judge.say(
                     f"no module was found in {getattr(fn, '__name__', fn)!r}: only its inputs, "
                     "its results and the optimizers it steps are watched; pass the model as an "
                     "argument, or track it too"
@@ -120,7 +120,7 @@ class StepSession(Session, StepMarker):
                 write_parameters(self, state, state.rows)
         except BaseException:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.softly(), self.ranks.alone(self):
+            with self.tracker.judge.softly(), self.ranks.alone(self):
                 compiled.take(self, state)
                 self._close(state)
             raise
@@ -207,7 +207,7 @@ class StepSession(Session, StepMarker):
         for name, x in tensors(result, "result", objects=True):
             if x.dtype in DTYPE_NAME:
                 phase: Any = "loss" if x.numel() == 1 else "forward"
-                site = self.tracker.monitor.site(
+                site = self.tracker.judge.monitor.site(
                     None, phase, "loss" if name == "result" and x.numel() == 1 else name,
                     DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype],
                 )  # fmt: skip
@@ -221,7 +221,7 @@ class StepSession(Session, StepMarker):
                     rows.hi.append(known[1])
         for name, x in leaves(result, "result"):
             if isinstance(x, float):
-                site = self.tracker.monitor.site(
+                site = self.tracker.judge.monitor.site(
                     None, "loss", "loss" if name == "result" else name, "float64", None
                 )
                 if state.slots.deferred:

@@ -38,21 +38,21 @@ def say_traced(session: "Session") -> None:
     if torch.compiler.is_dynamo_compiling():
         return
     if torch.compiler.is_exporting():
-        session.tracker.say(f"the model inside torch.export {_NO_CHECK}")
+        session.tracker.judge.say(f"the model inside torch.export {_NO_CHECK}")
     elif is_tracing():
-        session.tracker.say(f"the model inside torch.jit.trace {_NO_CHECK}")
+        session.tracker.judge.say(f"the model inside torch.jit.trace {_NO_CHECK}")
     elif mode(PROXY) is not None and not torch.compiler.is_compiling():
-        session.tracker.say(f"the model inside make_fx {_NO_CHECK}")
+        session.tracker.judge.say(f"the model inside make_fx {_NO_CHECK}")
 
 
 def say_unseen(session: "Session", path: str, x: torch.Tensor) -> None:
     """Say once what hides an output's values."""
     if _level() is not None or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        session.tracker.say(TRANSFORMED)
+        session.tracker.judge.say(TRANSFORMED)
     elif hasattr(x, "fake_mode"):
-        session.tracker.say("the model on fake tensors is not watched: they hold no values")
+        session.tracker.judge.say("the model on fake tensors is not watched: they hold no values")
     else:
-        session.tracker.say(
+        session.tracker.judge.say(
             f"the output of {path or 'the model'} is not watched: {type(x).__name__} of a layout "
             "without values"
         )

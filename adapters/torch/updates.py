@@ -138,7 +138,7 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
             return
         seen = session.ran_before or _ran_elsewhere(session, state)
         if not seen and not compiled.missed(session, called=False):
-            session.tracker.say(
+            session.tracker.judge.say(
                 "weights got gradients, but none of the watched layers was seen running: "
                 "layers inside a compiled graph, or called past the model, are not watched"
             )
@@ -157,7 +157,7 @@ def before_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
         # No scaler steps this optimizer, so none skips the update.
         rows.pending = None
         with session.aside(state):
-            session.tracker.fail(rows, reading, reading.kind or "nan")
+            session.tracker.judge.fail(rows, reading, reading.kind or "nan")
     every = session.options.read
     if not isinstance(every, int) or not (rows.step + 1) % every:
         session.ranks.before_update(session, state, rows)
@@ -183,7 +183,7 @@ def skipped_update(
     read_gradients(session, state, rows, held, gradients, None, skipped=True)
     known = session.options.backward and len(rows.lo) == len(rows.sites)
     if known and all(map(math.isfinite, [*rows.lo, *rows.hi])):
-        session.tracker.remark(
+        session.tracker.judge.remark(
             "a loss scaler skipped updates although no gradient that is watched was bad: those of "
             "other weights, or what was done to them since, must have been"
         )
@@ -209,7 +209,7 @@ def after_update(session: "Session", optimizer: torch.optim.Optimizer) -> None:
     state.in_optimizer = False
     rows = state.rows
     if rows is None or rows.failed is not None or rows.pending is None or rows.applied:
-        session.tracker.updated(session.tracker.step if rows is None else rows.step)
+        session.tracker.judge.updated(session.tracker.step if rows is None else rows.step)
     if torch._C._current_graph_task_id() != -1:
         state.updated = True  # in the middle of the backward pass: there is more to come
         return

@@ -19,7 +19,7 @@ def write_parameters(session: "Session", state: "State", rows: Rows) -> None:
     """Read every weight and buffer."""
     for name, x in all_tensors(session):
         if x.dtype in DTYPE_NAME and name not in session.masks:
-            site = session.tracker.monitor.site(
+            site = session.tracker.judge.monitor.site(
                 name.rpartition(".")[0],
                 "parameter",
                 name.rpartition(".")[2],
@@ -29,7 +29,7 @@ def write_parameters(session: "Session", state: "State", rows: Rows) -> None:
             )
             session.write(state, rows, site, 0, x)
     if not state.slots.deferred and rows.failed is None:
-        session.tracker.known_clean(rows.step)
+        session.tracker.judge.known_clean(rows.step)
 
 
 def all_tensors(session: "Session") -> list[tuple[str, torch.Tensor]]:
@@ -41,12 +41,12 @@ def check_parameters(session: "Session") -> None:
     """Look at every weight and buffer once, as at attach."""
     bad = bad_parameters(session)
     if not bad:
-        session.tracker.known_clean(session.tracker.step)
+        session.tracker.judge.known_clean(session.tracker.step)
         return
     state = session.state()
-    rows = session.tracker.rows()
+    rows = session.tracker.judge.rows()
     first = bad[0]
-    site = session.tracker.monitor.site(
+    site = session.tracker.judge.monitor.site(
         first.layer, "parameter", first.name.rpartition(".")[2], first.summary.dtype, None,
         parameter=first.name,
     )  # fmt: skip

@@ -1,10 +1,11 @@
 """Act on an event: raise, warn, skip the update, call back."""
 
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anynan._diagnosis.diagnosis import place
 from anynan._reports.notices import warn
@@ -15,14 +16,18 @@ from anynan.errors import AnomalyError, NonFiniteError
 from anynan.events import NON_FINITE, Event
 from anynan.options import Options, environment
 
+if TYPE_CHECKING:
+    from anynan._steps.tracker import Tracker
+
 MAX_EVENTS = 10_000
 
 
 class Actor:
     """Record a tracker's events, and do what its options say about them."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, tracker: "Tracker") -> None:
         self.options = options
+        self._tracker = weakref.ref(tracker)  # it holds its judge
         self.adapter: Adapter | None = None
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._counts: Counter[str] = Counter()
@@ -30,7 +35,6 @@ class Actor:
         self._local = threading.local()
         self._streak = 0
         self._first: dict[Any, list[int]] = {}  # what was told: how often, and since which step
-        self.where = ""  # where in the user's training it is, noted in each event
 
     def accept(self, rows: Rows, event: Event) -> None:
         """Act on the event that a step failed by, be it this rank's or another's.
@@ -51,19 +55,26 @@ class Actor:
             raise RuntimeError(msg)
         return self.adapter
 
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Return the recorded events, oldest first."""
+        with self._lock:
+            return tuple(self._events)
+
+    def count(self, word: str) -> int:
+        """Count events by severity (``bad``, ``suspect``) or ``expected``."""
+        return self._counts[word]
+
     def _signed(self, event: Event) -> Event:
         """Name in an event what is tracked."""
-        return replace(event, target=self.target) if not event.target else event
+        tracker = self._tracker()
+        return event if event.target or tracker is None else replace(event, target=tracker.target)
 
     @property
-    def target(self) -> str:
-        """Say what is tracked, as events do; a Tracker knows."""
-        return ""
-
-    @property
-    def among_others(self) -> bool:
+    def _among_others(self) -> bool:
         """Tell whether reports must say which of several tracked models they are about."""
-        return False
+        tracker = self._tracker()
+        return tracker is not None and tracker.among_others
 
     def _record(self, event: Event) -> None:
         event = self._signed(event)
@@ -88,7 +99,7 @@ class Actor:
             warn(self._told(event, note))
         elif action == "raise":
             kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError
-            raise kind(self._text(event), event, self)
+            raise kind(self._text(event), event, self._tracker())
         elif action == "warn":
             warn(self._told(event))
         elif action == "skip":
@@ -99,7 +110,7 @@ class Actor:
             action(event)
 
     def _text(self, event: Event) -> str:
-        return render(event, here=self._adapter.rank(), which=self.among_others)
+        return render(event, here=self._adapter.rank(), which=self._among_others)
 
     def _told(self, event: Event, note: str = "") -> str:
         """Put an event into words: in full the first time, then in a line with a count."""
@@ -124,7 +135,7 @@ class Actor:
         if count == 1:
             text = self._text(event)
             return f"{text}\n\n  {note}" if note else text
-        line = render_line(event, which=self.among_others)
+        line = render_line(event, which=self._among_others)
         return f"{line}; {count} times since step {step}{note and '; '}{note}"
 
     def softly(self, *, on: bool = True) -> "_Softly":

@@ -1,9 +1,9 @@
-"""Judge readings and act: everything an adapter calls on a tracker."""
+"""Judge readings and act: everything an adapter calls while its tracker watches."""
 
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.diagnosis import Case, bare, contained, diagnose, norm_event
@@ -18,16 +18,19 @@ from anynan.errors import reason
 from anynan.events import NON_FINITE, Event, Kind
 from anynan.options import Options, environment
 
+if TYPE_CHECKING:
+    from anynan._steps.tracker import Tracker
+
 MAX_REPLAYS = 3
 _SKIPPED = "the loss scale is being found: the scaler skips this update"
 _STOPPED = "the scaled gradient overflowed and reached no weight: the scaler makes this update"
 
 
 class Judge(Actor):
-    """Hold one tracker's steps, findings and actions; ``Tracker`` is its public face."""
+    """Hold one tracker's steps, findings and actions; ``Tracker.judge`` is one."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, options: Options, tracker: "Tracker") -> None:
+        super().__init__(options, tracker)
         self.monitor = Monitor(options.policy, options.history)
         self._guard = Guard(options.policy)
         self._guarded, self._unguarded = False, 0
@@ -65,7 +68,7 @@ class Judge(Actor):
             AnomalyError: As the tracker's action says.
         """
         try:
-            self.judge(rows)
+            self.review(rows)
             self._settle_scale(rows)
             self.guard(rows)
         finally:
@@ -81,7 +84,7 @@ class Judge(Actor):
         rows: Rows | None = getattr(self._local, "rows", None)
         return rows.step if rows is not None else getattr(self._local, "next", 0)
 
-    def judge(self, rows: Rows) -> None:
+    def review(self, rows: Rows) -> None:
         """Judge every row that was not judged yet, in execution order."""
         flagged = self.monitor.flagged(rows)
         bad = [self._is_bad(rows, order) for order in flagged]
@@ -177,7 +180,7 @@ class Judge(Actor):
         )
         if event is None:
             rows.judged, rows.spread = held.reading.order + 1, 0
-            self.judge(rows)
+            self.review(rows)
         return event
 
     def diagnose(
@@ -223,8 +226,9 @@ class Judge(Actor):
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
             self._spoiled = rows.step
-        if self.where:
-            event = replace(event, notes=(*event.notes, self.where))
+        tracker = self._tracker()
+        if tracker is not None and tracker.where:
+            event = replace(event, notes=(*event.notes, tracker.where))
         return event
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
@@ -276,7 +280,7 @@ class Judge(Actor):
         else:
             self._record(event)
             if event.expected is None:
-                warn(render_line(event, which=self.among_others))
+                warn(render_line(event, which=self._among_others))
 
     def guard(self, rows: Rows, norm: float | None = None) -> None:
         """Judge the gradient norms read since the last time: a jump, or next to nothing.
@@ -356,6 +360,26 @@ class Judge(Actor):
                 return
             self._said[note] = None
         warn(f"anynan: {prose(note)}")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what could not be watched, each said once."""
+        return tuple(self._said)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return what watching changes, such as a fused path that it turns off."""
+        return tuple(self._remarks)
+
+    def clear(self) -> None:
+        """Forget events, readings and gradient norms."""
+        with self._lock:
+            self._events.clear()
+            self._counts.clear()
+            self._seen.clear()
+            self._first.clear()
+            self.monitor.history.clear()
+            self._guard.clear()
 
     # Inside.
 
@@ -458,12 +482,12 @@ class Judge(Actor):
             summary=self._measured(value),
             expected=expected,
             rank=self._adapter.rank(),
-            target=self.target,
         )
+        event = self._signed(event)
         with self._lock:
             self._events.append(event)
         if kind not in NON_FINITE and expected is None:
-            warn(render_line(event, which=self.among_others))
+            warn(render_line(event, which=self._among_others))
 
     def _measured(self, value: Any) -> Summary | None:
         try:

@@ -274,7 +274,7 @@ class LazyTape(Tape):
         layer, phase = self.placed(node.layer)
         assert node.slot is not None
         self._arrivals.append((phase, layer, "output", (index,), node.slot))
-        monitor = self.session.tracker.monitor
+        monitor = self.session.tracker.judge.monitor
         site = monitor.site(layer, phase, "output", node.blank.dtype, None)
         self._rows.append((self.add_row(site), node.slot))
 

@@ -150,7 +150,7 @@ class LiveTape(Tape):
         rows.hi.append(hi)
         if not (-site.limit <= lo and hi <= site.limit):
             seen = self.replay() if kind is not None and self.session.options.replay else None
-            self.session.tracker.flag(rows, order, x._raw, replayed=seen)
+            self.session.tracker.judge.flag(rows, order, x._raw, replayed=seen)
 
     def history(self, x: TrackedArray) -> tuple[int, ...]:
         """Give the records that made this array bad."""

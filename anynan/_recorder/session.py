@@ -188,7 +188,7 @@ class ArraySession:
         """Run one step under a tape, and judge what it saw."""
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         lazy = self._is_lazy(args, kwargs)
         self._local.random = np.random.get_state() if lazy else None  # noqa: NPY002
         tape: Tape = LazyTape(self, rows) if lazy else LiveTape(self, rows)
@@ -199,7 +199,7 @@ class ArraySession:
         except BaseException as error:
             explain(error)
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.softly():
+            with self.tracker.judge.softly():
                 self.end(tape, rows, fn, args, kwargs)
             raise
         self.end(tape, rows, fn, args, kwargs)
@@ -265,7 +265,7 @@ class ArraySession:
         self.backend = str(name).removeprefix("array_api_compat.").partition(".")[0]
 
     def _leaves(self, value: Any, name: str) -> Iterator[tuple[str, Any]]:
-        return leaves(value, name, self.tracker.say)
+        return leaves(value, name, self.tracker.judge.say)
 
     def _look_at_others(self, tape: Tape, watched: list[tuple[str, Any]]) -> None:
         """Read the arguments that are arrays of a kind that is not watched, and say so."""
@@ -275,7 +275,7 @@ class ArraySession:
                 if issubclass(kind, TrackedArray | float | complex) or is_array(x):
                     continue
                 if not _holds_text(x):
-                    self.tracker.say(
+                    self.tracker.judge.say(
                         f"the argument {label} is a {type_name(x)}: operations on it are not "
                         "watched, only what it holds when it comes in and when it leaves"
                     )
@@ -316,7 +316,7 @@ class ArraySession:
         self, tape: Tape, rows: Rows, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """End a call: judge what it left, now or with later ones."""
-        self.tracker.close_step()
+        self.tracker.judge.close_step()
         self._tell_patterns()
         if not isinstance(tape, LazyTape):
             self._judge(tape, rows)
@@ -333,11 +333,11 @@ class ArraySession:
     def _judge(self, tape: Tape, rows: Rows) -> None:
         try:
             if self.options.level == "operation" and rows.failed is None:
-                self.tracker.judge(rows)
-                self.tracker.operations(rows, tape.replay())
+                self.tracker.judge.review(rows)
+                self.tracker.judge.operations(rows, tape.replay())
         finally:
             try:
-                self.tracker.settle(rows)
+                self.tracker.judge.settle(rows)
             finally:
                 rows.live.clear()
 
@@ -365,7 +365,7 @@ class ArraySession:
             for pattern in _each(getattr(self.options, option) or ()):
                 if str(pattern) not in self._matched:
                     known = ", ".join(sorted(self._paths)) or "none"
-                    self.tracker.say(
+                    self.tracker.judge.say(
                         f"{option}={pattern!r} matched no scope that a value left in the first "
                         f"call; the scopes were: {known}"
                     )

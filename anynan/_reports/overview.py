@@ -42,9 +42,9 @@ def metrics(tracker: "Tracker") -> dict[str, float]:
             continue
         name = f"anynan/absmax/{reading.phase}/{reading.site.parameter or reading.layer or 'model'}"
         numbers[name] = max(absmax, numbers.get(name, 0.0), key=_nan_first)
-        stats = dict(zip(tracker.options.extra, reading.stats, strict=False))
+        stats = dict(zip(tracker.judge.options.extra, reading.stats, strict=False))
         stats |= {"min": lo, "max": hi}
-        for stat in tracker.options.stats:
+        for stat in tracker.judge.options.stats:
             if stat in stats:
                 numbers[name.replace("absmax", stat, 1)] = stats[stat]
         if bits is not None:
@@ -112,7 +112,7 @@ def overview(tracker: "Tracker") -> str:
     """Return what the tracker saw as text."""
     history = tracker.history
     steps = history.steps()
-    layers = {site.layer for site in tracker.monitor.sites if site.layer is not None}
+    layers = {site.layer for site in tracker.judge.monitor.sites if site.layer is not None}
     lines = [f"anynan: {tracker.name}"]
     if steps:
         lines.append(
@@ -132,14 +132,15 @@ def overview(tracker: "Tracker") -> str:
     ]
     lines += _gradients(tracker)
     lines += [f"  event     {render_line(event)}" for event in tracker.events[-SHOWN_EVENTS:]]
+    given = tracker.judge.options.policy
     lines += [
         f"  allowed   {entry.kind} in {entry.layers!r}: {entry.reason}"
-        for policy in (tracker.options.policy, *tracker.options.policy.overrides.values())
+        for policy in (given, *given.overrides.values())
         for entry in policy.allow
     ]
     lines += [
         f"  allowed   {kind} in {phase} {path or '(the model itself)'}: {why}"
-        for (path, phase, kind), why in tracker.monitor.downgraded.items()
+        for (path, phase, kind), why in tracker.judge.monitor.downgraded.items()
     ]
     lines += [f"  note      {note}" for note in (*tracker.notes, *tracker.remarks)]
     never = unseen(tracker)
@@ -156,7 +157,7 @@ def overview(tracker: "Tracker") -> str:
 
 def unseen(tracker: "Tracker") -> list[str]:
     """List the watched layers whose outputs were never read."""
-    if tracker.adapter is None:
+    if tracker.judge.adapter is None:
         return []
-    read = {site.layer for site in tracker.monitor.sites if site.phase == "forward"}
-    return [path for path in tracker.adapter.watched() if path not in read]
+    read = {site.layer for site in tracker.judge.monitor.sites if site.phase == "forward"}
+    return [path for path in tracker.judge.adapter.watched() if path not in read]

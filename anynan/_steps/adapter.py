@@ -41,8 +41,8 @@ class BadParameter:
 class Adapter(Protocol):
     """Translate one framework's hooks into readings and operation records.
 
-    Adapters never decide: they write rows into ``tracker.rows()``, call ``tracker.flag`` or
-    ``tracker.judge`` when values are on the host, and ``tracker.close_step`` at a boundary.
+    Adapters never decide: they write rows into ``tracker.judge.rows()``, call ``tracker.judge.flag`` or
+    ``tracker.judge`` when values are on the host, and ``tracker.judge.close_step`` at a boundary.
     """
 
     backend: str

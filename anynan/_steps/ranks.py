@@ -102,7 +102,7 @@ def excuse(judge: Judge, rows: Rows, key: tuple[Any, ...], reason: str) -> None:
     """Take over what another rank's replay has shown to be no failure.
 
     Args:
-        judge: This rank's tracker.
+        judge: This rank's judge.
         rows: Its open rows.
         key: Layer, phase and kind of the reading.
         reason: Why it is none.
@@ -115,7 +115,7 @@ def excuse(judge: Judge, rows: Rows, key: tuple[Any, ...], reason: str) -> None:
     if held.site.parameter is None and (held.layer, held.phase, rows.held.kind) == tuple(key):
         rows.held = None
         rows.judged, rows.spread = held.order + 1, 0
-        judge.judge(rows)
+        judge.review(rows)
 
 
 def with_others(event: Event, chosen: Claim, claims: Sequence[Claim]) -> Event:

@@ -46,18 +46,25 @@ def _is_cloudpickle(frame: types.FrameType) -> bool:
     return "cloudpickle" in str(frame.f_globals.get("__name__", ""))
 
 
-class Tracker(Judge):
+class Tracker:
     """Watch a model or a function, and act when a reading breaks the policy.
 
     Made by an adapter's ``track``. A context manager that removes the hooks at exit; for a
     tracked function it is also callable in the function's place.
+
+    Attributes:
+        name: What is tracked is called so.
+        paused: Whether it stands still, between ``pause`` and ``resume``.
+        where: Where in the user's training it is; noted in each event.
+        judge: What adapters write readings into, and what acts on them.
     """
 
     def __init__(self, target: Any, options: Options, name: str) -> None:
-        super().__init__(options)
         self._target = target
         self.name = name
         self.paused = False
+        self.where = ""
+        self.judge = Judge(options, self)
 
     # Names.
 
@@ -82,17 +89,24 @@ class Tracker(Judge):
 
     def _beside(self) -> "list[Tracker]":
         """List the models that this backend watches, in the order they were tracked."""
-        if self.adapter is None:
+        adapter = self.judge.adapter
+        if adapter is None:
             return []
-        backend, beside = self.adapter.backend, []
+        beside = []
         with _lock:
             for key, ref in list(_watching.items()):
                 tracker = ref()
-                if tracker is None or tracker.adapter is None:
+                other = None if tracker is None else tracker.judge.adapter
+                if tracker is None or other is None:
                     del _watching[key]
-                elif tracker.of_model and tracker.adapter.backend == backend:
+                elif tracker.of_model and other.backend == adapter.backend:
                     beside.append(tracker)
         return [tracker for tracker in beside if tracker.fn is not None]
+
+    @property
+    def step(self) -> int:
+        """Give this thread's step, from 0."""
+        return self.judge.step
 
     # Called in the function's place.
 
@@ -104,7 +118,7 @@ class Tracker(Judge):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the tracked function (one step) or module."""
-        adapter = self.adapter
+        adapter = self.judge.adapter
         if adapter is None or self.paused:
             return self.fn(*args, **kwargs)
         return adapter.call(self.fn, args, kwargs)
@@ -143,14 +157,14 @@ class Tracker(Judge):
                     setattr(self, name, value)
         if environment() == "off":
             return self
-        self.adapter = adapter
+        self.judge.adapter = adapter
         with _lock:
             _watching[id(self)] = weakref.ref(self)
         try:
             adapter.attach()
         except BaseException:
             adapter.detach()
-            self.adapter = None
+            self.judge.adapter = None
             raise
         return self
 
@@ -167,26 +181,26 @@ class Tracker(Judge):
             raising: Apply the tracker's own action to what is found unread, as at the end
                 of a ``with`` block, instead of only warning.
         """
-        adapter = self.adapter
+        adapter = self.judge.adapter
         if adapter is None:
             return
         try:
-            with self.softly(on=not raising):
+            with self.judge.softly(on=not raising):
                 adapter.finish()
         finally:
-            self.adapter = None
+            self.judge.adapter = None
             adapter.detach()
 
     def pause(self) -> None:
         """Stop watching until ``resume``, at no cost meanwhile."""
-        if self.adapter is not None and not self.paused:
-            self.adapter.set_paused(True)
+        if self.judge.adapter is not None and not self.paused:
+            self.judge.adapter.set_paused(True)
         self.paused = True
 
     def resume(self) -> None:
         """Watch again after ``pause``."""
-        if self.adapter is not None and self.paused:
-            self.adapter.set_paused(False)
+        if self.judge.adapter is not None and self.paused:
+            self.judge.adapter.set_paused(False)
         self.paused = False
 
     def check(self) -> None:
@@ -195,31 +209,30 @@ class Tracker(Judge):
         Raises:
             AnomalyError: As the tracker's action says.
         """
-        if self.adapter is not None:
-            self.adapter.read()
+        if self.judge.adapter is not None:
+            self.judge.adapter.read()
 
     # What was seen.
 
     @property
     def events(self) -> tuple[Event, ...]:
         """Return the recorded events, oldest first."""
-        with self._lock:
-            return tuple(self._events)
+        return self.judge.events
 
     @property
     def history(self) -> History:
         """Return the ring of past readings."""
-        return self.monitor.history
+        return self.judge.monitor.history
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what could not be watched, each said once."""
-        return tuple(self._said)
+        return self.judge.notes
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Return what watching changes, such as a fused path that it turns off."""
-        return tuple(self._remarks)
+        return self.judge.remarks
 
     def dump(self, path_contains: str = "", phase: str | None = None) -> list[Reading]:
         """Return past readings whose layer path contains a string, in one phase or all.
@@ -238,13 +251,7 @@ class Tracker(Judge):
 
     def clear(self) -> None:
         """Forget events, readings and gradient norms; the hooks stay."""
-        with self._lock:
-            self._events.clear()
-            self._counts.clear()
-            self._seen.clear()
-            self._first.clear()
-            self.history.clear()
-            self._guard.clear()
+        self.judge.clear()
 
     def metrics(self) -> dict[str, float]:
         """Return the last step's numbers as a flat dict, for any logger."""
@@ -260,8 +267,8 @@ class Tracker(Judge):
 
     def count(self, word: str) -> int:
         """Count events by severity (``bad``, ``suspect``) or ``expected``."""
-        return self._counts[word]
+        return self.judge.count(word)
 
     def __repr__(self) -> str:
-        state = "removed" if self.adapter is None else "paused" if self.paused else "watching"
-        return f"<anynan.Tracker {state} {printed(self.name)}: {len(self._events)} events>"
+        state = "removed" if self.judge.adapter is None else "paused" if self.paused else "watching"
+        return f"<anynan.Tracker {state} {printed(self.name)}: {len(self.events)} events>"

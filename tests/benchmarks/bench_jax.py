@@ -210,7 +210,7 @@ def memory() -> tuple[int, int]:
     args = arguments(SMALL)
     tracked = anynan.jax.track(train_step)
     tracked(*args)
-    session: Any = tracked.adapter
+    session: Any = tracked.judge.adapter
     (program,) = session._programs.values()
     watch = program.watch()
     leaves = jax.tree.leaves(args)

@@ -46,7 +46,7 @@ def everything_of(tracker: Any) -> list[Any]:
 
 
 def acts(tracker: Any) -> bool:
-    options = tracker.options
+    options = tracker.judge.options
     return options.action in {"raise", "skip"} or bool(options.patience)
 
 
@@ -120,7 +120,7 @@ class Walk(RuleBasedStateMachine):
     def change(self, k: int, what: Callable[[Side, int], Any]) -> None:
         # Known: between a call and its update the watcher of operations has hooks on the layers
         # that are copied, and that no pickle takes.
-        watcher = any(tracker.options.level == "operation" for tracker in self.trackers)
+        watcher = any(tracker.judge.options.level == "operation" for tracker in self.trackers)
         if not (watcher and what in COPIES):
             self.both(what, k)
 

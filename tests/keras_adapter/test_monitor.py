@@ -45,7 +45,7 @@ def test_it_stops_and_tells_why():
     assert WHERE in event.notes
     assert (event.layer, event.phase, event.operation.name) == ("block.inner", "backward", "sqrt")
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    assert monitor.tracker.adapter is None
+    assert monitor.tracker.judge.adapter is None
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, in saving

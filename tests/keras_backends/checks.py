@@ -393,7 +393,7 @@ def test_what_cannot_be_tracked_is_refused():
         anynan.keras.track(model)
     tracker = anynan.keras.track(model)
     anynan.keras.untrack(model)
-    assert tracker.adapter is None
+    assert tracker.judge.adapter is None
     with pytest.raises(ValueError, match="this Functional is not tracked"):
         anynan.keras.untrack(model)
 
@@ -490,7 +490,7 @@ def test_monitor(action):
     event = monitor.events[0]
     assert (event.layer, event.phase, event.operation.name) == ("block.inner", "backward", "sqrt")
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    assert monitor.tracker.adapter is None
+    assert monitor.tracker.judge.adapter is None
 
 
 @pytest.mark.parametrize(("fixed", "said"), [(False, "Found at step"), (True, "no reading went")])

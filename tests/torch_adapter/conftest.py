@@ -15,7 +15,7 @@ def _small_heap(small_heap: None) -> None:
 
 def _detach_all() -> None:
     for session in list(updates._sessions):
-        session.tracker.adapter = None
+        session.tracker.judge.adapter = None
         session.detach()
 
 

@@ -425,7 +425,7 @@ class TestThreads:
             wrapper(torch.ones(2, 4)).sum().backward()
         layers = {reading.layer for reading in tracker.history}
         assert layers == {"", "0", "1"}
-        assert tracker.adapter is None and not net._forward_hooks
+        assert tracker.judge.adapter is None and not net._forward_hooks
 
     def test_the_layer_is_named_by_its_own_path(self) -> None:
         class Log(nn.Module):
