@@ -21,14 +21,14 @@ _WHERE = {
     "Source": "events",
     "Spread": "events",
     "Summary": "_arrays.summary",
-    "Allow": "_judging.policy",
-    "Policy": "_judging.policy",
-    "expect": "_steps.context",
-    "replaying": "_steps.context",
-    "scope": "_steps.context",
+    "Allow": "_readings.policy",
+    "Policy": "_readings.policy",
+    "expect": "_runtime.context",
+    "replaying": "_runtime.context",
+    "scope": "_runtime.context",
     "check": "_checks",
     "summarize": "_checks",
-    "History": "_steps.monitor",
+    "History": "_readings.history",
     "Tracker": "_steps.tracker",
     "namespace": "_recorder.tracking",
     "track": "_recorder.tracking",
@@ -69,11 +69,11 @@ if TYPE_CHECKING:
     from anynan import torch as torch
     from anynan._arrays.summary import Summary
     from anynan._checks import check, summarize
-    from anynan._judging.policy import Allow, Policy
+    from anynan._readings.history import History
+    from anynan._readings.policy import Allow, Policy
     from anynan._recorder.tracking import namespace, track
-    from anynan._steps.context import expect, replaying, scope
+    from anynan._runtime.context import expect, replaying, scope
     from anynan._steps.loaders import watch
-    from anynan._steps.monitor import History
     from anynan._steps.tracker import Tracker
     from anynan.errors import AnomalyError, AnynanWarning, LostRankError, NonFiniteError
     from anynan.events import Cause, Event, Operation, Source, Spread

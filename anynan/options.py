@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict
 
-from anynan._judging.patterns import Patterns
-from anynan._judging.policy import DEFAULT, Policy
+from anynan._readings.patterns import Patterns
+from anynan._readings.policy import DEFAULT, Policy
 from anynan.events import Event
 
 ACTIONS = ("raise", "warn", "record", "skip")

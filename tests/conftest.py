@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from anynan._steps import registry
+from anynan._arrays import registry
 from tests.backends import Backend, Space, parse, read_marker
 
 # JAX reads this once, when it is first used, whichever test that is in: sharding needs devices.

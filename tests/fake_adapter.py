@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 import anynan
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import External, Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.sources import describe
-from anynan._judging.patterns import choose
-from anynan._steps.adapter import Adapter, BadParameter, ReplayError
-from anynan._steps.context import expectations, replay_context
-from anynan._steps.monitor import Reading, Rows
+from anynan._readings.patterns import choose
+from anynan._readings.readings import Reading, Rows
+from anynan._runtime.context import expectations, replay_context
+from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker
 from anynan.events import Phase, Source
 from anynan.options import Options
@@ -219,14 +220,14 @@ def _line() -> Source | None:
     return describe(frame, None)
 
 
-class ToyAdapter:
-    """Keep the contract of ``anynan._steps.adapter.Adapter`` for the toy framework."""
+class ToyAdapter(BaseAdapter):
+    """Keep the contract of ``anynan._steps.adapter.BaseAdapter`` for the toy framework."""
 
     backend = "toy"
 
     def __init__(self, model: Model, options: Options) -> None:
-        self.model, self.options = model, options
-        self.tracker: Tracker
+        super().__init__(options)
+        self.model = model
         self.scale: float | None = None
         self.reads = self.replays = 0
         self.refusal = ""  # why a replay cannot be done
@@ -238,16 +239,11 @@ class ToyAdapter:
 
     def attach(self) -> None:
         self.model.watchers.append(self)
-        bad = self.bad_parameters()
-        if not bad:
-            self.tracker.judge.known_clean(self.tracker.step)
-            return
-        rows = self.tracker.judge.rows()
-        try:
-            self._write("parameter", bad[0].layer, "weight", self._weight(bad[0].name),
-                        parameter=bad[0].name, now=True)  # fmt: skip
-        finally:
-            rows.failed = None
+        self.attached(self._write_weight)
+
+    def _write_weight(self, bad: BadParameter, rows: Rows) -> None:
+        self._write("parameter", bad.layer, "weight", self._weight(bad.name),
+                    parameter=bad.name, now=True)  # fmt: skip
 
     def detach(self) -> None:
         self.model.watchers = [item for item in self.model.watchers if item is not self]
@@ -316,7 +312,7 @@ class ToyAdapter:
             if layer.weight is not None and not np.isfinite(layer.weight).all()
         ]  # fmt: skip
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         if value is None or value.ndim == 0:
             return ()
         bad = ~np.isfinite(value).reshape(len(value), -1).all(1)
@@ -465,8 +461,7 @@ def track(target: Any = None, *, model: Model, **options: Any) -> Any:
 
 def _track(target: Any, model: Model, options: Options) -> Tracker:
     adapter = ToyAdapter(model, options)
-    adapter.tracker = Tracker(target, options, getattr(target, "__name__", "step"))
-    return adapter.tracker.start(cast(Adapter, adapter))
+    return adapter.track(target, getattr(target, "__name__", "step"))
 
 
 def adapter_of(tracker: Tracker) -> ToyAdapter:

@@ -3,9 +3,10 @@
 import math
 from typing import Any
 
-from anynan._judging.agreement import Passed, parting
-from anynan._judging.policy import Policy
-from anynan._steps.monitor import Monitor, Rows
+from anynan._diagnosis.agreement import Passed, parting
+from anynan._readings.monitor import Monitor
+from anynan._readings.policy import Policy
+from anynan._readings.readings import Rows
 
 INF, NAN = math.inf, math.nan
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._steps import context
+from anynan._runtime import context
 
 NAN = np.array([np.nan])
 

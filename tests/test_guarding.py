@@ -5,7 +5,7 @@ import math
 import pytest
 
 from anynan import Policy
-from anynan._judging.norms import Finding, Guard
+from anynan._readings.norms import Finding, Guard
 
 NAN, INF = math.nan, math.inf
 

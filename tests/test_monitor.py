@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from anynan import Policy
-from anynan._steps import monitor as room
-from anynan._steps.monitor import History, Monitor, Rows, Site
+from anynan._readings import history as room
+from anynan._readings.history import History
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Rows, Site
 
 NAN, INF = math.nan, math.inf
 MAX = 65504.0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from anynan._judging.patterns import choose
+from anynan._readings.patterns import choose
 
 LAYERS: dict[str, Any] = {
     "": "Model",

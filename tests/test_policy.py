@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from anynan import Allow, Policy
-from anynan._judging.policy import DEFAULT, reading_kind
+from anynan._readings.policy import DEFAULT, reading_kind
 from anynan.events import PHASES
 
 NAN, INF = math.nan, math.inf

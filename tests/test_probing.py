@@ -15,10 +15,10 @@ from hypothesis.extra import numpy as hnp
 
 from anynan._arrays import access as arrays
 from anynan._arrays import probe as probing
+from anynan._arrays import registry
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import is_clean, probe
 from anynan._arrays.summary import Summary
-from anynan._steps import registry
 from tests.backends import Space
 
 NAN, INF = math.nan, math.inf

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anynan._diagnosis.evidence import ReplayError
 from anynan._reach import Exhausted, Items, Kinds, Reach
-from anynan._steps.adapter import ReplayError
 
 number = 0
 

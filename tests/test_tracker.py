@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._judging import actions as acting
 from anynan._judging import judge as judging_room
-from anynan._steps import monitor as monitor_room
-from anynan._steps.adapter import ReplayError
-from anynan._steps.monitor import Reading
+from anynan._readings import history as monitor_room
+from anynan._readings.readings import Reading
+from anynan._steps.tracker import Tracker
+from anynan.options import Options
 from tests.fake_adapter import Layer, Model, Output, adapter_of, lent, track
 
 NAN, INF = float("nan"), float("inf")
@@ -1353,3 +1355,16 @@ def test_unfit_options_are_refused_in_words(options: dict[str, Any], words: str)
 
 def test_a_refused_replay_is_a_runtime_error() -> None:
     assert issubclass(ReplayError, RuntimeError)
+
+
+def test_a_tracker_shows_what_its_users_need() -> None:
+    names = {
+        name
+        for name in (*dir(Tracker), *vars(Tracker(print, Options(), "step")))
+        if not name.startswith("_")
+    }
+    assert names == {
+        *("check", "clear", "count", "dump", "events", "fn", "history", "judge", "metrics", "name"),
+        *("notes", "pause", "paused", "remarks", "remove", "report", "resume", "start", "step"),
+        *("target", "where"),
+    }

@@ -9,8 +9,8 @@ if not hasattr(_cupy, "ndarray"):
     msg = 'anynan.cupy needs CuPy: pip install "anynan[cupy]"'
     raise ImportError(msg)
 
-from anynan._steps import registry as _registry
-from anynan._steps.context import scope
+from anynan._arrays import registry as _registry
+from anynan._runtime.context import scope
 from anynan.cupy.slots import Reader as _Reader
 from anynan.cupy.tracking import check, errstate, track
 

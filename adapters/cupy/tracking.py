@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack, overload
 import cupy
 
 import anynan
-from anynan._judging.policy import Policy
+from anynan._readings.policy import Policy
 from anynan._recorder.lazy import LazyTape, Slots
 from anynan._recorder.namespaces import Namespace, recording
 from anynan._recorder.session import ArraySession
@@ -173,9 +173,7 @@ class errstate:  # noqa: N801  as NumPy names it
 
     def __enter__(self) -> Self:
         session = self.session_type(self._options)
-        tracker = Tracker(_nothing, self._options, "errstate")
-        session.tracker = tracker
-        tracker.start(session)
+        tracker = session.track(_nothing, "errstate")
         self._tape = LazyTape(session, tracker.judge.rows())
         self._token = now.set(self._tape)
         return self

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax import tree_util
 
-from anynan._judging.patterns import Patterns, choose
-from anynan._steps.context import marker
+from anynan._readings.patterns import Patterns, choose
+from anynan._runtime.context import marker
 from anynan.events import STATE
 from anynan.jax import signature
 from anynan.jax.evaluate import Evaluator, placed

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.agreement import Passed, parting
-from anynan._steps.context import replay_context
-from anynan._steps.monitor import Reading
+from anynan._readings.readings import Reading
+from anynan._runtime.context import replay_context
 from anynan.jax import probes
 from anynan.jax.evaluate import jit_once, silent
 from anynan.jax.layers import Spot

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading, Rows, Site
-from anynan._steps.tracker import Tracker
+from anynan._readings.readings import Reading, Rows, Site
+from anynan._steps.adapter import BaseAdapter
 from anynan.errors import AnomalyError
 from anynan.events import CARRIED, STATE
 from anynan.jax import probes, signature, taps
@@ -28,7 +28,7 @@ from anynan.jax.watching import State, Watch
 from anynan.options import Options
 
 
-class Session:
+class Session(BaseAdapter):
     """Watch one function for one tracker."""
 
     backend = "jax"
@@ -36,8 +36,7 @@ class Session:
     def __init__(
         self, fn: Callable[..., Any], options: Options, *, keep_inputs: bool, lag: int | None
     ) -> None:
-        self.options = options
-        self.tracker: Tracker
+        super().__init__(options)
         if lag is None:  # where nothing depends on the answer nobody has to wait for it
             lag = int(options.only_watches and options.read == "auto")
         self.lag = lag
@@ -70,19 +69,11 @@ class Session:
 
     # Life.
 
-    def attach(self) -> None:
-        """Do nothing: the readings are part of the traced program."""
-
     def detach(self) -> None:
         """Forget the programs."""
         self._programs.clear()
         self._blind.clear()
         self._kept.clear()
-
-    def set_paused(self, paused: bool) -> None:
-        """Do nothing more: a paused tracker calls the function itself."""
-        if paused:
-            self.read()
 
     def watched(self) -> list[str]:
         """List the layers that were found in the traced programs."""
@@ -104,10 +95,6 @@ class Session:
     def _next(self, but: int) -> Step | None:
         with self._lock:
             return self._unread.pop(0) if len(self._unread) > but else None
-
-    def finish(self) -> None:
-        """Read what is left."""
-        self.read()
 
     # One step.
 
@@ -462,13 +449,9 @@ class Session:
                 )
         return found or step.spoilt
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return probes.bad_rows(value)
-
-    def loss_scale(self) -> float | None:
-        """Give None: JAX has no loss scaler of its own."""
-        return None
 
     def rank(self) -> int | None:
         """Give the process in a run over several."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Rows
+from anynan._diagnosis.evidence import BadParameter, ReplayError
+from anynan._readings.readings import Rows
 from anynan.jax.program import Program
 from anynan.jax.watching import Watch
 

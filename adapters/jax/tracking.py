@@ -182,6 +182,4 @@ def _track(target: Any, options: Options, keep_inputs: bool, lag: int | None) ->
         raise TypeError(msg)
     session = Session(target, options, keep_inputs=keep_inputs, lag=lag)
     name = getattr(target, "__name__", type(target).__name__)
-    tracker = Tracker(target, options, name)
-    session.tracker = tracker
-    return tracker.start(session)
+    return session.track(target, name)

@@ -10,10 +10,11 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.patterns import choose
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading
+from anynan._readings.patterns import choose
+from anynan._readings.readings import Reading
+from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker
 from anynan.jax import probes
 from anynan.jax.layers import Spot
@@ -55,9 +56,8 @@ def track(model: Any, **options: Unpack[KerasOptions]) -> Tracker:
         raise ValueError(msg)
     refuse_unbuilt(model)
     session = KerasSession(model, chosen, keep_inputs=keep)
-    tracker = session.tracker = Tracker(weakref.ref(model), chosen, name)
     weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
-    return tracker.start(session)
+    return session.track(weakref.ref(model), name)
 
 
 def untrack(model: Any) -> None:
@@ -81,15 +81,14 @@ def _gone(ref: "weakref.ref[KerasSession]") -> None:
         session.tracker.remove()
 
 
-class KerasSession:
+class KerasSession(BaseAdapter):
     """Watch a Keras model: each of its ways to run is a part with programs of its own."""
 
     backend = "jax"
 
     def __init__(self, model: Any, options: Options, *, keep_inputs: bool) -> None:
-        self.options = options
+        super().__init__(options)
         self.keep_inputs = keep_inputs
-        self.tracker: Tracker
         self._model = weakref.ref(model)
         layers = layers_of(model)
         self.chosen = frozenset(choose(layers, options.layers, options.exclude))
@@ -163,11 +162,6 @@ class KerasSession:
         found = [x.steps.part for x in functions if isinstance(x, Batches)]
         return [part for part in found if part is not None]
 
-    def set_paused(self, paused: bool) -> None:
-        """Do nothing more: while the tracker is paused, what Keras made runs."""
-        if paused:
-            self.read()
-
     def watched(self) -> list[str]:
         """List the layers that something was read of."""
         found = {path for part in self._parts() for path in part.watched()} | self.calls.seen
@@ -177,10 +171,6 @@ class KerasSession:
         """Read and judge the steps not read yet."""
         for part in self._parts():
             part.read()
-
-    def finish(self) -> None:
-        """Read what is left."""
-        self.read()
 
     # What the core asks for.
 
@@ -215,7 +205,7 @@ class KerasSession:
             found.append(BadParameter(name, layer, summary, not variable.trainable))
         return found
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return probes.bad_rows(value)
 
@@ -230,10 +220,6 @@ class KerasSession:
     def rank(self) -> int | None:
         """Give the process in a run over several."""
         return int(jax.process_index()) if jax.process_count() > 1 else None
-
-    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function; a model is called as before."""
-        return fn(*args, **kwargs)
 
 
 class Batches:

@@ -13,7 +13,7 @@ import numpy as np
 
 from anynan._arrays.containers import leaves
 from anynan._diagnosis.lineage import Replay
-from anynan._steps import context
+from anynan._runtime import context
 from anynan.jax import probes, signature
 from anynan.jax.layers import Spot
 from anynan.jax.program import tracing

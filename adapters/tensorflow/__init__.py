@@ -9,7 +9,7 @@ if not hasattr(tf, "GradientTape"):
     msg = 'anynan.tensorflow needs TensorFlow: pip install "anynan[tensorflow]"'
     raise ImportError(msg)
 
-from anynan._steps import registry as _registry
+from anynan._arrays import registry as _registry
 from anynan.tensorflow.reader import Reader as _Reader
 from anynan.tensorflow.tracking import track, untrack
 

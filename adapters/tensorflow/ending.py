@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anynan._arrays.summary import Summary
-from anynan._judging.agreement import parting
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Rows
+from anynan._diagnosis.agreement import parting
+from anynan._diagnosis.evidence import BadParameter, ReplayError
+from anynan._readings.readings import Rows
 from anynan.errors import AnomalyError
 from anynan.tensorflow import updates
 from anynan.tensorflow.frames import Step

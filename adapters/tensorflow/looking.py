@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anynan._steps.adapter import ReplayError
+from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.traces import Block
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan._steps.adapter import ReplayError
+from anynan._diagnosis.evidence import ReplayError
 
 ITERATOR = (
     "the step takes its data from an iterator ({name}), which a second run would advance, so it "

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._diagnosis.agreement import Passed
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.agreement import Passed
-from anynan._steps.adapter import ReplayError
-from anynan._steps.context import replay_context
+from anynan._runtime.context import replay_context
 from anynan.tensorflow import inlining, names, probes, readings
 from anynan.tensorflow.frames import Step, named_arguments, tensors
 from anynan.tensorflow.operations import Operations, results

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.norms import Guard
-from anynan._judging.patterns import choose
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading, Rows
-from anynan._steps.tracker import Tracker
+from anynan._readings.norms import Guard
+from anynan._readings.patterns import choose
+from anynan._readings.readings import Reading, Rows
+from anynan._steps.adapter import BaseAdapter
 from anynan.options import Options
 from anynan.tensorflow import ending, patches, probes, readings, updates
 from anynan.tensorflow.board import boards, read_all, replica
@@ -49,15 +49,14 @@ VECTORISED = "GradientTape.jacobian is vectorised: what goes on inside of it is 
 INSIDE = "runs inside a loop or a branch of the graph: it is read where that ends"
 
 
-class Session:
+class Session(BaseAdapter):
     """Watch layers for one tracker."""
 
     backend = "tensorflow"
     with_keras = False
 
     def __init__(self, layers: dict[str, Any], model: Any, options: Options) -> None:
-        self.options = options
-        self.tracker: Tracker
+        super().__init__(options)
         self.paused = False
         self.chosen = choose(layers, options.layers, options.exclude)
         self._known = {path: weakref.ref(layer) for path, layer in layers.items()}
@@ -470,7 +469,7 @@ class Session:
         """List the weights and buffers that are bad now."""
         return ending.bad_parameters(self)
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return probes.bad_rows(value)
 
@@ -480,10 +479,6 @@ class Session:
         if scaler is None or not scaler.built:
             return None
         return float(np.asarray(scaler.dynamic_scale))
-
-    def rank(self) -> int | None:
-        """Give None: one process drives all its replicas."""
-        return None
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one step of a tracked function, read it and judge it."""

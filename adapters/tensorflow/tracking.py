@@ -163,12 +163,10 @@ def refuse_twice(model: Any) -> None:
 
 def begin(session: Session, target: Any, name: str) -> Tracker:
     """Start a session."""
-    tracker = Tracker(target, session.options, name)
-    session.tracker = tracker
     model = session.model()
     if model is not None:
         weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
-    return tracker.start(session)
+    return session.track(target, name)
 
 
 def _gone(ref: "weakref.ref[Session]") -> None:

@@ -12,7 +12,7 @@ from torch import distributed
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anynan._steps.adapter import ReplayError
+from anynan._diagnosis.evidence import ReplayError
 from anynan.torch.links import backends, world
 from anynan.torch.operands import flat
 from anynan.torch.probes import local, nonfinite

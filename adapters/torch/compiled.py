@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from anynan._steps import context
-from anynan._steps.monitor import Rows, Site
+from anynan._readings.readings import Rows, Site
+from anynan._runtime import context
 from anynan.errors import AnomalyError
 from anynan.torch.fixed import Board, Layer
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME

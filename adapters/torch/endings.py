@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from anynan._steps.monitor import Rows
+from anynan._readings.readings import Rows
 from anynan.torch import scaling
 from anynan.torch.state import State
 

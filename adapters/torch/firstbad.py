@@ -10,7 +10,7 @@ import torch
 
 from anynan._arrays.containers import leaves
 from anynan._reports.report import render
-from anynan._steps.context import replay_context
+from anynan._runtime.context import replay_context
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anynan._steps.monitor import Rows, Site
+from anynan._readings.readings import Rows, Site
 from anynan.torch import endings
 from anynan.torch.probes import DTYPE_MAX, ends, plain
 from anynan.torch.slots import DeferredSlots

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anynan._arrays.containers import leaves
-from anynan._steps import context
-from anynan._steps.monitor import Rows, Site
+from anynan._readings.readings import Rows, Site
+from anynan._runtime import context
 from anynan.torch.compiled import run_outside
 from anynan.torch.fixed import Layer
 from anynan.torch.lasthook import hook_last, own_hooks

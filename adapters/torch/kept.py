@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anynan._reach.kept import container_state, generator_state
-from anynan._steps.threads import busy_threads
+from anynan._runtime.threads import busy_threads
 from anynan.torch.discovery import find_state, find_weights
 from anynan.torch.randomstate import RandomState
 from anynan.torch.rootcall import RootCall

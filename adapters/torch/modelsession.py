@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anynan._steps.monitor import Rows
+from anynan._readings.readings import Rows
 from anynan.options import Options
 from anynan.torch import compiled, scaling, updates
 from anynan.torch.growth import follow, registered

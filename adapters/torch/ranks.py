@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import trace
-from anynan._steps.adapter import ReplayError
-from anynan._steps.monitor import Reading, Rows, Site
+from anynan._readings.readings import Reading, Rows, Site
 from anynan._steps.ranks import Claim, choose, confirm, excuse, with_others
 from anynan.errors import LostRankError
 from anynan.events import Event

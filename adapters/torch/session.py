@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.patterns import choose
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading, Rows, Site
-from anynan._steps.tracker import Tracker
+from anynan._readings.patterns import choose
+from anynan._readings.readings import Reading, Rows, Site
+from anynan._steps.adapter import BaseAdapter
 from anynan.errors import AnomalyError
 from anynan.options import Options
 from anynan.torch import compiled, endings, entrances, scaling, updates
@@ -54,7 +54,7 @@ class _Rest:
         self.state.idle = True
 
 
-class Session:
+class Session(BaseAdapter):
     """Watch modules for one tracker; the base of a tracked model and a tracked step."""
 
     backend = "torch"
@@ -63,8 +63,7 @@ class Session:
     in_step = False
 
     def __init__(self, options: Options) -> None:
-        self.options = options
-        self.tracker: Tracker
+        super().__init__(options)
         self.models: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self.wanted: set[str] | None = None
         self.handles: list[Any] = []
@@ -467,7 +466,7 @@ class Session:
         """Summarise a tensor."""
         return measure(value)
 
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return bad_rows(value)
 
@@ -493,10 +492,6 @@ class Session:
             raise ReplayError(GONE)
         self.ranks.replayed()
         return replay(self, self.owner(self.state()), reading)
-
-    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one tracked step."""
-        return fn(*args, **kwargs)
 
 
 def named_layers(prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:

@@ -4,7 +4,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from anynan._steps.monitor import Rows
+from anynan._readings.readings import Rows
 from anynan.torch.recompute import Regions
 from anynan.torch.rootcall import RootCall
 from anynan.torch.slots import Slots

@@ -130,9 +130,7 @@ def _track(target: Any, options: Options) -> Tracker:
     from anynan.torch.stepsession import StepSession
 
     session = StepSession(target, options)
-    tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
-    session.tracker = tracker
-    return tracker.start(session)
+    return session.track(target, getattr(target, "__name__", type(target).__name__))
 
 
 def _session(model: torch.nn.Module, options: Options) -> ModelSession:
@@ -167,8 +165,6 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
     if not session.paths("", model):  # patterns that match nothing fail here, too
         msg = f"exclude={options.exclude!r} leaves no layer of this {name} to watch"
         raise ValueError(msg)
-    tracker = Tracker(weakref.ref(model), options, name)
-    session.tracker = tracker
     for x in same:
         _tracked[x] = weakref.ref(session)
-    return tracker.start(session)
+    return session.track(weakref.ref(model), name)

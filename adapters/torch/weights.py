@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from anynan._steps.adapter import BadParameter
-from anynan._steps.monitor import Rows
+from anynan._diagnosis.evidence import BadParameter
+from anynan._readings.readings import Rows
 from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain, read_ends
 
 if TYPE_CHECKING:

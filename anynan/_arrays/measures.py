@@ -25,8 +25,8 @@ from anynan._arrays.access import (
     unreadable,
 )
 from anynan._arrays.chunked import is_chunked
+from anynan._arrays.registry import reader_of
 from anynan._arrays.summary import Summary
-from anynan._steps.registry import reader_of
 
 PIECE = 2**14  # elements: in float64 128 KiB, and a handful of temporaries stay below 1 MiB
 

@@ -23,8 +23,8 @@ from anynan._arrays.access import (
     unreadable,
 )
 from anynan._arrays.chunked import is_chunked
+from anynan._arrays.registry import reader_of
 from anynan._arrays.summary import Summary
-from anynan._steps.registry import reader_of
 
 Span = tuple[float, float]
 

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from anynan._arrays.summary import Summary
+from anynan._diagnosis.agreement import parting
 from anynan._diagnosis.causes import Situation, explain
+from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Token, Verdict, trace
 from anynan._diagnosis.rules.evidence import seen
-from anynan._judging.agreement import parting
-from anynan._judging.norms import NORM, Finding
-from anynan._steps.adapter import Adapter, BadParameter, ReplayError
-from anynan._steps.monitor import Monitor, Reading, Rows, Site
+from anynan._readings.monitor import Monitor
+from anynan._readings.norms import NORM, Finding
+from anynan._readings.policy import may_mask
+from anynan._readings.readings import Reading, Rows, Site
 from anynan.errors import reason
 from anynan.events import NON_FINITE, STATE, Cause, Event, Kind, Operation, Phase, Spread
 
@@ -37,39 +38,28 @@ class Case:
     reading: Reading
     kind: Kind
     rows: Rows
-    value: Any = None
+    evidence: Evidence
     later: int = 0
-    replay: bool = True
     clean: int | None = None
     updates: list[int] = field(default_factory=list)
     replayed: Replay | None = None
+    seen: bool = False
     unread: str = ""
-    refused: bool = False
     watched: bool = False
     notes: list[str] = field(default_factory=list)
 
 
-def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
+def diagnose(case: Case, monitor: Monitor) -> Event | None:
     """Find the origin of a bad reading and say what caused it.
 
     Returns:
         The event, or None if a replay shows that only placed values (masks) are there.
     """
     reading = case.reading
-    summary = _measured(case, adapter)
     if reading.phase == "input":
-        return _input_event(case, adapter, summary)
+        return _input_event(case)
     verdict = Verdict()
-    watched = case.replayed is not None  # every operation of the first run itself
-    wanted = case.replay and reading.phase != "parameter" and case.kind in NON_FINITE
-    if case.replayed is None and wanted:
-        try:
-            case.replayed = adapter.replay(reading)
-        except ReplayError as error:
-            case.refused = True
-            case.notes.append(str(error))
-        except Exception as error:  # noqa: BLE001  what was found must not be lost
-            case.notes.append(f"the replay failed: {reason(error)}")
+    watched = case.seen  # every operation of the first run itself
     if case.replayed is not None:
         case.notes.extend(case.replayed.notes)
     parted = _parted(case) if not watched else None
@@ -82,24 +72,24 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         )
     if case.replayed is not None:
         # A forward reading fails for -Inf only where the policy says so.
-        neginf = case.kind == "neginf" and reading.phase == "forward"
+        neginf = may_mask(case.kind, reading.phase)
         verdict = trace(case.replayed.records, case.replayed.sinks, neginf=neginf)
         shown = any(sink.kind == case.kind for sink in case.replayed.sinks)
         if verdict.placed_only and reading.phase == "forward" and shown:
             return None
         if case.replayed.incoming:
-            return _incoming_event(case, adapter)
+            return _incoming_event(case)
     outside = verdict.outside
     if outside is not None and outside.source == "input":
-        return _outside_input(case, adapter, verdict, outside)
+        return _outside_input(case, verdict, outside)
     if outside is not None and outside.source == "handed":
-        return _handed_event(case, monitor, adapter, verdict, outside)
+        return _handed_event(case, monitor, verdict, outside)
     blamed = outside is not None and outside.source in ("parameter", "buffer")
     # What an update wrote since may be bad because of this reading, and does not explain it.
     unexplained = verdict.sink is None and not any(step >= reading.step for step in case.updates)
     unexplained = unexplained and not _is_before_its_weight(case)
     if blamed or reading.phase == "parameter" or unexplained:
-        found = _parameter_event(case, monitor, adapter, verdict, outside if blamed else None)
+        found = _parameter_event(case, monitor, verdict, outside if blamed else None)
         if found is not None:
             return found
     unseen = verdict.sink is None and reading.phase != "parameter"
@@ -108,7 +98,7 @@ def diagnose(case: Case, monitor: Monitor, adapter: Adapter) -> Event | None:
         if unseen and not case.replayed.whole:  # else its own notes say it
             clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
             case.notes.append(_WATCHED if watched else clean)
-    return _operation_event(case, monitor, adapter, verdict, summary)
+    return _operation_event(case, monitor, verdict)
 
 
 def _is_before_its_weight(case: Case) -> bool:
@@ -131,41 +121,25 @@ def _parted(case: Case) -> str | None:
     return parting(case.rows, case.reading, replayed.passed)
 
 
-def bare(case: Case, adapter: Adapter, error: Exception) -> Event:
+def bare(case: Case, error: Exception) -> Event:
     """Tell what is known of a bad reading whose report could not be put together."""
     reading = case.reading
     note = f"the rest of this report failed inside anynan, please report it: {reason(error)}"
-    return Event(
-        backend=adapter.backend,
+    said = dict.fromkeys((*case.notes, *case.evidence.notes, note))
+    return _event(
+        case,
         layer=reading.layer,
         phase=reading.phase,
-        kind=case.kind,
-        severity="bad",
-        step=reading.step,
-        call=reading.call,
-        order=reading.order,
         tensor=reading.site.tensor,
         parameter=reading.site.parameter,
         spread=Spread(case.later),
-        notes=(*dict.fromkeys(case.notes), note),
+        notes=tuple(said),
     )
 
 
-def _measured(case: Case, adapter: Adapter) -> Summary | None:
-    """Summarise the bad value, where it is at hand and can be read."""
-    if case.value is None:
-        return None
-    try:
-        return adapter.measure(case.value)
-    except Exception as error:  # noqa: BLE001  what was found must not be lost
-        case.notes.append(f"the bad value could not be measured: {reason(error)}")
-        return None
-
-
-def _operation_event(
-    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, summary: Summary | None
-) -> Event:
+def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
     reading, origin, then = case.reading, verdict.origin, verdict.then
+    summary = case.evidence.summary
     layer, phase, kind, tensor = reading.layer, reading.phase, case.kind, reading.site.tensor
     call = reading.call
     parameter = reading.site.parameter
@@ -195,7 +169,7 @@ def _operation_event(
             )
     spoilt = None
     if phase == "optimizer" and parameter is not None:
-        found = (item for item in adapter.bad_parameters() if item.name == parameter)
+        found = (item for item in case.evidence.weights() if item.name == parameter)
         spoilt = next(found, None)
     cause = explain(
         Situation(
@@ -210,7 +184,7 @@ def _operation_event(
             record=origin,
             then=then,
             growth=monitor.history.curve(reading.site),
-            scale=adapter.loss_scale() if case.rows.scale is None else float(case.rows.scale),
+            scale=case.evidence.scale if case.rows.scale is None else float(case.rows.scale),
             surfaced=harmed if phase != harmed else None,
             overwritten=origin is None and _overwritten(case),
             watched=case.watched,
@@ -218,7 +192,6 @@ def _operation_event(
     )
     return _event(
         case,
-        adapter,
         layer=layer,
         phase=phase,
         kind=kind,
@@ -274,28 +247,26 @@ def _overwritten(case: Case) -> bool:
     return any(sink.overwritten and sink.label == case.reading.site.tensor for sink in sinks)
 
 
-def _event(case: Case, adapter: Adapter, **said: Any) -> Event:
+def _event(case: Case, **said: Any) -> Event:
     """Make an event; what is not said is the reading's own."""
-    reading = case.reading
+    reading, known = case.reading, case.evidence
     common = {
-        "backend": adapter.backend, "kind": case.kind, "severity": "bad", "step": reading.step,
-        "call": reading.call, "order": reading.order, "rank": adapter.rank(),
-        "notes": tuple(dict.fromkeys(case.notes)),
+        "backend": known.backend, "kind": case.kind, "severity": "bad", "step": reading.step,
+        "call": reading.call, "order": reading.order, "rank": known.rank,
+        "notes": tuple(dict.fromkeys((*case.notes, *known.notes))),
     }  # fmt: skip
     return Event(**{**common, **said})
 
 
-def _incoming_event(case: Case, adapter: Adapter) -> Event:
+def _incoming_event(case: Case) -> Event:
     """Report a gradient that was bad before it reached the tracked model."""
     reading = case.reading
-    summary = _measured(case, adapter)
     return _event(
         case,
-        adapter,
         layer=None,
         phase="loss",
         tensor="gradient of the loss",
-        summary=summary,
+        summary=case.evidence.summary,
         cause=Cause(
             "outside_the_model",
             "the model's outputs were finite, but the gradient that came back into it was not: "
@@ -306,36 +277,30 @@ def _incoming_event(case: Case, adapter: Adapter) -> Event:
     )
 
 
-def _input_event(case: Case, adapter: Adapter, summary: Summary | None) -> Event:
+def _input_event(case: Case) -> Event:
     reading = case.reading
-    rows: tuple[int, ...] = ()
-    try:
-        rows = adapter.describe_input(reading, case.value)
-    except Exception as error:  # noqa: BLE001  what was found must not be lost
-        case.notes.append(f"the bad rows could not be listed: {reason(error)}")
     cause = explain(
         Situation(
             phase="input",
             kind=case.kind,
             layer=reading.layer,
             tensor=reading.site.tensor,
-            summary=summary,
-            rows=rows,
+            summary=case.evidence.summary,
+            rows=case.evidence.rows,
         )
     )
     return _event(
         case,
-        adapter,
         layer=reading.layer,
         phase="input",
         tensor=reading.site.tensor,
-        summary=summary,
+        summary=case.evidence.summary,
         cause=cause,
         spread=Spread(case.later),
     )
 
 
-def _outside_input(case: Case, adapter: Adapter, verdict: Verdict, outside: Token) -> Event:
+def _outside_input(case: Case, verdict: Verdict, outside: Token) -> Event:
     """Report bad values that a replay traced back to the batch."""
     origin = verdict.origin
     summary = None
@@ -359,7 +324,6 @@ def _outside_input(case: Case, adapter: Adapter, verdict: Verdict, outside: Toke
     reading = case.reading
     return _event(
         case,
-        adapter,
         layer=None,
         phase="input",
         kind=kind,
@@ -372,9 +336,7 @@ def _outside_input(case: Case, adapter: Adapter, verdict: Verdict, outside: Toke
     )
 
 
-def _handed_event(
-    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, outside: Token
-) -> Event:
+def _handed_event(case: Case, monitor: Monitor, verdict: Verdict, outside: Token) -> Event:
     """Report bad values that code between the watched layers handed to one of them."""
     reading, origin = case.reading, verdict.origin
     operands = () if origin is None else origin.operands
@@ -384,7 +346,6 @@ def _handed_event(
     where = f"between {before} and {layer}" if before else f"before {layer}"
     return _event(
         case,
-        adapter,
         layer=None,
         phase="loss",
         kind=(None if summary is None else summary.kind) or case.kind,
@@ -412,9 +373,9 @@ def _layer_before(case: Case, layer: str) -> str | None:
 
 
 def _parameter_event(
-    case: Case, monitor: Monitor, adapter: Adapter, verdict: Verdict, outside: Token | None
+    case: Case, monitor: Monitor, verdict: Verdict, outside: Token | None
 ) -> Event | None:
-    bad = adapter.bad_parameters()
+    bad = case.evidence.weights()
     if not bad:
         return None
     reading = case.reading
@@ -454,7 +415,6 @@ def _parameter_event(
         case.notes.append(f"{others} more {word} bad too: {_names(bad, chosen)}")
     return _event(
         case,
-        adapter,
         layer=chosen.layer,
         phase=phase,
         kind=kind,
@@ -477,11 +437,11 @@ def _parameter_event(
 
 
 def norm_event(
-    finding: Finding, rows: Rows, adapter: Adapter, *, expected: str | None, bad: bool
+    finding: Finding, rows: Rows, evidence: Evidence, *, expected: str | None, bad: bool
 ) -> Event:
     """Report what the guard saw in the gradient norms."""
     return Event(
-        backend=adapter.backend,
+        backend=evidence.backend,
         layer=finding.layer,
         phase="backward",
         kind=finding.kind,
@@ -501,16 +461,16 @@ def norm_event(
         ),
         trail=finding.layers,
         expected=expected,
-        rank=adapter.rank(),
+        rank=evidence.rank,
     )
 
 
-def contained(record: OpRecord, rows: Rows, adapter: Adapter) -> Event:
+def contained(record: OpRecord, rows: Rows, evidence: Evidence) -> Event:
     """Tell of an operation whose bad values came to no harm."""
     summary = record.output
     kind = None if summary is None else summary.kind
     return Event(
-        backend=adapter.backend,
+        backend=evidence.backend,
         layer=record.layer,
         phase=record.phase,
         kind=kind or "nan",
@@ -527,7 +487,7 @@ def contained(record: OpRecord, rows: Rows, adapter: Adapter) -> Event:
             )
         ),
         expected=record.expected,
-        rank=adapter.rank(),
+        rank=evidence.rank,
         notes=("contained: its bad values reached no layer output, loss or gradient",),
     )  # fmt: skip
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from anynan._arrays.summary import Summary
-from anynan._judging.agreement import Passed
+from anynan._diagnosis.agreement import Passed
+from anynan._readings.policy import may_mask
 from anynan.events import Phase, Source
 
 External = Literal[
@@ -111,6 +112,11 @@ class Sink:
     kind: str
     overwritten: bool = False
 
+    @property
+    def masks(self) -> bool:
+        """Tell whether it may be a mask, which does no harm by itself."""
+        return may_mask(self.kind, self.phase)
+
 
 @dataclass(slots=True)
 class Replay:
@@ -141,7 +147,7 @@ class Replay:
     def end(self) -> None:
         """Leave out what came after the first harm: it is spread, and tells nothing."""
         for i, sink in enumerate(self.sinks):
-            if sink.parents and not (sink.kind == "neginf" and sink.phase == "forward"):
+            if sink.parents and not sink.masks:
                 last = max(sink.parents)
                 self.records = self.records[: last + 1]
                 self.sinks = [s for s in self.sinks[: i + 1] if all(p <= last for p in s.parents)]
@@ -239,7 +245,7 @@ def trace(records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False) -
     for sink in sinks:
         found = _join(_passed(parent, roots) for parent in sink.parents)
         chosen = found.first
-        mask = sink.phase == "forward" and sink.kind == "neginf"
+        mask = sink.masks
         if chosen is None:
             # Values that nobody was seen writing are not known to be placed.
             verdict.placed_only = verdict.placed_only and mask

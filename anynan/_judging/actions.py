@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._diagnosis.diagnosis import place
+from anynan._readings.readings import Rows
 from anynan._reports.notices import warn
 from anynan._reports.report import render, render_line
-from anynan._steps.adapter import Adapter
-from anynan._steps.monitor import Rows
 from anynan.errors import AnomalyError, NonFiniteError
 from anynan.events import NON_FINITE, Event
 from anynan.options import Options, environment
 
 if TYPE_CHECKING:
+    from anynan._steps.adapter import BaseAdapter
     from anynan._steps.tracker import Tracker
 
 MAX_EVENTS = 10_000
@@ -28,7 +28,7 @@ class Actor:
     def __init__(self, options: Options, tracker: "Tracker") -> None:
         self.options = options
         self._tracker = weakref.ref(tracker)  # it holds its judge
-        self.adapter: Adapter | None = None
+        self.adapter: BaseAdapter | None = None
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._counts: Counter[str] = Counter()
         self._lock = threading.RLock()
@@ -49,7 +49,7 @@ class Actor:
         self._act(event, rows)
 
     @property
-    def _adapter(self) -> Adapter:
+    def _adapter(self) -> "BaseAdapter":
         if self.adapter is None:
             msg = "this tracker was removed: track the model again to watch it"
             raise RuntimeError(msg)
@@ -74,7 +74,7 @@ class Actor:
     def _among_others(self) -> bool:
         """Tell whether reports must say which of several tracked models they are about."""
         tracker = self._tracker()
-        return tracker is not None and tracker.among_others
+        return tracker is not None and tracker._among_others  # noqa: SLF001  its own judge
 
     def _record(self, event: Event) -> None:
         event = self._signed(event)

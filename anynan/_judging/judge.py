@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.diagnosis import Case, bare, contained, diagnose, norm_event
+from anynan._diagnosis.evidence import Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay, trace
 from anynan._judging.actions import Actor
-from anynan._judging.norms import FEWEST, Guard
-from anynan._reports.escaping import prose
+from anynan._readings.monitor import Monitor
+from anynan._readings.norms import FEWEST, Guard
+from anynan._readings.readings import Held, Reading, Rows, layer_norms
 from anynan._reports.notices import warn
 from anynan._reports.report import render_line
-from anynan._steps.monitor import Held, Monitor, Reading, Rows, layer_norms
+from anynan._runtime.escaping import prose
 from anynan.errors import reason
 from anynan.events import NON_FINITE, Event, Kind
 from anynan.options import Options, environment
@@ -170,6 +172,16 @@ class Judge(Actor):
         if event is not None:
             self.accept(rows, event)
 
+    def unscaled(self, rows: Rows) -> None:
+        """Judge the gradients that waited for a loss scaler: none has a part in this step.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        reading, rows.pending = rows.pending, None
+        if reading is not None:
+            self.fail(rows, reading, reading.kind or "nan")
+
     def release(self, rows: Rows) -> Event | None:
         """Diagnose what is held; if that is None it was no failure, and the rest is judged."""
         held, rows.held = rows.held, None
@@ -200,18 +212,19 @@ class Judge(Actor):
         if value is None and reading.order in rows.live:
             value = rows.live[reading.order]()
         case = Case(
-            reading, kind, rows, value, later,
-            replay=wanted, clean=self._clean, updates=list(self._updates), replayed=replayed,
-            unread=self._unread(), watched=self.options.level == "operation",
+            reading, kind, rows, self._adapter.evidence(reading, value), later,
+            clean=self._clean, updates=list(self._updates), replayed=replayed,
+            seen=replayed is not None, unread=self._unread(),
+            watched=self.options.level == "operation",
         )  # fmt: skip
-        if self.options.replay and not wanted and replayed is None:
+        if replayed is None and wanted:
+            self._run_again(case, key)
+        elif replayed is None and self.options.replay:
             case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
         try:
-            event = diagnose(case, self.monitor, self._adapter)
+            event = diagnose(case, self.monitor)
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
-            event = bare(case, self._adapter, error)
-        if case.refused:  # it may be possible the next time
-            self._seen[key] -= 1
+            event = bare(case, error)
         if event is None:
             self.monitor.downgraded[key] = "only placed values (a mask)"
             self._note_once(reading, kind, value)
@@ -230,6 +243,22 @@ class Judge(Actor):
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
         return event
+
+    def _known(self) -> Evidence:
+        """Say where an event is seen that concerns no single reading."""
+        return Evidence(self._adapter.backend, self._adapter.rank())
+
+    def _run_again(self, case: Case, key: tuple[Any, ...]) -> None:
+        """Have the step replayed, where that can tell more."""
+        if case.reading.phase in ("input", "parameter") or case.kind not in NON_FINITE:
+            return
+        try:
+            case.replayed = self._adapter.replay(case.reading)
+        except ReplayError as error:
+            self._seen[key] -= 1  # it may be possible the next time
+            case.notes.append(str(error))
+        except Exception as error:  # noqa: BLE001  what was found must not be lost
+            case.notes.append(f"the replay failed: {reason(error)}")
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
         """Tell whether a bad reading is worth a replay, or ``now`` that it has been counted."""
@@ -255,7 +284,7 @@ class Judge(Actor):
             self._seen[key] += 1
             if self._seen[key] > 1:  # listed once, counted every time
                 continue
-            event = contained(record, rows, self._adapter)
+            event = contained(record, rows, self._known())
             with self._lock:
                 self._events.append(self._signed(event))
         sink = verdict.sink
@@ -311,7 +340,7 @@ class Judge(Actor):
             if not bad and not finding.news:  # said when it began
                 self._counts["expected" if reason else "suspect"] += 1
                 continue
-            event = norm_event(finding, rows, self._adapter, expected=reason, bad=bad)
+            event = norm_event(finding, rows, self._known(), expected=reason, bad=bad)
             if rows.failed is None:
                 self.refuse(event, rows)
 
@@ -393,7 +422,7 @@ class Judge(Actor):
             return False
         if kind not in NON_FINITE or reading.phase == "input":
             return False
-        if not self._adapter.bad_parameters():  # repaired since
+        if not self._adapter.bad_weights():  # repaired since
             self._through = None
             return False
         event: Event = through.failed

@@ -31,13 +31,13 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.operands import at_broadcast, constant
 from anynan._diagnosis.sources import user_source
-from anynan._judging.policy import reading_kind
+from anynan._readings.policy import reading_kind
 from anynan._recorder.names import is_number, named, params
 from anynan._recorder.records import flagged
 from anynan._recorder.tape import Tape
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._steps import context
+from anynan._runtime import context
 from anynan.events import Phase, Source
 
 Span = tuple[float, float]

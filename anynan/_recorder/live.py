@@ -12,12 +12,12 @@ import numpy as np
 from anynan._arrays.probe import is_clean, probe
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.sources import user_source
-from anynan._judging.policy import reading_kind
+from anynan._readings.policy import reading_kind
 from anynan._recorder.floatflags import WORTH, Flags, honest
 from anynan._recorder.records import light, make_record
 from anynan._recorder.tape import Tape
 from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
-from anynan._steps import context
+from anynan._runtime import context
 from anynan.errors import reason
 from anynan.events import Phase
 

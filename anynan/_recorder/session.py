@@ -15,7 +15,9 @@ from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
 from anynan._arrays.measures import measure
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import Reading, Rows
 from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
 from anynan._recorder.live import LiveTape
 from anynan._recorder.parting import parting
@@ -24,11 +26,9 @@ from anynan._recorder.state import State
 from anynan._recorder.tape import Tape, now
 from anynan._recorder.trackable import change, is_array, unwrap
 from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.context import replay_context
+from anynan._runtime.context import replay_context
+from anynan._steps.adapter import BaseAdapter
 from anynan._steps.loaders import bad_rows
-from anynan._steps.monitor import Reading, Rows
-from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.options import Options
 
@@ -36,7 +36,7 @@ from anynan.options import Options
 SNAPSHOT = 2**16  # bytes
 
 
-class ArraySession:
+class ArraySession(BaseAdapter):
     """Watch a function of array code: its arguments, its operations, what leaves its scopes.
 
     Attributes:
@@ -48,8 +48,7 @@ class ArraySession:
     wrapper: type[TrackedArray] = TrackedArray
 
     def __init__(self, options: Options) -> None:
-        self.options = options
-        self.tracker: Tracker
+        super().__init__(options)
         self._local = threading.local()
         self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._matched: set[str] = set()
@@ -77,21 +76,9 @@ class ArraySession:
 
     # The contract of ``anynan._steps.adapter.Adapter``.
 
-    def attach(self) -> None:
-        """There is nothing to hook: the tracker stands in the function's place."""
-
     def detach(self) -> None:
         """Leave nothing behind."""
         self._unread.clear()
-
-    def watched(self) -> list[str]:
-        """List nothing: scopes are known when they run."""
-        return []
-
-    def set_paused(self, paused: bool) -> None:
-        """Read what is left; a paused tracker calls the function itself."""
-        if paused:
-            self.read()
 
     def read(self) -> None:
         """Bring the flags of finished calls to the host and judge them."""
@@ -108,10 +95,6 @@ class ArraySession:
                 self._judge(tape, tape.rows)
             finally:
                 self._local.again = None
-
-    def finish(self) -> None:
-        """Read what is left; the hooks go right after."""
-        self.read()
 
     def replay(self, reading: Reading) -> Replay:
         """Run a call again where its operands can be seen, or tell what is known without."""
@@ -166,21 +149,9 @@ class ArraySession:
         """Summarise an array."""
         return measure(value)
 
-    def bad_parameters(self) -> list[BadParameter]:
-        """List nothing: array code does not say which of its arrays are weights."""
-        return []
-
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a bad argument that are bad."""
         return bad_rows(value)
-
-    def loss_scale(self) -> float | None:
-        """Give None: array code has no loss scaler that could be seen."""
-        return None
-
-    def rank(self) -> int | None:
-        """Give None: one process is all there is."""
-        return None
 
     # One call.
 

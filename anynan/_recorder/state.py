@@ -6,8 +6,8 @@ from typing import Any
 
 from anynan._arrays.containers import attributes, leaves
 from anynan._arrays.probe import probe
-from anynan._judging.policy import reading_kind
 from anynan._reach import is_own
+from anynan._readings.policy import reading_kind
 from anynan._recorder.trackable import is_array, unwrap
 from anynan._recorder.tracked import is_tracked
 

@@ -13,13 +13,13 @@ import numpy as np
 from anynan._arrays.access import dtype_max, dtype_name, library_name, type_name
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.sources import user_source
+from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.floatflags import Flags
 from anynan._recorder.names import UNWRITTEN, canonical
 from anynan._recorder.namespaces import Namespace
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view
-from anynan._steps import context
-from anynan._steps.monitor import Reading, Rows, Site
+from anynan._runtime import context
 from anynan.errors import AnomalyError, reason
 from anynan.events import Event, Kind, Phase
 

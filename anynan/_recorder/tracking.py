@@ -10,12 +10,12 @@ from anynan._arrays.access import type_name
 from anynan._arrays.containers import shown
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import Span, probe
+from anynan._arrays.registry import register
 from anynan._arrays.summary import Summary
 from anynan._recorder.namespaces import Namespace, recording
 from anynan._recorder.session import ArraySession
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import TrackedArray
-from anynan._steps.registry import register
 from anynan._steps.tracker import Tracker, refuse_target
 from anynan.options import Arrays, Options
 
@@ -174,6 +174,4 @@ def start(target: Any, options: Options, session: type[ArraySession]) -> Tracker
         )
         raise TypeError(msg)
     made = session(options)
-    tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
-    made.tracker = tracker
-    return tracker.start(made)
+    return made.track(target, getattr(target, "__name__", type(target).__name__))

@@ -4,12 +4,12 @@ import math
 from typing import TYPE_CHECKING
 
 from anynan._diagnosis.rules.evidence import magnitude
-from anynan._reports.escaping import name as printed
+from anynan._readings.readings import layer_norms
 from anynan._reports.report import render_line
-from anynan._steps.monitor import layer_norms
+from anynan._runtime.escaping import name as printed
 
 if TYPE_CHECKING:
-    from anynan._steps.monitor import Reading
+    from anynan._readings.readings import Reading
     from anynan._steps.tracker import Tracker
 
 SHOWN_EVENTS = 10

@@ -1,87 +1,164 @@
 """The contract between the core and an adapter; ``adapters/README.md`` says it in prose."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._steps.monitor import Reading
+from anynan._readings.readings import Reading, Rows
+from anynan._steps.tracker import Tracker
+from anynan.errors import reason
+from anynan.options import Options
 
 
-class ReplayError(RuntimeError):
-    """Raise from ``Adapter.replay`` when a step cannot be run again; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class BadParameter:
-    """Describe a weight or buffer that holds bad values now.
-
-    Attributes:
-        name: Its full name (``encoder.layers.0.attn.weight``).
-        layer: Path of the layer that owns it.
-        summary: What it holds.
-        buffer: True for a buffer (running statistics), False for a weight.
-        held: False for a weight that none of the optimizers at work holds.
-        optimizer: True for a part of the optimizer's state, and no weight.
-        gradient: What its gradient holds, if it has one.
-        state: The optimizer's state for it.
-    """
-
-    name: str
-    layer: str
-    summary: Summary
-    buffer: bool = False
-    gradient: Summary | None = None
-    state: Mapping[str, Summary] = field(default_factory=dict)
-    held: bool = True
-    optimizer: bool = False
-
-
-class Adapter(Protocol):
+class BaseAdapter:
     """Translate one framework's hooks into readings and operation records.
 
-    Adapters never decide: they write rows into ``tracker.judge.rows()``, call ``tracker.judge.flag`` or
-    ``tracker.judge`` when values are on the host, and ``tracker.judge.close_step`` at a boundary.
+    Adapters never decide: they write rows into ``judge.rows()``, call ``judge.flag`` or
+    ``judge.review`` when values are on the host, and ``judge.close_step`` at a boundary. What
+    a framework has not, it need not say: the methods here are the defaults.
+
+    Attributes:
+        backend: Name of the framework, as events give it.
+        options: What the user asked for.
+        tracker: What the user holds.
     """
 
     backend: str
 
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.tracker: Tracker
+
+    def track(self, target: Any, name: str) -> Tracker:
+        """Make the tracker of a target, and start to watch.
+
+        Args:
+            target: What is tracked; a model as a weak reference, for it owns the hooks.
+            name: What it is called.
+        """
+        tracker = self.tracker = Tracker(target, self.options, name)
+        return tracker.start(self)
+
+    # Life.
+
     def attach(self) -> None:
-        """Install the hooks; the adapter keeps its tracker."""
+        """Install the hooks."""
 
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
 
     def watched(self) -> list[str]:
         """List the paths of the layers that ought to be read when they run."""
+        return []
 
     def set_paused(self, paused: bool) -> None:
         """Stop or resume watching, at no cost while paused."""
+        if paused:
+            self.read()
 
     def read(self) -> None:
         """Bring unread rows to the host and have them judged now."""
 
     def finish(self) -> None:
         """End the open step, reading what is left; the hooks go right after."""
-
-    def replay(self, reading: Reading) -> Replay:
-        """Run the failing step again, operation by operation, leaving no trace."""
-
-    def measure(self, value: Any) -> Summary:
-        """Summarise one of the framework's arrays."""
-
-    def bad_parameters(self) -> list[BadParameter]:
-        """List the weights and buffers that hold bad values now."""
-
-    def describe_input(self, reading: Reading, value: Any) -> tuple[int, ...]:
-        """List the rows of a bad input batch that are bad."""
-
-    def loss_scale(self) -> float | None:
-        """Give the loss scale in force, None without a loss scaler."""
-
-    def rank(self) -> int | None:
-        """Give the process rank in a distributed run."""
+        self.read()
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one tracked step."""
+        return fn(*args, **kwargs)
+
+    # What is asked when something is bad.
+
+    def replay(self, reading: Reading) -> Replay:  # noqa: ARG002  an adapter's own looks at it
+        """Run the failing step again, operation by operation, leaving no trace.
+
+        Raises:
+            ReplayError: If it cannot be run again.
+        """
+        msg = "this framework's steps cannot be run again: the report stays at layer level"
+        raise ReplayError(msg)
+
+    def evidence(self, reading: Reading, value: Any) -> Evidence:
+        """Hand over what is known of a failure; what cannot be found out is noted.
+
+        Args:
+            reading: What is bad.
+            value: The framework's array, None if it is gone.
+        """
+        notes: list[str] = []
+
+        def ask(what: str, found: Callable[[], Any], otherwise: Any) -> Any:
+            try:
+                return found()
+            except Exception as error:  # noqa: BLE001  what was found must not be lost
+                notes.append(f"{what}: {reason(error)}")
+                return otherwise
+
+        summary, rows = None, ()
+        if value is not None:
+            failed = "the bad value could not be measured"
+            summary = ask(failed, lambda: self.measure(value), None)
+        if reading.phase == "input":
+            failed = "the bad rows could not be listed"
+            rows = ask(failed, lambda: self.bad_rows(value), ())
+        return Evidence(
+            backend=self.backend,
+            rank=self.rank(),
+            scale=ask("the loss scale could not be read", self.loss_scale, None),
+            summary=summary,
+            rows=rows,
+            weights=self.bad_weights,
+            notes=tuple(notes),
+        )
+
+    def measure(self, value: Any) -> Summary:
+        """Summarise one of the framework's arrays."""
+        raise NotImplementedError
+
+    def bad_rows(self, value: Any) -> tuple[int, ...]:  # noqa: ARG002
+        """List the rows of a bad input batch that are bad."""
+        return ()
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List the weights and buffers that hold bad values now."""
+        return []
+
+    def bad_weights(self) -> list[BadParameter]:
+        """List of those the ones that the policy calls bad."""
+        spoils = self.options.policy.spoils
+        return [
+            item
+            for item in self.bad_parameters()
+            if spoils(item.summary.kind, item.layer, buffer=item.buffer)
+        ]
+
+    def attached(self, write: Callable[[BadParameter, Rows], object]) -> None:
+        """Judge the weights as tracking finds them.
+
+        Args:
+            write: Write a reading of a bad weight into the rows.
+
+        Raises:
+            AnomalyError: As the tracker's action says, if one is bad.
+        """
+        judge = self.tracker.judge
+        bad = self.bad_weights()
+        if not bad:
+            judge.known_clean(judge.step)
+            return
+        rows = judge.rows()
+        try:
+            write(bad[0], rows)
+            judge.review(rows)
+        finally:
+            rows.failed = None
+
+    def loss_scale(self) -> float | None:
+        """Give the loss scale in force, None without a loss scaler."""
+        return None
+
+    def rank(self) -> int | None:
+        """Give the process rank in a distributed run."""
+        return None

@@ -23,10 +23,10 @@ from anynan._arrays.probe import probe
 from anynan._arrays.values import plain
 from anynan._checks import Finding, look_at_all
 from anynan._diagnosis.causes import Situation, explain
-from anynan._judging.policy import DEFAULT, Policy, reading_kind
+from anynan._readings.policy import DEFAULT, Policy, reading_kind
 from anynan._reports.notices import warn
 from anynan._reports.report import render
-from anynan._steps import context
+from anynan._runtime import context
 from anynan.errors import AnomalyError, NonFiniteError
 from anynan.events import NON_FINITE, Event, Spread
 from anynan.options import ACTIONS, environment

@@ -6,14 +6,17 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from anynan._judging.judge import Judge
-from anynan._reports.escaping import name as printed
-from anynan._steps.adapter import Adapter
-from anynan._steps.monitor import History, Reading
+from anynan._readings.history import History
+from anynan._readings.readings import Reading
+from anynan._runtime.escaping import name as printed
 from anynan.events import PHASES, Event
 from anynan.options import Options, environment
+
+if TYPE_CHECKING:
+    from anynan._steps.adapter import BaseAdapter
 
 
 def refuse_target(target: Any, what: str) -> None:
@@ -64,28 +67,28 @@ class Tracker:
         self.name = name
         self.paused = False
         self.where = ""
-        self.judge = Judge(options, self)
+        self.judge: Judge = Judge(options, self)
 
     # Names.
 
     @property
-    def of_model(self) -> bool:
+    def _of_model(self) -> bool:
         """Tell whether a model is tracked, and not a function."""
         return isinstance(self._target, weakref.ref)
 
     @property
     def target(self) -> str:
         """Say what is tracked, as ``model Generator`` or ``function preprocess``."""
-        if not self.of_model:
+        if not self._of_model:
             return f"function {self.name}"
         named = [tracker for tracker in self._beside() if tracker.name == self.name]
         number = f" {named.index(self) + 1}" if len(named) > 1 and self in named else ""
         return f"model {self.name}{number}"
 
     @property
-    def among_others(self) -> bool:
+    def _among_others(self) -> bool:
         """Tell whether reports must say which of several tracked models they are about."""
-        return self.of_model and len(self._beside()) > 1
+        return self._of_model and len(self._beside()) > 1
 
     def _beside(self) -> "list[Tracker]":
         """List the models that this backend watches, in the order they were tracked."""
@@ -99,7 +102,7 @@ class Tracker:
                 other = None if tracker is None else tracker.judge.adapter
                 if tracker is None or other is None:
                     del _watching[key]
-                elif tracker.of_model and other.backend == adapter.backend:
+                elif other.backend == adapter.backend and tracker._of_model:  # noqa: SLF001
                     beside.append(tracker)
         return [tracker for tracker in beside if tracker.fn is not None]
 
@@ -148,7 +151,7 @@ class Tracker:
 
     # Life.
 
-    def start(self, adapter: Adapter) -> Self:
+    def start(self, adapter: "BaseAdapter") -> Self:
         """Install an adapter's hooks; adapters call this at the end of ``track``."""
         if hasattr(self._target, "__name__"):
             functools.update_wrapper(self, self._target, updated=())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anynan import Allow, Policy
-from anynan._judging.policy import DEFAULT
+from anynan._readings.policy import DEFAULT
 from anynan.events import Kind, Phase, Severity
 from tests.backends import Space
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import Operand, OpRecord
-from anynan._judging.norms import Finding
+from anynan._readings.norms import Finding
 from anynan.events import Kind, Phase
 
 # The phases in which an operation computes a value rather than a gradient.

@@ -16,7 +16,7 @@ def busy_threads() -> dict[int, str]:
     """Give number and name of every other thread that runs Python code and does not wait.
 
     Example:
-        >>> from anynan._steps.threads import busy_threads
+        >>> from anynan._runtime.threads import busy_threads
         >>> busy_threads()
         {}
     """

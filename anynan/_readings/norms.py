@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from anynan._judging.policy import Policy
+from anynan._readings.policy import Policy
 from anynan.events import Kind
 
 # Updates over which a norm's running median is taken, and how many it needs.

@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anynan._judging.policy import reading_kind
-from anynan._steps.monitor import Reading, Rows
+from anynan._readings.policy import reading_kind
+from anynan._readings.readings import Reading, Rows
 from anynan.events import Kind, Phase
 
 # Magnitudes this much below the largest of the run may be what is left of a cancellation.

@@ -10,7 +10,6 @@ from anynan.events import KINDS, NON_FINITE, PHASES, Kind, Phase, Severity
 
 Level = Literal["bad", "suspect", "ignore"]
 _LEVELS = ("bad", "suspect", "ignore")
-# Masks are made of -Inf: where values only pass through, it proves nothing by itself.
 _MASK_PHASES = ("input", "forward")
 
 
@@ -200,10 +199,20 @@ class Policy:
         if kind in NON_FINITE:
             level: Level | None = getattr(mine, kind)
             if level is None:
-                level = "suspect" if phase in _MASK_PHASES else "bad"
+                level = "suspect" if may_mask(kind, phase) else "bad"
         else:
             level = "bad" if kind in mine.bad else "suspect"
         return None if level == "ignore" else (kind, level)
+
+    def spoils(self, kind: Kind | None, layer: str | None, *, buffer: bool = False) -> bool:
+        """Tell whether a weight or a buffer that holds a value of this kind is bad.
+
+        A buffer of -Inf is a mask until something bad follows.
+        """
+        if kind is None:
+            return False
+        found = self.weigh(kind, "forward" if buffer else "parameter", layer)
+        return found is not None and found[1] == "bad"
 
     def allowed(self, kind: Kind, phase: Phase, layer: str | None) -> str | None:
         """Return the reason of the whitelist entry that covers this, None if none does."""
@@ -215,6 +224,14 @@ class Policy:
             ):
                 return entry.reason
         return None
+
+
+def may_mask(kind: str | None, phase: str) -> bool:
+    """Tell whether values may be a mask, which is made of -Inf.
+
+    Where values only pass through, it proves nothing by itself.
+    """
+    return kind == "neginf" and phase in _MASK_PHASES
 
 
 def reading_kind(lo: float, hi: float) -> Kind | None:

@@ -14,7 +14,7 @@ class Interrupts:
     passed on when the work is over.
 
     Example:
-        >>> from anynan._steps.interrupts import Interrupts
+        >>> from anynan._runtime.interrupts import Interrupts
         >>> with Interrupts() as interrupts:
         ...     kept = ["what is put back below"]
         ...     try:

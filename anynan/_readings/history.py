@@ -1,0 +1,139 @@
+"""The readings of past steps, packed and bounded."""
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from threading import RLock
+
+from anynan._readings.readings import Reading, Rows, Site, known, layer_norms
+
+HISTORY_BYTES = 64 * 2**20
+
+
+class _Entry:
+    """Keep one step of the ring, packed."""
+
+    __slots__ = ("calls", "hi", "lo", "norms", "sites", "stats", "step")
+    sites: list[Site]
+    calls: list[int]
+
+    def __init__(self, rows: Rows, before: "_Entry | None") -> None:
+        read = len(rows.lo)
+        self.step = rows.step
+        sites: list[Site] = rows.sites[:read]
+        calls: list[int] = rows.calls[:read]
+        # Most steps read the same slots: then the lists of the step before are shared.
+        self.sites = before.sites if before is not None and before.sites == sites else sites
+        self.calls = before.calls if before is not None and before.calls == calls else calls
+        self.lo = array("d", rows.lo)
+        self.hi = array("d", rows.hi)
+        self.stats = rows.stats
+        self.norms = rows.norms
+
+    @property
+    def nbytes(self) -> int:
+        """Give at most the memory this takes: shared lists are counted for every step."""
+        extra = len(self.stats) + len(self.norms)
+        return 16 * (len(self.lo) + len(self.sites)) + 64 * extra
+
+
+class History:
+    """Hold the readings of the last steps, bounded in steps and in bytes.
+
+    Iterating yields ``Reading`` objects, oldest first; ``len`` is the number of steps.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._entries: deque[_Entry] = deque()
+        self._bytes = 0
+        self._lock = RLock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Reading]:
+        with self._lock:
+            entries = list(self._entries)
+        for entry in entries:
+            yield from self._unpack(entry)
+
+    def _unpack(self, entry: _Entry) -> Iterator[Reading]:
+        pairs = zip(entry.sites, entry.calls, entry.lo, entry.hi, strict=True)
+        for order, (site, call, lo, hi) in enumerate(pairs):
+            stats = entry.stats.get(order, ())
+            norm = hi if site.bound else entry.norms.get(order)
+            yield Reading(entry.step, order, call, site, *known(lo, hi), stats, norm)
+
+    @property
+    def nbytes(self) -> int:
+        """Give the host memory that the packed readings take."""
+        return self._bytes
+
+    def steps(self) -> list[int]:
+        """List the steps held, oldest first."""
+        with self._lock:
+            return [entry.step for entry in self._entries]
+
+    def last(self) -> list[Reading]:
+        """Return the newest step's readings."""
+        with self._lock:
+            entry = self._entries[-1] if self._entries else None
+        return [] if entry is None else list(self._unpack(entry))
+
+    def append(self, rows: Rows) -> None:
+        """Pack one finished step, and drop the oldest beyond the bounds."""
+        if not self._steps:
+            return
+        with self._lock:
+            entry = _Entry(rows, self._entries[-1] if self._entries else None)
+            self._entries.append(entry)
+            self._bytes += entry.nbytes
+            while len(self._entries) > 1 and (
+                len(self._entries) > self._steps or self._bytes > HISTORY_BYTES
+            ):
+                self._bytes -= self._entries.popleft().nbytes
+
+    def clear(self) -> None:
+        """Forget every reading."""
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
+
+    def curve(self, site: Site, upto: int = 50) -> tuple[tuple[int, float], ...]:
+        """Give (step, absmax) of one slot over the last steps, oldest first."""
+        with self._lock:
+            entries = list(self._entries)[-upto:]
+        points = []
+        for entry in entries:
+            values = [
+                max(abs(lo), abs(hi))
+                for at, lo, hi in zip(entry.sites, entry.lo, entry.hi, strict=True)
+                if (at is site or at.place == site.place) and not lo > hi
+            ]
+            if values:
+                points.append((entry.step, max(values)))
+        return tuple(points)
+
+    def norms(self, layer: str | None = None) -> tuple[tuple[int, float], ...]:
+        """Give (step, L2 norm of the weights' gradients), oldest first.
+
+        Args:
+            layer: Only the weights of this layer itself; None for all weights together.
+
+        Example:
+            >>> import anynan
+            >>> tracker.history.norms("encoder.0")  # doctest: +SKIP
+            ((0, 0.71), (1, 0.69))
+        """
+        with self._lock:
+            entries = list(self._entries)
+        points = []
+        for entry in entries:
+            norms = layer_norms(self._unpack(entry))
+            if layer is not None:
+                norms = {layer: norms[layer]} if layer in norms else {}
+            if norms:
+                points.append((entry.step, math.hypot(*norms.values())))
+        return tuple(points)
