@@ -14,10 +14,10 @@ from anynan._arrays.probe import ends, is_clean, probe
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.sources import user_source
 from anynan._readings.policy import DEFAULT, Policy, reading_kind
+from anynan._reports.escaping import name as printed
 from anynan._reports.notices import warn
 from anynan._reports.report import render
 from anynan._runtime import context
-from anynan._runtime.escaping import name as printed
 from anynan.errors import AnomalyError, NonFiniteError, reason
 from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Severity, Source
 from anynan.options import environment

@@ -20,13 +20,11 @@ Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
 Stats = str | Iterable[str]
 
 
-class Shared(TypedDict, total=False):
-    """Name the options that every ``track`` has.
+class Watching(TypedDict, total=False):
+    """Name the options that say what is watched, and how.
 
     Attributes:
         policy: What counts as bad, and where; an ``anynan.Policy``.
-        action: What happens where something is bad: ``"raise"`` (the default), ``"warn"``,
-            ``"record"``, ``"skip"`` (a warning, and no update) or a function of the Event.
         layers: Globs or predicates on layer paths: what is watched; everything by default.
         exclude: Globs or predicates: what is not, with all that is inside; it wins.
         replay: Whether a bad step is run again to name the operation; True by default.
@@ -37,13 +35,23 @@ class Shared(TypedDict, total=False):
     """
 
     policy: Policy
-    action: Action
     layers: Patterns
     exclude: Patterns
     replay: bool
     history: int
     stats: Stats
     level: Literal["layer", "operation"]
+
+
+class Shared(Watching, total=False):
+    """Name the options that every ``track`` has.
+
+    Attributes:
+        action: What happens where something is bad: ``"raise"`` (the default), ``"warn"``,
+            ``"record"``, ``"skip"`` (a warning, and no update) or a function of the Event.
+    """
+
+    action: Action
 
 
 class Arrays(Shared, total=False):
@@ -56,8 +64,8 @@ class Arrays(Shared, total=False):
     read: Literal["auto", "immediate", "step"] | int
 
 
-class Training(Shared, total=False):
-    """Name the options of every ``track`` that knows weights and gradients.
+class Weights(TypedDict, total=False):
+    """Name the options where weights and gradients are known.
 
     Attributes:
         backward: Whether gradients are watched; True by default.
@@ -69,6 +77,10 @@ class Training(Shared, total=False):
     backward: bool
     patience: int
     parameters: bool
+
+
+class Training(Shared, Weights, total=False):
+    """Name the options of every ``track`` that knows weights and gradients."""
 
 
 @dataclass(frozen=True)

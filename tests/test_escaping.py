@@ -13,8 +13,8 @@ import pytest
 
 import anynan
 from anynan._arrays.summary import Summary
+from anynan._reports.escaping import NAME, PROSE, escaped, name, prose
 from anynan._reports.report import headline, render, render_line, render_rich
-from anynan._runtime.escaping import NAME, PROSE, escaped, name, prose
 from anynan.errors import AnynanWarning
 from anynan.events import Cause, Event, Operation, Source, Spread
 from tests.fake_adapter import Layer, Model, track

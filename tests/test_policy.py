@@ -1,6 +1,8 @@
 """What counts as bad: the defaults, the limits, the whitelist, and what is refused."""
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -11,6 +13,10 @@ from anynan.events import PHASES
 
 NAN, INF = math.nan, math.inf
 HALF = 65504.0
+
+
+def pickled(policy: Policy) -> Any:
+    return pickle.loads(pickle.dumps(policy))
 
 
 # The defaults never trip on a correct program.
@@ -125,6 +131,34 @@ def test_an_override_reaches_the_kinds_too() -> None:
     assert policy.judge("forward", NAN, NAN, layer="body") == ("nan", "bad")
 
 
+def test_an_override_leaves_what_it_does_not_set_as_it_is() -> None:
+    policy = Policy(nan="ignore", large=5, bad=("large",), overrides={"head": Policy(large=9)})
+    assert policy.judge("forward", 0, 7, layer="head") is None
+    assert policy.judge("forward", 0, 10, layer="head") == ("large", "bad")
+    assert policy.judge("forward", NAN, NAN, layer="head") is None
+
+
+def test_an_override_sets_a_default_too() -> None:
+    policy = Policy(nan="ignore", large=5, overrides={"head": Policy(nan="bad", large=None)})
+    assert policy.judge("forward", NAN, NAN, layer="head") == ("nan", "bad")
+    assert policy.judge("forward", 0, 10, layer="head") is None
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_of_an_override_sets_the_same(copied: Any) -> None:
+    policy = copied(Policy(nan="ignore", overrides={"head": Policy(large=9)}))
+    assert policy.judge("forward", NAN, NAN, layer="head") is None
+    assert policy.judge("forward", 0, 10, layer="head") == ("large", "suspect")
+
+
+def test_the_model_itself_is_called_model() -> None:
+    entry = Allow("model", "nan", "why")
+    policy = Policy(allow=(entry,), overrides={"model": Policy(large=3)})
+    assert policy.allowed("nan", "forward", "") == "why"
+    assert policy.allowed("nan", "forward", "head") is None
+    assert policy.limit("", None) == 3
+
+
 def test_outside_every_layer_only_a_glob_that_covers_all_matches() -> None:
     assert Policy(overrides={"*": Policy(nan="ignore")}).judge("loss", NAN, NAN) is None
     assert Policy(overrides={"?*": Policy(nan="ignore")}).judge("loss", NAN, NAN) is not None
@@ -177,8 +211,8 @@ def test_entries_may_come_from_a_generator() -> None:
         ({"spike": 1}, "Policy(spike=1): the ratio to the running median must be above 1"),
         ({"bad": ("nan",)}, "Policy(bad=...): 'nan' is not one of large, spike, vanishing"),
         ({"bad": "lage"}, "'lage' is not one of large, spike, vanishing"),
-        ({"streak": 0}, "Policy(streak=0): a streak is at least 1 step"),
-        ({"floor": -1.0}, "Policy(floor=-1.0): a loss scale is never below 0"),
+        ({"scale_streak": 0}, "Policy(scale_streak=0): a streak is at least 1 step"),
+        ({"scale_floor": -1.0}, "Policy(scale_floor=-1.0): a loss scale is never below 0"),
     ],
 )
 def test_an_impossible_value_is_refused_in_words(options: dict[str, Any], words: str) -> None:
@@ -192,9 +226,9 @@ def test_an_impossible_value_is_refused_in_words(options: dict[str, Any], words:
     [
         ({"large": "10"}, "Policy(large='10'): expected a number or None, not str"),
         ({"large": True}, "Policy(large=True): expected a number or None, not bool"),
-        ({"streak": "5"}, "Policy(streak='5'): expected a whole number, not str"),
-        ({"floor": "low"}, "Policy(floor='low'): expected a number"),
-        ({"floor": None}, "Policy(floor=None): expected a number"),
+        ({"scale_streak": "5"}, "Policy(scale_streak='5'): expected a whole number, not str"),
+        ({"scale_floor": "low"}, "Policy(scale_floor='low'): expected a number"),
+        ({"scale_floor": None}, "Policy(scale_floor=None): expected a number"),
         ({"allow": ("head",)}, "takes anynan.Allow entries, not 'head'"),
         ({"allow": 3}, "takes anynan.Allow entries, not 3"),
         ({"bad": 3}, "Policy(bad=...) takes kinds, not 3"),

@@ -1084,7 +1084,7 @@ def test_an_overflow_while_the_scale_is_found_is_expected_and_counted() -> None:
 
 
 def test_a_streak_of_skipped_steps_is_bad_with_its_origin() -> None:
-    _, tracker = scaled(65536.0, policy=anynan.Policy(streak=3))
+    _, tracker = scaled(65536.0, policy=anynan.Policy(scale_streak=3))
     tracker([0.0, 1.0])
     tracker([0.0, 1.0])
     event = failure(tracker, [0.0, 1.0]).event
@@ -1094,7 +1094,7 @@ def test_a_streak_of_skipped_steps_is_bad_with_its_origin() -> None:
 
 
 def test_a_good_step_ends_the_streak() -> None:
-    _, tracker = scaled(65536.0, policy=anynan.Policy(streak=2))
+    _, tracker = scaled(65536.0, policy=anynan.Policy(scale_streak=2))
     for _ in range(3):
         tracker([0.0, 1.0])
         tracker([1.0, 1.0])

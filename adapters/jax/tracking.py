@@ -9,7 +9,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from anynan._arrays.summary import Summary
-from anynan._steps.tracker import Tracker, refuse_target
+from anynan._steps.tracker import Tracker, refuse_target, tracker_of
 from anynan.jax.probes import CHECKED
 from anynan.jax.program import tracing
 from anynan.jax.session import Session
@@ -102,17 +102,17 @@ def checked(options: Mapping[str, Any], known: type) -> Options:
     return Options.checked(options, known, "JAX")
 
 
-def untrack(tracker: Any) -> Any:
+def untrack(target: Any) -> Any:
     """Stop watching, and give the function back as it was given to ``track``.
 
     Args:
-        tracker: What ``track`` returned.
+        target: What was given to ``track``, or what it returned.
 
     Returns:
         The function.
 
     Raises:
-        TypeError: If it is no tracker.
+        ValueError: If it is not tracked.
 
     Example:
         >>> import jax, anynan
@@ -120,9 +120,7 @@ def untrack(tracker: Any) -> Any:
         >>> anynan.jax.untrack(step) is jax.numpy.sin
         True
     """
-    if not isinstance(tracker, Tracker):
-        msg = f"untrack() takes what track() returned, not {type(tracker).__name__}"
-        raise TypeError(msg)
+    tracker = tracker_of(target)
     tracker.remove()
     return tracker.fn
 

@@ -15,7 +15,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._readings.patterns import choose
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracker import Tracker, tracker_of
 from anynan.jax import probes
 from anynan.jax.layers import Spot
 from anynan.jax.program import tracing
@@ -31,20 +31,19 @@ from anynan.options import Options, Training
 _watching: "set[KerasSession]" = set()
 
 
-class KerasOptions(Training, total=False):
+class KerasOnJax(Training, total=False):
     """Name the options of ``track`` on this backend.
 
     Attributes:
-        keep_inputs: Whether donated arguments are kept, so that a bad step can always be run
-            again; False by default.
+        keep_inputs: Whether donated arguments are kept; False by default.
     """
 
     keep_inputs: bool
 
 
-def track(model: Any, **options: Unpack[KerasOptions]) -> Tracker:
+def track(model: Any, **options: Unpack[KerasOnJax]) -> Tracker:
     """Watch a Keras model on the JAX backend; ``anynan.keras.track`` calls this."""
-    chosen = checked(options, KerasOptions)
+    chosen = checked(options, KerasOnJax)
     keep = options.get("keep_inputs", False)
     name = type(model).__name__
     first = session_of(model)
@@ -60,13 +59,9 @@ def track(model: Any, **options: Unpack[KerasOptions]) -> Tracker:
     return session.track(weakref.ref(model), name)
 
 
-def untrack(model: Any) -> None:
+def untrack(target: Any) -> None:
     """Stop watching a model; ``anynan.keras.untrack`` calls this."""
-    session = session_of(model)
-    if session is None:
-        msg = f"this {type(model).__name__} is not tracked"
-        raise ValueError(msg)
-    session.tracker.remove()
+    tracker_of(target).remove()
 
 
 def session_of(model: Any) -> "KerasSession | None":

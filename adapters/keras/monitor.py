@@ -2,12 +2,12 @@
 
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 
 from anynan._steps.tracker import Tracker
-from anynan.keras.tracking import track
+from anynan.keras.tracking import MonitorOptions, track
 
 ACTIONS = ("stop", "raise", "warn", "record", "skip")
 KEPT = (
@@ -41,7 +41,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
         ()
     """
 
-    def __init__(self, action: str = "stop", **options: Any) -> None:
+    def __init__(self, action: str = "stop", **options: Unpack[MonitorOptions]) -> None:
         super().__init__()
         if action not in ACTIONS:
             msg = f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}"
@@ -61,7 +61,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
         super().set_model(model)
         if self.tracker is not None:
             self.tracker.remove()
-        action = "skip" if self.action == "stop" else self.action
+        action: Any = "skip" if self.action == "stop" else self.action
         self.tracker = track(model, action=action, **self._options)
         self._note()
 

@@ -3,19 +3,46 @@
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import keras
 
 from anynan._steps.tracker import Tracker
-from anynan.options import Options
+from anynan.options import Options, Training, Watching, Weights
+
+
+class Backends(TypedDict, total=False):
+    """Name the options that some of the backends have; the others refuse them.
+
+    Attributes:
+        read: On PyTorch, when readings are judged: ``"auto"``, ``"immediate"``, ``"step"`` or
+            every n steps.
+        keep: On PyTorch, bytes of output gradient kept for a replay of the backward pass.
+        across_ranks: On PyTorch, whether all processes of a distributed run stop at the same
+            step.
+        keep_inputs: On JAX, whether donated arguments are kept, so that a bad step can always
+            be run again.
+    """
+
+    read: Literal["auto", "immediate", "step"] | int
+    keep: int | Literal["step"]
+    across_ranks: bool
+    keep_inputs: bool
+
+
+class KerasOptions(Training, Backends, total=False):
+    """Name the options of ``anynan.keras.track``."""
+
+
+class MonitorOptions(Watching, Weights, Backends, total=False):
+    """Name the options of ``anynan.keras.Monitor``."""
 
 
 @overload
-def track(target: None = None, **options: Any) -> Callable[[Any], Tracker]: ...
+def track(target: None = None, **options: Unpack[KerasOptions]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: Any, **options: Any) -> Tracker: ...
-def track(target: Any = None, **options: Any) -> Any:
+def track(target: Any, **options: Unpack[KerasOptions]) -> Tracker: ...
+def track(target: Any = None, **options: Unpack[KerasOptions]) -> Any:
     """Watch a Keras model, forward and backward, on the backend that Keras runs on.
 
     The model goes on being used as before: ``fit``, ``train_on_batch``, ``evaluate``,

@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 
 import tensorflow as tf
 
-from anynan._steps.tracker import Tracker, refuse_target
+from anynan._steps.tracker import Tracker, refuse_target, tracker_of
 from anynan.options import Options, Training
 from anynan.tensorflow import patches
 from anynan.tensorflow.session import Session
@@ -63,7 +63,7 @@ def track(target: Any = None, **options: Unpack[Training]) -> Any:
 
 
 def untrack(target: Any) -> None:
-    """Stop watching a tracked model or module; the same as its tracker's ``remove``.
+    """Stop watching a model, a module or a function; the same as its tracker's ``remove``.
 
     Args:
         target: What was given to ``track``, or the tracker.
@@ -77,14 +77,8 @@ def untrack(target: Any) -> None:
         >>> tracker = anynan.tensorflow.track(model)
         >>> anynan.tensorflow.untrack(model)
     """
-    if isinstance(target, Tracker):
-        target.remove()
-        return
     session = session_of(target)
-    if session is None:
-        msg = f"this {type(target).__name__} is not tracked"
-        raise ValueError(msg)
-    session.tracker.remove()
+    (tracker_of(target) if session is None else session.tracker).remove()
 
 
 def session_of(model: Any) -> Session | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack, overload
 
 import torch
 
-from anynan._steps.tracker import Tracker, refuse_target
+from anynan._steps.tracker import Tracker, refuse_target, tracker_of
 from anynan.options import Options, Training
 from anynan.torch.modelsession import ModelSession
 from anynan.torch.session import Session
@@ -94,14 +94,13 @@ def track(target: Any = None, **options: Unpack[TorchOptions]) -> Any:
     return _track(target, chosen)
 
 
-def untrack(model: torch.nn.Module) -> None:
-    """Take a tracked model's hooks away; the same as its tracker's ``remove``.
+def untrack(target: Any) -> None:
+    """Stop watching a model or a function; the same as its tracker's ``remove``.
 
     Args:
-        model: A module given to ``track``.
+        target: What was given to ``track``, or the tracker.
 
     Raises:
-        TypeError: If it is no module.
         ValueError: If it is not tracked.
 
     Example:
@@ -110,14 +109,8 @@ def untrack(model: torch.nn.Module) -> None:
         >>> tracker = anynan.torch.track(model)
         >>> anynan.torch.untrack(model)
     """
-    if not isinstance(model, torch.nn.Module):
-        msg = f"untrack() takes the module given to track(), not {type(model).__name__}"
-        raise TypeError(msg)
-    session = session_of(model)
-    if session is None:
-        msg = f"this {type(model).__name__} is not tracked"
-        raise ValueError(msg)
-    session.tracker.remove()
+    session = session_of(target) if isinstance(target, torch.nn.Module) else None
+    (tracker_of(target) if session is None else session.tracker).remove()
 
 
 def _track(target: Any, options: Options) -> Tracker:

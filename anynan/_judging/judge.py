@@ -13,9 +13,9 @@ from anynan._judging.actions import Actor
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
 from anynan._readings.readings import Held, Reading, Rows, layer_norms
+from anynan._reports.escaping import prose
 from anynan._reports.notices import warn
 from anynan._reports.report import render_line
-from anynan._runtime.escaping import prose
 from anynan.errors import reason
 from anynan.events import NON_FINITE, Event, Kind
 from anynan.options import Options, environment
@@ -536,8 +536,8 @@ class Judge(Actor):
         now = self._adapter.loss_scale()
         scale = now if rows.scale is None else float(rows.scale)
         policy = self.options.policy
-        floor = scale is not None and scale <= policy.floor
-        if self._scaled_streak >= policy.streak or floor:
+        floor = scale is not None and scale <= policy.scale_floor
+        if self._scaled_streak >= policy.scale_streak or floor:
             self.fail(rows, reading, kind)
             return
         self._counts["expected"] += 1

@@ -58,6 +58,7 @@ class Guard:
         self._past: dict[tuple[str, str | None], deque[tuple[int, float]]] = {}
         self._ongoing: set[tuple[str, str, str | None]] = set()
         self._at: dict[str, Policy] = {}
+        self._spike: dict[str, float | None] = {}
 
     def clear(self) -> None:
         """Forget the norms seen so far."""
@@ -91,7 +92,7 @@ class Guard:
         past = self._past.get((group, layer))
         if past is None:
             past = self._past[(group, layer)] = deque(maxlen=WINDOW)
-        wanted = layer is None or self._own(layer).spike is not None
+        wanted = layer is None or self._own_spike(layer) is not None
         found = self._median(past) if wanted else None
         past.append((step, norm))
         return found
@@ -106,10 +107,11 @@ class Guard:
             found = self._at[layer] = self.policy.at(layer)
         return found
 
-    def _own(self, layer: str) -> Policy:
-        """Return the override that names a layer, else a policy that judges no jump."""
-        found = self._policy(layer)
-        return _NOTHING if found is self.policy else found
+    def _own_spike(self, layer: str) -> float | None:
+        """Return the ratio that an override sets for a layer's own norm, None if none does."""
+        if layer not in self._spike:
+            self._spike[layer] = self.policy.named(layer).get("spike")
+        return self._spike[layer]
 
     def _spikes(
         self,
@@ -121,7 +123,7 @@ class Guard:
         found = []
         for layer, usual in medians.items():
             norm = total if layer is None else norms[layer]
-            ratio = self.policy.spike if layer is None else self._own(layer).spike
+            ratio = self.policy.spike if layer is None else self._own_spike(layer)
             high = ratio is not None and usual is not None and norm > ratio * usual
             news = self._begins(high, (group, "spike", layer))
             if not high:
@@ -171,6 +173,3 @@ class Guard:
         fresh = key not in self._ongoing
         self._ongoing.add(key)
         return fresh
-
-
-_NOTHING = Policy()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from anynan.events import KINDS, NON_FINITE, PHASES, Kind, Phase, Severity
 
@@ -18,7 +18,7 @@ class Allow:
     """Whitelist a kind in some layers, with the reason that the report will list.
 
     Attributes:
-        layers: Glob on the layer path (``*`` crosses dots).
+        layers: Glob on the layer path (``*`` crosses dots); ``model`` is the model itself.
         kind: The kind that is legitimate there.
         reason: Why.
         phase: Only in this phase; None for every phase.
@@ -70,9 +70,11 @@ class Policy:
         vanishing: Gradient norm of a layer's own weights below which it is ``vanishing``.
         bad: Kinds among ``large``, ``spike`` and ``vanishing`` that act instead of warn.
         allow: The whitelist; every entry carries its reason.
-        overrides: Glob on the layer path -> policy for those layers; the last match wins.
-        streak: Skipped steps in a row after which a loss scaler's overflow is bad.
-        floor: Loss scale at or below which an overflow is bad.
+        overrides: Glob on the layer path -> what is another for those layers: what that policy
+            does not set is as here. Where several match, the last wins. ``model`` is the model
+            itself.
+        scale_streak: Skipped steps in a row after which a loss scaler's overflow is bad.
+        scale_floor: Loss scale at or below which an overflow is bad.
 
     Raises:
         TypeError: If a value has the wrong type.
@@ -94,8 +96,17 @@ class Policy:
     bad: tuple[Kind, ...] = ()
     allow: tuple[Allow, ...] = ()
     overrides: Mapping[str, "Policy"] = field(default_factory=dict)
-    streak: int = 25
-    floor: float = 1.0
+    scale_streak: int = 25
+    scale_floor: float = 1.0
+
+    _given: ClassVar[frozenset[str]] = frozenset()
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Note which values are set: as an override it leaves the others as they are."""
+        made = super().__new__(cls)
+        names = (*cls.__dataclass_fields__,)[: len(args)]
+        object.__setattr__(made, "_given", frozenset((*names, *given)))
+        return made
 
     def __post_init__(self) -> None:
         for name in ("nan", "posinf", "neginf"):
@@ -133,27 +144,32 @@ class Policy:
             if not isinstance(glob, str) or not isinstance(other, Policy):
                 msg = f"Policy(overrides=...) maps globs to Policy objects, not {glob!r}: {other!r}"
                 raise TypeError(msg)
-        if isinstance(self.streak, bool) or not isinstance(self.streak, int):
-            name = type(self.streak).__name__
-            msg = f"Policy(streak={self.streak!r}): expected a whole number, not {name}"
+        if isinstance(self.scale_streak, bool) or not isinstance(self.scale_streak, int):
+            name = type(self.scale_streak).__name__
+            msg = f"Policy(scale_streak={self.scale_streak!r}): expected a whole number, not {name}"
             raise TypeError(msg)
-        if isinstance(self.floor, bool) or not isinstance(self.floor, int | float):
-            name = type(self.floor).__name__
-            msg = f"Policy(floor={self.floor!r}): expected a number, not {name}"
+        if isinstance(self.scale_floor, bool) or not isinstance(self.scale_floor, int | float):
+            name = type(self.scale_floor).__name__
+            msg = f"Policy(scale_floor={self.scale_floor!r}): expected a number, not {name}"
             raise TypeError(msg)
-        if not self.floor >= 0:
-            msg = f"Policy(floor={self.floor!r}): a loss scale is never below 0"
+        if not self.scale_floor >= 0:
+            msg = f"Policy(scale_floor={self.scale_floor!r}): a loss scale is never below 0"
             raise ValueError(msg)
-        if self.streak < 1:
-            msg = f"Policy(streak={self.streak!r}): a streak is at least 1 step"
+        if self.scale_streak < 1:
+            msg = f"Policy(scale_streak={self.scale_streak!r}): a streak is at least 1 step"
             raise ValueError(msg)
 
     def at(self, layer: str | None) -> "Policy":
         """Return the policy that holds in this layer, overrides applied."""
-        found = self
+        named = self.named(layer)
+        return replace(self, overrides={}, **named) if named else self
+
+    def named(self, layer: str | None) -> dict[str, Any]:
+        """Return what the overrides set for this layer."""
+        found: dict[str, Any] = {}
         for glob, other in self.overrides.items():
-            if fnmatchcase(layer or "", glob):
-                found = other if other.allow else replace(other, allow=self.allow)
+            if _matches(layer, glob):
+                found |= {name: getattr(other, name) for name in other._given - {"overrides"}}  # noqa: SLF001
         return found
 
     @property
@@ -220,10 +236,15 @@ class Policy:
             if (
                 entry.kind == kind
                 and entry.phase in (None, phase)
-                and fnmatchcase(layer or "", entry.layers)
+                and _matches(layer, entry.layers)
             ):
                 return entry.reason
         return None
+
+
+def _matches(layer: str | None, glob: str) -> bool:
+    """Match a layer path; the model itself is called ``model``, as in ``metrics()``."""
+    return fnmatchcase(layer or "", glob) or (not layer and glob == "model")
 
 
 def may_mask(kind: str | None, phase: str) -> bool:

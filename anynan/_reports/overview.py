@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from anynan._diagnosis.rules.evidence import magnitude
 from anynan._readings.readings import layer_norms
+from anynan._reports.escaping import name as printed
 from anynan._reports.report import render_line
-from anynan._runtime.escaping import name as printed
 
 if TYPE_CHECKING:
     from anynan._readings.readings import Reading

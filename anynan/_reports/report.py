@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.rules.evidence import group, magnitude, seen
 from anynan._readings.norms import NORM
-from anynan._runtime.escaping import escaped, printable, prose
-from anynan._runtime.escaping import name as printed
+from anynan._reports.escaping import escaped, printable, prose
+from anynan._reports.escaping import name as printed
 from anynan.errors import reason
 from anynan.events import CARRIED, STATE, Event, Operation, Source
 

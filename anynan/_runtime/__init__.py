@@ -1,1 +1,1 @@
-"""Where the program is (scopes, threads, interrupts), and text of its own made safe to print."""
+"""Where the program is: its scopes, its threads, its interrupts."""

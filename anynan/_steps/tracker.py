@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from anynan._judging.judge import Judge
 from anynan._readings.history import History
 from anynan._readings.readings import Reading
-from anynan._runtime.escaping import name as printed
+from anynan._reports.escaping import name as printed
 from anynan.events import PHASES, Event
 from anynan.options import Options, environment
 
@@ -35,6 +35,28 @@ def refuse_target(target: Any, what: str) -> None:
     if isinstance(target, type):
         msg = f"track() takes a {what}, not the class {target.__name__}: create an object first"
         raise TypeError(msg)
+
+
+def tracker_of(target: Any) -> "Tracker":
+    """Give the tracker of what was tracked, or the tracker itself; for an adapter's ``untrack``.
+
+    Args:
+        target: What was given to ``track``, or what it returned. Of several trackers of the
+            same thing the newest is meant.
+
+    Raises:
+        ValueError: If it is not tracked.
+    """
+    if isinstance(target, Tracker):
+        return target
+    with _lock:
+        known = [tracker for ref in _watching.values() if (tracker := ref()) is not None]
+    for tracker in reversed(known):
+        if tracker.judge.adapter is not None and tracker.fn is target:
+            return tracker
+    name = getattr(target, "__name__", f"this {type(target).__name__}")
+    msg = f"{name} is not tracked: give untrack() what was given to track(), or what it returned"
+    raise ValueError(msg)
 
 
 _lock = threading.Lock()

@@ -280,7 +280,7 @@ def test_a_loss_scale_that_does_not_help(scale):
         return tf.reduce_mean(found) * (1e30 if scale == 1 else 1.0)
 
     model = linear(optimizer=optimizer, loss=loss)
-    policy = anynan.Policy(streak=2)
+    policy = anynan.Policy(scale_streak=2)
     event = caught(model, np.ones((8, 2)), np.zeros((8, 1)), fit=True, policy=policy)
     assert event.phase == "backward"
     assert event.cause.tag == ("loss_scale_floor" if scale == 1 else "loss_scale_too_high"), event

@@ -1000,7 +1000,7 @@ def test_overflow_with_the_scale_at_its_floor() -> None:
 @pytest.mark.usefixtures("_no_scaler_left")
 def test_a_streak_of_overflows() -> None:
     step = scaled(2.0**15, 6.0)
-    with anynan.torch.track(step, policy=Policy(streak=2)) as tracked:
+    with anynan.torch.track(step, policy=Policy(scale_streak=2)) as tracked:
         event = caught(lambda: [tracked(torch.full((4, 2), 1e-4)) for _ in range(5)])
     assert (event.layer, event.phase, event.step) == ("1", "backward", 1)
     assert tag_of(event) == "loss_scale_too_high"

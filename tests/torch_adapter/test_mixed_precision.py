@@ -301,7 +301,7 @@ def test_a_streak_is_replayed_under_the_scale_of_its_step(what: str, read: Any) 
     # 2**15 * 6 and 2**14 * 6 overflow. Under the scale after that, 2**13, nothing does.
     net, scaler, step = steep(3.0, 2.0**15)
     target = net if what == "model" else step
-    with anynan.torch.track(target, read=read, policy=Policy(streak=2)) as tracker:
+    with anynan.torch.track(target, read=read, policy=Policy(scale_streak=2)) as tracker:
         run = step if what == "model" else tracker
         with pytest.raises(NonFiniteError) as caught:
             for _ in range(4):
@@ -338,7 +338,7 @@ def test_a_streak_of_which_only_a_weight_knows_is_named() -> None:
         scaler.step(optimizer)
         scaler.update()
 
-    tracker = anynan.torch.track(step, policy=Policy(streak=2))
+    tracker = anynan.torch.track(step, policy=Policy(scale_streak=2))
     with tracker, pytest.raises(NonFiniteError) as caught:
         for _ in range(4):
             tracker()
@@ -373,7 +373,7 @@ def test_a_replay_leaves_the_scaler_as_it_found_it(read: Any) -> None:
         _, scaler, step = steep(3.0, 2.0**15)
         run = step
         if tracked:
-            policy = Policy(streak=1)
+            policy = Policy(scale_streak=1)
             run = anynan.torch.track(step, read=read, policy=policy, action="record")
         held: list[Any] = []
         for _ in range(5):

@@ -322,7 +322,7 @@ def test_the_scaler_finds_its_scale_without_blame(read: Any) -> None:
 def test_a_streak_of_skipped_steps_is_bad() -> None:
     run = Scaled()
     run.model.fault.armed = "backward"
-    tracker = anynan.torch.track(run.model, policy=Policy(streak=3))
+    tracker = anynan.torch.track(run.model, policy=Policy(scale_streak=3))
     for _ in range(3):
         run.step(1.0)
     with pytest.raises(NonFiniteError) as caught:

@@ -74,7 +74,7 @@ class Run:
     """A model that is built from a seed and fitted, tracked at a level or not."""
 
     def __init__(
-        self, build: Callable[[], Model], level: str | None, broken: str | None = None
+        self, build: Callable[[], Model], level: Any | None, broken: str | None = None
     ) -> None:
         keras.utils.clear_session()
         keras.utils.set_random_seed(1)
@@ -198,7 +198,7 @@ def spoilt(
 
 
 def zeroed(
-    build: Callable[[], Model], level: str, target: str, x: np.ndarray, y: np.ndarray
+    build: Callable[[], Model], level: Any, target: str, x: np.ndarray, y: np.ndarray
 ) -> Fault:
     """Divide what a layer returns."""
     run = Run(build, level, target)
