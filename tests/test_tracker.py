@@ -1368,3 +1368,41 @@ def test_a_tracker_shows_what_its_users_need() -> None:
         *("notes", "pause", "paused", "remarks", "remove", "report", "resume", "start", "step"),
         *("target", "where"),
     }
+
+
+# Data that holds NaN or Inf on purpose.
+
+
+def test_missing_values_that_a_layer_fills_in_are_only_noted() -> None:
+    _, tracker = tracked(Model(Layer("fill", ("nan_to_num",)), Layer("head", ("copy",))))
+    for _ in range(3):
+        tracker([1.0, NAN, INF])
+    (event,) = tracker.events
+    assert (event.severity, event.phase, event.kind) == ("suspect", "input", "nan")
+    assert tracker.count("suspect") == 3
+    assert adapter_of(tracker).replays == 0
+
+
+def test_a_layer_that_hands_missing_values_on_is_not_to_blame() -> None:
+    model = Model(
+        Layer("scale", ("copy",)), Layer("fill", ("nan_to_num",)), Layer("head", ("copy",))
+    )
+    _, tracker = tracked(model)
+    for _ in range(3):
+        tracker([1.0, NAN])
+    assert tracker.count("bad") == 0
+    assert [event.phase for event in tracker.events] == ["input"]
+    assert adapter_of(tracker).replays == 1
+
+
+def test_a_fault_of_the_models_own_is_named_beside_missing_values() -> None:
+    model = Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",)))
+    _, tracker = tracked(model)
+    event = failure(tracker, [-1.0, NAN]).event
+    assert (event.layer, event.phase, event.operation.name) == ("head", "forward", "log")
+
+
+def test_without_a_replay_a_bad_batch_is_named_before_what_followed() -> None:
+    _, tracker = tracked(Model(Layer("head", ("copy",))), replay=False)
+    event = failure(tracker, [1.0, NAN]).event
+    assert (event.phase, event.tensor, event.operation) == ("input", "x", None)

@@ -224,7 +224,7 @@ class Session(BaseAdapter):
             judged = policy.weigh(kind, spot.phase, spot.layer)
             excused = policy.allowed(kind, spot.phase, spot.layer)
             mask = (spot.layer, spot.phase, kind) in self.tracker.judge.monitor.downgraded
-            mask = mask or (spot.phase == "input" and word < probes.NAN)  # suspect, for now
+            mask = mask or spot.phase == "input"  # data may hold them, until harm comes of it
             found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
         return found
 
@@ -298,8 +298,6 @@ class Session(BaseAdapter):
             at = watch.at[spot.value]
             if not read[order, 0]:
                 continue
-            if spot.phase == "input" and read[order, 0] < probes.NAN:
-                rows.suspect.add(order)
             state = states.get(at)
             if state is None or spot.phase != "optimizer":
                 continue

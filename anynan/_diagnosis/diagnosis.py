@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from anynan._arrays.summary import Summary
 from anynan._diagnosis.agreement import parting
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
@@ -31,6 +32,15 @@ _CLEAN_UNCOMPILED = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Hold what is known of bad values that came in with the data."""
+
+    reading: Reading
+    kind: Kind
+    evidence: Evidence
+
+
 @dataclass(slots=True)
 class Case:
     """Hold what is known of one bad reading while the event is put together."""
@@ -46,6 +56,7 @@ class Case:
     seen: bool = False
     unread: str = ""
     watched: bool = False
+    came_in: list[Arrival] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -56,8 +67,6 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         The event, or None if a replay shows that only placed values (masks) are there.
     """
     reading = case.reading
-    if reading.phase == "input":
-        return _input_event(case)
     verdict = Verdict()
     watched = case.seen  # every operation of the first run itself
     if case.replayed is not None:
@@ -81,7 +90,9 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
             return _incoming_event(case)
     outside = verdict.outside
     if outside is not None and outside.source == "input":
-        return _outside_input(case, verdict, outside)
+        return _input_event(case, verdict, outside)
+    if case.came_in and verdict.sink is None:
+        return _input_event(case, verdict, None)
     if outside is not None and outside.source == "handed":
         return _handed_event(case, monitor, verdict, outside)
     blamed = outside is not None and outside.source in ("parameter", "buffer")
@@ -277,57 +288,41 @@ def _incoming_event(case: Case) -> Event:
     )
 
 
-def _input_event(case: Case) -> Event:
-    reading = case.reading
-    cause = explain(
-        Situation(
-            phase="input",
-            kind=case.kind,
-            layer=reading.layer,
-            tensor=reading.site.tensor,
-            summary=case.evidence.summary,
-            rows=case.evidence.rows,
-        )
-    )
-    return _event(
-        case,
-        layer=reading.layer,
-        phase="input",
-        tensor=reading.site.tensor,
-        summary=case.evidence.summary,
-        cause=cause,
-        spread=Spread(case.later),
-    )
-
-
-def _outside_input(case: Case, verdict: Verdict, outside: Token) -> Event:
-    """Report bad values that a replay traced back to the batch."""
-    origin = verdict.origin
-    summary = None
-    if origin is not None:
-        summary = next((item.summary for item in origin.operands if item.source == "input"), None)
-    kind = (summary.kind if summary is not None else None) or case.kind
-    first = None if summary is None else summary.first_bad
-    rows = () if not first else (first[0],)
-    tensor = outside.label or "input"
+def _input_event(case: Case, verdict: Verdict, outside: Token | None) -> Event:
+    """Report bad values that came in with the batch, and what first worked with them."""
+    reading, origin = case.reading, verdict.origin
+    label = None if outside is None else outside.label
+    arrival = next((x for x in case.came_in if label in (None, x.reading.site.tensor)), None)
+    layer, tensor, order, kind = None, label or "input", 0, case.kind
+    summary: Summary | None = None
+    rows: tuple[int, ...] = ()
+    if arrival is not None:
+        came = arrival.reading
+        layer, tensor, order, kind = came.layer, came.site.tensor, came.order, arrival.kind
+        summary, rows = arrival.evidence.summary, arrival.evidence.rows
+        case.notes.extend(arrival.evidence.notes)
+    elif origin is not None:
+        summary = next((x.summary for x in origin.operands if x.source == "input"), None)
+    if arrival is None and summary is not None:
+        kind, first = summary.kind or kind, summary.first_bad
+        rows = () if not first else (first[0],)
     cause = explain(
         Situation(
             phase="input",
             kind=kind,
-            layer=None,
+            layer=layer,
             tensor=tensor,
             summary=summary,
             rows=rows,
             record=origin,
         )
     )
-    reading = case.reading
     return _event(
         case,
-        layer=None,
+        layer=layer,
         phase="input",
         kind=kind,
-        order=0,
+        order=order,
         tensor=tensor,
         summary=summary,
         operation=None if origin is None else operation(origin),

@@ -1,18 +1,20 @@
 """Judge readings and act: everything an adapter calls while its tracker watches."""
 
 import math
+import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.diagnosis import Case, bare, contained, diagnose, norm_event
+from anynan._diagnosis.diagnosis import Arrival, Case, bare, contained, diagnose, norm_event
 from anynan._diagnosis.evidence import Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay, trace
 from anynan._judging.actions import Actor
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
-from anynan._readings.readings import Held, Reading, Rows, layer_norms
+from anynan._readings.readings import Doubt, Held, Reading, Rows, layer_norms
 from anynan._reports.escaping import prose
 from anynan._reports.notices import warn
 from anynan._reports.report import render_line
@@ -39,6 +41,8 @@ class Judge(Actor):
         self._said: dict[str, None] = {}
         self._remarks: dict[str, None] = {}
         self._seen: Counter[tuple[Any, ...]] = Counter()
+        # Layers that were seen handing on what came in: nothing of their own is bad.
+        self._carriers: set[tuple[Any, ...]] = set()
         self._scaled_streak = 0
         self._clean: int | None = None
         self._updates: list[int] = []
@@ -74,6 +78,7 @@ class Judge(Actor):
             self._settle_scale(rows)
             self.guard(rows)
         finally:
+            self._settle_doubts(rows)
             self.monitor.history.append(rows)
             if rows.failed is None:
                 self._streak = 0
@@ -134,6 +139,12 @@ class Judge(Actor):
         reason = self._excuse(rows, order, kind, reading)
         if reason is not None:
             self._note_once(reading, kind, value, expected=reason)
+            return
+        if site.phase == "input" and kind in NON_FINITE:
+            rows.doubts.append(Doubt(reading, kind, _lookup(rows, order, value)))
+            return
+        if rows.doubts and key in self._carriers:
+            rows.spread += 1
             return
         mask = site.parameter is None and key in self.monitor.downgraded
         if severity == "suspect" or mask or order in rows.suspect:
@@ -215,7 +226,7 @@ class Judge(Actor):
             reading, kind, rows, self._adapter.evidence(reading, value), later,
             clean=self._clean, updates=list(self._updates), replayed=replayed,
             seen=replayed is not None, unread=self._unread(),
-            watched=self.options.level == "operation",
+            watched=self.options.level == "operation", came_in=self._came_in(rows, kind),
         )  # fmt: skip
         if replayed is None and wanted:
             self._run_again(case, key)
@@ -228,6 +239,11 @@ class Judge(Actor):
         if event is None:
             self.monitor.downgraded[key] = "only placed values (a mask)"
             self._note_once(reading, kind, value)
+            return None
+        if event.phase == "input" and reading.phase == "forward" and reading.layer and rows.doubts:
+            # It may be dealt with before anything leaves the model.
+            self._carriers.add(key)
+            rows.spread += 1
             return None
         spoils = reading.site.parameter is not None or reading.phase in ("loss", "optimizer")
         if event.expected is not None and spoils:
@@ -243,6 +259,13 @@ class Judge(Actor):
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
         return event
+
+    def _came_in(self, rows: Rows, kind: Kind) -> list[Arrival]:
+        """Say what is known of the bad values that came in."""
+        if kind not in NON_FINITE:
+            return []
+        asked = self._adapter.evidence
+        return [Arrival(x.reading, x.kind, asked(x.reading, x.value())) for x in rows.doubts]
 
     def _known(self) -> Evidence:
         """Say where an event is seen that concerns no single reading."""
@@ -518,6 +541,12 @@ class Judge(Actor):
         if kind not in NON_FINITE and expected is None:
             warn(render_line(event, which=self._among_others))
 
+    def _settle_doubts(self, rows: Rows) -> None:
+        """Note what came in bad and did no harm."""
+        if rows.failed is None or rows.failed.phase != "input":
+            for doubt in rows.doubts:
+                self._note_once(doubt.reading, doubt.kind, doubt.value())
+
     def _measured(self, value: Any) -> Summary | None:
         try:
             return None if value is None else self._adapter.measure(value)
@@ -557,6 +586,16 @@ class Judge(Actor):
         )
         with self._lock:
             self._events.append(self._signed(event))
+
+
+def _lookup(rows: Rows, order: int, value: Any) -> Callable[[], Any]:
+    """Give access to an array for as long as the program keeps it."""
+    if order in rows.live:
+        return rows.live[order]
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def _scales(scale: float | None, now: float | None) -> str:

@@ -111,6 +111,21 @@ class Held:
     event: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Keep a bad reading of what came in: data may hold NaN and Inf on purpose.
+
+    Attributes:
+        reading: The reading.
+        kind: What is bad in it.
+        value: Give the array, None if it is gone.
+    """
+
+    reading: Reading
+    kind: Kind
+    value: Callable[[], Any]
+
+
 class Rows:
     """Collect one step's readings in execution order, in one thread.
 
@@ -118,9 +133,9 @@ class Rows:
     """
 
     __slots__ = (
-        "__weakref__", "applied", "calls", "expected", "failed", "guarded", "held", "hi", "holding",
-        "judged", "live", "lo", "norms", "pending", "scale", "sites", "skip", "spread", "stats",
-        "step", "suspect",
+        "__weakref__", "applied", "calls", "doubts", "expected", "failed", "guarded", "held", "hi",
+        "holding", "judged", "live", "lo", "norms", "pending", "scale", "sites", "skip", "spread",
+        "stats", "step", "suspect",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -137,6 +152,8 @@ class Rows:
         self.suspect: set[int] = set()
         # Weak references to arrays that can still be looked at when their row is read later.
         self.live: dict[int, Callable[[], Any]] = {}
+        # What came in bad, until something bad follows from it.
+        self.doubts: list[Doubt] = []
         self.judged = 0
         self.guarded = 0
         # The loss scale that the step ran under, as a number or the framework's array of one.
