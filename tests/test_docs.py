@@ -52,7 +52,7 @@ def _nothing_stays() -> Iterator[None]:
 
 
 def _remove_all() -> None:
-    updates: Any = sys.modules.get("anynan.torch.updates")
+    updates: Any = sys.modules.get("anynan.torch.update.updates")
     for session in [] if updates is None else list(updates._sessions):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

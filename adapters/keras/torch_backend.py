@@ -28,16 +28,16 @@ from anynan.keras.layers import (
     weights_of,
 )
 from anynan.options import Options
-from anynan.torch import compiled
-from anynan.torch.gradients import read_gradients
-from anynan.torch.hooks import tensors
-from anynan.torch.modelsession import ModelSession
-from anynan.torch.paths import join
-from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, nonfinite
-from anynan.torch.randomstate import RandomState
-from anynan.torch.rootcall import RootCall
-from anynan.torch.state import State, StopReplay
-from anynan.torch.weights import write_parameters
+from anynan.torch.call.randomstate import RandomState
+from anynan.torch.call.rootcall import RootCall
+from anynan.torch.call.state import State, StopReplay
+from anynan.torch.graphs import graphs as compiled
+from anynan.torch.read.paths import join
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, nonfinite
+from anynan.torch.session.model import ModelSession
+from anynan.torch.step.hooks import tensors
+from anynan.torch.step.weights import write_parameters
+from anynan.torch.update.gradients import read_gradients
 
 
 class KerasSession(ModelSession):

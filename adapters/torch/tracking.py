@@ -10,8 +10,8 @@ import torch
 
 from anynan._steps.tracker import Tracker, refuse_target
 from anynan.options import Options, Training
-from anynan.torch.modelsession import ModelSession
-from anynan.torch.session import Session
+from anynan.torch.session.model import ModelSession
+from anynan.torch.session.session import Session
 
 
 class TorchOptions(Training, total=False):
@@ -127,7 +127,7 @@ def _track(target: Any, options: Options) -> Tracker:
     if not callable(target):
         msg = f"track() takes an nn.Module or a step function, not {type(target).__name__}"
         raise TypeError(msg)
-    from anynan.torch.stepsession import StepSession
+    from anynan.torch.session.step import StepSession
 
     session = StepSession(target, options)
     tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))

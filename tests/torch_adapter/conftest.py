@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from anynan.torch import updates
+from anynan.torch.update import updates
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
-from anynan.torch.fixed import Board
+from anynan.torch.graphs.fixed import Board
 
 BACKEND = "aot_eager"  # traces as inductor does, forward and backward, and compiles in no time
 

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
-from anynan.torch import BadBatch, first_bad_batch, updates
+from anynan.torch import BadBatch, first_bad_batch
+from anynan.torch.update import updates
 from tests.torch_adapter.training import Fault, assert_same, everything, live_tensors, seed
 
 every_interval = pytest.mark.parametrize("every", [1, 4])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import NonFiniteError, Policy
-from anynan.torch import updates
+from anynan.torch.update import updates
 
 WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
 HALF_MAX = 65504.0

@@ -1,0 +1,58 @@
+"""Where no check can run: a graph that is being traced, a function transform."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from anynan.torch.session.session import Session
+
+
+def _never() -> bool:
+    return False
+
+
+def _capturing() -> bool:
+    # Without a driver the second call raises; before CUDA is in use nothing is captured.
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+# While a CUDA graph is captured nothing may be read, and its replays call no hook.
+capturing = _capturing if torch.backends.cuda.is_built() else _never
+is_tracing = torch._C._is_tracing
+mode = torch._C._get_dispatch_mode
+PROXY = torch._C._TorchDispatchModeKey.PROXY
+_level = torch._C._functorch.maybe_current_level
+TRANSFORMED = (
+    "the model inside a function transform (vmap, grad, jvp and the like of torch.func) is not "
+    "watched: its values are those of no single call"
+)
+_NO_CHECK = "is not watched: a check there would become a part of the graph"
+
+
+def say_traced(session: "Session") -> None:
+    """Say once that a call which makes a graph is not watched.
+
+    Nothing is said where Dynamo traces the hooks themselves, as in a strict export.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return
+    if torch.compiler.is_exporting():
+        session.tracker.say(f"the model inside torch.export {_NO_CHECK}")
+    elif is_tracing():
+        session.tracker.say(f"the model inside torch.jit.trace {_NO_CHECK}")
+    elif mode(PROXY) is not None and not torch.compiler.is_compiling():
+        session.tracker.say(f"the model inside make_fx {_NO_CHECK}")
+
+
+def say_unseen(session: "Session", path: str, x: torch.Tensor) -> None:
+    """Say once what hides an output's values."""
+    if _level() is not None or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        session.tracker.say(TRANSFORMED)
+    elif hasattr(x, "fake_mode"):
+        session.tracker.say("the model on fake tensors is not watched: they hold no values")
+    else:
+        session.tracker.say(
+            f"the output of {path or 'the model'} is not watched: {type(x).__name__} of a layout "
+            "without values"
+        )

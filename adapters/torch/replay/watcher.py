@@ -1,0 +1,540 @@
+"""Watch every operation of one run, below autograd, and record those with bad results.
+
+The watcher sits at the dispatcher, so that it sees inside composite functions, custom
+``autograd.Function``s, in-place and ``out=`` variants, and the backward pass. A backward node
+is tied to the forward operation that made it by autograd's sequence number.
+"""
+
+import math
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import External, Operand, OpRecord, Sink
+from anynan._diagnosis.operands import at, at_broadcast, constant
+from anynan._diagnosis.sources import is_anynans, user_source
+from anynan._judging.agreement import Passed
+from anynan._steps import context
+from anynan.events import Source
+from anynan.torch.read.probes import local, measure, plain, read_ends
+from anynan.torch.replay import collectives, operands
+from anynan.torch.replay.names import canonical, node_name
+
+_sequence = torch._C._autograd._get_sequence_nr
+_task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
+MAX_DETAILED = 200
+# What was there before is no operand of these.
+_OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
+_WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
+
+
+@dataclass(slots=True)
+class Made:
+    """Remember where a forward operation ran, for the backward node it made."""
+
+    name: str
+    layer: str | None
+    call: int
+    source: Source | None
+    expected: dict[str, str] | None
+    record: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Say what an operator writes and whether its results are views."""
+
+    name: str
+    written: tuple[int, ...]
+    written_names: tuple[str, ...]
+    view: bool
+    argument_names: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def shape_of(func: Any) -> Shape:
+    """Read an operator's schema once."""
+    schema = func._schema
+    written, names = [], []
+    for i, argument in enumerate(schema.arguments):
+        marked = argument.alias_info is not None and argument.alias_info.is_write
+        # Batch normalisation updates these and its schema does not say so.
+        if marked or argument.name in ("running_mean", "running_var"):
+            written.append(i)
+            names.append(argument.name)
+    view = any(
+        item.alias_info is not None and not item.alias_info.is_write for item in schema.returns
+    )
+    return Shape(
+        canonical(schema.name), tuple(written), tuple(names), view,
+        tuple(argument.name for argument in schema.arguments),
+    )  # fmt: skip
+
+
+class Watcher(TorchDispatchMode):
+    """Record operations with bad results while entered.
+
+    Attributes:
+        records: Operations with a bad result, in execution order.
+        sinks: Where bad values arrived.
+        layers: Stack of (layer path, call) that ``replay`` keeps.
+    """
+
+    def __init__(self, outside: dict[int, tuple[External, str]], base: str | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.records: list[OpRecord] = []
+        self.sinks: list[Sink] = []
+        self.layers: list[tuple[str, int]] = []
+        self.outside = outside
+        self.base = base
+        self.within: CodeType | None = None
+        self.called: Source | None = None
+        self.incoming: tuple[Any, ...] = ()
+        self.consumers: dict[int, list[str]] = {}
+        self.stop: Callable[[Sink], bool] | None = None
+        self._made: dict[int, Made] = {}
+        self._first = _sequence()
+        self._inside: int | None = None
+        self._taken: list[torch.Tensor] = []
+        self._own: list[torch.Tensor] = []
+        self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
+        self._uninitialised: dict[int, StorageWeakRef] = {}
+        self.busy = False
+        # Set by a replay: what it overwrites of the user's own tensors, to be put back.
+        self.originals: dict[int, tuple[torch.Tensor, Any, Any]] | None = None
+        # A replay may itself run inside a backward pass, in a gradient hook.
+        self._base_task = _task()
+        # Places that were passed, to be compared with another run.
+        self.passed: list[Passed] = []
+        self._thread = threading.get_ident()
+        # Backward passes of this run: the engine may run them in threads of its own.
+        self.tasks: set[int] = set()
+
+    # Every operation.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(hasattr(kind, "to_local") for kind in types):
+            return NotImplemented  # what follows on the shards of this rank comes by, too
+        if self.busy or func.namespace in collectives.MOVING:  # see Sent there
+            return func(*args, **kwargs)
+        self.busy = True
+        try:
+            return self._run(func, args, kwargs)
+        finally:
+            self.busy = False
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shape = shape_of(func)
+        seq = _sequence() - 1
+        backward = self.in_backward()
+        if shape.view and not shape.written and shape.name != "constant":
+            if not backward and self._makes_node(seq):
+                self._remember(shape.name, seq, native=False, frame=None)
+            return func(*args, **kwargs)
+        # Never into user code: nothing is known of an operation that cannot be looked at.
+        try:
+            written = self._written(shape, args, kwargs)
+            if self.originals is not None:
+                for x in written:
+                    self._preserve(x, self.originals)
+            before = self._before(shape, args, kwargs, written)
+        except Exception as error:  # noqa: BLE001
+            self.blind(f"{func}: {error}")
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        try:
+            self._look(func, shape, args, kwargs, out, written, before, seq, backward)
+        except Exception as error:  # noqa: BLE001
+            self.blind(f"{func}: {error}")
+        return out
+
+    def _preserve(self, x: torch.Tensor, originals: dict[int, Any]) -> None:
+        """Copy one of the user's own tensors before it is overwritten."""
+        key = _key(x)
+        if key not in originals and self.outside.get(key, ("", ""))[0] in ("parameter", "input"):
+            version = None
+            if not x.is_inference():
+                version = torch.autograd._unsafe_preserve_version_counter(x)  # type: ignore[attr-defined]
+            originals[key] = x, version, x.untyped_storage().clone()
+
+    def restore(self) -> None:
+        """Put back what was overwritten, as if it had not been."""
+        for x, version, content in (self.originals or {}).values():
+            x.untyped_storage().copy_(content)
+            if version is not None:
+                version.__exit__()
+        self.originals = None
+
+    def mine(self) -> bool:
+        """Tell whether what runs now belongs to this run, and not to another thread's."""
+        return threading.get_ident() == self._thread or _task() in self.tasks
+
+    def in_backward(self) -> bool:
+        """Tell whether the replay's own backward pass is running."""
+        return _task() != self._base_task
+
+    def blind(self, what: str) -> None:
+        """Note an operation that could not be looked at."""
+        self.outside.setdefault(-1, ("unknown", what))
+
+    def _look(
+        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
+        before: dict[int, torch.Tensor], seq: int, backward: bool,
+    ) -> None:  # fmt: skip
+        made: Made | None = None
+        native = False
+        frame: FrameType | None = None
+        if backward:
+            frame = _caller()
+            native = frame is None or frame.f_code.co_name == "_engine_run_backward"
+        if self._makes_node(seq) and (not backward or torch.is_grad_enabled()):
+            made = self._remember(shape.name, seq, native, frame)
+        results = [x for x in operands.flat(out) if not any(x is w for w in written)] + written
+        if native:
+            self._follow(args, kwargs, results)
+        bad = []
+        for x in results:
+            ends = _ends(x)
+            if ends is None:
+                continue
+            if math.isfinite(ends[0]) and math.isfinite(ends[1]):
+                self._clear(x, written)
+            elif shape.name.startswith(("empty", "new_empty")):
+                self._uninitialised[_key(x)] = StorageWeakRef(x.untyped_storage())
+            else:
+                bad.append(x)
+        if not bad:
+            if self._bad and not backward:
+                self._note_hidden(shape.name, args, kwargs)
+            return
+        record = self._record(
+            func, shape, args, kwargs, bad[0], written, before, backward, native, frame
+        )
+        for x in bad:
+            self._mark(x, record.index, fresh=not any(x is w for w in written))
+            label = self.outside.get(_key(x))
+            if label is not None and label[0] == "parameter" and any(x is w for w in written):
+                self.sink(
+                    Sink("parameter", label[1].rpartition(".")[0], label[1], (record.index,),
+                         record.output.kind or "nan" if record.output else "nan")
+                )  # fmt: skip
+        if made is not None and made.record is None:
+            made.record = record.index
+
+    def _note_hidden(self, name: str, args: Any, kwargs: Any) -> None:
+        """Note under which operation the bad values of its operands went out of sight."""
+        todo = [
+            index for x in operands.flat([*args, *kwargs.values()]) for index in self.parents(x)
+        ]
+        seen = set(todo)
+        while todo:
+            record = self.records[todo.pop()]
+            if name not in (record.hidden or ()):
+                record.hidden = (*(record.hidden or ()), name)
+            new = {i for item in record.operands for i in item.parents} - seen
+            seen |= new
+            todo.extend(new)
+
+    def _follow(self, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
+        """Collect what a backward node works on, apart from its gradients and its own results.
+
+        Under checkpointing a saved tensor can be unpacked only once, which the node has done.
+        """
+        node = _node()
+        number = None if node is None else node._sequence_nr()
+        if number != self._inside:
+            self._inside, self._taken, self._own = number, [], []
+        known = [*self._taken, *self._own, *self.incoming]
+        for x in operands.flat([*args, *kwargs.values()]):
+            if not any(_same(x, y) for y in known):
+                self._taken.append(x)
+        self._own.extend(results)
+
+    def _makes_node(self, seq: int) -> bool:
+        """Tell whether the running operation took this number: the last one given out.
+
+        An operation without a gradient takes none, and finds its predecessor's.
+        """
+        return seq >= self._first and seq not in self._made
+
+    def _written(self, shape: Shape, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for i, name in zip(shape.written, shape.written_names, strict=True):
+            value = args[i] if i < len(args) else kwargs.get(name)
+            found.extend(operands.flat(value))
+        return found
+
+    def _before(
+        self, shape: Shape, args: Any, kwargs: Any, written: list[Any]
+    ) -> dict[int, torch.Tensor]:
+        """Copy what is about to be overwritten: an operand's health is that from before."""
+        if not written or shape.name in _OVERWRITING:
+            return {}
+        return {id(x): x.detach().clone() for x in written if plain(x) is not None}
+
+    def _remember(self, name: str, seq: int, native: bool, frame: FrameType | None) -> Made:
+        node = _node() if native else None
+        first = None if node is None else self._made.get(node._sequence_nr())
+        if first is not None:  # a gradient of a gradient belongs where the first one does
+            made = Made(first.name, first.layer, first.call, first.source, first.expected)
+        else:
+            layer, call = self.place()
+            made = Made(name, layer, call, self.line(frame), context.expectations())
+        self._made[seq] = made
+        return made
+
+    def line(self, frame: FrameType | None = None) -> Source | None:
+        """Find the user's line, inside the call that is watched."""
+        frame = frame or _caller()
+        return user_source(frame, framework="torch", stop=self.within, fallback=self.called)
+
+    def place(self) -> tuple[str | None, int]:
+        """Give the layer path and call that run now."""
+        return self.layers[-1] if self.layers else (self.base, 0)
+
+    # Records.
+
+    def _record(
+        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: torch.Tensor,
+        written: list[Any], before: dict[int, torch.Tensor], backward: bool,
+        native: bool, frame: FrameType | None,
+    ) -> OpRecord:  # fmt: skip
+        index = len(self.records)
+        node = _node() if backward else None
+        made = None if node is None else self._made.get(node._sequence_nr())
+        named = operands.named(shape.argument_names, args, kwargs)
+        if shape.name in _OVERWRITING:
+            named = [(name, x) for name, x in named if not any(x is w for w in written)]
+        if shape.name == "batch_norm":
+            named = operands.without_unread_statistics(named, shape.argument_names, args, kwargs)
+        output = operands.light(out)
+        items: list[Operand] = []
+        first: tuple[int, ...] | None = None
+        flags = [
+            (name, x, operands.light(before.get(id(x), x)) if isinstance(x, torch.Tensor) else None)
+            for name, x in named
+        ]
+        # A NaN that another record wrote was looked at there.
+        spread = output.nan > 0 and any(
+            s is not None and s.nan and _key(x) in self._bad for _, x, s in flags
+        )
+        detailed = not spread and index < MAX_DETAILED
+        if detailed:
+            output = operands.measure_bad(out)
+            first = output.first_bad
+        for name, x, quick in flags:
+            if quick is None:
+                items.append(constant(name, float(x)))
+                continue
+            value = before.get(id(x), x)
+            items.append(self._operand(name, x, value, quick, first, tuple(out.shape), detailed))
+        params = operands.params(
+            named_all=operands.plain_arguments(shape.argument_names, args, kwargs)
+        )
+        if shape.name == "subtract" and "rsub" in str(func):
+            items.reverse()
+        elif shape.name == "constant":
+            operands.name_constant(items)
+        phase: Any = "forward"
+        forward = None
+        feeds: tuple[str, ...] = ()
+        name, raw = shape.name, str(func)
+        layer, call = self.place()
+        source = made.source if made is not None else None
+        direct = False
+        if backward:
+            phase = "backward"
+            layer, call = (made.layer, made.call) if made is not None else (layer, call)
+            if native and node is not None:
+                raw = f"{node.name()} ({func})"
+                name = made.name if made is not None else node_name(node.name())
+                forward = made.record if made is not None else None
+                feeds = tuple(self.consumers.get(node._sequence_nr(), ()))
+                items = self._node_operands(node, items, first, tuple(out.shape), detailed)
+                params = operands.node_params(node)
+            elif torch.is_grad_enabled() and self.layers:
+                phase = "forward"  # recomputed under activation checkpointing
+                source = self.line(frame)
+            else:
+                direct = True
+                source = self.line(frame)
+            source = source or self.line(frame)
+        else:
+            if layer is None:
+                phase = "loss"
+            source = self.line()
+        expected = made.expected if made is not None else context.expectations()
+        record = OpRecord(
+            index, name, raw, layer, phase, output, tuple(items), source, params, at(out, first),
+            forward, feeds, (expected or {}).get(output.kind or ""), None, direct, call,
+        )  # fmt: skip
+        if detailed:
+            if name in ("softmax", "log_softmax"):
+                operands.add_masked_rows(record, named)
+            elif name == "nll_loss" and not backward:
+                operands.add_ignored(
+                    record, operands.plain_arguments(shape.argument_names, args, kwargs)
+                )
+            if not output.nan and not written:
+                record.wide = operands.wide(func, args, kwargs)
+        if record.phase != "backward":
+            record.hidden = ()
+        self.records.append(record)
+        return record
+
+    def _operand(
+        self, name: str, x: torch.Tensor, value: torch.Tensor, quick: Summary,
+        first: tuple[int, ...] | None, shape: tuple[int, ...], detailed: bool,
+    ) -> Operand:  # fmt: skip
+        summary = measure(value) if detailed else quick
+        item = Operand(name, summary, at_broadcast(value, first, shape))
+        if quick.bad:
+            self._trace_operand(item, x)
+        return item
+
+    def _trace_operand(self, item: Operand, x: torch.Tensor) -> None:
+        """Say who wrote an operand's bad values."""
+        key = _key(x)
+        entry = self._bad.get(key)
+        if entry is not None:
+            item.parents = tuple(entry[1])
+        elif key in self._uninitialised:
+            item.source, item.label = "uninitialised", item.name
+        else:
+            item.source, item.label = self.outside.get(key, ("unknown", item.name))
+
+    def _node_operands(
+        self, node: Any, inner: list[Operand], first: tuple[int, ...] | None,
+        shape: tuple[int, ...], detailed: bool,
+    ) -> list[Operand]:  # fmt: skip
+        """Put a node's incoming gradient and saved tensors before the inner operands."""
+        items = []
+        if detailed:
+            for i, grad in enumerate(self.incoming):
+                if isinstance(grad, torch.Tensor) and plain(grad) is not None:
+                    name = "grad" if i == 0 else f"grad{i}"
+                    quick = operands.light(grad)
+                    items.append(self._operand(name, grad, grad, quick, first, shape, True))
+            saved = list(operands.saved(node))
+            locked = operands.locked(node)
+            if not saved and len(locked) == len(self._taken) == 1:
+                saved = [(locked[0], self._taken[0])]
+            for name, x in saved:
+                quick = operands.light(x)
+                items.append(self._operand(name, x, x, quick, first, shape, True))
+        names = {item.name for item in items}
+        for item in inner:
+            if item.summary is not None and item.summary.bad:
+                if item.name in names:
+                    item.name = f"inner {item.name}"
+                items.append(item)
+        return items
+
+    # Storages.
+
+    def parents(self, x: torch.Tensor) -> tuple[int, ...]:
+        """Give the records that wrote a tensor's bad values."""
+        entry = self._bad.get(_key(x))
+        return () if entry is None else tuple(entry[1])
+
+    def _mark(self, x: torch.Tensor, index: int, *, fresh: bool) -> None:
+        key = _key(x)
+        entry = self._bad.get(key)
+        # A whole write hands on what it read through its own operands.
+        if entry is None or fresh or _whole(x):
+            # The weak reference keeps the key from being reused by another storage.
+            self._bad[key] = (StorageWeakRef(x.untyped_storage()), [index])
+        else:
+            entry[1].append(index)
+        self._uninitialised.pop(key, None)
+
+    def _clear(self, x: torch.Tensor, written: list[Any]) -> None:
+        key = _key(x)
+        if key not in self._bad and key not in self._uninitialised:
+            return
+        if _whole(x) or not any(x is w for w in written):
+            self._bad.pop(key, None)
+            self._uninitialised.pop(key, None)
+
+    # Sinks.
+
+    def sink(self, sink: Sink) -> None:
+        """Note where bad values arrived; ``stop`` may end the replay there."""
+        self.sinks.append(sink)
+        if self.stop is not None and self.stop(sink):
+            from anynan.torch.call.state import StopReplay
+
+            raise StopReplay
+
+    def check_sink(
+        self, phase: Any, layer: str | None, label: str, x: Any, *, call: int | None = None
+    ) -> None:
+        """Look at a tensor that leaves a layer, and note a sink if it is bad.
+
+        Args:
+            phase: Phase of the reading.
+            layer: Layer path, None outside every watched layer.
+            label: Which tensor.
+            x: The tensor.
+            call: Which call of the layer, for a place that is read in a first run, too.
+        """
+        if self.busy:
+            return
+        self.busy = True
+        try:
+            ends = _ends(x)
+            if ends is not None and call is not None:
+                self.passed.append(Passed(layer, phase, label, call, *ends))
+            if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
+                return
+            kind = operands.light(x).kind or "nan"
+            parents = self.parents(x)
+        finally:
+            self.busy = False
+        self.sink(Sink(phase, layer, label, parents, kind))
+
+
+def _ends(x: Any) -> tuple[float, float] | None:
+    values = plain(x)
+    return None if values is None else read_ends(values)
+
+
+def _same(x: torch.Tensor, y: Any) -> bool:
+    return x is y or (
+        isinstance(y, torch.Tensor)
+        and x.shape == y.shape
+        and x.layout == y.layout == torch.strided
+        and x.data_ptr() == y.data_ptr()
+    )
+
+
+def _whole(x: torch.Tensor) -> bool:
+    return x.numel() * x.element_size() >= x.untyped_storage().nbytes()
+
+
+def _key(x: torch.Tensor) -> int:
+    return int(local(x).untyped_storage()._cdata)
+
+
+def _caller() -> FrameType | None:
+    """Return the frame that called the operation, past the watcher's own frames."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.endswith(_WRAPPERS) or is_anynans(file)):
+            return frame
+        frame = frame.f_back
+    return None
