@@ -53,10 +53,10 @@ def _nothing_stays() -> Iterator[None]:
 
 def _remove_all() -> None:
     updates: Any = sys.modules.get("anynan.torch.update.updates")
-    for session in [] if updates is None else list(updates._sessions):
+    for each in [] if updates is None else updates.watching():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            session.tracker.remove()
+            each.tracker.remove()
     gc.collect()
 
 

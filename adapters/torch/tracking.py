@@ -11,7 +11,8 @@ import torch
 from anynan._steps.tracker import Tracker, refuse_target
 from anynan.options import Options, Training
 from anynan.torch.session.model import ModelSession
-from anynan.torch.session.session import Session
+from anynan.torch.session.session import session_of, tracked
+from anynan.torch.session.step import StepSession
 
 
 class TorchOptions(Training, total=False):
@@ -28,17 +29,6 @@ class TorchOptions(Training, total=False):
     read: Literal["auto", "immediate", "step"] | int
     keep: int | Literal["step"]
     across_ranks: bool
-
-
-_tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"
-_tracked = weakref.WeakKeyDictionary()
-
-
-def session_of(model: torch.nn.Module) -> Session | None:
-    """Return the session of a tracked model, None if it is not tracked."""
-    ref = _tracked.get(model)
-    session = None if ref is None else ref()
-    return session if session is not None and session.handles else None
 
 
 @overload
@@ -90,8 +80,8 @@ def track(target: Any = None, **options: Unpack[TorchOptions]) -> Any:
     """
     chosen = Options.checked(options, TorchOptions, "PyTorch")
     if target is None:
-        return functools.partial(_track, options=chosen)
-    return _track(target, chosen)
+        return functools.partial(tracker_of, options=chosen)
+    return tracker_of(target, chosen)
 
 
 def untrack(model: torch.nn.Module) -> None:
@@ -120,29 +110,26 @@ def untrack(model: torch.nn.Module) -> None:
     session.tracker.remove()
 
 
-def _track(target: Any, options: Options) -> Tracker:
+def tracker_of(target: Any, options: Options) -> Tracker:
+    """Watch a target with options that were checked."""
     refuse_target(target, "model or function")
     if isinstance(target, torch.nn.Module):
         return _track_model(target, options)
     if not callable(target):
         msg = f"track() takes an nn.Module or a step function, not {type(target).__name__}"
         raise TypeError(msg)
-    from anynan.torch.session.step import StepSession
-
-    session = StepSession(target, options)
     tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
-    session.tracker = tracker
-    return tracker.start(session)
+    return tracker.start(StepSession(target, tracker))
 
 
-def _session(model: torch.nn.Module, options: Options) -> ModelSession:
+def _session(model: torch.nn.Module, tracker: Tracker) -> ModelSession:
     """Make the session of a model; one of Keras names its layers and weights itself."""
     keras: Any = sys.modules.get("keras")
     if keras is not None and isinstance(model, getattr(keras, "Layer", ())):
         from anynan.keras.torch_backend import KerasSession
 
-        return KerasSession(model, options)
-    return ModelSession(model, options)
+        return KerasSession(model, tracker)
+    return ModelSession(model, tracker)
 
 
 def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
@@ -163,12 +150,11 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
             "(to_empty and load its weights) before tracking it"
         )
         raise ValueError(msg)
-    session = _session(model, options)
-    if not session.paths("", model):  # patterns that match nothing fail here, too
+    tracker = Tracker(weakref.ref(model), options, name)
+    session = _session(model, tracker)
+    if not session.models.paths("", model):  # patterns that match nothing fail here, too
         msg = f"exclude={options.exclude!r} leaves no layer of this {name} to watch"
         raise ValueError(msg)
-    tracker = Tracker(weakref.ref(model), options, name)
-    session.tracker = tracker
     for x in same:
-        _tracked[x] = weakref.ref(session)
+        tracked[x] = weakref.ref(session)
     return tracker.start(session)

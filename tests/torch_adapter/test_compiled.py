@@ -501,7 +501,7 @@ def test_removal_leaves_nothing_in_the_graph() -> None:
     tracker = anynan.torch.track(net)
     call = torch.compile(net, backend=BACKEND, fullgraph=True)
     train(call, net, 2)
-    board = tracker.adapter.boards[0]
+    board = tracker.adapter.graphs.boards[0]
     tracker.remove()
     train(call, net, 2)
     assert not math.isfinite(board.take().sum())  # empty: nothing wrote there

@@ -543,7 +543,7 @@ def as_step_of_a_tracked_model(run: Training) -> Any:
 def test_steps_of_every_form(form: Callable[[Training], Any], every: int) -> None:
     run = Training()
     step = form(run)
-    trackers = [session.tracker for session in updates._sessions]
+    trackers = [each.tracker for each in updates.watching()]
     before = run.state()
     found = first_bad_batch(step, batches(), every=every)
     assert found is not None

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from anynan._reach import Holder, Kept, Kinds, Reach, is_own, weak
 from anynan._steps.tracker import Tracker
+from anynan.torch.call.models import Models
 from anynan.torch.call.snapshot import GENERATORS, OPEN
-
-if TYPE_CHECKING:
-    from anynan.torch.session.session import Session
 
 # Elements of a tensor that is copied when a step begins, bytes of an array, and how many of them.
 SMALL = 1024
@@ -90,19 +88,18 @@ class Reached:
         # PyTorch traces a compiled function for what it finds in its cells.
         self._lends = fn is not None and not hasattr(fn, "_torchdynamo_orig_callable")
 
-    def begin(self, session: "Session", given: list[tuple[str, Any]]) -> Began:
+    def begin(self, models: Models, given: list[tuple[str, Any]]) -> Began:
         """Take what a call begins with.
 
         Args:
-            session: Whose models it runs.
+            models: The models it runs.
             given: Its arguments by name.
         """
-        if self.reach.is_due() or self._models != len(session.hooked):
-            self._models = len(session.hooked)
+        if self.reach.is_due() or self._models != len(models.hooked):
+            self._models = len(models.hooked)
             found = [
                 (name or "model", module)
-                for _, ref in session.models
-                if (model := ref()) is not None
+                for _, model in models.living()
                 for name, module in model.named_modules()
             ]
             self.reach.search([weak(name, module) for name, module in found])

@@ -84,6 +84,17 @@ class RootCall:
         )
         self.kwargs |= {name: new for name, new in kwargs.items() if type(new) is Items}
 
+    def keep_gradient(self, index: int, grad: torch.Tensor, keep: int | str) -> None:
+        """Keep a gradient that came into an output, within the memory allowed.
+
+        Args:
+            index: Which output.
+            grad: Its gradient.
+            keep: So many bytes, or ``"step"`` for all.
+        """
+        small = keep == "step" or grad.numel() * grad.element_size() <= int(keep)
+        self.gradients[index] = grad.detach() if small else None
+
     def release(self) -> None:
         """Let go of the inputs: the graph of a kept output would hold them."""
         self.args, self.kwargs, self.began = (), {}, None

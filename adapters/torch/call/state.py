@@ -2,6 +2,8 @@
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from anynan._steps.monitor import Rows
@@ -30,6 +32,7 @@ class State:
         "ended",
         "idle",
         "in_optimizer",
+        "in_step",
         "leaves",
         "operations",
         "regions",
@@ -57,6 +60,8 @@ class State:
         self.replaying = False
         self.base = -1
         self.in_optimizer = False
+        # Whether the open step is one call of a function, which a replay runs as a whole.
+        self.in_step = False
         self.depth = 0
         self.regions = Regions()
         self.operations: Operations | None = None
@@ -88,6 +93,23 @@ class State:
         self.scales: list[Any] = []
         self.broken = False
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do work of our own, unseen by the hooks and by the operation watcher."""
+        watcher = None if self.operations is None else self.operations.watcher
+        was_idle, self.idle = self.idle, True
+        if watcher is not None:
+            watcher.busy = True
+        try:
+            yield
+        except BaseException:
+            self.broken = True
+            raise
+        finally:
+            self.idle = was_idle
+            if watcher is not None:
+                watcher.busy = False
+
     def root_of(self, order: int) -> RootCall | None:
         """Give the root call that a reading of this step was made in."""
         before = [ref for start, ref in self.step_roots if start <= order]
@@ -101,7 +123,3 @@ class State:
     def spent(self) -> bool:
         """Tell whether its thread has ended and left nothing unread."""
         return self.rows is None and not self.ended and not self.thread.is_alive()
-
-
-class StepMarker:
-    """Mark sessions whose replay stops at any optimizer."""

@@ -3,9 +3,12 @@
 import contextlib
 import itertools
 import json
+import sys
 import time
 import weakref
+from collections.abc import Iterator
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,19 +23,14 @@ PATIENCE = timedelta(minutes=5)
 GRACE = timedelta(seconds=30)
 # How long those that lost a rank wait to hear from each other.
 ROLL_CALL = timedelta(seconds=3)
+# A replay that all ranks run may not hang longer than this where one of them fails.
+REPLAY_LIMIT = timedelta(minutes=2)
+_SHAPES = ("_forward_metadata_inference", "_shape_inference")
 _numbers = itertools.count()
 
 
 class Unlinked(Exception):  # noqa: N818  no failure: the ranks just do not act together
     """Leave the agreement: the other ranks no longer take part, and the text says why."""
-
-
-def world() -> Any:
-    """Return the default process group, None unless several processes share it."""
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    group = distributed.group.WORLD
-    return group if distributed.get_world_size() > 1 else None
 
 
 class Link:
@@ -190,6 +188,36 @@ def backends(group: Any) -> list[Any]:
         except RuntimeError:
             continue
     return found
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Shorten the waits of the program's gloo groups while a replay runs on all ranks."""
+    changed = []
+    for group in list(distributed.distributed_c10d._world.pg_map):
+        for backend in backends(group):
+            limit = getattr(getattr(backend, "options", None), "_timeout", None)
+            gloo = getattr(distributed, "ProcessGroupGloo", ())
+            if isinstance(backend, gloo) and limit is not None and limit > REPLAY_LIMIT:
+                backend._set_default_timeout(REPLAY_LIMIT)
+                changed.append((backend, limit))
+    try:
+        yield
+    finally:
+        for backend, limit in changed:
+            backend._set_default_timeout(limit)
+
+
+def rehearsal() -> bool:
+    """Tell whether a pipeline runs its stage on memory without values, to learn its shapes."""
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _SHAPES:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _seconds(limit: timedelta) -> str:

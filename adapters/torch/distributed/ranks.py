@@ -9,9 +9,9 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,35 +19,41 @@ from anynan._diagnosis.lineage import trace
 from anynan._steps.adapter import ReplayError
 from anynan._steps.monitor import Reading, Rows, Site
 from anynan._steps.ranks import Claim, choose, confirm, excuse, with_others
+from anynan._steps.tracker import Tracker
 from anynan.errors import LostRankError
 from anynan.events import Event
 from anynan.options import environment
-from anynan.torch.call.state import State, StepMarker
-from anynan.torch.distributed.links import Link, Unlinked, world
+from anynan.torch.call.models import Models
+from anynan.torch.call.state import State
+from anynan.torch.distributed.links import Link, Unlinked, bounded, rehearsal
 from anynan.torch.read.probes import nonfinite
-from anynan.torch.replay import collectives
+from anynan.torch.replay.collectives import SENT, world
 from anynan.torch.replay.operands import flat
-
-if TYPE_CHECKING:
-    from anynan.torch.session.session import Session
+from anynan.torch.replay.replay import Replays
 
 _ROUNDS = 100
 _numbers = itertools.count()
 
 
 class Ranks:
-    """Hold back what one rank finds until every rank knows."""
+    """Hold back what one rank finds until every rank knows.
 
-    def __init__(self, wanted: bool) -> None:
+    Args:
+        tracker: What judges, on this rank.
+        models: What is watched.
+        replays: What runs calls again.
+    """
+
+    def __init__(self, tracker: Tracker, models: Models, replays: Replays) -> None:
+        self._tracker, self._models, self._replays = tracker, models, replays
         self.number = next(_numbers)
-        self._wanted = wanted
+        self._wanted = tracker.options.across_ranks
         self._link: Link | None = None
         self._joined = False
         self._alone = 0
         self._agreed: weakref.ref[Rows] | None = None
         self._owed = False
         self._waiting: list[Rows] = []
-        self._together = False
         self._refused: ReplayError | None = None
         self._rehearsal: State | None = None
 
@@ -58,7 +64,7 @@ class Ranks:
         """Tell whether other ranks wait for this one's answer."""
         return self._joined and not self._alone
 
-    def begin(self, session: "Session", state: State, rows: Rows) -> None:
+    def begin(self, state: State, rows: Rows) -> None:
         """Decide whether what this step finds is held, as it opens and at each of its calls."""
         if not self._wanted:
             return
@@ -70,46 +76,46 @@ class Ranks:
             self._link = Link(group)
         rows.holding = True
         if self._owed:
-            self._agree(session, state, rows)
+            self._agree(state, rows)
 
-    def before_update(self, session: "Session", state: State, rows: Rows) -> None:
+    def before_update(self, state: State, rows: Rows) -> None:
         """Agree on the step with the other ranks, before any weight changes."""
         if self._joined and not self._alone:
-            with session.aside(state):
-                self._agree(session, state, rows)
+            with state.aside():
+                self._agree(state, rows)
 
-    def end(self, session: "Session", state: State, rows: Rows) -> None:
+    def end(self, state: State, rows: Rows) -> None:
         """Settle what a step that was not agreed on has left, at its end."""
         if not rows.holding or self._alone or self._has_agreed(rows):
             return
         if not state.saw_backward:
-            self._act_alone(session, rows)
+            self._act_alone(rows)
         elif torch.is_grad_enabled():
-            self._agree(session, state, rows)
+            self._agree(state, rows)
         else:
             # An evaluation ends the step, and only some ranks may run it: agreed on later.
             self._owed = True
             self._wait(rows)
 
-    def concluded(self, session: "Session", state: State, rows: Rows) -> None:
+    def concluded(self, state: State, rows: Rows) -> None:
         """Keep what turned up too late for its step's agreement for the next one."""
         if rows.held is None:
             return
         if self._alone:
-            self._act_alone(session, rows)
+            self._act_alone(rows)
         elif state.rows is not rows or self._has_agreed(rows):
             self._wait(rows)
 
     @contextmanager
-    def alone(self, session: "Session", state: State | None = None) -> Iterator[None]:
+    def alone(self, state: State | None = None) -> Iterator[None]:
         """Act without the other ranks inside, as where only this one may come by."""
         self._alone += 1
         try:
             yield
             while self._waiting:
-                self._act_alone(session, self._waiting.pop(0))
+                self._act_alone(self._waiting.pop(0))
             if state is not None and state.rows is not None and state.rows.held is not None:
-                self._act_alone(session, state.rows)
+                self._act_alone(state.rows)
         finally:
             self._alone -= 1
 
@@ -122,7 +128,7 @@ class Ranks:
 
     def rehearses(self, state: State) -> bool:
         """Turn away while a pipeline only learns the shapes of its stages."""
-        if self._rehearsal is None and collectives.rehearsal():
+        if self._rehearsal is None and rehearsal():
             self._rehearsal = state
             state.idle = True
         return self._rehearsal is state
@@ -144,7 +150,7 @@ class Ranks:
         if rows.held is not None and not any(rows is other for other in self._waiting):
             self._waiting.append(rows)
 
-    def _agree(self, session: "Session", state: State, rows: Rows) -> None:
+    def _agree(self, state: State, rows: Rows) -> None:
         link = self._link
         if link is None:
             return
@@ -153,27 +159,25 @@ class Ranks:
         try:
             if link.any(bool(found)):
                 self._waiting.clear()
-                self._settle(session, state, rows, found, link)
+                self._settle(state, rows, found, link)
         except Unlinked as why:
-            self._unlink(session, str(why))
-            self._act_on(session, found)
+            self._unlink(str(why))
+            self._act_on(found)
         except LostRankError as error:
-            self._unlink(session, "", quiet=bool(found))
-            self._act_on(session, found, note=f"the other ranks could not be told: {error}")
-            if (environment() or session.options.action) in ("raise", "skip"):
+            self._unlink("", quiet=bool(found))
+            self._act_on(found, note=f"the other ranks could not be told: {error}")
+            if (environment() or self._tracker.options.action) in ("raise", "skip"):
                 raise
-            session.tracker.say(f"{error}; from here on each rank is judged alone")
+            self._tracker.say(f"{error}; from here on each rank is judged alone")
 
-    def _settle(
-        self, session: "Session", state: State, rows: Rows, found: list[Rows], link: Link
-    ) -> None:
+    def _settle(self, state: State, rows: Rows, found: list[Rows], link: Link) -> None:
         """Choose the story, run it again on every rank, and act on it."""
-        tracker = session.tracker
+        tracker = self._tracker
         for _ in range(_ROUNDS):
             found = [item for item in found if item.held is not None]
             mine = found[0] if found else None
-            claim = None if mine is None else self._claim(session, state, mine, link.rank)
-            facts = link.gather(self._facts(session, state, mine, claim))
+            claim = None if mine is None else self._claim(state, mine, link.rank)
+            facts = link.gather(self._facts(state, mine, claim))
             claims = [Claim.from_dict(fact["claim"]) for fact in facts if fact["claim"]]
             chosen = choose(claims, staged=_staged(facts))
             if chosen is None:
@@ -182,11 +186,11 @@ class Ranks:
             if again and facts[chosen.rank]["replay"]:
                 together = all(again <= set(fact["roots"]) for fact in facts)
                 if together:
-                    shown = link.gather(self._replay(session, state, mine, chosen))
+                    shown = link.gather(self._replay(state, mine, chosen))
                     chosen = confirm(chosen, claims, shown)
             event, excused = None, None
             if chosen.rank == link.rank and mine is not None:
-                event, excused = self._release(session, mine)
+                event, excused = self._release(mine)
             told = link.gather({"event": event and event.to_dict(), "excused": excused})
             self._refused = None
             answer = told[chosen.rank]
@@ -204,14 +208,14 @@ class Ranks:
                     if item.held is not None:
                         excuse(tracker, item, tuple(key), reason)
 
-    def _claim(self, session: "Session", state: State, rows: Rows, rank: int) -> Claim | None:
+    def _claim(self, state: State, rows: Rows, rank: int) -> Claim | None:
         held = rows.held
         if held is None:
             return None
         reading = held.reading
         if reading is None:
             return Claim(rank, rows.step, held.event.order, held.event.phase)
-        roots = _roots_of(session, state, reading) if state.rows is rows else ()
+        roots = self._roots_of(state, reading) if state.rows is rows else ()
         came_in = reading.phase == "input"
         if reading.phase == "backward":
             came_in = any(
@@ -223,62 +227,58 @@ class Ranks:
             rank, rows.step, reading.order, reading.phase, reading.site.parameter, came_in, roots
         )
 
-    def _facts(
-        self, session: "Session", state: State, rows: Rows | None, claim: Claim | None
-    ) -> dict[str, Any]:
+    def _facts(self, state: State, rows: Rows | None, claim: Claim | None) -> dict[str, Any]:
         held = None if rows is None else rows.held
         wanted = (
             held is not None
             and held.reading is not None
             and held.replayed is None
-            and session.tracker.wants_replay(held.reading, held.kind)
+            and self._tracker.wants_replay(held.reading, held.kind)
         )
         roots = state.living_roots()
         inputs = [x for r in roots for x in flat([*r.args, *r.kwargs.values()])]
-        program = repr([(name, tuple(p.shape)) for name, p in session.parameters()])
+        program = repr([(name, tuple(p.shape)) for name, p in self._models.parameters()])
         return {
             "claim": None if claim is None else claim.to_dict(),
             "replay": wanted,
-            "roots": _living(session, state),
+            "roots": sorted(self._calls(state)),
             "fed": any(x.requires_grad for x in inputs),
             "program": zlib.crc32(program.encode()),
         }
 
-    def _release(
-        self, session: "Session", rows: Rows
-    ) -> tuple[Event | None, tuple[list[Any], str] | None]:
+    def _release(self, rows: Rows) -> tuple[Event | None, tuple[list[Any], str] | None]:
         held = rows.held
-        event = session.tracker.release(rows)
+        event = self._tracker.release(rows)
         if event is not None or held is None or held.reading is None:
             return event, None
         key = (held.reading.layer, held.reading.phase, held.kind)
-        reason = session.tracker.monitor.downgraded.get(key)
+        reason = self._tracker.monitor.downgraded.get(key)
         return None, None if reason is None else (list(key), reason)
 
     # Alone.
 
-    def _act_alone(self, session: "Session", rows: Rows) -> None:
+    def _act_alone(self, rows: Rows) -> None:
         rows.holding = False
-        event = session.tracker.release(rows)
+        event = self._tracker.release(rows)
         if event is not None:
-            session.tracker.accept(rows, event)
+            self._tracker.accept(rows, event)
 
-    def _act_on(self, session: "Session", found: list[Rows], note: str = "") -> None:
+    def _act_on(self, found: list[Rows], note: str = "") -> None:
         self._waiting.clear()
         for rows in found:
             rows.holding = False
-            event = session.tracker.release(rows)
+            event = self._tracker.release(rows)
             if event is not None:
                 notes = (*event.notes, note) if note else event.notes
-                session.tracker.accept(rows, replace(event, notes=notes))
+                self._tracker.accept(rows, replace(event, notes=notes))
 
-    def _unlink(self, session: "Session", why: str, *, quiet: bool = False) -> None:
+    def _unlink(self, why: str, *, quiet: bool = False) -> None:
         link, self._link = self._link, None
         if link is not None:
             link.close()
         self._wanted = self._joined = False
         if why and not quiet:
-            session.tracker.say(
+            self._tracker.say(
                 f"the ranks do not act together: {why}; each is judged alone, and one that "
                 "raises may leave the others waiting"
             )
@@ -294,18 +294,16 @@ class Ranks:
         if self._refused is not None:
             raise self._refused
 
-    def _replay(self, session: "Session", state: State, mine: Rows | None, chosen: Claim) -> str:
+    def _replay(self, state: State, mine: Rows | None, chosen: Claim) -> str:
         """Run the failing call again on every rank; tell whether it went bad here, and how."""
-        from anynan.torch.replay.replay import again
-
         held = None if mine is None else mine.held
         site = Site(-1, None, chosen.phase, "output", "", None, 0.0)
         reading = Reading(chosen.step, chosen.order, 0, site, 0.0, 0.0)
-        self._together = True
         try:
-            with collectives.bounded():
-                calls = _calls(session, state)
-                result = again(session, state, reading, [calls[i] for i in chosen.roots])
+            with bounded():
+                calls = self._calls(state)
+                roots = [calls[i] for i in chosen.roots]
+                result = self._replays.again(state, reading, roots, together=True)
         except ReplayError as error:
             self._refused = error
             return ""
@@ -313,47 +311,30 @@ class Ranks:
             text = f"the replay failed: {type(error).__name__} {error}".rstrip()
             self._refused = ReplayError(text)
             return ""
-        finally:
-            self._together = False
         if mine is not None and held is not None:
             mine.held = replace(held, replayed=result)
         if not result.sinks and not result.incoming:
             return ""
         outside = trace(result.records, result.sinks).outside
-        return "sent" if outside is not None and outside.label == collectives.SENT else "made"
+        return "sent" if outside is not None and outside.label == SENT else "made"
 
-    @property
-    def together(self) -> bool:
-        """Tell whether all ranks run a replay at this moment, so that none may stop early."""
-        return self._together
+    def _calls(self, state: State) -> dict[int, Any]:
+        """Give the step's calls that can still be run again, by their number."""
+        if self._models.fn is not None:
+            return {} if state.root is None else {0: state.root}
+        found = {i: ref() for i, (_, ref) in enumerate(state.step_roots)}
+        return {i: root for i, root in found.items() if root is not None}
 
-    def replaying(self, session: "Session") -> AbstractContextManager[None]:
-        """Keep a replay from waiting for ranks that do not run it."""
-        return collectives.replaying(session, together=self._together)
-
-
-def _calls(session: "Session", state: State) -> dict[int, Any]:
-    """Give the step's calls that can still be run again, by their number."""
-    if isinstance(session, StepMarker):
-        return {} if state.root is None else {0: state.root}
-    found = {i: ref() for i, (_, ref) in enumerate(state.step_roots)}
-    return {i: root for i, root in found.items() if root is not None}
-
-
-def _living(session: "Session", state: State) -> list[int]:
-    return sorted(_calls(session, state))
-
-
-def _roots_of(session: "Session", state: State, reading: Reading) -> tuple[int, ...]:
-    """Number the calls that a replay of this reading runs."""
-    calls = _calls(session, state)
-    if isinstance(session, StepMarker):
-        return tuple(calls)
-    if reading.phase == "backward":
-        known = state.roots.get(reading.order)
-        return tuple(i for i, root in calls.items() if known is None or root is known)
-    before = [i for i, (start, _) in enumerate(state.step_roots) if start <= reading.order]
-    return tuple(before[-1:]) if before and before[-1] in calls else ()
+    def _roots_of(self, state: State, reading: Reading) -> tuple[int, ...]:
+        """Number the calls that a replay of this reading runs."""
+        calls = self._calls(state)
+        if self._models.fn is not None:
+            return tuple(calls)
+        if reading.phase == "backward":
+            known = state.roots.get(reading.order)
+            return tuple(i for i, root in calls.items() if known is None or root is known)
+        before = [i for i, (start, _) in enumerate(state.step_roots) if start <= reading.order]
+        return tuple(before[-1:]) if before and before[-1] in calls else ()
 
 
 def _staged(facts: list[dict[str, Any]]) -> bool:

@@ -1,11 +1,8 @@
 """Where no check can run: a graph that is being traced, a function transform."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
-
-if TYPE_CHECKING:
-    from anynan.torch.session.session import Session
 
 
 def _never() -> bool:
@@ -30,7 +27,7 @@ TRANSFORMED = (
 _NO_CHECK = "is not watched: a check there would become a part of the graph"
 
 
-def say_traced(session: "Session") -> None:
+def say_traced(say: Callable[[str], None]) -> None:
     """Say once that a call which makes a graph is not watched.
 
     Nothing is said where Dynamo traces the hooks themselves, as in a strict export.
@@ -38,21 +35,21 @@ def say_traced(session: "Session") -> None:
     if torch.compiler.is_dynamo_compiling():
         return
     if torch.compiler.is_exporting():
-        session.tracker.say(f"the model inside torch.export {_NO_CHECK}")
+        say(f"the model inside torch.export {_NO_CHECK}")
     elif is_tracing():
-        session.tracker.say(f"the model inside torch.jit.trace {_NO_CHECK}")
+        say(f"the model inside torch.jit.trace {_NO_CHECK}")
     elif mode(PROXY) is not None and not torch.compiler.is_compiling():
-        session.tracker.say(f"the model inside make_fx {_NO_CHECK}")
+        say(f"the model inside make_fx {_NO_CHECK}")
 
 
-def say_unseen(session: "Session", path: str, x: torch.Tensor) -> None:
+def say_unseen(say: Callable[[str], None], path: str, x: torch.Tensor) -> None:
     """Say once what hides an output's values."""
     if _level() is not None or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        session.tracker.say(TRANSFORMED)
+        say(TRANSFORMED)
     elif hasattr(x, "fake_mode"):
-        session.tracker.say("the model on fake tensors is not watched: they hold no values")
+        say("the model on fake tensors is not watched: they hold no values")
     else:
-        session.tracker.say(
+        say(
             f"the output of {path or 'the model'} is not watched: {type(x).__name__} of a layout "
             "without values"
         )

@@ -1,10 +1,7 @@
 """What a replay does about the collectives of the program that it runs again."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,29 +10,32 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anynan._steps.adapter import ReplayError
-from anynan.torch.distributed.links import backends, world
 from anynan.torch.read.probes import local, nonfinite
 from anynan.torch.replay.operands import flat
 
 if TYPE_CHECKING:
     from anynan.torch.replay.watcher import Watcher
-    from anynan.torch.session.session import Session
 
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
 # What only moves values between ranks, or packs them for that.
 MOVING = _COLLECTIVES | {"fsdp"}
 SENT = "what another rank sent"
-# A replay that all ranks run may not hang longer than this where one of them fails.
-REPLAY_LIMIT = timedelta(minutes=2)
-_SHAPES = ("_forward_metadata_inference", "_shape_inference")
+
+
+def world() -> Any:
+    """Return the default process group, None unless several processes share it."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    group = distributed.group.WORLD
+    return group if distributed.get_world_size() > 1 else None
 
 
 @contextmanager
-def replaying(session: "Session", *, together: bool) -> Iterator[None]:
+def replaying(weights: Iterable[torch.Tensor], *, together: bool) -> Iterator[None]:
     """Keep a replay from waiting for ranks that do not run it.
 
     Args:
-        session: What is tracked.
+        weights: Those of what is tracked.
         together: True if all ranks run it.
 
     Raises:
@@ -47,7 +47,8 @@ def replaying(session: "Session", *, together: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(inner_modules())
         if not together:
-            if sharded(session):
+            # Gathered in the forward pass, which one rank cannot do.
+            if any(hasattr(p, "to_local") for p in weights):
                 msg = (
                     "the model's weights are sharded over the ranks, and only this one is at "
                     "this point, so it cannot be run again: the report stays at layer level"
@@ -99,24 +100,6 @@ def inner_modules() -> Iterator[None]:
         DistributedDataParallel.forward = real  # type: ignore[method-assign]
 
 
-@contextmanager
-def bounded() -> Iterator[None]:
-    """Shorten the waits of the program's gloo groups while a replay runs on all ranks."""
-    changed = []
-    for group in list(distributed.distributed_c10d._world.pg_map):
-        for backend in backends(group):
-            limit = getattr(getattr(backend, "options", None), "_timeout", None)
-            gloo = getattr(distributed, "ProcessGroupGloo", ())
-            if isinstance(backend, gloo) and limit is not None and limit > REPLAY_LIMIT:
-                backend._set_default_timeout(REPLAY_LIMIT)
-                changed.append((backend, limit))
-    try:
-        yield
-    finally:
-        for backend, limit in changed:
-            backend._set_default_timeout(limit)
-
-
 class Sent(TorchDispatchMode):
     """Follow a watcher's bad values through collectives, which it lets pass unread.
 
@@ -165,20 +148,3 @@ class Sent(TorchDispatchMode):
 
 def _key(x: torch.Tensor) -> int:
     return int(local(x).untyped_storage()._cdata)
-
-
-def sharded(session: "Session") -> bool:
-    """Tell whether weights are gathered in the forward pass, which one rank cannot do."""
-    return any(hasattr(p, "to_local") for _, p in session.parameters())
-
-
-def rehearsal() -> bool:
-    """Tell whether a pipeline runs its stage on memory without values, to learn its shapes."""
-    if "torch.distributed.pipelining.stage" not in sys.modules:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in _SHAPES:
-            return True
-        frame = frame.f_back
-    return False

@@ -1,20 +1,20 @@
 """What a second run would change: noted before it, and put back after it."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from anynan._reach.kept import container_state, generator_state
 from anynan._steps.threads import busy_threads
 from anynan.torch.call.discovery import find_state, find_weights
+from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState
+from anynan.torch.call.reached import Reached
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.snapshot import GENERATORS
-from anynan.torch.call.state import State, StepMarker
-
-if TYPE_CHECKING:
-    from anynan.torch.session.session import Session
+from anynan.torch.call.state import State
+from anynan.torch.private import task
 
 _autograd = torch._C._autograd
 _MODULE_OWN = frozenset(vars(torch.nn.Module()))
@@ -39,31 +39,43 @@ class Kept:
         self._gradients: dict[int, torch.Tensor] = {}
         self._random = RandomState.now()
 
-    def note(self, session: "Session", state: State, roots: list[RootCall]) -> None:
-        """Note what these calls may move, and take the gradients away."""
-        # A gradient hook may have begun this, and in a thread that is not the step's.
-        for one in {session.state(), state}:
-            self._flags(one)
+    def note(
+        self,
+        models: Models,
+        states: set[State],
+        roots: list[RootCall],
+        reached: Reached | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        """Note what these calls may move, and take the gradients away.
+
+        Args:
+            models: What is watched.
+            states: The states of the threads that have a part in it.
+            roots: The calls.
+            reached: What their code reaches.
+            scaler: The loss scaler in use.
+        """
+        for state in states:
+            self._flags(state)
         self._modes()
         self._restores.append(("the random numbers", self._put_random_back))
-        for p in _parameters(session, roots):
+        for p in _parameters(models, roots):
             self.gradient(p)
-        for _, ref in session.models:
-            model = ref()
-            for module in model.modules() if model is not None else ():
+        for _, model in models.living():
+            for module in model.modules():
                 self._module(module)
         busy = busy_threads()
-        if session.reached is not None and busy:
+        if reached is not None and busy:
             self.apart = next(iter(busy.values()))
-        elif session.reached is not None:
-            self._restores.append(("what the code reaches", session.reached.hold()))
-        if isinstance(session, StepMarker):  # a model's own call runs none of these
-            for name, item in _stateful(session, roots):
+        elif reached is not None:
+            self._restores.append(("what the code reaches", reached.hold()))
+        if models.fn is not None:  # a model's own call runs none of these
+            for name, item in _stateful(models, roots, scaler):
                 if not isinstance(item, torch.amp.GradScaler):
                     self._stateful(name, item)
                 elif item.is_enabled():
                     self._scaler(item)
-            _give_scale(session, state)
 
     def restore(self) -> None:
         """Put everything back, the last first."""
@@ -97,7 +109,7 @@ class Kept:
 
         self._restores.append(("the tracker's own state", restore))
         state.idle = state.replaying = True
-        state.base = torch._C._current_graph_task_id()
+        state.base = task()
 
     def _modes(self) -> None:
         """Leave the program's hooks on saved tensors: checkpointing counts what it is shown."""
@@ -169,23 +181,25 @@ class Kept:
         self._restores.append((name, lambda: _assign(vars(item), attributes)))
 
 
-def _parameters(session: "Session", roots: list[RootCall]) -> Iterable[torch.Tensor]:
+def _parameters(models: Models, roots: list[RootCall]) -> Iterable[torch.Tensor]:
     """List the leaves whose gradients the calls may change: the step's own, nobody else's."""
-    found: dict[int, torch.Tensor] = {id(p): p for _, p in session.parameters()}
-    if isinstance(session, StepMarker):
-        for optimizer in list(session.stepped):
+    found: dict[int, torch.Tensor] = {id(p): p for _, p in models.parameters()}
+    if models.fn is not None:
+        for optimizer in list(models.stepped):
             for group in optimizer.param_groups:
                 found.update((id(p), p) for p in group["params"])
         for root in roots:
             found.update((id(p), p) for p in find_weights(root.fn).values())
     for root in roots:
-        for _, x in session._named_inputs(root.fn, root.args, root.kwargs):
+        for _, x in models.inputs(root.fn, root.args, root.kwargs):
             if x.is_leaf and x.requires_grad:
                 found[id(x)] = x
     return found.values()
 
 
-def _stateful(session: "Session", roots: list[RootCall]) -> Iterable[tuple[str, Any]]:
+def _stateful(
+    models: Models, roots: list[RootCall], scaler: torch.amp.GradScaler | None
+) -> Iterable[tuple[str, Any]]:
     """Walk the optimizers, schedulers, scalers and generators that a step reaches, once each."""
     kinds = (
         torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
@@ -196,19 +210,11 @@ def _stateful(session: "Session", roots: list[RootCall]) -> Iterable[tuple[str, 
         for name, item in find_state(root.fn).items():
             if isinstance(item, kinds):
                 found.setdefault(id(item), (name, item))
-    for optimizer in list(session.stepped):
+    for optimizer in list(models.stepped):
         found.setdefault(id(optimizer), (type(optimizer).__name__, optimizer))
-    scaler = None if session.scaler is None else session.scaler()
     if scaler is not None:
         found.setdefault(id(scaler), ("a loss scaler", scaler))
     return found.values()
-
-
-def _give_scale(session: "Session", state: State) -> None:
-    """Give the step's own scaler the scale that the step ran under."""
-    used = None if session.scaler is None else session.scaler()
-    if used is not None and state.rows is not None and state.rows.scale is not None:
-        used._scale = state.rows.scale.clone()
 
 
 def _assign(now: dict[str, Any], held: dict[str, Any]) -> None:

@@ -3,19 +3,15 @@
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from anynan._diagnosis.lineage import Replay
 from anynan.torch.call.rootcall import RootCall
-from anynan.torch.replay.replay import gradients, layer_stack, outside
+from anynan.torch.replay.scene import Scene
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
-
-if TYPE_CHECKING:
-    from anynan.torch.session.session import Session
 
 
 class Operations:
@@ -25,17 +21,13 @@ class Operations:
     that begins in between, as ``inference_mode`` does, puts back the modes it found.
     """
 
-    def __init__(self, session: "Session", root: RootCall, entered: str | None) -> None:
-        self.watcher = Watcher(outside(session, root))
+    def __init__(self, scene: Scene, root: RootCall, entered: str | None) -> None:
+        self._scene = scene
+        self.watcher = Watcher(scene.outside(root))
         self._thread = threading.get_ident()
         self._depth = 0
         self._stack = ExitStack()
-        for prefix, ref in session.models:
-            model = ref()
-            if model is not None:
-                self._stack.enter_context(
-                    layer_stack(session, prefix, model, self.watcher, root.calls)
-                )
+        self._stack.enter_context(scene.layers(self.watcher, root.calls))
         if entered is not None:  # the root layer's own call began before its hooks were there
             self.watcher.layers.append((entered, 0))
         self._stack.enter_context(Seam(self.watcher, replaying=False, around=self.watching))
@@ -62,9 +54,9 @@ class Operations:
             self._leave()
         self._depth = max(self._depth - 1, 0)
 
-    def look_at_gradients(self, session: "Session") -> None:
+    def look_at_gradients(self) -> None:
         """Note the bad gradients that landed on weights and that no optimizer takes."""
-        gradients(session, self.watcher)
+        self._scene.gradients(self.watcher)
 
     def finish(self) -> Replay:
         """Stop watching and hand over what was seen."""

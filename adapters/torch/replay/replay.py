@@ -1,7 +1,7 @@
 """Run a failing call again under the operation watcher, and leave no trace of it."""
 
 import functools
-import weakref
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,25 +10,29 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from anynan._diagnosis.lineage import External, Replay, Sink
+from anynan._diagnosis.lineage import Replay, Sink
 from anynan._reach import Exhausted
 from anynan._steps.adapter import ReplayError
 from anynan._steps.context import replay_context
 from anynan._steps.interrupts import Interrupts
 from anynan._steps.monitor import Reading
 from anynan._steps.threads import busy_threads
-from anynan.torch.call.regions import Regions
+from anynan.torch.call.models import Models
+from anynan.torch.call.reached import Reached
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State, StopReplay
-from anynan.torch.graphs import graphs as compiled
-from anynan.torch.read.probes import local, nonfinite
-from anynan.torch.replay.collectives import Sent
+from anynan.torch.call.threads import Threads
+from anynan.torch.graphs.compiler import eager
+from anynan.torch.graphs.graphs import Graphs
+from anynan.torch.private import task
+from anynan.torch.read.probes import nonfinite
+from anynan.torch.read.tensors import tensors
+from anynan.torch.replay.collectives import Sent, replaying
 from anynan.torch.replay.kept import Kept
+from anynan.torch.replay.scene import Scene
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
-from anynan.torch.session.session import Session
-from anynan.torch.step.hooks import CallHook, tensors
-from anynan.torch.step.weights import all_tensors
+from anynan.torch.weights.scalers import Scalers
 
 TAKEN = (
     "the second run stopped where it would have taken more from `{}` than the first run took, or "
@@ -40,199 +44,228 @@ SHARED = (
 )
 MISSED = "the second run did not begin with the first run's value of {}"
 GONE = "the model was gone when this was read, so its last step cannot be run again"
+# Seconds to wait for another thread's second run, which may itself wait for this thread.
+_PATIENCE = 10.0
 
 
-def replay(session: Session, state: State, reading: Reading) -> Replay:
-    """Run the call behind a reading again, operation by operation.
-
-    Args:
-        session: What is tracked.
-        state: The thread's open step.
-        reading: The bad reading.
-
-    Raises:
-        ReplayError: If the call is not known or its inputs were changed.
-    """
-    if state.rows is not None and state.rows.step != reading.step:
-        msg = (
-            f"step {reading.step} was over when it was read, so it cannot be run again: the "
-            "report stays at layer level"
-        )
-        raise ReplayError(msg)
-    is_step = session.in_step
-    roots = _roots(state, reading, is_step)
-    if not roots and compiled.ran(session):
-        msg = (
-            "the model's own call is part of the compiled code, so there is no call to run again: "
-            "track what torch.compile returned, or the step function, and the operation is named"
-        )
-        raise ReplayError(msg)
-    if not roots:
-        msg = (
-            "the layer was called past the model (not through the tracked model's own call), so "
-            "there is no call to run again: the report stays at layer level"
-        )
-        raise ReplayError(msg)
-    if any(root.fn is None for root in roots):
-        raise ReplayError(GONE)
-    return again(session, state, reading, roots)
-
-
-def again(session: Session, state: State, reading: Reading, roots: list[RootCall]) -> Replay:
-    """Run calls again, and leave no trace; where all ranks do so, none stops early.
+class Replays:
+    """Run calls of what is tracked a second time.
 
     Args:
-        session: What is tracked.
-        state: The thread's open step.
-        reading: The bad reading, or one of its phase where another rank has it.
-        roots: The calls.
+        models: What is watched.
+        threads: The threads that run it.
+        graphs: What of it is compiled.
+        scalers: The loss scalers.
 
-    Raises:
-        ReplayError: If they cannot be run on this rank alone.
+    Attributes:
+        reached: What the code of a call reaches, None where nothing is run again.
+        scene: What a watcher is told.
+        lock: Held while calls are run again.
     """
-    result = Replay(uncompiled=compiled.ran(session))
-    together = session.ranks.together
-    is_step = session.in_step
-    _alone(session, roots)
-    with (
-        Interrupts() as interrupts,
-        session.second_run,
-        session.ranks.replaying(session),
-        ExitStack() as stack,
-    ):
-        kept = Kept()
-        try:
-            kept.note(session, state, roots)
-            stack.enter_context(replay_context())
-            stack.enter_context(disabled_modes())
-            for root in roots:
-                if root.changed():
-                    result.notes.append(
-                        "an input of the call was changed in place since, so the replay starts "
-                        "from other values"
-                    )
-                watcher = _run(session, root, reading, is_step, result, kept, interrupts)
-                if not result.sinks:
-                    result.records, result.sinks = watcher.records, watcher.sinks
-                result.passed += watcher.passed
-                if watcher.sinks and not together:
-                    break
-        finally:
-            interrupts.end()
-            kept.restore()
-    result.notes += [f"the replay could not put back {what}" for what in kept.lost]
-    if result.uncompiled:  # what compiled code calls several times has one reading
-        result.passed = []
-    elif state.updated and is_step:
-        result.passed = [place.unmeasured() for place in result.passed]
-        result.notes.append(
-            "the step had updated the weights when this was read, so the second run, and the "
-            "values it shows, are with the new ones"
-        )
-    elif result.substituted:
-        result.passed = [place for place in result.passed if place.phase != "backward"]
-    return result
+
+    def __init__(self, models: Models, threads: Threads, graphs: Graphs, scalers: Scalers) -> None:
+        self._models, self._threads = models, threads
+        self._graphs, self._scalers = graphs, scalers
+        self.reached = Reached(models.fn) if models.options.replay else None
+        self.scene = Scene(models)
+        self.lock = threading.Lock()
+
+    def let_pass(self, state: State) -> None:
+        """Wait while another thread runs a step again: both would write the same buffers."""
+        if state.idle or task() != -1:
+            return
+        if self.lock.acquire(timeout=_PATIENCE):
+            self.lock.release()
+
+    def run(self, state: State, reading: Reading) -> Replay:
+        """Run the call behind a reading again, operation by operation.
+
+        Args:
+            state: The thread's open step.
+            reading: The bad reading.
+
+        Raises:
+            ReplayError: If the call is not known or its inputs were changed.
+        """
+        if state.rows is not None and state.rows.step != reading.step:
+            msg = (
+                f"step {reading.step} was over when it was read, so it cannot be run again: the "
+                "report stays at layer level"
+            )
+            raise ReplayError(msg)
+        roots = _roots(state, reading)
+        if not roots and self._graphs.ran():
+            msg = (
+                "the model's own call is part of the compiled code, so there is no call to run "
+                "again: track what torch.compile returned, or the step function, and the "
+                "operation is named"
+            )
+            raise ReplayError(msg)
+        if not roots:
+            msg = (
+                "the layer was called past the model (not through the tracked model's own call), "
+                "so there is no call to run again: the report stays at layer level"
+            )
+            raise ReplayError(msg)
+        if any(root.fn is None for root in roots):
+            raise ReplayError(GONE)
+        return self.again(state, reading, roots)
+
+    def again(
+        self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False
+    ) -> Replay:
+        """Run calls again, and leave no trace; where all ranks do so, none stops early.
+
+        Args:
+            state: The thread's open step.
+            reading: The bad reading, or one of its phase where another rank has it.
+            roots: The calls.
+            together: Whether all ranks run theirs at this moment.
+
+        Raises:
+            ReplayError: If they cannot be run on this rank alone.
+        """
+        result = Replay(uncompiled=self._graphs.ran())
+        self._alone(roots)
+        weights = (p for _, p in self._models.parameters())
+        with (
+            Interrupts() as interrupts,
+            self.lock,
+            replaying(weights, together=together),
+            ExitStack() as stack,
+        ):
+            kept = Kept()
+            try:
+                # A gradient hook may have begun this, and in a thread that is not the step's.
+                states = {self._threads.state(), state}
+                kept.note(self._models, states, roots, self.reached, self._scalers.used)
+                if self._models.fn is not None:
+                    self._scalers.give_back(state.rows)
+                stack.enter_context(replay_context())
+                stack.enter_context(disabled_modes())
+                for root in roots:
+                    if root.changed():
+                        result.notes.append(
+                            "an input of the call was changed in place since, so the replay "
+                            "starts from other values"
+                        )
+                    watcher = self._run(
+                        root, reading, result, kept, interrupts,
+                        whole=state.in_step, together=together,
+                    )  # fmt: skip
+                    if not result.sinks:
+                        result.records, result.sinks = watcher.records, watcher.sinks
+                    result.passed += watcher.passed
+                    if watcher.sinks and not together:
+                        break
+            finally:
+                interrupts.end()
+                kept.restore()
+        result.notes += [f"the replay could not put back {what}" for what in kept.lost]
+        if result.uncompiled:  # what compiled code calls several times has one reading
+            result.passed = []
+        elif state.updated and state.in_step:
+            result.passed = [place.unmeasured() for place in result.passed]
+            result.notes.append(
+                "the step had updated the weights when this was read, so the second run, and the "
+                "values it shows, are with the new ones"
+            )
+        elif result.substituted:
+            result.passed = [place for place in result.passed if place.phase != "backward"]
+        return result
+
+    def _alone(self, roots: list[RootCall]) -> None:
+        """Refuse a second run that another thread would notice.
+
+        Raises:
+            ReplayError: If another thread uses the model, or would draw the same random numbers.
+        """
+        busy = busy_threads()
+        if not busy:
+            return
+        users = {state.thread.ident for state in self._threads.states if state.used}
+        ours = next((name for number, name in busy.items() if number in users), None)
+        if ours is not None:
+            msg = (
+                f"another thread ({ours}) runs what is tracked, too, and would have met the "
+                "second run in it: the step was not run again, and the report stays at layer level"
+            )
+            raise ReplayError(msg)
+        if not all(root.random.is_now() for root in roots):
+            name = next(iter(busy.values()))
+            msg = (
+                f"the step drew random numbers, and another thread ({name}) would have drawn the "
+                "same ones during a second run: the step was not run again, and the report stays "
+                "at layer level"
+            )
+            raise ReplayError(msg)
+
+    def _run(
+        self, root: RootCall, reading: Reading, result: Replay, kept: Kept,
+        interrupts: Interrupts, *, whole: bool, together: bool,
+    ) -> Watcher:  # fmt: skip
+        root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
+        watcher = Watcher(self.scene.outside(root))
+        watcher.originals = {}
+        if not together:
+            watcher.stop = functools.partial(_matches, reading, watcher)
+        watcher.within, watcher.called = Replays._run.__code__, root.source()
+        if not root.random.is_now():
+            root.random.restore()
+        if kept.apart is not None:
+            result.notes.append(SHARED.format(kept.apart))
+        elif root.began is not None:
+            result.notes += [MISSED.format(what) for what in root.began.put_back()]
+        with ExitStack() as stack:
+            stack.callback(watcher.restore)
+            if self.reached is not None:
+                stack.enter_context(self.reached.reach.again())
+            stack.enter_context(root.modes())
+            stack.enter_context(eager())
+            stack.enter_context(self.scene.layers(watcher, root.calls))
+            stack.enter_context(Seam(watcher, leaf=kept.gradient))
+            try:
+                if together:
+                    stack.enter_context(Sent(watcher))
+                with watcher:
+                    interrupts.begin()
+                    out = root.fn(*root.args, **root.kwargs)
+                    if whole:
+                        _results(watcher, out)
+                    elif reading.phase == "backward":
+                        _backward(root, out, result, together=together)
+            except StopReplay:
+                pass
+            except ReplayError as error:
+                result.notes.append(str(error))
+            except Exhausted as error:
+                result.notes.append(TAKEN.format(error))
+            except Exception as error:  # noqa: BLE001  the replay may fail as the step did
+                result.notes.append(_stopped(error))
+            finally:
+                interrupts.end()
+        if not any(sink.phase == reading.phase for sink in watcher.sinks):
+            self.scene.gradients(watcher)
+        blind = watcher.outside.get(-1)
+        if blind is not None:
+            result.notes.append(f"one operation could not be looked at in the replay: {blind[1]}")
+        return watcher
 
 
-def _alone(session: Session, roots: list[RootCall]) -> None:
-    """Refuse a second run that another thread would notice.
-
-    Raises:
-        ReplayError: If another thread uses the model, or would draw the same random numbers.
-    """
-    busy = busy_threads()
-    if not busy:
-        return
-    users = {state.thread.ident for state in session._states if state.used}
-    ours = next((name for number, name in busy.items() if number in users), None)
-    if ours is not None:
-        msg = (
-            f"another thread ({ours}) runs what is tracked, too, and would have met the second "
-            "run in it: the step was not run again, and the report stays at layer level"
-        )
-        raise ReplayError(msg)
-    if not all(root.random.is_now() for root in roots):
-        name = next(iter(busy.values()))
-        msg = (
-            f"the step drew random numbers, and another thread ({name}) would have drawn the same "
-            "ones during a second run: the step was not run again, and the report stays at layer "
-            "level"
-        )
-        raise ReplayError(msg)
+def _stopped(error: Exception) -> str:
+    line = f": {str(error).splitlines()[0][:120]}" if str(error) else ""
+    return f"the replay stopped at {type(error).__name__}{line}"
 
 
-def _roots(state: State, reading: Reading, is_step: bool) -> list[RootCall]:
-    if is_step:
+def _roots(state: State, reading: Reading) -> list[RootCall]:
+    """List the calls that a reading may come from."""
+    if state.in_step:
         return [state.root] if state.root is not None else []
     if reading.phase == "backward":
         known = state.roots.get(reading.order)
         return [known] if known is not None else state.living_roots()
     root = state.root_of(reading.order)
     return [root] if root is not None else []
-
-
-def _run(
-    session: Session,
-    root: RootCall,
-    reading: Reading,
-    is_step: bool,
-    result: Replay,
-    kept: Kept,
-    interrupts: Interrupts,
-) -> Watcher:
-    root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
-    watcher = Watcher(outside(session, root))
-    watcher.originals = {}
-    if not session.ranks.together:
-        watcher.stop = functools.partial(_matches, reading, watcher)
-    watcher.within, watcher.called = _run.__code__, root.source()
-    if not root.random.is_now():
-        root.random.restore()
-    if kept.apart is not None:
-        result.notes.append(SHARED.format(kept.apart))
-    elif root.began is not None:
-        result.notes += [MISSED.format(what) for what in root.began.put_back()]
-    with ExitStack() as stack:
-        stack.callback(watcher.restore)
-        if session.reached is not None:
-            stack.enter_context(session.reached.reach.again())
-        stack.enter_context(root.modes())
-        stack.enter_context(compiled.eager())
-        for prefix, ref in session.models:
-            model = ref()
-            if model is not None:
-                stack.enter_context(layer_stack(session, prefix, model, watcher, root.calls))
-        stack.enter_context(Seam(watcher, leaf=kept.gradient))
-        try:
-            if session.ranks.together:
-                stack.enter_context(Sent(watcher))
-            with watcher:
-                interrupts.begin()
-                out = root.fn(*root.args, **root.kwargs)
-                if is_step:
-                    _results(watcher, out)
-                elif reading.phase == "backward":
-                    _backward(root, out, result, together=session.ranks.together)
-        except StopReplay:
-            pass
-        except ReplayError as error:
-            result.notes.append(str(error))
-        except Exhausted as error:
-            result.notes.append(TAKEN.format(error))
-        except Exception as error:  # noqa: BLE001  the replay may fail as the step did
-            result.notes.append(
-                f"the replay stopped at {type(error).__name__}: {str(error).splitlines()[0][:120]}"
-                if str(error)
-                else f"the replay stopped at {type(error).__name__}"
-            )
-        finally:
-            interrupts.end()
-    if not any(sink.phase == reading.phase for sink in watcher.sinks):
-        gradients(session, watcher)
-    blind = watcher.outside.get(-1)
-    if blind is not None:
-        result.notes.append(f"one operation could not be looked at in the replay: {blind[1]}")
-    return watcher
 
 
 def _cut(value: Any) -> Any:
@@ -259,33 +292,6 @@ def _matches(reading: Reading, watcher: Watcher, sink: Sink) -> bool:
     if sink.phase != reading.phase or sink.layer != reading.layer:
         return False
     return reading.site.parameter is None
-
-
-def outside(session: Session, root: RootCall) -> dict[int, tuple[External, str]]:
-    """Name the storages that exist before the call: inputs, weights, buffers."""
-    found: dict[int, tuple[External, str]] = {}
-    weights = {id(x) for _, x in session.parameters()}
-    for name, x in all_tensors(session):
-        key = _storage(x)
-        if key is not None:
-            found[key] = ("parameter" if id(x) in weights else "buffer", name)
-    for name, x in session._named_inputs(root.fn, root.args, root.kwargs):
-        key = _storage(x)
-        if key is not None:
-            # What a part of the model gets from another was computed, nobody saw where.
-            kind: External = "handed" if session.parts and x.grad_fn is not None else "input"
-            found.setdefault(key, (kind, name))
-    return found
-
-
-def _storage(x: torch.Tensor) -> int | None:
-    """Give the number of a tensor's storage; None where it has none that can be seen."""
-    if x.layout is not torch.strided or x.is_meta:
-        return None
-    try:
-        return int(local(x).untyped_storage()._cdata)
-    except (RuntimeError, ValueError):  # inside a function transform, or not made yet
-        return None
 
 
 def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> None:
@@ -350,75 +356,6 @@ def _results(watcher: Watcher, out: Any) -> None:
         one = x.numel() == 1
         label = "loss" if one and name == "result" else name
         watcher.check_sink("loss" if one else "forward", None, label, x, call=0)
-
-
-def gradients(session: Session, watcher: Watcher) -> None:
-    """Note the bad gradients that landed on weights."""
-    try:
-        for name, p in session.parameters():
-            if p.grad is not None:
-                watcher.check_sink("backward", name.rpartition(".")[0], name, p.grad)
-    except StopReplay:
-        pass
-
-
-@contextmanager
-def layer_stack(
-    session: Session,
-    prefix: str,
-    model: torch.nn.Module,
-    watcher: Watcher,
-    before: dict[str, int],
-) -> Iterator[None]:
-    """Tell the watcher which layer runs, and show it what leaves each layer."""
-    handles = []
-    calls, regions = dict(before), Regions()
-    watched = set(session.paths(prefix, model))
-    weak = weakref.ref(watcher)
-
-    def enter(path: str, module: Any, args: Any) -> None:
-        if not watcher.mine():
-            return
-        again = watcher.in_backward()  # recomputed under activation checkpointing
-        if again or not torch.is_grad_enabled():
-            call = regions.number(calls, path, again=again)[0]
-        else:
-            call = calls.get(path, 0)
-            calls[path] = call + 1
-        watcher.layers.append((path, call))
-
-    def leave(path: str, module: Any, args: Any, output: Any) -> None:
-        if not watcher.mine():
-            return
-        call = next((n for known, n in reversed(watcher.layers) if known == path), 0)
-        if output is not None and path in watched:
-            # What checkpointing runs again was passed before.
-            first = None if watcher.in_backward() else call
-            for name, x in tensors(output, "output", objects=True):
-                watcher.check_sink("forward", path, name, x, call=first)
-                if x.requires_grad:
-                    handle = x.register_hook(functools.partial(_arrived, weak, path, name, call))
-                    if x.grad_fn is None:  # a leaf outlives the run
-                        handles.append(handle)
-        while watcher.layers and watcher.layers.pop()[0] != path:
-            pass
-
-    def _arrived(ref: Any, path: str, name: str, call: int, grad: torch.Tensor | None) -> None:
-        found = ref()
-        if found is not None and grad is not None:
-            label = "grad" if name == "output" else f"grad of {name}"
-            found.check_sink("backward", path, label, grad, call=call)
-
-    try:
-        for path, module in session.named(prefix, model).items():
-            before_it = CallHook(functools.partial(enter, path))
-            handles.append(before_it.on(module.register_forward_pre_hook(before_it, prepend=True)))
-            after_it = CallHook(functools.partial(leave, path))
-            handles.append(after_it.on(module.register_forward_hook(after_it, always_call=True)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from typing import Any, Self
 import torch
 
 from anynan.torch.call.state import StopReplay
+from anynan.torch.private import task
 from anynan.torch.read.probes import local
 from anynan.torch.replay.names import node_name
 from anynan.torch.replay.watcher import Watcher
 
-_task = torch._C._current_graph_task_id
 _lock = threading.Lock()
 # The functions are the whole process's: each calls the seam of its own thread, if that has one.
 _open: dict[int, list["Seam"]] = {}
@@ -96,7 +96,7 @@ class Seam:
 
 
 def _incoming(watcher: Watcher, gradients: Any) -> None:
-    watcher.tasks.add(_task())
+    watcher.tasks.add(task())
     watcher.incoming = tuple(local(x) if isinstance(x, torch.Tensor) else x for x in gradients)
 
 

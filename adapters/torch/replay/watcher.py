@@ -25,6 +25,7 @@ from anynan._diagnosis.sources import is_anynans, user_source
 from anynan._judging.agreement import Passed
 from anynan._steps import context
 from anynan.events import Source
+from anynan.torch.call.state import StopReplay
 from anynan.torch.read.probes import local, measure, plain, read_ends
 from anynan.torch.replay import collectives, operands
 from anynan.torch.replay.names import canonical, node_name
@@ -475,8 +476,6 @@ class Watcher(TorchDispatchMode):
         """Note where bad values arrived; ``stop`` may end the replay there."""
         self.sinks.append(sink)
         if self.stop is not None and self.stop(sink):
-            from anynan.torch.call.state import StopReplay
-
             raise StopReplay
 
     def check_sink(

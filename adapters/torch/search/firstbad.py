@@ -15,14 +15,13 @@ from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event
 from anynan.options import Options, environment
-from anynan.torch import tracking
-from anynan.torch.call import discovery
+from anynan.torch.call.discovery import find_iterators
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.snapshot import Snapshot
-from anynan.torch.search import parts as looking
 from anynan.torch.search.objects import objects_of, pause_trackers
+from anynan.torch.search.parts import first_bad, moments, parts
 from anynan.torch.session.step import StepSession
-from anynan.torch.tracking import TorchOptions
+from anynan.torch.tracking import TorchOptions, tracker_of
 
 BEHIND = (
     "found by looking at the state after the step: the tracker saw nothing bad, so it was made "
@@ -152,7 +151,7 @@ def _check(step: Any, batches: Any, every: Any, options: Mapping[str, Any]) -> O
 
 def _say_lost(fn: Any, start: Snapshot) -> None:
     lost = list(dict.fromkeys(start.lost))
-    lost += [f"the iterator {name}" for name in discovery.find_iterators(fn)]
+    lost += [f"the iterator {name}" for name in find_iterators(fn)]
     if lost:
         text = f"anynan: first_bad_batch could not put back {', '.join(lost)}"
         warnings.warn(text, AnynanWarning, stacklevel=3)
@@ -198,12 +197,11 @@ class _Search:
         return window.locate(None) if window.batches and window.bad() else None
 
     def _tracker_of_now(self) -> Tracker:
-        tracker = tracking._track(self.fn, self.options)
+        tracker = tracker_of(self.fn, self.options)
         session = tracker.adapter
         if self.given and isinstance(session, StepSession):
             # What was given as state may be out of the function's sight.
-            session._searched = True
-            session._find((), {"state": self.given})
+            session.give(self.given)
         return tracker
 
     @contextmanager
@@ -217,8 +215,8 @@ class _Search:
 
     def look(self, losses: list[Any], index: int) -> Event | None:
         """Look at the state and the losses; describe the first that is bad."""
-        found = looking.parts(self.objects, losses)
-        return looking.first_bad(found, self.options.policy, index, scaled=self.scaled)
+        found = parts(self.objects, losses)
+        return first_bad(found, self.options.policy, index, scaled=self.scaled)
 
     def look_behind(self, index: int) -> Event | None:
         """Look at what the tracker does not read: the optimizers' own states."""
@@ -228,8 +226,8 @@ class _Search:
             if isinstance(model, torch.nn.Module)
             for name, p in model.named_parameters()
         }
-        found = looking.moments(self.objects, names)
-        event = looking.first_bad(found, self.options.policy, index, scaled=self.scaled)
+        found = moments(self.objects, names)
+        event = first_bad(found, self.options.policy, index, scaled=self.scaled)
         return None if event is None else replace(event, notes=(*event.notes, BEHIND))
 
     def watched(self, batch: Any, index: int) -> Event | None:

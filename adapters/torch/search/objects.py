@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from anynan._steps.tracker import Tracker
-from anynan.torch.call import discovery
+from anynan.torch.call.discovery import find_modules, find_state, find_weights
 from anynan.torch.call.snapshot import OPEN
-from anynan.torch.update import updates
+from anynan.torch.update.updates import watching
 
 
 def pause_trackers(step: Any, stack: ExitStack) -> None:
@@ -23,30 +23,29 @@ def pause_trackers(step: Any, stack: ExitStack) -> None:
     if isinstance(step, Tracker):
         pause(step)
     while True:
-        found = discovery.find_state(step).values()
+        found = find_state(step).values()
         new = [item for item in found if isinstance(item, Tracker) and not item.paused]
         if not new:
             break
         for tracker in new:
             pause(tracker)
     mine = {id(module) for model in models_of(step) for module in model.modules()}
-    for session in list(updates._sessions):
-        watched = [ref() for _, ref in session.models]
-        if any(id(model) in mine for model in watched):
-            pause(session.tracker)
+    for each in watching():
+        if any(id(model) in mine for _, model in each.models.living()):
+            pause(each.tracker)
 
 
 def models_of(fn: Any) -> list[torch.nn.Module]:
     """List the modules that a function can reach."""
-    found = list(discovery.find_modules(fn).values())
-    states = discovery.find_state(fn).values()
+    found = list(find_modules(fn).values())
+    states = find_state(fn).values()
     return found + [item for item in states if isinstance(item, torch.nn.Module)]
 
 
 def objects_of(fn: Any, batches: Any, state: list[Any] | None) -> list[Any]:
     """List everything whose state a run may change."""
-    objects: list[Any] = [*models_of(fn), *discovery.find_state(fn).values(), *(state or ())]
-    objects += discovery.find_weights(fn).values()
+    objects: list[Any] = [*models_of(fn), *find_state(fn).values(), *(state or ())]
+    objects += find_weights(fn).values()
     for item in state or ():
         if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
             msg = f"state= takes objects with state_dict and load_state_dict, not {item!r}"

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 
 from anynan._steps.monitor import Rows
-from anynan.options import Options
-from anynan.torch.call.reached import Reached
+from anynan._steps.tracker import Tracker
+from anynan.torch.call.growth import registered
+from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
-from anynan.torch.graphs import graphs as compiled
-from anynan.torch.session.growth import follow, registered
+from anynan.torch.private import task
+from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session
-from anynan.torch.step import scalers as scaling
-from anynan.torch.step.hooks import KeepGradHook, tensors
-from anynan.torch.step.weights import write_parameters
-from anynan.torch.update import updates
+from anynan.torch.step.hooks import KeepGradHook
+from anynan.torch.weights.scalers import all_in, rescaled
 
 _CALL = torch.nn.Module._call_impl.__code__
 # Without an optimizer to end the step, this many readings do.
@@ -27,32 +26,30 @@ MAX_ROWS = 50_000
 class ModelSession(Session):
     """Watch one module; its step ends at its optimizer's step."""
 
-    roots_are_models = True
-
-    def __init__(self, model: torch.nn.Module, options: Options) -> None:
-        super().__init__(options)
-        self.models = [("", weakref.ref(model))]
-        if options.replay:
-            self.reached = Reached(None)
+    def __init__(
+        self, model: torch.nn.Module, tracker: Tracker, models: Models | None = None
+    ) -> None:
+        super().__init__(tracker, models or Models(tracker.options))
+        self.models.refs = [("", weakref.ref(model))]
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
-        state = self.state()
-        if self.second_run.locked():
-            self.let_pass(state)
+        state = self.threads.state()
+        if self.replays.lock.locked():
+            self.replays.let_pass(state)
         if state.idle or self.ranks.rehearses(state):
             return
         if state.depth and not _running(module):
             state.depth = 0  # an interrupt left the call before: its exit hook never ran
         state.depth += 1
-        if state.depth > 1 or torch._C._current_graph_task_id() != -1:
+        if state.depth > 1 or task() != -1:
             return
-        if self.grown != registered.count:
-            follow(self)
+        if self.layers.grown != registered.count:
+            self.follow()
         if state.rows is not None:
-            compiled.take(self, state)
+            self.steps.take(state)
             if self._over(state):
-                self.end_step(state)
+                self.steps.close(state)
         self.start_root(state, module, path, args, kwargs)
         if state.operations is not None:
             state.operations.begin()
@@ -67,34 +64,28 @@ class ModelSession(Session):
             return rows.failed is not None
         if self._rescaled(state, rows):
             return True
-        if self._optimizer_known is None:
-            known = {id(p) for _, p in self.parameters()}
-            self._optimizer_known = bool(updates.find_optimizers(known))
-        return not self._optimizer_known
+        return not self.optimizers.exist()
 
     def _rescaled(self, state: State, rows: Rows) -> bool:
         """Tell whether a loss scaler skipped the update that would have ended the step."""
-        if not self._looked:  # a look through every object is too slow for each step
-            self._looked = True
-            scaling.find_scalers()
-        if not scaling.all_in(state.scales):  # it was found since: its mark is not known yet
-            with self.aside(state):
+        self.scalers.look_once()
+        if not all_in(state.scales):  # it was found since: its mark is not known yet
+            with state.aside():
                 state.slots.read()
                 self.tracker.judge(rows)
             return rows.pending is not None or rows.held is not None
-        mine = {id(optimizer) for optimizer, held in self._held.items() if held.parameters}
-        return scaling.rescaled(state.scales, mine)
+        return rescaled(state.scales, self.optimizers.mine())
 
     def exit_root(self, module: Any, output: Any) -> None:
         """End a root call; without gradients it is a whole step."""
-        state = self.state()
+        state = self.threads.state()
         if self.ranks.rehearsed(state) or state.idle:
             return
         state.depth = max(state.depth - 1, 0)
-        again = torch._C._current_graph_task_id() != -1  # as enter_root asks: nothing was entered
+        again = task() != -1  # as enter_root asks: nothing was entered
         if state.operations is not None and not state.depth and not again:
             state.operations.end()
-        root = self.owner(state).regions.root() if again else state.root
+        root = self.threads.owner(state).regions.root() if again else state.root
         if state.depth or root is None:
             return
         if output is None and sys.exc_info()[0] is not None:
@@ -103,31 +94,22 @@ class ModelSession(Session):
             return
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
-        weak: weakref.ref[Session] = weakref.ref(self)
         for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
             if x.requires_grad:
                 state.trained = True
                 if self.options.backward:
-                    handle = x.register_hook(KeepGradHook(weak, root, i))
+                    handle = x.register_hook(KeepGradHook(root, i, self.options.keep))
                     if x.grad_fn is None:
                         state.leaves.append(handle)
-        if len(state.calls) < 2 and any(module.children()) and not compiled.ran_now(self):
-            compiled.missed(self, called=True)
+        if len(state.calls) < 2 and any(module.children()) and not self.graphs.ran_now():
+            self.graphs.missed(called=True)
         over = not state.trained and not again
-        if self.parts and torch.is_grad_enabled():
+        if self.models.parts and torch.is_grad_enabled():
             over = False  # a part without gradients, as a frozen one, is not the whole step
         if over or not state.slots.deferred:
-            compiled.take(self, state)
+            self.steps.take(state)
         if over:
-            self.end_step(state)
-
-    def finish_update(self, state: State) -> None:
-        """End the step at the update."""
-        if state.rows is None:
-            return
-        if self.options.parameters:
-            write_parameters(self, state, state.rows)
-        self.end_step(state)
+            self.steps.close(state)
 
 
 def _running(module: torch.nn.Module) -> bool:

@@ -8,122 +8,117 @@ from typing import Any
 import torch
 
 from anynan._arrays.containers import leaves
-from anynan.options import Options
-from anynan.torch import tracking
-from anynan.torch.call.discovery import find_modules, find_weights, in_arguments
-from anynan.torch.call.reached import Reached
-from anynan.torch.call.state import State, StepMarker
-from anynan.torch.graphs import graphs as compiled
+from anynan._steps.tracker import Tracker
+from anynan.torch.call.discovery import find_modules, in_arguments
+from anynan.torch.call.growth import registered
+from anynan.torch.call.models import Models
+from anynan.torch.call.state import State
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
-from anynan.torch.session.growth import follow, registered
-from anynan.torch.session.session import Session
-from anynan.torch.step import scalers as scaling
-from anynan.torch.step.hooks import read_before, tensors
-from anynan.torch.step.weights import check_parameters, write_parameters
-from anynan.torch.update.gradients import Held, gradient_site, read_gradients
+from anynan.torch.read.tensors import tensors
+from anynan.torch.session.session import Session, session_of
+from anynan.torch.step.hooks import read_before
+from anynan.torch.weights.optimizers import Held, gradient_site
+from anynan.torch.weights.scalers import in_use
 
 
-class StepSession(Session, StepMarker):
+class StepSession(Session):
     """Watch a function: its models, its inputs, what it returns, its updates."""
 
-    in_step = True
-
-    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, fn: Callable[..., Any], tracker: Tracker) -> None:
+        super().__init__(tracker, Models(tracker.options, fn))
         self.fn = fn
         self._searched = False
         # Until an optimizer is seen: the gradients as a step found them, and their slots.
         self._before: dict[int, tuple[weakref.ref[torch.Tensor], int]] | None = None
         self._loose: Held | None = None
         self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        if options.replay:
-            self.reached = Reached(fn)
 
     def attach(self) -> None:
         """Install what can be found already; the rest comes with the first call."""
         self._find((), {})
         super().attach()
 
+    def give(self, models: list[torch.nn.Module]) -> None:
+        """Watch models that may be out of the function's sight."""
+        self._searched = True
+        self._find((), {"state": models})
+
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        self.models = [(prefix, ref) for prefix, ref in self.models if ref() is not None]
-        known = {id(ref()) for _, ref in self.models}
+        models = self.models
+        models.refs = [(prefix, ref) for prefix, ref in models.refs if ref() is not None]
+        known = {id(ref()) for _, ref in models.refs}
         found = find_modules(self.fn, args, kwargs)
         new = {name: model for name, model in found.items() if id(model) not in known}
         if not new:
             return False
-        alone = not self.models and len(new) == 1
-        taken = {prefix for prefix, _ in self.models}
-        installed = bool(self.handles)
-        self._held.clear()
+        alone = not models.refs and len(new) == 1
+        taken = {prefix for prefix, _ in models.refs}
+        installed = bool(self.layers.handles)
+        self.optimizers.forget()
         for name, model in new.items():
             prefix = "" if alone else name
             while prefix in taken:
                 prefix += "_"
             taken.add(prefix)
-            self.models.append((prefix, weakref.ref(model)))
+            models.refs.append((prefix, weakref.ref(model)))
             self._seen.update(model.modules())
         if installed or self._searched:
-            for prefix, ref in self.models[-len(new) :]:
-                model = ref()
-                if model is not None:
-                    self._hook_model(prefix, model)
+            for prefix, ref in models.refs[-len(new) :]:
+                found_model = ref()
+                if found_model is not None:
+                    self.layers.hook(prefix, found_model)
         return True
 
     def _unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a later call brings a model that the first one did not."""
         return any(model not in self._seen for model in in_arguments(args, kwargs))
 
-    def _install(self) -> None:
-        options = self.options
-        if not self.models and (options.layers is not None or options.exclude is not None):
-            return
-        super()._install()
-
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one step: read its inputs, its layers, its gradients and what it returns."""
         if not self._searched or self._unknown(args, kwargs):
             first, self._searched = not self._searched, True
             if self._find(args, kwargs):
-                check_parameters(self)
-            if first and not self.models:
+                self.steps.check_weights()
+            if first and not self.models.refs:
                 self.tracker.say(
                     f"no module was found in {getattr(fn, '__name__', fn)!r}: only its inputs, "
                     "its results and the optimizers it steps are watched; pass the model as an "
                     "argument, or track it too"
                 )
-        state = self.state()
-        if self.second_run.locked():
-            self.let_pass(state)
+        state = self.threads.state()
+        if self.replays.lock.locked():
+            self.replays.let_pass(state)
         if state.idle or state.depth:
             return fn(*args, **kwargs)
-        if self.grown != registered.count:
-            follow(self)
+        if self.layers.grown != registered.count:
+            self.follow()
         others = self._suspend()
         state.depth = 1
         lent = ExitStack()
         try:
-            self.open_step(state)
+            self.steps.open(state)
             self._before = None
-            if not self.stepped and self.options.backward:
-                grads = ((p, p.grad) for _, p in self.parameters())
+            if not self.models.stepped and self.options.backward:
+                grads = ((p, p.grad) for _, p in self.models.parameters())
                 self._before = {
                     id(p): (weakref.ref(g), g._version) for p, g in grads if g is not None
                 }
             root = self.start_root(state, fn, None, args, kwargs)
-            if self.reached is not None:
-                args, kwargs = lent.enter_context(self.reached.lending(args, kwargs))
+            reached = self.replays.reached
+            if reached is not None:
+                args, kwargs = lent.enter_context(reached.lending(args, kwargs))
                 root.lend(args, kwargs)
             with nullcontext() if state.operations is None else state.operations.watching():
                 result = fn(*args, **kwargs)
-            compiled.take(self, state)
+            self.steps.take(state)
             self._read_result(state, result)
             self._read_gradients(state)
             if self.options.parameters and state.rows is not None:
-                write_parameters(self, state, state.rows)
+                self.steps.write_weights(state, state.rows)
         except BaseException:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.softly(), self.ranks.alone(self):
-                compiled.take(self, state)
+            with self.tracker.softly(), self.ranks.alone():
+                self.steps.take(state)
                 self._close(state)
             raise
         else:
@@ -145,58 +140,41 @@ class StepSession(Session, StepMarker):
         rows, before = state.rows, self._before
         if before is None or rows is None or rows.failed is not None or rows.held is not None:
             return
-        if self.stepped or scaling.in_use(state.scales):  # what is scaled may overflow
+        if self.models.stepped or in_use(state.scales):  # what is scaled may overflow
             return
         pairs = [
             (name, p)
-            for name, p in self.parameters()
+            for name, p in self.models.parameters()
             if p.grad is not None and not _is_old(p.grad, before.get(id(p)))
         ]
         if not pairs:
             return
         if state.operations is not None:
-            state.operations.look_at_gradients(self)
+            state.operations.look_at_gradients()
             return
         weights: list[torch.Tensor] = [p for _, p in pairs]
         known = [] if self._loose is None else self._loose.parameters
         if list(map(id, known)) != list(map(id, weights)):
-            sites = [gradient_site(self, name, p) for name, p in pairs]
+            sites = [gradient_site(self.tracker.monitor, name, p) for name, p in pairs]
             self._loose = Held.of(len(weights), weights, sites)
         assert self._loose is not None
-        read_gradients(self, state, rows, self._loose, [p.grad for p in weights], None)
-
-    def parameters(self) -> list[tuple[str, Any]]:
-        """List the parameters, and what the step's optimizers hold outside of modules."""
-        found: list[tuple[str, Any]] = list(super().parameters())
-        known = {id(p) for _, p in found}
-        names: dict[int, str] | None = None
-        for optimizer in list(self.stepped):
-            for i, group in enumerate(optimizer.param_groups):
-                for j, p in enumerate(group["params"]):
-                    if id(p) in known:
-                        continue
-                    known.add(id(p))
-                    if names is None:
-                        names = {id(x): name for name, x in find_weights(self.fn).items()}
-                    found.append((names.get(id(p), f"param_groups[{i}][{j}]"), p))
-        return found
+        self.updates.gradients.read(state, rows, self._loose, [p.grad for p in weights], None)
 
     def _close(self, state: State) -> None:
         rows = state.rows
         if rows is not None:
             # The update may come after the call, as in Lightning's training_step.
             ran = any(site.phase == "forward" and site.layer is not None for site in rows.sites)
-            self.ran_before = ran or self.ran_before
-            self.end_step(state)
+            self.updates.ran_before = ran or self.updates.ran_before
+            self.steps.close(state)
 
     def _suspend(self) -> list[State]:
         """Let the outer step own what trackers of its models would report."""
         suspended = []
-        for _, ref in self.models:
-            model = ref()
-            other = None if model is None else tracking.session_of(model)
+        for _, model in self.models.living():
+            other = session_of(model)
             if other is not None and other is not self:
-                state = other.state()
+                state = other.threads.state()
                 if not state.idle:
                     state.idle = True
                     suspended.append(state)
@@ -215,7 +193,7 @@ class StepSession(Session, StepMarker):
                 )  # fmt: skip
                 known = read_before(state, rows, x)
                 if known is None:
-                    self.write(state, rows, site, 0, x)
+                    self.steps.write(state, rows, site, 0, x)
                 else:
                     rows.sites.append(site)
                     rows.calls.append(0)
@@ -233,27 +211,24 @@ class StepSession(Session, StepMarker):
                 rows.lo.append(x)
                 rows.hi.append(x)
                 if not (-site.limit <= x <= site.limit):
-                    self.flag(state, rows, len(rows.lo) - 1, torch.tensor(x, dtype=torch.float64))
-
-    def finish_update(self, state: State) -> None:
-        """Note that the weights are no longer those that the step began with."""
-        state.updated = True
+                    value = torch.tensor(x, dtype=torch.float64)
+                    self.steps.flag(state, rows, len(rows.lo) - 1, value)
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Count a model's call; the step itself is the root."""
-        state = self.state()
-        if self.second_run.locked():
-            self.let_pass(state)
+        state = self.threads.state()
+        if self.replays.lock.locked():
+            self.replays.let_pass(state)
         if not state.idle:
             self.ranks.rehearses(state)
 
     def exit_root(self, module: Any, output: Any) -> None:
         """Leave the step open: it ends when the function returns."""
-        state = self.state()
+        state = self.threads.state()
         if self.ranks.rehearsed(state):
             return
         if not state.idle and not state.slots.deferred:
-            compiled.take(self, state)
+            self.steps.take(state)
 
 
 def _is_old(grad: torch.Tensor, before: "tuple[weakref.ref[torch.Tensor], int] | None") -> bool:

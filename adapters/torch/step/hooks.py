@@ -1,24 +1,30 @@
 """The hooks: small objects that write readings and let go of everything else."""
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from anynan._arrays.containers import leaves
 from anynan._steps import context
 from anynan._steps.monitor import Rows, Site
-from anynan.torch.graphs.fixed import Layer
-from anynan.torch.graphs.graphs import run_outside
-from anynan.torch.read.lasthook import hook_last, own_hooks
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
-
-if TYPE_CHECKING:
-    from anynan.torch.session.session import Session
+from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
-from anynan.torch.read.transforms import PROXY, capturing, is_tracing, mode, say_traced
+from anynan.torch.graphs.compiler import run_outside
+from anynan.torch.graphs.fixed import Layer
+from anynan.torch.private import task
+from anynan.torch.read.hooks import Hook, hook_last, own_hooks
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.read.tensors import tensors
+from anynan.torch.read.transforms import (
+    PROXY,
+    capturing,
+    is_tracing,
+    mode,
+    say_traced,
+    say_unseen,
+)
+from anynan.torch.step.steps import Steps
 
 _Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
@@ -26,98 +32,26 @@ _grad_enabled = torch.is_grad_enabled
 _compiler = torch.compiler
 _is_dynamo = torch.compiler.is_dynamo_compiling
 _is_exporting = torch.compiler.is_exporting
-_task = torch._C._current_graph_task_id
 _expectations = context._expected.get
 
 
-def tensors(value: Any, name: str, *, objects: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-    """Walk the tensors in a module's inputs or outputs, with readable names.
-
-    Args:
-        value: What went in or came out.
-        name: What to call it.
-        objects: Look into the attributes of objects that are no containers, as distributions.
-    """
-    # isinstance would ask what is no tensor for its class, and a proxy may raise there.
-    if issubclass(type(value), _Tensor):
-        yield name, value
-        return
-    for path, item in leaves(value, name, objects=objects):
-        if issubclass(type(item), _Tensor):
-            yield path, item
-
-
-class _Sweep:
-    """Take copied hooks out of the dicts they came into, once the whole copy is made.
-
-    It lives in the memo of ``copy.deepcopy``, and goes with it.
-    """
-
-    def __init__(self) -> None:
-        self.found: list[tuple[Any, int]] = []
-
-    def __del__(self) -> None:
-        for hooks, key in self.found:
-            hooks.pop(key, None)
-
-
-class _Hook:
-    """Be dropped from copies: a deep-copied or unpickled model is not tracked.
-
-    Attributes:
-        handle: What takes it off its module.
-    """
-
-    __slots__ = ("handle",)
-
-    def on(self, handle: Any) -> Any:
-        """Note the handle, and hand it on."""
-        self.handle = handle
-        return handle
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        handle: Any = getattr(self, "handle", None)
-        copied = None if handle is None else memo.get(id(handle.hooks_dict_ref()))
-        if copied is not None:  # the dict in whose copy this will be
-            memo.setdefault(id(_Sweep), _Sweep()).found.append((copied, handle.id))
-        return contextlib.nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # What loads the model may not have anynan: this stands for "do nothing" in the
-        # standard library, whatever the arguments.
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-class CallHook(_Hook):
-    """Call a function, and be dropped from copies of the module."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def __call__(self, *args: Any) -> None:
-        """Call it."""
-        self.function(*args)
-
-
-class GradHook(_Hook):
+class GradHook(Hook):
     """Read the gradient that arrives at one output. It must never hold that output."""
 
     # PyTorch need not warn that a tensor is saved without it.
     __torch_unserializable__ = True
-    __slots__ = ("call", "expected", "root", "session", "site", "state")
+    __slots__ = ("call", "expected", "root", "site", "state", "steps")
 
     def __init__(
         self,
-        session: "weakref.ref[Session]",
-        state: "State",
+        steps: "weakref.ref[Steps]",
+        state: State,
         root: Any,
         site: Site,
         call: int,
         expected: dict[str, str] | None,
     ) -> None:
-        self.session, self.state, self.root = session, state, root
+        self.steps, self.state, self.root = steps, state, root
         self.site, self.call, self.expected = site, call, expected
 
     def __call__(self, grad: Any) -> None:
@@ -138,12 +72,12 @@ class GradHook(_Hook):
         if self.root is not None:
             state.roots[order] = self.root
         if bad:
-            session = self.session()
-            if session is not None:
-                session.flag(state, rows, len(rows.lo) - 1, grad)
+            steps = self.steps()
+            if steps is not None:
+                steps.flag(state, rows, len(rows.lo) - 1, grad)
 
 
-def read_before(state: "State", rows: Rows, x: torch.Tensor) -> tuple[float, float] | None:
+def read_before(state: State, rows: Rows, x: torch.Tensor) -> tuple[float, float] | None:
     """Return both ends of what a watched layer gave in this step, where the host has them already.
 
     A loss that is a layer's output need not be read a second time after the update.
@@ -161,33 +95,36 @@ def read_before(state: "State", rows: Rows, x: torch.Tensor) -> tuple[float, flo
     return None
 
 
-class KeepGradHook(_Hook):
+class KeepGradHook(Hook):
     """Keep the gradient that comes into a root output, for a replay of the backward pass."""
 
     __torch_unserializable__ = True
-    __slots__ = ("index", "root", "session")
+    __slots__ = ("index", "keep", "root")
 
-    def __init__(self, session: "weakref.ref[Session]", root: Any, index: int) -> None:
-        self.session, self.root, self.index = session, root, index
+    def __init__(self, root: RootCall, index: int, keep: int | str) -> None:
+        self.root, self.index, self.keep = root, index, keep
 
     def __call__(self, grad: torch.Tensor | None) -> None:
         """Keep the gradient."""
-        session = self.session()
-        if session is not None and grad is not None:  # None where the loss does not use it
-            session.keep_gradient(self.root, self.index, grad)
+        if grad is not None:  # None where the loss does not use it
+            self.root.keep_gradient(self.index, grad, self.keep)
 
 
-class ForwardHook(_Hook):
+class ForwardHook(Hook):
     """Read a layer's outputs, and hook their gradients."""
 
     __slots__ = (
-        "__weakref__", "backward", "dtype", "fixed", "pair", "path", "session", "sites", "weak",
+        "__weakref__", "backward", "dtype", "fixed", "pair", "past", "path", "sites", "steps",
+        "threads", "weak",
     )  # fmt: skip
 
-    def __init__(self, session: "Session", path: str, fixed: Layer | None) -> None:
-        self.session, self.path, self.fixed = session, path, fixed
-        self.weak = weakref.ref(session)
-        self.backward = session.options.backward
+    def __init__(
+        self, steps: Steps, path: str, fixed: Layer | None, past: Callable[[], None]
+    ) -> None:
+        self.steps, self.path, self.fixed, self.past = steps, path, fixed, past
+        self.threads = steps.threads
+        self.weak = weakref.ref(steps)
+        self.backward = steps.options.backward
         self.sites: dict[Any, tuple[Site, Site]] = {}
         # Those of a layer whose output is one tensor, and its dtype when it ran last.
         self.dtype: torch.dtype | None = None
@@ -199,10 +136,10 @@ class ForwardHook(_Hook):
             if self.fixed is not None and _is_dynamo() and not _is_exporting():
                 self.fixed.trace(output, self.backward)
             else:
-                say_traced(self.session)
+                say_traced(self.steps.tracker.say)
             return
-        session = self.session
-        state = session.own.state or session.state()
+        threads = self.threads
+        state = threads.own.state or threads.state()
         if state.idle:
             return
         if state.deferred and capturing():
@@ -210,17 +147,17 @@ class ForwardHook(_Hook):
                 self.fixed.trace(output, self.backward)
             return
         rows, root = state.rows, state.root
-        recompute = _task() != -1
+        recompute = task() != -1
         if rows is None:
             if recompute:
                 # The engine runs a device's backward passes in a thread of its own.
-                state = session.owner(state)
+                state = threads.owner(state)
                 rows = state.rows
                 if rows is None or state.idle:
                     return
             else:
-                rows = session.open_step(state)
-                session.past()
+                rows = self.steps.open(state)
+                self.past()
             root = state.root
         path, calls = self.path, state.calls
         if recompute or (root is not None and root.grad and not _grad_enabled()):
@@ -242,7 +179,7 @@ class ForwardHook(_Hook):
             self._read(state, rows, root, output, self.pair, call)
 
     def _read(
-        self, state: "State", rows: Rows, root: Any, x: torch.Tensor,
+        self, state: State, rows: Rows, root: Any, x: torch.Tensor,
         pair: tuple[Site, Site] | None, call: int,
     ) -> None:  # fmt: skip
         if pair is None:
@@ -250,20 +187,20 @@ class ForwardHook(_Hook):
         order = len(rows.sites)
         bad = state.slots.write(rows, pair[0], call, x)
         if bad is None:
-            if x.numel() and not x.is_meta:
-                self.session.unseen(self.path, x)
+            if x.numel() and not x.is_meta and x.dtype in DTYPE_NAME:
+                say_unseen(self.steps.tracker.say, self.path, x)
             return
         expected = _expectations()
         if expected is not None:
             rows.expected[order] = expected
         if bad:
-            self.session.flag(state, rows, len(rows.lo) - 1, x)
+            self.steps.flag(state, rows, len(rows.lo) - 1, x)
         if self.backward and x.requires_grad:
             handle = hook_last(x, GradHook(self.weak, state, root, pair[1], call, expected))
             if handle is not None:
                 state.leaves.append(handle)
 
-    def _recomputed(self, state: "State", output: Any, call: int, root: Any) -> None:
+    def _recomputed(self, state: State, output: Any, call: int, root: Any) -> None:
         # The first pass of reentrant checkpointing has no graph, so the second one is hooked.
         # What non-reentrant checkpointing recomputes is never run backward: its hooks rest.
         for name, x in tensors(output, "output", objects=True):
@@ -280,7 +217,7 @@ class ForwardHook(_Hook):
         pair = self.sites.get(key)
         if pair is None and x.dtype in DTYPE_NAME:
             dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
-            site = self.session.tracker.monitor.site
+            site = self.steps.tracker.monitor.site
             grad = "grad" if name == "output" else f"grad of {name}"
             pair = self.sites[key] = (
                 site(self.path, "forward", name, dtype, limit),
@@ -289,32 +226,32 @@ class ForwardHook(_Hook):
         return pair
 
 
-class RootEnter(_Hook):
+class RootEnter(Hook):
     """Begin a root call: step boundary, what a replay needs, the batch."""
 
-    __slots__ = ("path", "session")
+    __slots__ = ("enter", "path")
 
-    def __init__(self, session: "Session", path: str) -> None:
-        self.session, self.path = session, path
+    def __init__(self, path: str, enter: Callable[[Any, str, Any, Any], None]) -> None:
+        self.path, self.enter = path, enter
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Hand over to the session."""
         if not (_is_compiling() or is_tracing() or mode(PROXY) is not None or capturing()):
-            self.session.enter_root(module, self.path, args, kwargs)
+            self.enter(module, self.path, args, kwargs)
 
 
-class RootExit(_Hook):
+class RootExit(Hook):
     """End a root call, also when it raised."""
 
-    __slots__ = ("session",)
+    __slots__ = ("leave",)
 
-    def __init__(self, session: "Session") -> None:
-        self.session = session
+    def __init__(self, leave: Callable[[Any, Any], None]) -> None:
+        self.leave = leave
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Hand over to the session."""
         if not (_is_compiling() or is_tracing() or mode(PROXY) is not None or capturing()):
-            self.session.exit_root(module, output)
+            self.leave(module, output)
 
 
 run_outside(

@@ -4,55 +4,20 @@ import functools
 import math
 import sys
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from anynan._steps.monitor import Rows, Site
-from anynan.torch.read.probes import DTYPE_MAX, ends, plain
-from anynan.torch.read.slots import DeferredSlots
-from anynan.torch.step import endings
-
-if TYPE_CHECKING:
-    from anynan.torch.session.session import Session
 from anynan.torch.call.state import State
+from anynan.torch.read.probes import ends, plain
+from anynan.torch.read.slots import DeferredSlots
+from anynan.torch.step.steps import Steps
+from anynan.torch.weights.optimizers import Held, exact_site, norm_dtype
 
 _norm = torch.linalg.vector_norm
-_HALF = (torch.float16, torch.bfloat16)
 _CHUNK = 1 << 16
-# Elements of a gradient, and gradients of one shape, from which a copy side by side pays off.
-_SMALL, _FEWEST = 1 << 10, 3
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """List the watched parameters of one optimizer.
-
-    Attributes:
-        size: Number of parameters the optimizer held when this list was made.
-        parameters: Those that are watched.
-        sites: Their gradient slots.
-        limit: The tightest of the slots' limits.
-        dtype: What their norms are computed in, None for their own dtype.
-        alike: Positions of small weights on a CPU that have one shape, those of the rest first;
-            empty where that does not matter.
-    """
-
-    size: int
-    parameters: list[torch.Tensor]
-    sites: list[Site]
-    limit: float
-    dtype: torch.dtype | None
-    alike: list[list[int]]
-
-    @classmethod
-    def of(cls, size: int, parameters: list[torch.Tensor], sites: list[Site]) -> "Held":
-        """Note what is the same for every update."""
-        limit = min((site.limit for site in sites), default=math.inf)
-        dtype = norm_dtype(parameters)
-        return cls(size, parameters, sites, limit, dtype, _alike(parameters) if not dtype else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,101 +37,151 @@ class Written:
     scale: Any
 
 
-def norm_dtype(parameters: Iterable[torch.Tensor]) -> torch.dtype | None:
-    """Choose what norms are computed in: half precision overflows early, and is coarse."""
-    found = {p.dtype for p in parameters}
-    if len(found) == 1 and not found.intersection(_HALF):
-        return None
-    return torch.float64 if torch.float64 in found else torch.float32
-
-
-def _alike(parameters: list[torch.Tensor]) -> list[list[int]]:
-    if not all(type(p) is torch.nn.Parameter and p.is_cpu for p in parameters):
-        return []
-    by_shape: dict[Any, list[int]] = {}
-    for i, p in enumerate(parameters):
-        small = p.dim() == 1 and p.numel() <= _SMALL
-        by_shape.setdefault(p.shape if small else None, []).append(i)
-    rest = by_shape.pop(None, [])
-    for shape in [shape for shape, which in by_shape.items() if len(which) < _FEWEST]:
-        rest += by_shape.pop(shape)
-    return [rest, *by_shape.values()]
-
-
-def read_gradients(
-    session: "Session",
-    state: "State",
-    rows: Rows,
-    held: Held,
-    gradients: list[Any],
-    scale: Any,
-    *,
-    skipped: bool = False,
-) -> None:
-    """Read the gradients, and have them and the step so far judged.
-
-    A gradient's L2 norm is read first, in one call for all of them: a finite norm clears it. Any
-    other norm proves nothing (a sum of squares overflows on finite values), so then the smallest
-    and largest value are read. They are read at once where a norm would not settle it: where it
-    is judged when the gradients are gone, or against a limit of the policy.
+class Gradients:
+    """Read the gradients of weights, and have them and the step so far judged.
 
     Args:
-        session: What is tracked.
-        state: The thread's open step.
-        rows: Its rows.
-        held: The watched parameters of the optimizer that is about to step.
-        gradients: Their gradients; None where there is none.
-        scale: What the gradients are still multiplied by, None for nothing.
-        skipped: True if a scaler skipped the update: then judging waits for the step's end, so
-            that nothing is raised between the scaler's step and its update.
+        steps: Where the readings go.
     """
-    every = session.options.read
-    later = isinstance(every, int) and bool((rows.step + 1) % every)
-    # Nothing depends on the answer before the update: the device goes on into it unread.
-    later = later or (session.options.only_watches and not session.ranks.joined)
-    slots = state.slots
-    written = None
-    if session.options.backward:
-        sites = held.sites
-        if any(grad is None for grad in gradients):
-            kept = [i for i, grad in enumerate(gradients) if grad is not None]
-            gradients, sites = [gradients[i] for i in kept], [sites[i] for i in kept]
-        if gradients:
-            strict = scale is None and held.limit < sys.float_info.max
-            by_ends = slots.deferred and (later or strict)
-            # What cannot be read again is kept from overflowing.
-            dtype = _widest(gradients[0]) if by_ends else held.dtype
-            sizes = norms = None
-            if held.alike and not slots.deferred and sites is held.sites and scale is None:
-                sizes = _sizes(gradients, held.alike)
-            if sizes is None:
-                norms, gradients, sites = _norms(gradients, sites, dtype, scale)
-            if sizes is None and (by_ends or norms is None):
-                _write_ends(session, state, rows, sites, gradients, norms)
-            else:
-                written = Written(gradients, sites, held.limit, scale)
-                if norms is not None:
-                    _write_norms(slots, rows, sites, norms)
-                elif sizes is not None:
-                    _append(rows, sites, sizes)
-    if not slots.deferred:
-        if written is not None:
-            for order, grad in _confirm(session, rows, written):
-                session.flag(state, rows, order, grad)
-        with session.aside(state):
-            session.tracker.guard(rows)
-    elif not later:
-        with session.aside(state):
-            if skipped:
-                slots.read()
-            else:
-                endings.settle(session, state)
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps, self._options = steps, steps.options
+        self._monitor = steps.tracker.monitor
+
+    def read(
+        self,
+        state: State,
+        rows: Rows,
+        held: Held,
+        gradients: list[Any],
+        scale: Any,
+        *,
+        skipped: bool = False,
+    ) -> None:
+        """Read the gradients, and have them and the step so far judged.
+
+        A gradient's L2 norm is read first, in one call for all of them: a finite norm clears it.
+        Any other norm proves nothing (a sum of squares overflows on finite values), so then the
+        smallest and largest value are read. They are read at once where a norm would not settle
+        it: where it is judged when the gradients are gone, or against a limit of the policy.
+
+        Args:
+            state: The thread's open step.
+            rows: Its rows.
+            held: The watched parameters of the optimizer that is about to step.
+            gradients: Their gradients; None where there is none.
+            scale: What the gradients are still multiplied by, None for nothing.
+            skipped: True if a scaler skipped the update: then judging waits for the step's end, so
+                that nothing is raised between the scaler's step and its update.
+        """
+        every = self._options.read
+        later = isinstance(every, int) and bool((rows.step + 1) % every)
+        # Nothing depends on the answer before the update: the device goes on into it unread.
+        later = later or (self._options.only_watches and not self._steps.ranks.joined)
+        slots = state.slots
+        written = None
+        if self._options.backward:
+            sites = held.sites
+            if any(grad is None for grad in gradients):
+                kept = [i for i, grad in enumerate(gradients) if grad is not None]
+                gradients, sites = [gradients[i] for i in kept], [sites[i] for i in kept]
+            if gradients:
+                strict = scale is None and held.limit < sys.float_info.max
+                by_ends = slots.deferred and (later or strict)
+                # What cannot be read again is kept from overflowing.
+                dtype = _widest(gradients[0]) if by_ends else held.dtype
+                sizes = norms = None
+                if held.alike and not slots.deferred and sites is held.sites and scale is None:
+                    sizes = _sizes(gradients, held.alike)
+                if sizes is None:
+                    norms, gradients, sites = _norms(gradients, sites, dtype, scale)
+                if sizes is None and (by_ends or norms is None):
+                    self._write_ends(state, rows, sites, gradients, norms)
+                else:
+                    written = Written(gradients, sites, held.limit, scale)
+                    if norms is not None:
+                        _write_norms(slots, rows, sites, norms)
+                    elif sizes is not None:
+                        _append(rows, sites, sizes)
+        if not slots.deferred:
             if written is not None:
-                for order, grad in _confirm(session, rows, written):
-                    rows.live[order] = weakref.ref(grad)
-            if not skipped:
-                session.tracker.judge(rows)
-                session.tracker.guard(rows)
+                for order, grad in self._confirm(rows, written):
+                    self._steps.flag(state, rows, order, grad)
+            with state.aside():
+                self._steps.tracker.guard(rows)
+        elif not later:
+            with state.aside():
+                if skipped:
+                    slots.read()
+                else:
+                    self._steps.settle(state)
+                if written is not None:
+                    for order, grad in self._confirm(rows, written):
+                        rows.live[order] = weakref.ref(grad)
+                if not skipped:
+                    self._steps.tracker.judge(rows)
+                    self._steps.tracker.guard(rows)
+
+    def _confirm(self, rows: Rows, written: Written) -> list[tuple[int, Any]]:
+        """Read the ends of the gradients that their norms do not clear; list those that are bad."""
+        sites = written.sites
+        last = len(rows.lo) - 1
+        # What comes after may have been written by compiled graphs.
+        while rows.sites[last] is not sites[-1]:
+            last -= 1
+        start = last + 1 - len(sites)
+        sizes = rows.hi[start : start + len(sites)]
+        # The sum bounds every norm, and carries NaN and Inf.
+        if sum(sizes) <= written.limit:
+            return []
+        open_ = [i for i, size in enumerate(sizes) if not size <= sites[i].limit]
+        found = []
+        values = {i: plain(written.gradients[i]) for i in open_}
+        looked = {i: x for i, x in values.items() if x is not None}
+        factor = 1.0 if written.scale is None else 1.0 / float(written.scale)
+        for (i, x), (lo, hi) in zip(looked.items(), _all_ends(list(looked.values())), strict=True):
+            order = start + i
+            site = rows.sites[order] = exact_site(self._monitor, sites[i])
+            rows.lo[order], rows.hi[order] = lo * factor, hi * factor
+            size = sizes[i]
+            if math.isinf(size) and -math.inf < lo and hi < math.inf:
+                size = safe_norm(x, max(-lo, hi)) * factor
+            rows.norms[order] = size
+            if not (-site.limit <= lo * factor and hi * factor <= site.limit):
+                found.append((order, written.gradients[i]))
+        return found
+
+    def _write_ends(
+        self,
+        state: State,
+        rows: Rows,
+        sites: list[Site],
+        gradients: list[Any],
+        norms: list[torch.Tensor] | None,
+    ) -> None:
+        """Write the ends of each gradient, and its norm beside them."""
+        slots = state.slots
+        orders: list[int | None] = []
+        for site, grad in zip(sites, gradients, strict=True):
+            values = plain(grad)
+            orders.append(None if values is None else len(rows.sites))
+            if values is not None and slots.write(rows, exact_site(self._monitor, site), 0, values):
+                self._steps.flag(state, rows, len(rows.lo) - 1, grad)
+        if norms is None or not isinstance(slots, DeferredSlots):
+            return
+
+        def place(sizes: list[float]) -> None:
+            for order, size in zip(orders, sizes, strict=True):
+                if order is None:
+                    continue
+                # Of finite values an infinite norm says nothing.
+                finite = -math.inf < rows.lo[order] and rows.hi[order] < math.inf
+                if size < math.inf or not finite:
+                    rows.norms[order] = size
+
+        # In the dtype of the slots beside them: one cast less at the read.
+        double = gradients[0].dtype is torch.float64
+        slots.later(_stacked(norms, torch.float64 if double else torch.float32), place)
 
 
 def _sizes(gradients: list[Any], alike: list[list[int]]) -> list[float] | None:
@@ -239,35 +254,6 @@ def _stacked(norms: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         return torch.stack(near, out=out)
 
 
-def _confirm(session: "Session", rows: Rows, written: Written) -> list[tuple[int, Any]]:
-    """Read the ends of the gradients that their norms do not clear; list those that are bad."""
-    sites = written.sites
-    last = len(rows.lo) - 1
-    while rows.sites[last] is not sites[-1]:  # compiled graphs may have written what comes after
-        last -= 1
-    start = last + 1 - len(sites)
-    sizes = rows.hi[start : start + len(sites)]
-    # The sum bounds every norm, and carries NaN and Inf.
-    if sum(sizes) <= written.limit:
-        return []
-    open_ = [i for i, size in enumerate(sizes) if not size <= sites[i].limit]
-    found = []
-    values = {i: plain(written.gradients[i]) for i in open_}
-    looked = {i: x for i, x in values.items() if x is not None}
-    factor = 1.0 if written.scale is None else 1.0 / float(written.scale)
-    for (i, x), (lo, hi) in zip(looked.items(), _all_ends(list(looked.values())), strict=True):
-        order = start + i
-        site = rows.sites[order] = exact_site(session, sites[i])
-        rows.lo[order], rows.hi[order] = lo * factor, hi * factor
-        size = sizes[i]
-        if math.isinf(size) and -math.inf < lo and hi < math.inf:
-            size = safe_norm(x, max(-lo, hi)) * factor
-        rows.norms[order] = size
-        if not (-site.limit <= lo * factor and hi * factor <= site.limit):
-            found.append((order, written.gradients[i]))
-    return found
-
-
 def _all_ends(values: list[torch.Tensor]) -> list[tuple[float, float]]:
     """Return smallest and largest value of each on the host, in one read."""
     if not values:
@@ -295,61 +281,3 @@ def safe_norm(values: torch.Tensor, absmax: float) -> float:
         for at in range(0, flat.numel(), _CHUNK)
     )
     return absmax * math.sqrt(square)
-
-
-def _write_ends(
-    session: "Session",
-    state: "State",
-    rows: Rows,
-    sites: list[Site],
-    gradients: list[Any],
-    norms: list[torch.Tensor] | None,
-) -> None:
-    """Write the ends of each gradient, and its norm beside them."""
-    slots = state.slots
-    orders: list[int | None] = []
-    for site, grad in zip(sites, gradients, strict=True):
-        values = plain(grad)
-        orders.append(None if values is None else len(rows.sites))
-        if values is not None and slots.write(rows, exact_site(session, site), 0, values):
-            session.flag(state, rows, len(rows.lo) - 1, grad)
-    if norms is None or not isinstance(slots, DeferredSlots):
-        return
-
-    def place(sizes: list[float]) -> None:
-        for order, size in zip(orders, sizes, strict=True):
-            if order is None:
-                continue
-            # Of finite values an infinite norm says nothing.
-            finite = -math.inf < rows.lo[order] and rows.hi[order] < math.inf
-            if size < math.inf or not finite:
-                rows.norms[order] = size
-
-    # In the dtype of the slots beside them: one cast less at the read.
-    double = gradients[0].dtype is torch.float64
-    slots.later(_stacked(norms, torch.float64 if double else torch.float32), place)
-
-
-def gradient_site(session: "Session", name: str, p: torch.Tensor) -> Site:
-    """Return the slot that holds the norm of a weight's gradient."""
-    return session.tracker.monitor.site(
-        name.rpartition(".")[0],
-        "backward",
-        f"grad of {name.rpartition('.')[2]}",
-        str(p.dtype).removeprefix("torch."),
-        DTYPE_MAX.get(p.dtype),
-        parameter=name,
-        bound=True,
-    )
-
-
-def exact_site(session: "Session", site: Site) -> Site:
-    """Return the slot that holds a gradient's ends instead of its norm."""
-    return session.tracker.monitor.site(
-        site.layer,
-        site.phase,
-        site.tensor,
-        site.dtype,
-        site.dtype_max,
-        parameter=site.parameter,
-    )
