@@ -10,6 +10,7 @@ import torch
 
 from anynan._steps.tracker import Tracker, refuse_target
 from anynan.options import Options, Training
+from anynan.torch.private import original
 from anynan.torch.session.model import ModelSession
 from anynan.torch.session.session import session_of, tracked
 from anynan.torch.session.step import StepSession
@@ -133,8 +134,8 @@ def _session(model: torch.nn.Module, tracker: Tracker) -> ModelSession:
 
 
 def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
-    inner = getattr(model, "_orig_mod", None)  # what a compiled module was compiled from
-    same = [model] if inner is None else [model, inner]
+    inner = original(model)  # what a compiled module was compiled from
+    same = [model] if inner is model else [model, inner]
     first = next((found for x in same if (found := session_of(x)) is not None), None)
     name = type(same[-1]).__name__
     if first is not None:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from anynan._judging.patterns import choose
 from anynan.options import Options
 from anynan.torch.call.discovery import find_weights
 from anynan.torch.call.rootcall import argument_names
+from anynan.torch.private import BatchNorm, original
 from anynan.torch.read.paths import clean_path, join
 from anynan.torch.read.tensors import tensors
 
@@ -124,7 +124,7 @@ class Models:
             id(x)
             for _, model in self.living()
             for module in model.modules()
-            if isinstance(module, _BatchNorm) and module.training
+            if isinstance(module, BatchNorm) and module.training
             for x in module.buffers(recurse=False)
         }
 
@@ -140,7 +140,7 @@ class Models:
 
 def given(fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[str, Any]]:
     """Name what a model or a function is called with."""
-    fn = getattr(fn, "_orig_mod", fn)  # a compiled module's own forward names nothing
+    fn = original(fn)  # a compiled module's own forward names nothing
     names = argument_names(getattr(fn, "forward", fn))
     named = [(names[i] if i < len(names) else f"args[{i}]", item) for i, item in enumerate(args)]
     return [*named, *kwargs.items()]

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from anynan._reach import Holder, Kept, Kinds, Reach, is_own, weak
 from anynan._steps.tracker import Tracker
 from anynan.torch.call.models import Models
 from anynan.torch.call.snapshot import GENERATORS, OPEN
+from anynan.torch.private import LoaderIterator, buffers_of, is_compiled_function, version
 
 # Elements of a tensor that is copied when a step begins, bytes of an array, and how many of them.
 SMALL = 1024
@@ -33,7 +33,7 @@ def _inner(value: Any) -> Iterator[tuple[str, Any]]:
 KINDS = Kinds(
     arrays=(np.ndarray, torch.Tensor),
     generators=GENERATORS,
-    iterators=(_BaseDataLoaderIter,),
+    iterators=(LoaderIterator,),
     modules=(torch.nn.Module,),
     passed=lambda value: issubclass(type(value), (*OPEN, Tracker)),
     inner=_inner,
@@ -65,9 +65,9 @@ class Began:
             What it will find otherwise.
         """
         lost = self._reach.put_back(self._kept)
-        for holder, x, version, content in self._arrays:
+        for holder, x, count, content in self._arrays:
             if x is None or content is None:
-                if isinstance(x, torch.Tensor) and version != _version(x):
+                if isinstance(x, torch.Tensor) and count != version(x):
                     lost.append(f"{holder.name} (written in place, too large to keep)")
             else:
                 holder.set(content.clone() if isinstance(content, torch.Tensor) else content.copy())
@@ -86,7 +86,7 @@ class Reached:
         self._buffers: list[Holder] = []
         self._models = -1
         # PyTorch traces a compiled function for what it finds in its cells.
-        self._lends = fn is not None and not hasattr(fn, "_torchdynamo_orig_callable")
+        self._lends = fn is not None and not is_compiled_function(fn)
 
     def begin(self, models: Models, given: list[tuple[str, Any]]) -> Began:
         """Take what a call begins with.
@@ -107,7 +107,7 @@ class Reached:
                 Holder(f"{path}.{name}", partial(_buffers, weakref.ref(module)), name)
                 for path, module in found
                 if is_own(type(module))
-                for name in module._buffers
+                for name in buffers_of(module)
             ]
         plain = [(name, value) for name, value in given if type(value) is not torch.Tensor]
         return Began(self.reach, self.reach.now(plain), self._buffers + self.reach.arrays)
@@ -145,7 +145,7 @@ class Reached:
 
 def _buffers(ref: "weakref.ref[torch.nn.Module]") -> Any:
     module = ref()
-    return None if module is None else module._buffers
+    return None if module is None else buffers_of(module)
 
 
 def _array(holder: Holder) -> tuple[Holder, Any, int, Any]:
@@ -156,8 +156,4 @@ def _array(holder: Holder) -> tuple[Holder, Any, int, Any]:
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return holder, None, 0, None
     small = x.numel() <= SMALL and x.device.type == "cpu" and type(x) is torch.Tensor
-    return holder, x, _version(x), x.clone() if small and x.layout is torch.strided else None
-
-
-def _version(x: torch.Tensor) -> int:
-    return -1 if x.is_inference() else x._version
+    return holder, x, version(x), x.clone() if small and x.layout is torch.strided else None

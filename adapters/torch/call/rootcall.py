@@ -18,6 +18,7 @@ from anynan._reach import Items
 from anynan.events import Source
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.regions import inside
+from anynan.torch.private import version
 
 if TYPE_CHECKING:
     from anynan.torch.call.reached import Began
@@ -64,7 +65,7 @@ class RootCall:
         }
         # What the call takes out of its batch must still be there for a replay.
         args, kwargs = _copied(args), _copied(kwargs)
-        versions = [(weakref.ref(x), x._version) for x in values if not x.is_inference()]
+        versions = [(weakref.ref(x), version(x)) for x in values if not x.is_inference()]
         target = weakref.ref(fn) if isinstance(fn, torch.nn.Module) else fn
         return cls(
             target, args, kwargs, RandomState.now(), torch.is_grad_enabled() or inside(),
@@ -109,9 +110,7 @@ class RootCall:
 
     def changed(self) -> bool:
         """Tell whether an input was changed in place since the call."""
-        return any(
-            (x := ref()) is not None and x._version != version for ref, version in self.versions
-        )
+        return any((x := ref()) is not None and version(x) != count for ref, count in self.versions)
 
     @contextmanager
     def modes(self) -> Iterator[None]:

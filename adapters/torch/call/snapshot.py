@@ -12,8 +12,8 @@ import torch
 
 from anynan._reach.kept import container_state, generator_state
 from anynan.torch.call.randomstate import RandomState
+from anynan.torch.private import set_version, storage_of, version
 
-_set_versions = torch._C._autograd._unsafe_set_version_counter
 # Python objects whose attributes are their whole state.
 OPEN = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -112,13 +112,12 @@ class Snapshot:
             self._restores.append(functools.partial(x.data.copy_, whole))
         else:
             storage = inner.untyped_storage()
-            if storage._cdata not in self._storages:
-                self._storages.add(storage._cdata)
+            number = storage_of(storage)
+            if number not in self._storages:
+                self._storages.add(number)
                 content = storage.clone()
                 self._restores.append(functools.partial(storage.copy_, content))
-        data, requires, version = x.data, x.requires_grad, None
-        if not x.is_inference():
-            version = x._version
+        data, requires, count = x.data, x.requires_grad, version(x)
         grad = x.grad if x.is_leaf else None
 
         def restore() -> None:
@@ -128,8 +127,8 @@ class Snapshot:
                 x.requires_grad = requires
             if x.is_leaf:
                 x.grad = grad
-            if version is not None:
-                _set_versions((x,), (version,))
+            if count >= 0:
+                set_version(x, count)
 
         self._restores.append(restore)
         if grad is not None:

@@ -16,6 +16,7 @@ from torch import distributed
 
 from anynan._steps.ranks import listed
 from anynan.errors import LostRankError
+from anynan.torch.private import backends, default_store, process_groups, set_timeout, timeout
 
 # How long a rank waits for the others to agree; the program's own groups may wait less.
 PATIENCE = timedelta(minutes=5)
@@ -43,7 +44,7 @@ class Link:
     def __init__(self, group: Any) -> None:
         self.world = weakref.ref(group)
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        base = distributed.distributed_c10d._get_default_store()
+        base = default_store()
         self.store = distributed.distributed_c10d.PrefixStore("anynan", base)
         self.name = ""
         self.group: Any = None
@@ -173,39 +174,28 @@ class Link:
 def limit_of(group: Any) -> timedelta:
     """Give the longest wait of a process group."""
     for backend in backends(group):
-        found = getattr(getattr(backend, "options", None), "_timeout", None)
+        found = timeout(backend)
         if isinstance(found, timedelta):
             return found
     return PATIENCE
-
-
-def backends(group: Any) -> list[Any]:
-    """List the backends of a process group."""
-    found = []
-    for kind in ("cpu", "cuda"):
-        try:
-            found.append(group._get_backend(torch.device(kind)))
-        except RuntimeError:
-            continue
-    return found
 
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
     """Shorten the waits of the program's gloo groups while a replay runs on all ranks."""
     changed = []
-    for group in list(distributed.distributed_c10d._world.pg_map):
+    for group in process_groups():
         for backend in backends(group):
-            limit = getattr(getattr(backend, "options", None), "_timeout", None)
+            limit = timeout(backend)
             gloo = getattr(distributed, "ProcessGroupGloo", ())
             if isinstance(backend, gloo) and limit is not None and limit > REPLAY_LIMIT:
-                backend._set_default_timeout(REPLAY_LIMIT)
+                set_timeout(backend, REPLAY_LIMIT)
                 changed.append((backend, limit))
     try:
         yield
     finally:
         for backend, limit in changed:
-            backend._set_default_timeout(limit)
+            set_timeout(backend, limit)
 
 
 def rehearsal() -> bool:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from anynan.torch.private import depth
+
 # Inductor takes its inputs to be aligned to 16 bytes, and copies those that are not: a pair has
 # the room of four numbers.
 _ROOM = 4
 _is_dynamo = torch.compiler.is_dynamo_compiling
-_depth = torch._C._functorch.get_dynamic_layer_stack_depth
 _SIGNS = np.array([-1, 1], np.float32)
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -84,7 +85,7 @@ class Layer:
 
     def trace(self, output: Any, backward: bool) -> None:
         """Take in a layer's outputs, in code that is being compiled."""
-        if _depth():  # a transform's values are those of no single call
+        if depth():  # a transform's values are those of no single call
             self.board.transformed = True
             return
         for x in _leaves(output):

@@ -9,9 +9,10 @@ import torch
 from anynan._steps.monitor import Site
 from anynan._steps.tracker import Tracker
 from anynan.torch.call.models import Models
-from anynan.torch.graphs.compiler import count_graphs, has_graphs, is_loaded, look_for_hooks
+from anynan.torch.graphs.compiler import has_graphs, look_for_hooks
 from anynan.torch.graphs.fixed import Board, Layer
 from anynan.torch.graphs.plans import Plan
+from anynan.torch.private import count_graphs, is_compiler_loaded
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.read.transforms import TRANSFORMED
 
@@ -54,7 +55,7 @@ class Graphs:
         By default it does not look for new hooks, nor at which model of a class has some
         (``skip_nnmodule_hook_guards``).
         """
-        if not is_loaded():
+        if not is_compiler_loaded():
             return
         look_for_hooks()
         if has_graphs(model):
@@ -89,7 +90,7 @@ class Graphs:
             True if that is why, or may be: which models a graph of somebody else's code runs
             cannot be told. The graphs are dropped then.
         """
-        if not is_loaded():
+        if not is_compiler_loaded():
             return False
         models = [model for _, model in self._models.living()]
         if called and not any(has_graphs(model) for model in models):

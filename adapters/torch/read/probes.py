@@ -10,6 +10,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from anynan._arrays.measures import describe
 from anynan._arrays.summary import Summary
+from anynan.torch.private import is_transformed, level, raw_values, set_grad_enabled
 
 NATIVE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
@@ -21,11 +22,10 @@ FLOAT8 = frozenset(
 DTYPE_NAME = {dtype: str(dtype).removeprefix("torch.") for dtype in NATIVE | COMPLEX | FLOAT8}
 DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
 DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
-_transform = torch._C._functorch.maybe_current_level
 _CHUNK = 1 << 18
 _Tensor = torch.Tensor
 _aminmax, _amin, _amax = torch.aminmax, torch.amin, torch.amax
-_grad_enabled, _set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+_grad_enabled = torch.is_grad_enabled
 _strided = torch.strided
 # Elements between which two reductions that are bound by memory, out of a CPU's cache, are faster
 # than aminmax, which is bound by its arithmetic.
@@ -40,7 +40,7 @@ def plain(x: Any) -> torch.Tensor | None:
         None for what is never bad (integers, booleans, empty, meta) and for what cannot be
         looked at here (inside a function transform, fake tensors).
     """
-    if _transform() is not None:
+    if level() is not None:
         return None
     if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
         if isinstance(x, UninitializedParameter | UninitializedBuffer):  # no call made it yet
@@ -76,7 +76,7 @@ def local(x: torch.Tensor) -> torch.Tensor:
 def _unwrap(x: Any) -> torch.Tensor | None:
     if not isinstance(x, torch.Tensor):
         return None
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if is_transformed(x):
         return None
     local = getattr(x, "to_local", None)
     if local is not None:  # a DTensor: its own shard is what this process may look at
@@ -91,7 +91,7 @@ def _unwrap(x: Any) -> torch.Tensor | None:
 
 def _values(x: torch.Tensor) -> torch.Tensor | None:
     if x.layout is torch.sparse_coo:
-        return x._values() if not x.is_coalesced() else x.values()
+        return raw_values(x) if not x.is_coalesced() else x.values()
     if x.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         return x.values()
     return None
@@ -119,7 +119,7 @@ def ends_into(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
     if (
         type(x) is not _Tensor
         or x.layout is not _strided
-        or _transform() is not None
+        or level() is not None
         or _dual._current_level >= 0
         or not x.is_contiguous()
         or x.is_meta
@@ -131,7 +131,7 @@ def ends_into(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
     # Out of the graph; a detached view would cost as much as the reduction.
     hidden = x.requires_grad and _grad_enabled()
     if hidden:
-        _set_grad_enabled(False)
+        set_grad_enabled(False)
     try:
         if size in _CACHED and x.is_cpu and x.dtype in _TWICE:
             _amin(x, (), out=pair[0])
@@ -140,7 +140,7 @@ def ends_into(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
             _aminmax(x, out=pair)
     finally:
         if hidden:
-            _set_grad_enabled(True)
+            set_grad_enabled(True)
     return True
 
 

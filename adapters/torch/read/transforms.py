@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from anynan.torch.private import PROXY, is_tracing, is_transformed, level, mode
+
 
 def _never() -> bool:
     return False
@@ -16,10 +18,6 @@ def _capturing() -> bool:
 
 # While a CUDA graph is captured nothing may be read, and its replays call no hook.
 capturing = _capturing if torch.backends.cuda.is_built() else _never
-is_tracing = torch._C._is_tracing
-mode = torch._C._get_dispatch_mode
-PROXY = torch._C._TorchDispatchModeKey.PROXY
-_level = torch._C._functorch.maybe_current_level
 TRANSFORMED = (
     "the model inside a function transform (vmap, grad, jvp and the like of torch.func) is not "
     "watched: its values are those of no single call"
@@ -44,7 +42,7 @@ def say_traced(say: Callable[[str], None]) -> None:
 
 def say_unseen(say: Callable[[str], None], path: str, x: torch.Tensor) -> None:
     """Say once what hides an output's values."""
-    if _level() is not None or torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if level() is not None or is_transformed(x):
         say(TRANSFORMED)
     elif hasattr(x, "fake_mode"):
         say("the model on fake tensors is not watched: they hold no values")

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from anynan._steps.adapter import ReplayError
+from anynan.torch.private import StorageWeakRef, TorchDispatchMode, moved, storage_number
 from anynan.torch.read.probes import local, nonfinite
 from anynan.torch.replay.operands import flat
 
@@ -82,14 +81,12 @@ def inner_modules() -> Iterator[None]:
 
     Its reducer takes no notice of a backward pass that its own forward pass did not announce.
     """
-    from torch.distributed.utils import _to_kwargs
     from torch.nn.parallel import DistributedDataParallel
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if self.device_ids:
             device = torch.device(self.device_type, self.device_ids[0])
-            moved, named = _to_kwargs(inputs, kwargs, device, False)
-            inputs, kwargs = moved[0], named[0]
+            inputs, kwargs = moved(inputs, kwargs, device)
         return self.module(*inputs, **kwargs)
 
     real = DistributedDataParallel.forward
@@ -147,4 +144,4 @@ class Sent(TorchDispatchMode):
 
 
 def _key(x: torch.Tensor) -> int:
-    return int(local(x).untyped_storage()._cdata)
+    return storage_number(local(x))

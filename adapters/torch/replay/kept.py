@@ -1,5 +1,6 @@
 """What a second run would change: noted before it, and put back after it."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,9 +15,17 @@ from anynan.torch.call.reached import Reached
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.snapshot import GENERATORS
 from anynan.torch.call.state import State
-from anynan.torch.private import task
+from anynan.torch.private import (
+    buffers_of,
+    give_saved_tensors_hooks,
+    scale_of,
+    set_scale,
+    storage_number,
+    take_saved_tensors_hooks,
+    task,
+    work_of,
+)
 
-_autograd = torch._C._autograd
 _MODULE_OWN = frozenset(vars(torch.nn.Module()))
 
 
@@ -94,7 +103,7 @@ class Kept:
         grad, data = p.grad, p.data
 
         def restore() -> None:
-            if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata:
+            if storage_number(p.data) != storage_number(data):
                 p.data = data
             p.grad = grad
 
@@ -113,23 +122,15 @@ class Kept:
 
     def _modes(self) -> None:
         """Leave the program's hooks on saved tensors: checkpointing counts what it is shown."""
-        taken: list[Any] = []
-
-        def restore() -> None:
-            while taken:
-                _autograd._push_saved_tensors_default_hooks(*taken.pop())
-
+        restore = functools.partial(give_saved_tensors_hooks, take_saved_tensors_hooks())
         self._restores.append(("hooks on saved tensors", restore))
-        while (hooks := _autograd._top_saved_tensors_default_hooks(False)) is not None:
-            taken.append(hooks)
-            _autograd._pop_saved_tensors_default_hooks()
 
     def _put_random_back(self) -> None:
         if not self._random.is_now():
             self._random.restore()
 
     def _module(self, module: torch.nn.Module) -> None:
-        attributes, buffers = dict(vars(module)), dict(module._buffers)
+        attributes, buffers = dict(vars(module)), dict(buffers_of(module))
         for name, value in attributes.items():
             if name not in _MODULE_OWN:
                 self._container(f"{type(module).__name__}.{name}", value)
@@ -137,13 +138,13 @@ class Kept:
                     self._restores.append((name, generator_state(value)))
 
         def restore() -> None:
-            _assign(module._buffers, buffers)
+            _assign(buffers_of(module), buffers)
             _assign(vars(module), attributes)
 
         self._restores.append((type(module).__name__, restore))
         for name, x in buffers.items():
             # Swapped, not written back: the user's graph may have saved the original.
-            module._buffers[name] = None if x is None else x.detach().clone()
+            buffers_of(module)[name] = None if x is None else x.detach().clone()
         for name, x in attributes.items():
             if isinstance(x, torch.Tensor) and not x.requires_grad:
                 module.__dict__[name] = x.clone()
@@ -154,13 +155,13 @@ class Kept:
             self._restores.append((name, restore))
 
     def _scaler(self, scaler: torch.amp.GradScaler) -> None:
-        states = {key: dict(held) for key, held in scaler._per_optimizer_states.items()}
-        scale = scaler._scale
+        states = {key: dict(held) for key, held in work_of(scaler).items()}
+        scale = scale_of(scaler)
 
         def restore() -> None:
-            scaler._per_optimizer_states.clear()
-            scaler._per_optimizer_states.update(states)
-            scaler._scale = scale
+            work_of(scaler).clear()
+            work_of(scaler).update(states)
+            set_scale(scaler, scale)
 
         self._restores.append(("a loss scaler", restore))
 

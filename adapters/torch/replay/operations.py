@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from anynan._diagnosis.lineage import Replay
 from anynan.torch.call.rootcall import RootCall
+from anynan.torch.private import current_mode
 from anynan.torch.replay.scene import Scene
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
@@ -72,7 +72,7 @@ class Operations:
         """Leave the watcher where it was entered; elsewhere it stays, and looks no more."""
         here = threading.get_ident() == self._thread
         same = here and torch.is_inference_mode_enabled() == self._inference
-        if same and _get_current_dispatch_mode() is self.watcher:
+        if same and current_mode() is self.watcher:
             self.watcher.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         else:
             self.watcher.busy = True

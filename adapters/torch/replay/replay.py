@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._reach import Exhausted
@@ -24,7 +23,7 @@ from anynan.torch.call.state import State, StopReplay
 from anynan.torch.call.threads import Threads
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.graphs.graphs import Graphs
-from anynan.torch.private import task
+from anynan.torch.private import count_modes, hook_first, task, without_modes
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.collectives import Sent, replaying
@@ -307,11 +306,7 @@ def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> No
             # What arrived at it came from the model's own use of it as well, which runs again:
             # the sum is put in the place of what that use alone gives.
             if grad is not None and not nonfinite(grad):
-                x.register_hook(functools.partial(_instead, grad))
-                hooks: Any = x._backward_hooks
-                *others, last = list(hooks.items())
-                hooks.clear()  # PyTorch runs them in the order they were put in
-                hooks.update([last, *others])
+                hook_first(x, functools.partial(_instead, grad))
                 outputs.append(x)
                 gradients.append(torch.zeros_like(x))
             continue
@@ -361,8 +356,8 @@ def _results(watcher: Watcher, out: Any) -> None:
 @contextmanager
 def disabled_modes() -> Iterator[None]:
     """Leave the program's own dispatch modes: what counts operations must not count these."""
-    if not torch._C._len_torch_dispatch_stack():
+    if not count_modes():
         yield
         return
-    with _disable_current_modes():
+    with without_modes():
         yield

@@ -13,6 +13,7 @@ from anynan.torch.call.models import Models
 from anynan.torch.call.regions import Regions
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import StopReplay
+from anynan.torch.private import storage_number
 from anynan.torch.read.hooks import CallHook
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
@@ -141,6 +142,6 @@ def _storage(x: torch.Tensor) -> int | None:
     if x.layout is not torch.strided or x.is_meta:
         return None
     try:
-        return int(local(x).untyped_storage()._cdata)
+        return storage_number(local(x))
     except (RuntimeError, ValueError):  # inside a function transform, or not made yet
         return None

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import task
+from anynan.torch.private import node_number, task
 from anynan.torch.read.probes import local
 from anynan.torch.replay.names import node_name
 from anynan.torch.replay.watcher import Watcher
@@ -90,7 +90,7 @@ class Seam:
             self._handles.append(node.register_prehook(functools.partial(_incoming, watcher)))
             for following, _ in node.next_functions:
                 if following is not None:
-                    names = watcher.consumers.setdefault(following._sequence_nr(), [])
+                    names = watcher.consumers.setdefault(node_number(following), [])
                     names.append(node_name(node.name()))
                     todo.append(following)
 

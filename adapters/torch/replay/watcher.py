@@ -15,8 +15,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import External, Operand, OpRecord, Sink
@@ -26,13 +24,14 @@ from anynan._judging.agreement import Passed
 from anynan._steps import context
 from anynan.events import Source
 from anynan.torch.call.state import StopReplay
+from anynan.torch.private import StorageWeakRef, TorchDispatchMode
+from anynan.torch.private import node as _node
+from anynan.torch.private import sequence as _sequence
+from anynan.torch.private import task as _task
 from anynan.torch.read.probes import local, measure, plain, read_ends
 from anynan.torch.replay import collectives, operands
 from anynan.torch.replay.names import canonical, node_name
 
-_sequence = torch._C._autograd._get_sequence_nr
-_task = torch._C._current_graph_task_id
-_node = torch._C._current_autograd_node
 MAX_DETAILED = 200
 # What was there before is no operand of these.
 _OVERWRITING = frozenset({"copy", "fill", "zero", "random"})

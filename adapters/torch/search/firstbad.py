@@ -18,6 +18,7 @@ from anynan.options import Options, environment
 from anynan.torch.call.discovery import find_iterators
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.snapshot import Snapshot
+from anynan.torch.private import version
 from anynan.torch.search.objects import objects_of, pause_trackers
 from anynan.torch.search.parts import first_bad, moments, parts
 from anynan.torch.session.step import StepSession
@@ -349,7 +350,7 @@ class _Window:
 def _versions(batch: Any) -> list[int]:
     """Count the writes to the tensors of a batch."""
     return [
-        x._version
+        version(x)
         for _, x in leaves(batch, "batch")
         if isinstance(x, torch.Tensor) and not x.is_inference()
     ]

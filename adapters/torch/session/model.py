@@ -12,13 +12,12 @@ from anynan._steps.tracker import Tracker
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
-from anynan.torch.private import task
+from anynan.torch.private import call_code, task
 from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session
 from anynan.torch.step.hooks import KeepGradHook
 from anynan.torch.weights.scalers import all_in, rescaled
 
-_CALL = torch.nn.Module._call_impl.__code__
 # Without an optimizer to end the step, this many readings do.
 MAX_ROWS = 50_000
 
@@ -117,7 +116,7 @@ def _running(module: torch.nn.Module) -> bool:
     calls = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _CALL and frame.f_locals.get("self") is module:
+        if frame.f_code is call_code and frame.f_locals.get("self") is module:
             calls += 1
         frame = frame.f_back
     return calls > 1

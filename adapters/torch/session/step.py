@@ -13,6 +13,7 @@ from anynan.torch.call.discovery import find_modules, in_arguments
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
+from anynan.torch.private import version
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session, session_of
@@ -101,7 +102,7 @@ class StepSession(Session):
             if not self.models.stepped and self.options.backward:
                 grads = ((p, p.grad) for _, p in self.models.parameters())
                 self._before = {
-                    id(p): (weakref.ref(g), g._version) for p, g in grads if g is not None
+                    id(p): (weakref.ref(g), version(g)) for p, g in grads if g is not None
                 }
             root = self.start_root(state, fn, None, args, kwargs)
             reached = self.replays.reached
@@ -233,4 +234,4 @@ class StepSession(Session):
 
 def _is_old(grad: torch.Tensor, before: "tuple[weakref.ref[torch.Tensor], int] | None") -> bool:
     """Tell whether a gradient is the one that the step found, and nothing was added to it."""
-    return before is not None and before[0]() is grad and before[1] == grad._version
+    return before is not None and before[0]() is grad and before[1] == version(grad)

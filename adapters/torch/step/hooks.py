@@ -12,18 +12,11 @@ from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
 from anynan.torch.graphs.fixed import Layer
-from anynan.torch.private import task
-from anynan.torch.read.hooks import Hook, hook_last, own_hooks
+from anynan.torch.private import PROXY, hook_last, is_tracing, mode, own_hooks, task, version
+from anynan.torch.read.hooks import Hook
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.read.tensors import tensors
-from anynan.torch.read.transforms import (
-    PROXY,
-    capturing,
-    is_tracing,
-    mode,
-    say_traced,
-    say_unseen,
-)
+from anynan.torch.read.transforms import capturing, say_traced, say_unseen
 from anynan.torch.step.steps import Steps
 
 _Tensor = torch.Tensor
@@ -82,7 +75,7 @@ def read_before(state: State, rows: Rows, x: torch.Tensor) -> tuple[float, float
 
     A loss that is a layer's output need not be read a second time after the update.
     """
-    if x._version or not state.deferred or len(rows.lo) < len(rows.sites):
+    if version(x) or not state.deferred or len(rows.lo) < len(rows.sites):
         return None
     for hook in own_hooks(x):
         if isinstance(hook, GradHook) and hook.root is state.root:

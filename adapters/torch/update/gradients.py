@@ -11,6 +11,7 @@ import torch
 
 from anynan._steps.monitor import Rows, Site
 from anynan.torch.call.state import State
+from anynan.torch.private import foreach_div, foreach_norm
 from anynan.torch.read.probes import ends, plain
 from anynan.torch.read.slots import DeferredSlots
 from anynan.torch.step.steps import Steps
@@ -190,7 +191,7 @@ def _sizes(gradients: list[Any], alike: list[list[int]]) -> list[float] | None:
     with torch.no_grad():
         try:
             rest = alike[0]
-            norms = torch._foreach_norm([gradients[i] for i in rest], 2) if rest else ()
+            norms = foreach_norm([gradients[i] for i in rest], 2) if rest else ()
             for i, norm in zip(rest, norms, strict=True):
                 found[i] = norm.item()
             for which in alike[1:]:
@@ -218,14 +219,14 @@ def _norms(
         sites = [site for values, site in pairs if values is not None]
         norms = _foreach_norm(gradients, norm_dtype(gradients)) if gradients else None
     if norms is not None and scale is not None:
-        norms = list(torch._foreach_div(norms, scale))
+        norms = list(foreach_div(norms, scale))
     return norms, gradients, sites
 
 
 def _foreach_norm(gradients: list[Any], dtype: torch.dtype | None) -> list[torch.Tensor] | None:
     try:
         with torch.no_grad():
-            norms = torch._foreach_norm(gradients, 2, dtype)
+            norms = foreach_norm(gradients, 2, dtype)
     except RuntimeError:
         return None
     return list(norms) if type(norms[0]) is torch.Tensor else None

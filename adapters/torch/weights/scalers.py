@@ -8,7 +8,7 @@ import torch
 
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
-from anynan.torch.private import task
+from anynan.torch.private import scale_of, set_scale, task, work_of
 from anynan.torch.weights.optimizers import find_optimizers
 
 _found: "weakref.WeakSet[torch.amp.GradScaler]" = weakref.WeakSet()
@@ -39,15 +39,16 @@ class Scalers:
 
     def note(self, rows: Any, scaler: torch.amp.GradScaler) -> None:
         """Keep the scale that the step ran under: the scaler changes it after the update."""
-        if scaler._scale is not None:
-            rows.scale = scaler._scale.clone()
+        scale = scale_of(scaler)
+        if scale is not None:
+            rows.scale = scale.clone()
             self._used = weakref.ref(scaler)
 
     def give_back(self, rows: Any) -> None:
         """Give the scaler the scale that the step ran under."""
         used = self.used
         if used is not None and rows is not None and rows.scale is not None:
-            used._scale = rows.scale.clone()
+            set_scale(used, rows.scale.clone())
 
     def scale(self, state: State) -> float | None:
         """Give the scale in force, None without a scaler."""
@@ -63,10 +64,7 @@ class Scalers:
             known = {id(ref()) for ref, _ in state.scales}
             state.scales += [item for item in scales() if id(item[0]()) not in known]
         held = {id(ref()): set(states) for ref, states in state.scales}
-        done = {
-            scaler: set(scaler._per_optimizer_states) | held.get(id(scaler), set())
-            for scaler in scalers
-        }
+        done = {scaler: set(work_of(scaler)) | held.get(id(scaler), set()) for scaler in scalers}
         if any(done.values()):
             found = find_optimizers({id(p) for _, p in self._models.parameters()})
             own = {id(optimizer) for optimizer in found}
@@ -84,13 +82,13 @@ def find_scalers() -> list[Any]:
         for item in gc.get_objects()
         if issubclass(type(item), torch.amp.GradScaler) and item.is_enabled()
     )
-    return [scaler for scaler in _found if scaler._scale is not None]
+    return [scaler for scaler in _found if scale_of(scaler) is not None]
 
 
 def scaled(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether a gradient scaler steps this optimizer now."""
     return any(
-        id(optimizer) in scaler._per_optimizer_states
+        id(optimizer) in work_of(scaler)
         for look in (lambda: list(_found), find_scalers)
         for scaler in look()
     )
@@ -98,7 +96,7 @@ def scaled(optimizer: torch.optim.Optimizer) -> bool:
 
 def scales() -> list[tuple[Any, Any]]:
     """Note the state that each scaler found so far keeps until its update."""
-    return [(weakref.ref(scaler), scaler._per_optimizer_states) for scaler in _found]
+    return [(weakref.ref(scaler), work_of(scaler)) for scaler in _found]
 
 
 def in_use(held: list[tuple[Any, Any]]) -> bool:
@@ -111,8 +109,7 @@ def worked(held: list[tuple[Any, Any]]) -> bool:
     if not all_in(held):
         return True
     return any(
-        (scaler := ref()) is not None
-        and (scaler._per_optimizer_states or scaler._per_optimizer_states is not states)
+        (scaler := ref()) is not None and (work_of(scaler) or work_of(scaler) is not states)
         for ref, states in held
     )
 
@@ -132,7 +129,7 @@ def rescaled(held: list[tuple[Any, Any]], optimizers: set[int]) -> bool:
     for ref, states in held:
         scaler = ref()
         # The update leaves what it has done its work on, by optimizer.
-        moved = scaler is not None and scaler._per_optimizer_states is not states
+        moved = scaler is not None and work_of(scaler) is not states
         if moved and (not optimizers or optimizers & set(states)):
             return True
     return False
