@@ -1,5 +1,6 @@
 """The hooks on the layers of the watched models."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,9 @@ class Layers:
         enter: Callable[[Any, str, Any, Any], None],
         leave: Callable[[Any, Any], None],
     ) -> None:
-        self._models, self._steps, self._enter, self._leave = models, steps, enter, leave
+        self._models, self._steps = models, steps
+        # The hooks hold what they call; a circle here would put off the end of a session.
+        self._enter, self._leave = weakref.WeakMethod(enter), weakref.WeakMethod(leave)
         self._tracker, self._graphs = steps.tracker, steps.graphs
         self.handles: list[Any] = []
         self.grown = registered.count
@@ -57,7 +60,7 @@ class Layers:
         models = self._models
         chosen = models.paths(prefix, model)
         root = inner(model)
-        enter, leave = RootEnter(prefix, self._enter), RootExit(self._leave)
+        enter, leave = self._root_hooks(prefix)
         self.handles.append(
             enter.on(root.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
         )
@@ -114,8 +117,14 @@ class Layers:
     def _hook_parts(self, prefix: str, model: torch.nn.Module) -> None:
         """Take a call of each part of a model for a call of the model: something to run again."""
         for path, part in parts(prefix, model):
-            enter, leave = RootEnter(path, self._enter), RootExit(self._leave)
+            enter, leave = self._root_hooks(path)
             self.handles += [
                 enter.on(part.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)),
                 leave.on(part.register_forward_hook(leave, always_call=True)),
             ]
+
+    def _root_hooks(self, path: str) -> tuple[RootEnter, RootExit]:
+        enter, leave = self._enter(), self._leave()
+        assert enter is not None  # the hooks that are there keep it
+        assert leave is not None
+        return RootEnter(path, enter), RootExit(leave)
