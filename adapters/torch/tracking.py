@@ -11,9 +11,9 @@ import torch
 from anynan._steps.tracker import Tracker, refuse_target
 from anynan.options import Options, Training
 from anynan.torch.private import original
+from anynan.torch.session.function import FunctionSession
 from anynan.torch.session.model import ModelSession
 from anynan.torch.session.session import session_of, tracked
-from anynan.torch.session.step import StepSession
 
 
 class TorchOptions(Training, total=False):
@@ -120,7 +120,7 @@ def tracker_of(target: Any, options: Options) -> Tracker:
         msg = f"track() takes an nn.Module or a step function, not {type(target).__name__}"
         raise TypeError(msg)
     tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
-    return tracker.start(StepSession(target, tracker))
+    return tracker.start(FunctionSession(target, tracker))
 
 
 def _session(model: torch.nn.Module, tracker: Tracker) -> ModelSession:

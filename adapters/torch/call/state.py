@@ -1,4 +1,4 @@
-"""One thread's open step, and the signals that sessions share."""
+"""One thread's open step, and the signal that ends a replay."""
 
 import threading
 import weakref

@@ -21,7 +21,7 @@ from anynan.torch.call.snapshot import Snapshot
 from anynan.torch.private import version
 from anynan.torch.search.objects import objects_of, pause_trackers
 from anynan.torch.search.parts import first_bad, moments, parts
-from anynan.torch.session.step import StepSession
+from anynan.torch.session.function import FunctionSession
 from anynan.torch.tracking import TorchOptions, tracker_of
 
 BEHIND = (
@@ -200,7 +200,7 @@ class _Search:
     def _tracker_of_now(self) -> Tracker:
         tracker = tracker_of(self.fn, self.options)
         session = tracker.adapter
-        if self.given and isinstance(session, StepSession):
+        if self.given and isinstance(session, FunctionSession):
             # What was given as state may be out of the function's sight.
             session.give(self.given)
         return tracker

@@ -22,7 +22,7 @@ from anynan.torch.weights.optimizers import Held, gradient_site
 from anynan.torch.weights.scalers import in_use
 
 
-class StepSession(Session):
+class FunctionSession(Session):
     """Watch a function: its models, its inputs, what it returns, its updates."""
 
     def __init__(self, fn: Callable[..., Any], tracker: Tracker) -> None:
