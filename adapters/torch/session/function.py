@@ -27,7 +27,6 @@ class FunctionSession(Session):
 
     def __init__(self, fn: Callable[..., Any], tracker: Tracker) -> None:
         super().__init__(tracker, Models(tracker.options, fn))
-        self.fn = fn
         self._searched = False
         # Until an optimizer is seen: the gradients as a step found them, and their slots.
         self._before: dict[int, tuple[weakref.ref[torch.Tensor], int]] | None = None
@@ -48,7 +47,7 @@ class FunctionSession(Session):
         models = self.models
         models.refs = [(prefix, ref) for prefix, ref in models.refs if ref() is not None]
         known = {id(ref()) for _, ref in models.refs}
-        found = find_modules(self.fn, args, kwargs)
+        found = find_modules(self.models.fn, args, kwargs)
         new = {name: model for name, model in found.items() if id(model) not in known}
         if not new:
             return False
