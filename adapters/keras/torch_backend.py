@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from anynan._arrays.containers import leaves
+from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
-from anynan._steps.adapter import BadParameter
-from anynan._steps.context import replaying
-from anynan._steps.monitor import Reading, Rows
+from anynan._readings.readings import Reading, Rows
+from anynan._runtime.context import replaying
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.keras import seams
@@ -123,7 +123,7 @@ class KerasSession(ModelSession):
 
     def __init__(self, model: Any, tracker: Tracker) -> None:
         refuse_unbuilt(model)
-        super().__init__(model, tracker, KerasModels(tracker.options))
+        super().__init__(model, tracker, KerasModels(tracker.judge.options))
         self.steps.marked = _mark
         self._flags = threading.local()  # where each thread is in a step of Keras
         self._updates: weakref.WeakKeyDictionary[Any, Update] = weakref.WeakKeyDictionary()
@@ -137,7 +137,7 @@ class KerasSession(ModelSession):
 
     def watching(self) -> bool:
         """Tell whether it is to look at what runs now."""
-        return self.tracker.adapter is self and not self.tracker.paused
+        return self.tracker.judge.adapter is self and not self.tracker.paused
 
     def attach(self) -> None:
         """Install the hooks, and change what Keras trains with."""
@@ -176,7 +176,7 @@ class KerasSession(ModelSession):
             return
         jitted = bool(getattr(model, "jit_compile", False))
         if jitted:
-            self.tracker.say(COMPILED)
+            self.tracker.judge.say(COMPILED)
         setattr(model, f"{kind}_function", Batches(self, function, kind, jitted=jitted))
 
     # Steps.
@@ -212,7 +212,7 @@ class KerasSession(ModelSession):
                 self.updates.late.on = True
                 self.steps.write_weights(state, state.rows)
         except BaseException:
-            with self.tracker.softly(), self.ranks.alone():
+            with self.tracker.judge.softly(), self.ranks.alone():
                 self._close(state)
             raise
         else:
@@ -255,7 +255,7 @@ class KerasSession(ModelSession):
         rows = state.rows
         if rows is not None and rows.failed is None and value.dtype in DTYPE_NAME:
             dtype, limit = DTYPE_NAME[value.dtype], DTYPE_MAX[value.dtype]
-            site = self.tracker.monitor.site(None, "loss", name, dtype, limit)
+            site = self.tracker.judge.monitor.site(None, "loss", name, dtype, limit)
             self.steps.write(state, rows, site, 0, value)
 
     # Updates.
@@ -294,7 +294,7 @@ class KerasSession(ModelSession):
             state.in_optimizer = False
         rows = state.rows
         if self._flags.made:
-            self.tracker.updated(self.tracker.step if rows is None else rows.step)
+            self.tracker.judge.updated(self.tracker.step if rows is None else rows.step)
         self.updates.finish(state)
         return out
 

@@ -9,7 +9,7 @@ if not hasattr(_torch, "Tensor"):
     msg = 'anynan.torch needs PyTorch: pip install "anynan[torch]"'
     raise ImportError(msg)
 
-from anynan._steps import registry as _registry
+from anynan._arrays import registry as _registry
 from anynan.torch.read.probes import Reader as _Reader
 from anynan.torch.search.firstbad import BadBatch, first_bad_batch
 from anynan.torch.tracking import track, untrack

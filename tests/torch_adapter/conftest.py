@@ -15,7 +15,7 @@ def _small_heap(small_heap: None) -> None:
 
 def _detach_all() -> None:
     for each in watching():
-        adapter, each.tracker.adapter = each.tracker.adapter, None
+        adapter, each.tracker.judge.adapter = each.tracker.judge.adapter, None
         if adapter is not None:
             adapter.detach()
 

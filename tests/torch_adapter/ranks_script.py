@@ -316,7 +316,7 @@ def inner_tracked_first() -> dict[str, Any]:
     torch.manual_seed(0)
     net = Net()
     tracker = anynan.torch.track(net)
-    paths = sorted(tracker.adapter.watched())
+    paths = sorted(tracker.judge.adapter.watched())
     tracker.remove()
     model = DistributedDataParallel(net)
     return train(model, net.fault, armed="forward", tracked=net) | {"paths": paths}

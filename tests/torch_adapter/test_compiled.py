@@ -501,7 +501,7 @@ def test_removal_leaves_nothing_in_the_graph() -> None:
     tracker = anynan.torch.track(net)
     call = torch.compile(net, backend=BACKEND, fullgraph=True)
     train(call, net, 2)
-    board = tracker.adapter.graphs.boards[0]
+    board = tracker.judge.adapter.graphs.boards[0]
     tracker.remove()
     train(call, net, 2)
     assert not math.isfinite(board.take().sum())  # empty: nothing wrote there
@@ -533,7 +533,10 @@ def test_nothing_is_kept_alive() -> None:
     call = torch.compile(net, backend=BACKEND)
     train(call, net, 2)
     tracker.remove()
-    gone = [weakref.ref(tracker), weakref.ref(tracker.adapter) if tracker.adapter else None]
+    gone = [
+        weakref.ref(tracker),
+        weakref.ref(tracker.judge.adapter) if tracker.judge.adapter else None,
+    ]
     torch.compiler.reset()
     weight = weakref.ref(net.head.weight)
     del tracker, call, net
@@ -595,7 +598,7 @@ def test_the_probe_law_holds_in_graphs(dtype: Any, value: float, kind: str | Non
     with torch.no_grad():
         call(x)
     tracker.check()
-    (reading,) = [tracker.rows().reading(i) for i in range(len(tracker.rows().lo))]
+    (reading,) = [tracker.judge.rows().reading(i) for i in range(len(tracker.judge.rows().lo))]
     assert (reading.kind, reading.site.dtype) == (kind, str(dtype).removeprefix("torch."))
     if kind is None:
         assert reading.hi == pytest.approx(3e4, rel=0.01)

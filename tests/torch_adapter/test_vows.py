@@ -779,7 +779,7 @@ def test_the_users_callback_may_remove_the_tracker() -> None:
     model[2].armed = "forward"
     model(torch.randn(3, 4)).sum().backward()
     assert len(tracker.events) == 1
-    assert tracker.adapter is None
+    assert tracker.judge.adapter is None
     model[2].armed = None
     optimizer.zero_grad()
     model(torch.randn(3, 4)).sum().backward()

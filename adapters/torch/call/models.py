@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from anynan._judging.patterns import choose
+from anynan._readings.patterns import choose
 from anynan.options import Options
 from anynan.torch.call.discovery import find_weights
 from anynan.torch.call.rootcall import argument_names

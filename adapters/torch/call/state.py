@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from anynan._steps.monitor import Rows
+from anynan._readings.readings import Rows
 from anynan.torch.call.regions import Regions
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.read.slots import Slots

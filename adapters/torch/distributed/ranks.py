@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import trace
-from anynan._steps.adapter import ReplayError
-from anynan._steps.monitor import Reading, Rows, Site
+from anynan._readings.readings import Reading, Rows, Site
 from anynan._steps.ranks import Claim, choose, confirm, excuse, with_others
 from anynan._steps.tracker import Tracker
 from anynan.errors import LostRankError
@@ -47,7 +47,7 @@ class Ranks:
     def __init__(self, tracker: Tracker, models: Models, replays: Replays) -> None:
         self._tracker, self._models, self._replays = tracker, models, replays
         self.number = next(_numbers)
-        self._wanted = tracker.options.across_ranks
+        self._wanted = tracker.judge.options.across_ranks
         self._link: Link | None = None
         self._joined = False
         self._alone = 0
@@ -166,9 +166,9 @@ class Ranks:
         except LostRankError as error:
             self._unlink("", quiet=bool(found))
             self._act_on(found, note=f"the other ranks could not be told: {error}")
-            if (environment() or self._tracker.options.action) in ("raise", "skip"):
+            if (environment() or self._tracker.judge.options.action) in ("raise", "skip"):
                 raise
-            self._tracker.say(f"{error}; from here on each rank is judged alone")
+            self._tracker.judge.say(f"{error}; from here on each rank is judged alone")
 
     def _settle(self, state: State, rows: Rows, found: list[Rows], link: Link) -> None:
         """Choose the story, run it again on every rank, and act on it."""
@@ -200,7 +200,7 @@ class Ranks:
                 event = with_others(event, chosen, claims)
                 for item in found:
                     item.held = None
-                tracker.accept(mine if mine is not None else rows, event)
+                tracker.judge.accept(mine if mine is not None else rows, event)
                 return
             if answer["excused"] is not None:
                 key, reason = answer["excused"]
@@ -233,7 +233,7 @@ class Ranks:
             held is not None
             and held.reading is not None
             and held.replayed is None
-            and self._tracker.wants_replay(held.reading, held.kind)
+            and self._tracker.judge.wants_replay(held.reading, held.kind)
         )
         roots = state.living_roots()
         inputs = [x for r in roots for x in flat([*r.args, *r.kwargs.values()])]
@@ -248,29 +248,29 @@ class Ranks:
 
     def _release(self, rows: Rows) -> tuple[Event | None, tuple[list[Any], str] | None]:
         held = rows.held
-        event = self._tracker.release(rows)
+        event = self._tracker.judge.release(rows)
         if event is not None or held is None or held.reading is None:
             return event, None
         key = (held.reading.layer, held.reading.phase, held.kind)
-        reason = self._tracker.monitor.downgraded.get(key)
+        reason = self._tracker.judge.monitor.downgraded.get(key)
         return None, None if reason is None else (list(key), reason)
 
     # Alone.
 
     def _act_alone(self, rows: Rows) -> None:
         rows.holding = False
-        event = self._tracker.release(rows)
+        event = self._tracker.judge.release(rows)
         if event is not None:
-            self._tracker.accept(rows, event)
+            self._tracker.judge.accept(rows, event)
 
     def _act_on(self, found: list[Rows], note: str = "") -> None:
         self._waiting.clear()
         for rows in found:
             rows.holding = False
-            event = self._tracker.release(rows)
+            event = self._tracker.judge.release(rows)
             if event is not None:
                 notes = (*event.notes, note) if note else event.notes
-                self._tracker.accept(rows, replace(event, notes=notes))
+                self._tracker.judge.accept(rows, replace(event, notes=notes))
 
     def _unlink(self, why: str, *, quiet: bool = False) -> None:
         link, self._link = self._link, None
@@ -278,7 +278,7 @@ class Ranks:
             link.close()
         self._wanted = self._joined = False
         if why and not quiet:
-            self._tracker.say(
+            self._tracker.judge.say(
                 f"the ranks do not act together: {why}; each is judged alone, and one that "
                 "raises may leave the others waiting"
             )

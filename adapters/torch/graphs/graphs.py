@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anynan._steps.monitor import Site
+from anynan._readings.readings import Site
 from anynan._steps.tracker import Tracker
 from anynan.torch.call.models import Models
 from anynan.torch.graphs.compiler import has_graphs, look_for_hooks
@@ -60,7 +60,7 @@ class Graphs:
         look_for_hooks()
         if has_graphs(model):
             torch.compiler.reset()
-            self._tracker.remark(
+            self._tracker.judge.remark(
                 "graphs compiled before track() do not hold its hooks: all compiled code was "
                 "dropped (torch.compiler.reset) and is compiled again when it runs"
             )
@@ -98,7 +98,7 @@ class Graphs:
         if not called and not count_graphs():
             return False
         if self._renewed:
-            self._tracker.say(
+            self._tracker.judge.say(
                 "the layers ran in a graph without hooks once more, and are not watched there"
                 if called
                 else "once more weights got gradients from layers that were not seen running"
@@ -113,7 +113,7 @@ class Graphs:
             else "weights got gradients, but none of the watched layers was seen running: they "
             "may have run in a graph that was compiled before track() and does not hold its hooks"
         )
-        self._tracker.say(
+        self._tracker.judge.say(
             f"{what}: this step was not watched; all compiled code was dropped "
             "(torch.compiler.reset), and is compiled again, with the hooks, when it runs"
         )
@@ -133,10 +133,10 @@ class Graphs:
         for board in self.boards:
             if board.transformed:
                 board.transformed = False
-                self._tracker.say(TRANSFORMED)
+                self._tracker.judge.say(TRANSFORMED)
             if board.unseen:
                 board.unseen = False
-                self._tracker.say(
+                self._tracker.judge.say(
                     "an output inside compiled code is not watched: it is of a float8 dtype, or "
                     f"not on {board.device}, where its layer's weights were when track() was "
                     "called"
@@ -144,7 +144,7 @@ class Graphs:
             if board.active:
                 extra = self._models.options.extra
                 if extra:
-                    self._tracker.say(
+                    self._tracker.judge.say(
                         f"stats={', '.join(extra)} are not measured inside compiled code, only "
                         "min, max and absmax are"
                     )
@@ -171,7 +171,7 @@ class Graphs:
 
     def _site(self, board: Board, i: int, phase: Any) -> Site:
         dtype = board.layers[i].dtype or torch.float32
-        return self._tracker.monitor.site(
+        return self._tracker.judge.monitor.site(
             board.paths[i], phase, "output" if phase == "forward" else "grad",
             DTYPE_NAME[dtype], DTYPE_MAX[dtype],
         )  # fmt: skip

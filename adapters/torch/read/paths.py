@@ -49,7 +49,7 @@ def join(prefix: str, path: str) -> str:
 def remark_slow_paths(tracker: Tracker, model: torch.nn.Module) -> None:
     """Say in the report that watching turns off a fused path of the framework."""
     if any(isinstance(module, torch.nn.TransformerEncoderLayer) for module in model.modules()):
-        tracker.remark(
+        tracker.judge.remark(
             "TransformerEncoderLayer has a fused path in eval mode, which PyTorch leaves while "
             "hooks are there: evaluation is slower while tracked, and may differ in the last bits"
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from anynan._steps.monitor import Rows, Site
+from anynan._readings.readings import Rows, Site
 from anynan.torch.read.probes import EXTRA, NATIVE, ends, ends_into, plain
 
 Placed = Callable[[list[float]], None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from anynan._steps.adapter import ReplayError
+from anynan._diagnosis.evidence import ReplayError
 from anynan.torch.private import StorageWeakRef, TorchDispatchMode, moved, storage_number
 from anynan.torch.read.probes import local, nonfinite
 from anynan.torch.replay.operands import flat

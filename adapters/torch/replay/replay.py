@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._reach import Exhausted
-from anynan._steps.adapter import ReplayError
-from anynan._steps.context import replay_context
-from anynan._steps.interrupts import Interrupts
-from anynan._steps.monitor import Reading
-from anynan._steps.threads import busy_threads
+from anynan._readings.readings import Reading
+from anynan._runtime.context import replay_context
+from anynan._runtime.interrupts import Interrupts
+from anynan._runtime.threads import busy_threads
 from anynan.torch.call.models import Models
 from anynan.torch.call.reached import Reached
 from anynan.torch.call.rootcall import RootCall

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.agreement import Passed
 from anynan._diagnosis.lineage import External, Operand, OpRecord, Sink
 from anynan._diagnosis.operands import at, at_broadcast, constant
 from anynan._diagnosis.sources import is_anynans, user_source
-from anynan._judging.agreement import Passed
-from anynan._steps import context
+from anynan._runtime import context
 from anynan.events import Source
 from anynan.torch.call.state import StopReplay
 from anynan.torch.private import StorageWeakRef, TorchDispatchMode

@@ -10,7 +10,7 @@ import torch
 
 from anynan._arrays.containers import leaves
 from anynan._reports.report import render
-from anynan._steps.context import replay_context
+from anynan._runtime.context import replay_context
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event
@@ -199,7 +199,7 @@ class _Search:
 
     def _tracker_of_now(self) -> Tracker:
         tracker = tracker_of(self.fn, self.options)
-        session = tracker.adapter
+        session = tracker.judge.adapter
         if self.given and isinstance(session, FunctionSession):
             # What was given as state may be out of the function's sight.
             session.give(self.given)
@@ -211,7 +211,7 @@ class _Search:
         try:
             yield tracker
         finally:
-            with tracker.softly():
+            with tracker.judge.softly():
                 tracker.remove()
 
     def look(self, losses: list[Any], index: int) -> Event | None:

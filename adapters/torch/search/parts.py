@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.containers import leaves
-from anynan._judging.policy import Policy
+from anynan._readings.policy import Policy
 from anynan.events import Event
 from anynan.torch.read.probes import ends, measure, plain
 

@@ -26,7 +26,7 @@ class FunctionSession(Session):
     """Watch a function: its models, its inputs, what it returns, its updates."""
 
     def __init__(self, fn: Callable[..., Any], tracker: Tracker) -> None:
-        super().__init__(tracker, Models(tracker.options, fn))
+        super().__init__(tracker, Models(tracker.judge.options, fn))
         self._searched = False
         # Until an optimizer is seen: the gradients as a step found them, and their slots.
         self._before: dict[int, tuple[weakref.ref[torch.Tensor], int]] | None = None
@@ -80,7 +80,7 @@ class FunctionSession(Session):
             if self._find(args, kwargs):
                 self.steps.check_weights()
             if first and not self.models.refs:
-                self.tracker.say(
+                self.tracker.judge.say(
                     f"no module was found in {getattr(fn, '__name__', fn)!r}: only its inputs, "
                     "its results and the optimizers it steps are watched; pass the model as an "
                     "argument, or track it too"
@@ -117,7 +117,7 @@ class FunctionSession(Session):
                 self.steps.write_weights(state, state.rows)
         except BaseException:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.softly(), self.ranks.alone():
+            with self.tracker.judge.softly(), self.ranks.alone():
                 self.steps.take(state)
                 self._close(state)
             raise
@@ -155,7 +155,7 @@ class FunctionSession(Session):
         weights: list[torch.Tensor] = [p for _, p in pairs]
         known = [] if self._loose is None else self._loose.parameters
         if list(map(id, known)) != list(map(id, weights)):
-            sites = [gradient_site(self.tracker.monitor, name, p) for name, p in pairs]
+            sites = [gradient_site(self.tracker.judge.monitor, name, p) for name, p in pairs]
             self._loose = Held.of(len(weights), weights, sites)
         assert self._loose is not None
         self.updates.gradients.read(state, rows, self._loose, [p.grad for p in weights], None)
@@ -187,7 +187,7 @@ class FunctionSession(Session):
         for name, x in tensors(result, "result", objects=True):
             if x.dtype in DTYPE_NAME:
                 phase: Any = "loss" if x.numel() == 1 else "forward"
-                site = self.tracker.monitor.site(
+                site = self.tracker.judge.monitor.site(
                     None, phase, "loss" if name == "result" and x.numel() == 1 else name,
                     DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype],
                 )  # fmt: skip
@@ -201,7 +201,7 @@ class FunctionSession(Session):
                     rows.hi.append(known[1])
         for name, x in leaves(result, "result"):
             if isinstance(x, float):
-                site = self.tracker.monitor.site(
+                site = self.tracker.judge.monitor.site(
                     None, "loss", "loss" if name == "result" else name, "float64", None
                 )
                 if state.slots.deferred:

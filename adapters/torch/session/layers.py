@@ -92,12 +92,12 @@ class Layers:
         try:
             now = self._models.layers()
         except ValueError as error:  # a pattern that matched before
-            self._tracker.say(f"layers were put into a tracked model since: {error}")
+            self._tracker.judge.say(f"layers were put into a tracked model since: {error}")
             return False
         if now == dict(self._models.hooked):
             return False
         if self._graphs.ran():
-            self._tracker.say(
+            self._tracker.judge.say(
                 "layers that were put into the model after it was compiled are not watched: track "
                 "it again"
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anynan._steps.monitor import Rows
+from anynan._readings.readings import Rows
 from anynan._steps.tracker import Tracker
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
@@ -28,7 +28,7 @@ class ModelSession(Session):
     def __init__(
         self, model: torch.nn.Module, tracker: Tracker, models: Models | None = None
     ) -> None:
-        super().__init__(tracker, models or Models(tracker.options))
+        super().__init__(tracker, models or Models(tracker.judge.options))
         self.models.refs = [("", weakref.ref(model))]
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
@@ -71,7 +71,7 @@ class ModelSession(Session):
         if not all_in(state.scales):  # it was found since: its mark is not known yet
             with state.aside():
                 state.slots.read()
-                self.tracker.judge(rows)
+                self.tracker.judge.review(rows)
             return rows.pending is not None or rows.held is not None
         return rescaled(state.scales, self.optimizers.mine())
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading
+from anynan._readings.readings import Reading
 from anynan._steps.tracker import Tracker
 from anynan.torch.call.models import Models, given
 from anynan.torch.call.rootcall import RootCall
@@ -40,12 +40,12 @@ class Session:
     updates_type: type[Updates] = Updates
 
     def __init__(self, tracker: Tracker, models: Models) -> None:
-        self.tracker, self.options, self.models = tracker, tracker.options, models
+        self.tracker, self.options, self.models = tracker, tracker.judge.options, models
         self.threads = Threads(models)
         self.graphs = Graphs(tracker, models)
         self.scalers = Scalers(models)
-        self.optimizers = Optimizers(tracker.monitor, models)
-        self.weights = Weights(tracker.monitor, models, self.optimizers)
+        self.optimizers = Optimizers(tracker.judge.monitor, models)
+        self.weights = Weights(tracker.judge.monitor, models, self.optimizers)
         self.replays = Replays(models, self.threads, self.graphs, self.scalers)
         self.ranks = Ranks(tracker, models, self.replays)
         self.steps = Steps(
@@ -98,7 +98,7 @@ class Session:
             self.updates.watch()
 
     def _end_operations(self) -> None:
-        self.steps.end_operations(judge=self.tracker.adapter is self)
+        self.steps.end_operations(judge=self.tracker.judge.adapter is self)
 
     def watched(self) -> list[str]:
         """List the layers that have a forward pass of their own."""
@@ -108,7 +108,9 @@ class Session:
         """Watch the layers that were put into a model since."""
         if self.layers.follow():
             self.optimizers.forget()
-            self.tracker.known_clean(self.tracker.step)  # no update made what is bad in new layers
+            self.tracker.judge.known_clean(
+                self.tracker.step
+            )  # no update made what is bad in new layers
             self.steps.check_weights()
 
     # Steps.
@@ -156,7 +158,7 @@ class Session:
         for name, x in named:
             # What a part of the model gets from another is no input.
             if x.dtype in DTYPE_NAME and not (self.models.parts and x.grad_fn is not None):
-                site = self.tracker.monitor.site(
+                site = self.tracker.judge.monitor.site(
                     layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
                 )
                 if state.slots.deferred:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from anynan._steps import context
-from anynan._steps.monitor import Rows, Site
+from anynan._readings.readings import Rows, Site
+from anynan._runtime import context
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
@@ -129,7 +129,7 @@ class ForwardHook(Hook):
             if self.fixed is not None and _is_dynamo() and not _is_exporting():
                 self.fixed.trace(output, self.backward)
             else:
-                say_traced(self.steps.tracker.say)
+                say_traced(self.steps.tracker.judge.say)
             return
         threads = self.threads
         state = threads.own.state or threads.state()
@@ -181,7 +181,7 @@ class ForwardHook(Hook):
         bad = state.slots.write(rows, pair[0], call, x)
         if bad is None:
             if x.numel() and not x.is_meta and x.dtype in DTYPE_NAME:
-                say_unseen(self.steps.tracker.say, self.path, x)
+                say_unseen(self.steps.tracker.judge.say, self.path, x)
             return
         expected = _expectations()
         if expected is not None:
@@ -210,7 +210,7 @@ class ForwardHook(Hook):
         pair = self.sites.get(key)
         if pair is None and x.dtype in DTYPE_NAME:
             dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
-            site = self.steps.tracker.monitor.site
+            site = self.steps.tracker.judge.monitor.site
             grad = "grad" if name == "output" else f"grad of {name}"
             pair = self.sites[key] = (
                 site(self.path, "forward", name, dtype, limit),

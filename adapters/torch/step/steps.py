@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from anynan._steps.monitor import Rows, Site
+from anynan._readings.readings import Rows, Site
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.torch.call.state import State
@@ -44,7 +44,7 @@ class Steps:
         weights: Weights,
         scalers: Scalers,
     ) -> None:
-        self.tracker, self.options = tracker, tracker.options
+        self.tracker, self.options = tracker, tracker.judge.options
         self.threads, self.graphs, self.ranks = threads, graphs, ranks
         self.weights, self.scalers = weights, scalers
         self.marked: Callable[[AnomalyError], None] | None = None
@@ -53,7 +53,7 @@ class Steps:
 
     def open(self, state: State) -> Rows:
         """Open this thread's step."""
-        rows = state.rows = self.tracker.rows()
+        rows = state.rows = self.tracker.judge.rows()
         state.used = True
         if torch.is_grad_enabled():
             if state.slots.deferred:
@@ -76,16 +76,16 @@ class Steps:
         for site, x in self.weights.readings():
             self.write(state, rows, site, 0, x)
         if not state.slots.deferred and rows.failed is None:
-            self.tracker.known_clean(rows.step)
+            self.tracker.judge.known_clean(rows.step)
 
     def check_weights(self) -> None:
         """Look at every weight and buffer once, as at attach."""
         bad = self.weights.bad()
         if not bad:
-            self.tracker.known_clean(self.tracker.step)
+            self.tracker.judge.known_clean(self.tracker.step)
             return
         state = self.threads.state()
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         first = bad[0]
         rows.sites.append(self.weights.site(first))
         rows.calls.append(0)
@@ -103,7 +103,7 @@ class Steps:
             order = self._take_first(state, rows, order)
         with state.aside():
             try:
-                self.tracker.flag(rows, order, value)
+                self.tracker.judge.flag(rows, order, value)
             except AnomalyError as error:
                 if self.marked is not None:
                     self.marked(error)
@@ -135,7 +135,7 @@ class Steps:
             return
         with state.aside():
             try:
-                self.tracker.judge(rows)
+                self.tracker.judge.review(rows)
             except AnomalyError as error:
                 # The user's stack is what matters, not the way through the core.
                 raise error.with_traceback(None) from None
@@ -201,9 +201,9 @@ class Steps:
         if state.rows is None:
             return
         state.slots.read()
-        self.tracker.judge(state.rows)
+        self.tracker.judge.review(state.rows)
         if state.depth == 0 and state.rows.pending is not None:
-            rows = self.tracker.close_step()
+            rows = self.tracker.judge.close_step()
             if rows is not None:
                 try:
                     self._conclude(state, rows)
@@ -214,20 +214,20 @@ class Steps:
         """Judge what is left of an ended step."""
         tracker = self.tracker
         try:
-            tracker.judge(rows)
+            tracker.judge.review(rows)
             reading = rows.pending
             if reading is not None and rows.scale is None and not worked(state.scales):
                 rows.pending = None  # no scaler had a part in this step
-                tracker.fail(rows, reading, reading.kind or "nan")
+                tracker.judge.fail(rows, reading, reading.kind or "nan")
         finally:
-            tracker.settle(rows)
+            tracker.judge.settle(rows)
         self.ranks.concluded(state, rows)
 
     # Close.
 
     def close(self, state: State) -> None:
         """Close the step: read it now, or every n steps."""
-        rows = self.tracker.close_step()
+        rows = self.tracker.judge.close_step()
         was_idle, state.idle = state.idle, True
         operations, state.operations = state.operations, None
         try:
@@ -235,7 +235,7 @@ class Steps:
                 seen = operations.finish()
                 if rows is not None:
                     state.slots.read()
-                    self.tracker.operations(rows, seen)
+                    self.tracker.judge.operations(rows, seen)
             if rows is not None:
                 state.ended.append(rows)
                 every = self.options.read
@@ -263,7 +263,7 @@ class Steps:
 
     def read_rest(self) -> None:
         """Read and judge what every thread left, when the model is gone."""
-        with self.tracker.softly(), self.ranks.alone():
+        with self.tracker.judge.softly(), self.ranks.alone():
             for state in list(self.threads.states):
                 self._read_rest(state)
 
@@ -296,4 +296,4 @@ class Steps:
                 seen = operations.finish()
                 if state.rows is not None and judge:
                     state.slots.read()
-                    self.tracker.operations(state.rows, seen)
+                    self.tracker.judge.operations(state.rows, seen)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from anynan._steps.monitor import Rows, Site
+from anynan._readings.readings import Rows, Site
 from anynan.torch.call.state import State
 from anynan.torch.private import foreach_div, foreach_norm
 from anynan.torch.read.probes import ends, plain
@@ -47,7 +47,7 @@ class Gradients:
 
     def __init__(self, steps: Steps) -> None:
         self._steps, self._options = steps, steps.options
-        self._monitor = steps.tracker.monitor
+        self._monitor = steps.tracker.judge.monitor
 
     def read(
         self,
@@ -109,7 +109,7 @@ class Gradients:
                 for order, grad in self._confirm(rows, written):
                     self._steps.flag(state, rows, order, grad)
             with state.aside():
-                self._steps.tracker.guard(rows)
+                self._steps.tracker.judge.guard(rows)
         elif not later:
             with state.aside():
                 if skipped:
@@ -120,8 +120,8 @@ class Gradients:
                     for order, grad in self._confirm(rows, written):
                         rows.live[order] = weakref.ref(grad)
                 if not skipped:
-                    self._steps.tracker.judge(rows)
-                    self._steps.tracker.guard(rows)
+                    self._steps.tracker.judge.review(rows)
+                    self._steps.tracker.judge.guard(rows)
 
     def _confirm(self, rows: Rows, written: Written) -> list[tuple[int, Any]]:
         """Read the ends of the gradients that their norms do not clear; list those that are bad."""

@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from anynan._steps.monitor import Rows
+from anynan._readings.readings import Rows
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State, StopReplay
@@ -119,7 +119,7 @@ class Updates:
             other.rows is not None for other in self.steps.threads.states if other is not state
         )
         if not seen and not self.steps.graphs.missed(called=False):
-            self.tracker.say(
+            self.tracker.judge.say(
                 "weights got gradients, but none of the watched layers was seen running: "
                 "layers inside a compiled graph, or called past the model, are not watched"
             )
@@ -129,7 +129,7 @@ class Updates:
         reading, rows.pending = rows.pending, None
         if reading is not None:
             with state.aside():
-                self.tracker.fail(rows, reading, reading.kind or "nan")
+                self.tracker.judge.fail(rows, reading, reading.kind or "nan")
 
     def agree(self, state: State, rows: Rows) -> None:
         """Agree with the other ranks, in the steps that are read."""
@@ -152,7 +152,7 @@ class Updates:
         self.gradients.read(state, rows, held, gradients, None, skipped=True)
         known = self.steps.options.backward and len(rows.lo) == len(rows.sites)
         if known and all(map(math.isfinite, [*rows.lo, *rows.hi])):
-            self.tracker.remark(
+            self.tracker.judge.remark(
                 "a loss scaler skipped updates although no gradient that is watched was bad: "
                 "those of other weights, or what was done to them since, must have been"
             )
@@ -166,7 +166,7 @@ class Updates:
         state.in_optimizer = False
         rows = state.rows
         if rows is None or rows.failed is not None or rows.pending is None or rows.applied:
-            self.tracker.updated(self.tracker.step if rows is None else rows.step)
+            self.tracker.judge.updated(self.tracker.step if rows is None else rows.step)
         if task() != -1:
             state.updated = True  # in the middle of the backward pass: there is more to come
             return

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from anynan._steps.monitor import Monitor, Site
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Site
 from anynan.torch.call.models import Models
 from anynan.torch.read.probes import DTYPE_MAX
 

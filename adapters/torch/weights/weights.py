@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from anynan._steps.adapter import BadParameter
-from anynan._steps.monitor import Monitor, Site
+from anynan._diagnosis.evidence import BadParameter
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Site
 from anynan.torch.call.models import Models
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain, read_ends
 from anynan.torch.weights.optimizers import Optimizers
