@@ -52,11 +52,11 @@ def _nothing_stays() -> Iterator[None]:
 
 
 def _remove_all() -> None:
-    updates: Any = sys.modules.get("anynan.torch.updates")
-    for session in [] if updates is None else list(updates._sessions):
+    updates: Any = sys.modules.get("anynan.torch.update.updates")
+    for each in [] if updates is None else updates.watching():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            session.tracker.remove()
+            each.tracker.remove()
     gc.collect()
 
 

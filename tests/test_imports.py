@@ -1,6 +1,8 @@
 """Who imports whom: the core names no framework, and an adapter only its own."""
 
 import ast
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -157,3 +159,134 @@ def test_adapter_imports_only_its_framework(adapter: str) -> None:
 def test_strangers_are_seen(tmp_path: Path) -> None:
     (tmp_path / "core.py").write_text("def f():\n    import torch.nn\n    from . import x\n")
     assert _strangers(tmp_path, CORE_MAY) == ["core.py:2 imports torch", "core.py:3 imports ."]
+
+
+# Who imports whom among our own modules.
+
+# Adapters that are being taken apart: their modules may still import each other in circles.
+KNOTTED = ("anynan.jax", "anynan.tensorflow")
+
+
+def _modules(folder: Path, package: str) -> dict[str, Path]:
+    """Give every module below a folder by its name; adapters lie behind links."""
+    found = {}
+    for place, _, files in os.walk(folder, followlinks=True):
+        for name in files:
+            path = Path(place) / name
+            if path.suffix == ".py":
+                parts = path.relative_to(folder).with_suffix("").parts
+                parts = parts[:-1] if parts[-1] == "__init__" else parts
+                found[".".join((package, *parts))] = path
+    return found
+
+
+def _graph(modules: dict[str, Path], *, functions: bool) -> dict[str, set[str]]:
+    """Map every module to those it imports, those inside of functions only if asked for."""
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+        names: set[str] = set()
+        while todo:
+            for node in ast.iter_child_nodes(todo.pop()):
+                if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                    continue
+                if isinstance(node, ast.Import):
+                    names |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+                if functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    todo.append(node)
+        graph[module] = (names & modules.keys()) - {module}
+    return graph
+
+
+def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """List the groups of modules each of which imports, by way of others, all of its group."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        todo = [start]
+        while todo:
+            new = graph[todo.pop()] - found
+            found |= new
+            todo.extend(new)
+        return found
+
+    ways = {module: reached(module) for module in graph}
+    circles = {
+        tuple(sorted(other for other in way if module in ways[other]))
+        for module, way in ways.items()
+        if module in way
+    }
+    return sorted(map(list, circles))
+
+
+def _free(circles: list[list[str]]) -> list[list[str]]:
+    return [circle for circle in circles if not all(name.startswith(KNOTTED) for name in circle)]
+
+
+def test_no_module_waits_for_itself_while_it_loads() -> None:
+    assert _free(_circles(_graph(_modules(PACKAGE, "anynan"), functions=False))) == []
+
+
+def test_imports_inside_functions_make_no_large_circle() -> None:
+    circles = _free(_circles(_graph(_modules(PACKAGE, "anynan"), functions=True)))
+    assert [circle for circle in circles if len(circle) > 3] == []
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_the_folders_of_an_adapter_import_one_way(adapter: str) -> None:
+    folder = PACKAGE / adapter
+    rooms = {path.name for path in folder.iterdir() if (path / "__init__.py").exists()}
+    graph: dict[str, set[str]] = {room: set() for room in rooms}
+    modules = _modules(folder, f"anynan.{adapter}")
+    for module, names in _graph(modules, functions=True).items():
+        for room in _room(module) & rooms:
+            graph[room] |= {to for name in names for to in _room(name) & rooms - {room}}
+    assert any(graph.values()) == bool(rooms)
+    assert _circles(graph) == []
+
+
+def _room(module: str) -> set[str]:
+    return set(module.split(".")[2:3])
+
+
+def test_circles_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("from x.b import y\n")
+    (tmp_path / "b.py").write_text("import x.c\nimport x.d\n")
+    (tmp_path / "c.py").write_text("def f():\n    from x import a\n")
+    (tmp_path / "d.py").write_text("if TYPE_CHECKING:\n    import x.a\n")
+    (tmp_path / "__init__.py").touch()
+    modules = _modules(tmp_path, "x")
+    assert _circles(_graph(modules, functions=True)) == [["x.a", "x.b", "x.c"]]
+    assert _circles(_graph(modules, functions=False)) == []
+
+
+# What of PyTorch's is not public, as an upgrade finds it. A module may keep what it names here.
+PRIVATE = re.compile(
+    r"torch(?:\.\w+)*\._\w+|\b_disable_current_modes\b|\._(?:version|cdata|scale|schema|sequence_nr|"
+    r"per_optimizer_states|orig_mod|backward_hooks|register_hook_dict|call_impl|get_backend|"
+    r"compiled_call_impl|set_default_timeout|current_level|is_compiling_flag)\b"
+)
+MAY_NAME = {
+    "read/probes.py": {"._current_level"},  # read for every reading, where a call would cost
+    "step/hooks.py": {"._is_compiling_flag"},
+    "replay/watcher.py": {
+        "._schema",
+        "._sequence_nr",
+        "._cdata",
+        "torch.autograd._unsafe_preserve_version_counter",
+    },
+}
+
+
+def test_private_parts_of_pytorch_are_named_in_one_file() -> None:
+    folder = PACKAGE / "torch"
+    found = {}
+    for file in sorted(folder.rglob("*.py")):
+        name = file.relative_to(folder).as_posix()
+        named = {m[0] for m in PRIVATE.finditer(file.read_text(encoding="utf-8"))}
+        named -= MAY_NAME.get(name, set())
+        if named and name != "private.py":
+            found[name] = named
+    assert found == {}

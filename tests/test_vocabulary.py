@@ -63,7 +63,7 @@ def numpys(name: str) -> bool:
 def torchs(name: str) -> bool:
     """Tell whether PyTorch has an operator that comes out under this name."""
     torch = pytest.importorskip("torch")
-    from anynan.torch.names import canonical as torchs_name
+    from anynan.torch.replay.names import canonical as torchs_name
 
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or torchs_name(f"aten::{name}") != name:

@@ -17,6 +17,7 @@ from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading, Rows
 from anynan._runtime.context import replaying
+from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.keras import seams
 from anynan.keras.layers import (
@@ -28,34 +29,111 @@ from anynan.keras.layers import (
     weights_of,
 )
 from anynan.options import Options
-from anynan.torch import compiled
-from anynan.torch.gradients import read_gradients
-from anynan.torch.hooks import tensors
-from anynan.torch.modelsession import ModelSession
-from anynan.torch.paths import join
-from anynan.torch.probes import DTYPE_MAX, DTYPE_NAME, nonfinite
-from anynan.torch.randomstate import RandomState
-from anynan.torch.rootcall import RootCall
-from anynan.torch.state import State, StopReplay
-from anynan.torch.weights import write_parameters
+from anynan.torch.call.models import Models
+from anynan.torch.call.randomstate import RandomState
+from anynan.torch.call.rootcall import RootCall
+from anynan.torch.call.state import State, StopReplay
+from anynan.torch.graphs.compiler import eager
+from anynan.torch.read.paths import join
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, nonfinite
+from anynan.torch.read.tensors import tensors
+from anynan.torch.session.model import ModelSession
+from anynan.torch.update.updates import Updates
+
+
+class KerasModels(Models):
+    """Name the layers and variables of a model as Keras does."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._weights: list[Weight] | None = None
+
+    def renew(self) -> None:
+        """Forget the variables, since the hooks are put on anew."""
+        self._weights = None
+
+    def named(self, prefix: str, model: Any) -> dict[str, torch.nn.Module]:
+        """Give the layers by Keras's paths, and the modules inside those that wrap one."""
+        found: dict[str, torch.nn.Module] = {}
+        for path, layer in layers_of(model).items():
+            found[join(prefix, path)] = layer
+            inner = getattr(layer, "module", None)
+            if isinstance(layer, keras.layers.TorchModuleWrapper):
+                for name, module in inner.named_modules() if inner is not None else ():
+                    if name:
+                        found[join(prefix, join(path, name))] = module
+        return found
+
+    def weights(self) -> list[Weight]:
+        """List the variables of the model that hold a value."""
+        model = self.refs[0][1]()
+        if model is None:
+            return []
+        if self._weights is None:
+            self._weights = weights_of(layers_of(model))
+        return [weight for weight in self._weights if weight.variable._value is not None]
+
+    def parameters(self) -> list[tuple[str, Any]]:
+        """List the weights."""
+        return [(w.name, w.variable._value) for w in self.weights() if w.variable.trainable]
+
+    def buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """List the variables that are not trained."""
+        return [(w.name, w.variable._value) for w in self.weights() if not w.variable.trainable]
+
+    def inputs(
+        self, fn: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name the inputs; ``train_on_batch`` hands NumPy arrays on as they are."""
+        yield from super().inputs(fn, args, kwargs)
+        for i, item in enumerate(args):
+            for name, x in leaves(item, DATA[i] if i < len(DATA) else f"args[{i}]"):
+                if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+                    yield name, torch.from_numpy(x)
+
+
+class KerasUpdates(Updates):
+    """Leave the end of a step to the batch that it is, where it is one.
+
+    Attributes:
+        late: Tells, for each thread, whether weights are read after their update.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.late = threading.local()
+
+    def finish(self, state: State) -> None:
+        """End the step at the update, unless it is a batch."""
+        if state.in_step:
+            return
+        self.late.on = True
+        try:
+            super().finish(state)
+        finally:
+            self.late.on = False
 
 
 class KerasSession(ModelSession):
     """Watch a Keras model: a batch of ``fit``, ``evaluate`` or ``predict`` is one step."""
 
-    def __init__(self, model: Any, options: Options) -> None:
+    updates_type = KerasUpdates
+    models: KerasModels
+    updates: KerasUpdates
+
+    def __init__(self, model: Any, tracker: Tracker) -> None:
         refuse_unbuilt(model)
-        super().__init__(model, options)
+        super().__init__(model, tracker, KerasModels(tracker.judge.options))
+        self.steps.marked = _mark
         self._flags = threading.local()  # where each thread is in a step of Keras
         self._updates: weakref.WeakKeyDictionary[Any, Update] = weakref.WeakKeyDictionary()
         self._scaler: weakref.ref[Any] | None = None
-        self._weights: list[Weight] | None = None
 
     # Life.
 
     def model(self) -> Any:
         """Give the model, None if it is gone."""
-        return self.models[0][1]()
+        return self.models.refs[0][1]()
 
     def watching(self) -> bool:
         """Tell whether it is to look at what runs now."""
@@ -101,63 +179,15 @@ class KerasSession(ModelSession):
             self.tracker.judge.say(COMPILED)
         setattr(model, f"{kind}_function", Batches(self, function, kind, jitted=jitted))
 
-    def _install(self) -> None:
-        self._weights = None
-        super()._install()
-
-    # Names.
-
-    def named(self, prefix: str, model: Any) -> dict[str, torch.nn.Module]:
-        """Give the layers by Keras's paths, and the modules inside those that wrap one."""
-        found: dict[str, torch.nn.Module] = {}
-        for path, layer in layers_of(model).items():
-            found[join(prefix, path)] = layer
-            inner = getattr(layer, "module", None)
-            if isinstance(layer, keras.layers.TorchModuleWrapper):
-                for name, module in inner.named_modules() if inner is not None else ():
-                    if name:
-                        found[join(prefix, join(path, name))] = module
-        return found
-
-    def weights(self) -> list[Weight]:
-        """List the variables of the model that hold a value."""
-        model = self.model()
-        if model is None:
-            return []
-        if self._weights is None:
-            self._weights = weights_of(layers_of(model))
-        return [weight for weight in self._weights if weight.variable._value is not None]
-
-    def parameters(self) -> list[tuple[str, Any]]:
-        """List the weights."""
-        return [(w.name, w.variable._value) for w in self.weights() if w.variable.trainable]
-
-    def buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """List the variables that are not trained."""
-        return [(w.name, w.variable._value) for w in self.weights() if not w.variable.trainable]
-
-    def _named_inputs(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Name the inputs; ``train_on_batch`` hands NumPy arrays on as they are."""
-        yield from super()._named_inputs(fn, args, kwargs)
-        for i, item in enumerate(args):
-            for name, x in leaves(item, DATA[i] if i < len(DATA) else f"args[{i}]"):
-                if isinstance(x, np.ndarray) and x.dtype.kind == "f":
-                    yield name, torch.from_numpy(x)
-
     # Steps.
-
-    @property
-    def in_step(self) -> bool:  # type: ignore[override]
-        """Tell whether the open step is a batch of ``fit`` or the like."""
-        return getattr(self._flags, "in_step", False)
 
     def batch(self, function: Callable[[Any], Any], data: Any, kind: str) -> Any:
         """Run one batch of ``fit``, ``evaluate`` or ``predict`` as one step."""
-        state = self.state()
+        state = self.threads.state()
         if state.idle or state.depth:
             return function(data)
         if state.rows is not None:
-            self.end_step(state)
+            self.steps.close(state)
         args = data[0] if type(data[0]) in (tuple, list) and len(data[0]) <= len(DATA) else None
 
         def step(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -168,9 +198,9 @@ class KerasSession(ModelSession):
             return out if self._flags.loss is None or not replaying() else self._flags.loss
 
         state.depth = 1
-        self._flags.in_step = True
+        state.in_step = True
         try:
-            self.open_step(state)
+            self.steps.open(state)
             args = data[:1] if args is None else tuple(args)
             self.start_root(state, step, None, args, {})
             out = step(*args)
@@ -179,16 +209,16 @@ class KerasSession(ModelSession):
                 for name, x in tensors(out, "result"):
                     self._read_loss(state, name, x)
             if self.options.parameters and state.rows is not None:
-                self._flags.after = True
-                write_parameters(self, state, state.rows)
+                self.updates.late.on = True
+                self.steps.write_weights(state, state.rows)
         except BaseException:
-            with self.tracker.judge.softly(), self.ranks.alone(self):
+            with self.tracker.judge.softly(), self.ranks.alone():
                 self._close(state)
             raise
         else:
             self._close(state)
         finally:
-            self._flags.in_step = self._flags.after = False
+            state.in_step = self.updates.late.on = False
             self._flags.loss = None
             state.depth = 0
             state.in_optimizer = False
@@ -196,47 +226,29 @@ class KerasSession(ModelSession):
 
     def _close(self, state: State) -> None:
         if state.rows is not None:
-            self.end_step(state)
+            self.steps.close(state)
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a call of the model; inside a batch, the batch is the root."""
-        state = self.state()
+        state = self.threads.state()
         if not state.idle and is_symbolic(args, kwargs):
             state.idle = self._flags.symbolic = True
-        elif not self.in_step:
+        elif not state.in_step:
             super().enter_root(module, path, args, kwargs)
 
     def exit_root(self, module: Any, output: Any) -> None:
         """End a call of the model."""
+        state = self.threads.state()
         if getattr(self._flags, "symbolic", False):
-            self.state().idle = self._flags.symbolic = False
-        elif not self.in_step:
+            state.idle = self._flags.symbolic = False
+        elif not state.in_step:
             super().exit_root(module, output)
-
-    def finish_update(self, state: State) -> None:
-        """End the step at the update, unless it is a batch."""
-        if self.in_step:
-            return
-        self._flags.after = True
-        try:
-            super().finish_update(state)
-        finally:
-            self._flags.after = False
-
-    def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
-        """Have one reading judged; Keras leaves what is raised as it is."""
-        try:
-            super().flag(state, rows, order, value)
-        except AnomalyError as error:
-            # Otherwise Keras makes a new error of it that says which arguments a layer got.
-            error._keras_call_info_injected = True  # type: ignore[attr-defined]
-            raise error.with_traceback(None) from None
 
     def loss(self, value: Any) -> None:
         """Read the loss of a batch."""
         self._flags.loss = value
-        state = self.state()
-        if isinstance(value, torch.Tensor) and self.in_step and not state.idle:
+        state = self.threads.state()
+        if isinstance(value, torch.Tensor) and state.in_step and not state.idle:
             self._read_loss(state, "loss", value)
 
     def _read_loss(self, state: State, name: str, value: torch.Tensor) -> None:
@@ -244,7 +256,7 @@ class KerasSession(ModelSession):
         if rows is not None and rows.failed is None and value.dtype in DTYPE_NAME:
             dtype, limit = DTYPE_NAME[value.dtype], DTYPE_MAX[value.dtype]
             site = self.tracker.judge.monitor.site(None, "loss", name, dtype, limit)
-            self.write(state, rows, site, 0, value)
+            self.steps.write(state, rows, site, 0, value)
 
     # Updates.
 
@@ -252,7 +264,7 @@ class KerasSession(ModelSession):
         """Update the weights, unless the gradients are bad and that is not wanted."""
         grads = list(grads)
         known = optimizer._trainable_variables if variables is None else list(variables)
-        state = self.owner(self.state())
+        state = self.threads.owner(self.threads.state())
         again = functools.partial(run, grads, known)
         if state.in_optimizer:  # what a loss scaler hands on
             self._flags.made = True
@@ -260,7 +272,7 @@ class KerasSession(ModelSession):
         update = self._updates.get(optimizer)
         if update is None or [id(v) for v in update.variables] != [id(v) for v in known]:
             update = self._updates[optimizer] = Update(weakref.ref(optimizer), known)
-        held = self.held(update)  # type: ignore[arg-type]
+        held = self.optimizers.held(update)  # type: ignore[arg-type]
         if not held.parameters:
             return again()
         if state.replaying:
@@ -272,7 +284,7 @@ class KerasSession(ModelSession):
         rows = self._before(state, optimizer, held, gradients)
         if rows is not None and rows.skip:
             state.in_optimizer = False
-            self.finish_update(state)
+            self.updates.finish(state)
             return None
         scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._flags.made = not scaled
@@ -283,33 +295,28 @@ class KerasSession(ModelSession):
         rows = state.rows
         if self._flags.made:
             self.tracker.judge.updated(self.tracker.step if rows is None else rows.step)
-        self.finish_update(state)
+        self.updates.finish(state)
         return out
 
     def _before(self, state: State, optimizer: Any, held: Any, gradients: list[Any]) -> Rows | None:
         """Read the gradients and the step so far."""
         state.in_optimizer = True
-        self._optimizer_known = True
-        compiled.take(self, state)
+        self.optimizers.known = True
+        self.steps.take(state)
         rows = state.rows
         try:
             if rows is None:
                 if all(grad is None for grad in gradients):
                     return None
-                rows = self.open_step(state)
+                rows = self.steps.open(state)
             scale = None
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 self.scales(optimizer)
                 scale = rows.scale = _scale(optimizer)
-            read_gradients(self, state, rows, held, gradients, scale)
-            reading = rows.pending
-            if reading is not None and scale is None:
-                rows.pending = None
-                with self.aside(state):
-                    self.tracker.judge.fail(rows, reading, reading.kind or "nan")
-            every = self.options.read
-            if not isinstance(every, int) or not (rows.step + 1) % every:
-                self.ranks.before_update(self, state, rows)
+            self.updates.gradients.read(state, rows, held, gradients, scale)
+            if rows.pending is not None and scale is None:
+                self.updates.fail(state, rows)
+            self.updates.agree(state, rows)
         except BaseException:
             state.in_optimizer = False
             raise
@@ -336,7 +343,7 @@ class KerasSession(ModelSession):
         """Remember a root call for a replay, with what is not trained: the call may change it."""
         root = super().start_root(state, fn, layer, args, kwargs)
         keep, kept = self.options.keep, []
-        for weight in self.weights():
+        for weight in self.models.weights():
             value = weight.variable._value
             small = keep == "step" or value.numel() * value.element_size() <= keep
             if small and not weight.variable.trainable:
@@ -352,14 +359,14 @@ class KerasSession(ModelSession):
         What the failing call itself wrote there explains none of its readings.
         """
         found = super().bad_parameters()
-        root = self.owner(self.state()).root
-        if not found or root is None or getattr(self._flags, "after", False):
+        root = self.threads.owner(self.threads.state()).root
+        if not found or root is None or getattr(self.updates.late, "on", False):
             return found
         kept = root.random.kept if isinstance(root.random, Kept) else []
         before = {id(variable): value for variable, value in kept}
         made = {
             w.name
-            for w in self.weights()
+            for w in self.models.weights()
             if (value := before.get(id(w.variable))) is not None and not nonfinite(value)
         }
         return [item for item in found if item.name not in made]
@@ -373,10 +380,10 @@ class KerasSession(ModelSession):
     def _untouched(self) -> Iterator[None]:
         """Let the second run write to other tensors: the user's graph may have saved these."""
         model = self.model()
-        held = [w.variable for w in self.weights() if not w.variable.trainable]
+        held = [w.variable for w in self.models.weights() if not w.variable.trainable]
         held += getattr(model, "metrics_variables", [])
         kept = [(variable, variable._value) for variable in held if variable._value is not None]
-        weights = [w.variable._value for w in self.weights() if w.variable.trainable]
+        weights = [w.variable._value for w in self.models.weights() if w.variable.trainable]
         before = [(x, x._version, x.detach().clone()) for x in weights]
         try:
             for variable, value in kept:
@@ -413,7 +420,7 @@ class Batches:
         session = self.session()
         if session is None or not session.watching():
             return self.function(data)
-        with compiled.eager() if self.jitted else nullcontext():
+        with eager() if self.jitted else nullcontext():
             return session.batch(self.function, data, self.kind)
 
 
@@ -452,6 +459,11 @@ class Update:
         }
 
 
+def _mark(error: AnomalyError) -> None:
+    """Keep Keras from making a new error of it that says which arguments a layer got."""
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+
+
 def _scale(optimizer: Any) -> torch.Tensor:
     """Give the loss scale that a step runs under, not read: it changes at the update."""
     if not optimizer.built:
@@ -485,7 +497,7 @@ def _scale_loss(original: Any) -> Any:
 
 def _enter_symbolic(original: Any) -> Any:
     def __enter__(self: Any) -> Any:  # noqa: N807
-        states = [session.state() for session in seams.sessions()]
+        states = [session.threads.state() for session in seams.sessions()]
         self._anynan = [(state, state.idle) for state in states]
         for state in states:
             state.idle = True

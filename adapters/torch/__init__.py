@@ -10,8 +10,8 @@ if not hasattr(_torch, "Tensor"):
     raise ImportError(msg)
 
 from anynan._arrays import registry as _registry
-from anynan.torch.firstbad import BadBatch, first_bad_batch
-from anynan.torch.probes import Reader as _Reader
+from anynan.torch.read.probes import Reader as _Reader
+from anynan.torch.search.firstbad import BadBatch, first_bad_batch
 from anynan.torch.tracking import track, untrack
 
 __all__ = ["BadBatch", "first_bad_batch", "track", "untrack"]

@@ -10,8 +10,10 @@ import torch
 
 from anynan._steps.tracker import Tracker, refuse_target, tracker_of
 from anynan.options import Options, Training
-from anynan.torch.modelsession import ModelSession
-from anynan.torch.session import Session
+from anynan.torch.private import original
+from anynan.torch.session.function import FunctionSession
+from anynan.torch.session.model import ModelSession
+from anynan.torch.session.session import session_of, tracked
 
 
 class TorchOptions(Training, total=False):
@@ -28,17 +30,6 @@ class TorchOptions(Training, total=False):
     read: Literal["auto", "immediate", "step"] | int
     keep: int | Literal["step"]
     across_ranks: bool
-
-
-_tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"
-_tracked = weakref.WeakKeyDictionary()
-
-
-def session_of(model: torch.nn.Module) -> Session | None:
-    """Return the session of a tracked model, None if it is not tracked."""
-    ref = _tracked.get(model)
-    session = None if ref is None else ref()
-    return session if session is not None and session.handles else None
 
 
 @overload
@@ -90,8 +81,8 @@ def track(target: Any = None, **options: Unpack[TorchOptions]) -> Any:
     """
     chosen = Options.checked(options, TorchOptions, "PyTorch")
     if target is None:
-        return functools.partial(_track, options=chosen)
-    return _track(target, chosen)
+        return functools.partial(start, options=chosen)
+    return start(target, chosen)
 
 
 def untrack(target: Any) -> None:
@@ -113,32 +104,31 @@ def untrack(target: Any) -> None:
     (tracker_of(target) if session is None else session.tracker).remove()
 
 
-def _track(target: Any, options: Options) -> Tracker:
+def start(target: Any, options: Options) -> Tracker:
+    """Watch a target with options that were checked."""
     refuse_target(target, "model or function")
     if isinstance(target, torch.nn.Module):
         return _track_model(target, options)
     if not callable(target):
         msg = f"track() takes an nn.Module or a step function, not {type(target).__name__}"
         raise TypeError(msg)
-    from anynan.torch.stepsession import StepSession
-
-    session = StepSession(target, options)
-    return session.track(target, getattr(target, "__name__", type(target).__name__))
+    tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
+    return tracker.start(FunctionSession(target, tracker))
 
 
-def _session(model: torch.nn.Module, options: Options) -> ModelSession:
+def _session(model: torch.nn.Module, tracker: Tracker) -> ModelSession:
     """Make the session of a model; one of Keras names its layers and weights itself."""
     keras: Any = sys.modules.get("keras")
     if keras is not None and isinstance(model, getattr(keras, "Layer", ())):
         from anynan.keras.torch_backend import KerasSession
 
-        return KerasSession(model, options)
-    return ModelSession(model, options)
+        return KerasSession(model, tracker)
+    return ModelSession(model, tracker)
 
 
 def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
-    inner = getattr(model, "_orig_mod", None)  # what a compiled module was compiled from
-    same = [model] if inner is None else [model, inner]
+    inner = original(model)  # what a compiled module was compiled from
+    same = [model] if inner is model else [model, inner]
     first = next((found for x in same if (found := session_of(x)) is not None), None)
     name = type(same[-1]).__name__
     if first is not None:
@@ -154,10 +144,11 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
             "(to_empty and load its weights) before tracking it"
         )
         raise ValueError(msg)
-    session = _session(model, options)
-    if not session.paths("", model):  # patterns that match nothing fail here, too
+    tracker = Tracker(weakref.ref(model), options, name)
+    session = _session(model, tracker)
+    if not session.models.paths("", model):  # patterns that match nothing fail here, too
         msg = f"exclude={options.exclude!r} leaves no layer of this {name} to watch"
         raise ValueError(msg)
     for x in same:
-        _tracked[x] = weakref.ref(session)
-    return session.track(weakref.ref(model), name)
+        tracked[x] = weakref.ref(session)
+    return tracker.start(session)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from anynan.torch import updates
+from anynan.torch.update.updates import watching
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -14,9 +14,10 @@ def _small_heap(small_heap: None) -> None:
 
 
 def _detach_all() -> None:
-    for session in list(updates._sessions):
-        session.tracker.judge.adapter = None
-        session.detach()
+    for each in watching():
+        adapter, each.tracker.judge.adapter = each.tracker.judge.adapter, None
+        if adapter is not None:
+            adapter.detach()
 
 
 @pytest.fixture(autouse=True)

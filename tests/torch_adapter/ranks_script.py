@@ -798,7 +798,7 @@ def refused() -> dict[str, Any]:
 @scenario
 def killed() -> dict[str, Any]:
     """One rank dies before it comes to agree; rank 1, if it lives, has a report to give."""
-    from anynan.torch import links
+    from anynan.torch.distributed import links
 
     links.ROLL_CALL = timedelta(seconds=1)
     victim = int(os.environ["VICTIM"])
@@ -843,7 +843,7 @@ def lonely(tracks: bool, leaves: int) -> dict[str, Any]:
 @scenario
 def one_tracks() -> dict[str, Any]:
     """The first scenario of its run: what tracked before would count."""
-    from anynan.torch import links
+    from anynan.torch.distributed import links
 
     grace, links.GRACE = links.GRACE, timedelta(seconds=1)
     seen = lonely(rank() == 0, STEPS)
@@ -859,7 +859,7 @@ def one_leaves() -> dict[str, Any]:
 @scenario
 def one_does_not_come() -> dict[str, Any]:
     """Rank 1 skips an update that the others make: they wait for a bounded time."""
-    from anynan.torch import links
+    from anynan.torch.distributed import links
 
     patience, links.PATIENCE = links.PATIENCE, timedelta(seconds=2)
     torch.manual_seed(0)

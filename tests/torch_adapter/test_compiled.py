@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
-from anynan.torch.fixed import Board
+from anynan.torch.graphs.fixed import Board
 
 BACKEND = "aot_eager"  # traces as inductor does, forward and backward, and compiles in no time
 
@@ -501,7 +501,7 @@ def test_removal_leaves_nothing_in_the_graph() -> None:
     tracker = anynan.torch.track(net)
     call = torch.compile(net, backend=BACKEND, fullgraph=True)
     train(call, net, 2)
-    board = tracker.judge.adapter.boards[0]
+    board = tracker.judge.adapter.graphs.boards[0]
     tracker.remove()
     train(call, net, 2)
     assert not math.isfinite(board.take().sum())  # empty: nothing wrote there

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
-from anynan.torch import BadBatch, first_bad_batch, updates
+from anynan.torch import BadBatch, first_bad_batch
+from anynan.torch.update import updates
 from tests.torch_adapter.training import Fault, assert_same, everything, live_tensors, seed
 
 every_interval = pytest.mark.parametrize("every", [1, 4])
@@ -544,7 +545,7 @@ def as_step_of_a_tracked_model(run: Training) -> Any:
 def test_steps_of_every_form(form: Callable[[Training], Any], every: int) -> None:
     run = Training()
     step = form(run)
-    trackers = [session.tracker for session in updates._sessions]
+    trackers = [each.tracker for each in updates.watching()]
     before = run.state()
     found = first_bad_batch(step, batches(), every=every)
     assert found is not None

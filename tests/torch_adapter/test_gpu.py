@@ -129,7 +129,7 @@ def test_the_user_stream_is_the_one_that_is_read(model: nn.Sequential) -> None:
 
 def test_slots_stay_on_the_device(model: nn.Sequential) -> None:
     tracker = anynan.torch.track(model)
-    (board,) = tracker.judge.adapter.boards
+    (board,) = tracker.judge.adapter.graphs.boards
     assert board._memory.is_cuda
     assert board.layers[0].forward.pair.data_ptr() % 16 == 0
     tracker.remove()

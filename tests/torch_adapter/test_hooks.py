@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import anynan
-from anynan.torch.randomstate import RandomState
+from anynan.torch.call.randomstate import RandomState
 from tests.torch_adapter.training import Fault, bad
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import NonFiniteError, Policy
-from anynan.torch import updates
+from anynan.torch.update import updates
 
 WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
 HALF_MAX = 65504.0
@@ -214,8 +214,8 @@ def test_an_overflow_that_reaches_no_weight_is_not_called_a_skipped_update(read:
 
 
 def test_somebody_elses_wrapper_of_the_scaler_stays() -> None:
-    for session in list(updates._sessions):  # left by another test
-        session.tracker.remove()
+    for each in updates.watching():  # left by another test
+        each.tracker.remove()
     real = torch.amp.GradScaler.step
     run = Run()
     tracker = run.track("model")

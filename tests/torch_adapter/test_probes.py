@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from anynan.torch.probes import ends, plain, read_ends
+from anynan.torch.read.probes import ends, plain, read_ends
 
 VIEWS: dict[str, Callable[[], torch.Tensor]] = {
     "contiguous": lambda: torch.randn(1024, 1024),

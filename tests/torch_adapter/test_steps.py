@@ -109,6 +109,21 @@ def test_a_call_without_gradients_is_a_step(mode: Any) -> None:
     assert [calls(tracker, step) for step in range(3)] == [[0]] * 3
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_tracked_function_may_return_a_loss_without_gradients(mode: Any) -> None:
+    model = nn.Linear(2, 2)
+
+    @anynan.torch.track
+    def step(x: Any) -> Any:
+        with mode():
+            return model(x).sum()
+
+    step(torch.ones(1, 2))
+    assert not step.events
+    with pytest.raises(NonFiniteError):
+        step(torch.full((1, 2), torch.inf))
+
+
 def test_validation_between_training_steps_is_its_own_step() -> None:
     model = Net()
     optimizer = sgd(model)

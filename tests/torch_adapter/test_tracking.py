@@ -14,7 +14,7 @@ from torch import nn
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError, Policy
-from anynan.torch import updates
+from anynan.torch.update import updates
 
 
 class Fault(nn.Module):

@@ -24,7 +24,7 @@ from torch.optim import optimizer as optimizers
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
-from anynan.torch import updates
+from anynan.torch.update import updates
 from tests.torch_adapter.training import Count, Fault, assert_same, live_tensors, seed
 
 

@@ -1,0 +1,1 @@
+"""One call of what is tracked: what it began with, and what its thread knows."""

@@ -1,0 +1,167 @@
+"""What a replay needs of one root call: inputs, random state, modes."""
+
+import copy
+import inspect
+import sys
+import weakref
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anynan._diagnosis.sources import is_library, located
+from anynan._reach import Items
+from anynan.events import Source
+from anynan.torch.call.randomstate import RandomState
+from anynan.torch.call.regions import inside
+from anynan.torch.private import version
+
+if TYPE_CHECKING:
+    from anynan.torch.call.reached import Began
+
+_CUDA = torch.backends.cuda.is_built()
+_AUTOCAST_DEVICES = ("cpu", "cuda") if _CUDA else ("cpu",)
+
+
+@dataclass(slots=True, weakref_slot=True)
+class RootCall:
+    """Remember one call of a tracked model or step."""
+
+    target: Callable[..., Any] | weakref.ref[torch.nn.Module]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: RandomState
+    grad: bool
+    inference: bool
+    autocast: dict[str, torch.dtype]
+    versions: list[tuple["weakref.ref[torch.Tensor]", int]]
+    caller: tuple[CodeType, int] | None = None
+    calls: dict[str, int] = field(default_factory=dict)
+    gradients: dict[int, torch.Tensor | None] = field(default_factory=dict)
+    began: "Began | None" = None
+
+    @classmethod
+    def now(
+        cls, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], values: Any,
+        calls: dict[str, int],
+    ) -> "RootCall":  # fmt: skip
+        """Take what a replay of this call will need.
+
+        Args:
+            fn: What is called.
+            args: Its positional arguments; they are held, not copied.
+            kwargs: Its keyword arguments.
+            values: The tensors among them.
+            calls: How often each layer was called in this step before.
+        """
+        autocast = {
+            device: torch.get_autocast_dtype(device)
+            for device in _AUTOCAST_DEVICES
+            if torch.is_autocast_enabled(device)
+        }
+        # What the call takes out of its batch must still be there for a replay.
+        args, kwargs = _copied(args), _copied(kwargs)
+        versions = [(weakref.ref(x), version(x)) for x in values if not x.is_inference()]
+        target = weakref.ref(fn) if isinstance(fn, torch.nn.Module) else fn
+        return cls(
+            target, args, kwargs, RandomState.now(), torch.is_grad_enabled() or inside(),
+            torch.is_inference_mode_enabled(), autocast, versions, caller(),
+            dict(calls),
+        )  # fmt: skip
+
+    @property
+    def fn(self) -> Any:
+        """Give what was called; a model is not kept alive, and None once it is gone."""
+        return self.target() if isinstance(self.target, weakref.ref) else self.target
+
+    def lend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have a replay called with what keeps its items, where an argument is an iterator."""
+        self.args = tuple(
+            new if type(new) is Items else old for old, new in zip(self.args, args, strict=True)
+        )
+        self.kwargs |= {name: new for name, new in kwargs.items() if type(new) is Items}
+
+    def keep_gradient(self, index: int, grad: torch.Tensor, keep: int | str) -> None:
+        """Keep a gradient that came into an output, within the memory allowed.
+
+        Args:
+            index: Which output.
+            grad: Its gradient.
+            keep: So many bytes, or ``"step"`` for all.
+        """
+        small = keep == "step" or grad.numel() * grad.element_size() <= int(keep)
+        self.gradients[index] = grad.detach() if small else None
+
+    def release(self) -> None:
+        """Let go of the inputs: the graph of a kept output would hold them."""
+        self.args, self.kwargs, self.began = (), {}, None
+        self.gradients = {}
+
+    def source(self) -> Source | None:
+        """Give the user's line that made the call."""
+        if self.caller is None:
+            return None
+        code, line = self.caller
+        return located(code, line)
+
+    def changed(self) -> bool:
+        """Tell whether an input was changed in place since the call."""
+        return any((x := ref()) is not None and version(x) != count for ref, count in self.versions)
+
+    @contextmanager
+    def modes(self) -> Iterator[None]:
+        """Enter the grad mode and autocast state that the call ran under."""
+        with ExitStack() as stack:
+            for device in _AUTOCAST_DEVICES:
+                dtype = self.autocast.get(device)
+                if dtype is not None or torch.is_autocast_enabled(device):
+                    # Without its cache: casts of weights that the first run left there would
+                    # not be made again, and an overflow in one would not be seen.
+                    stack.enter_context(
+                        torch.autocast(
+                            device, dtype=dtype, enabled=dtype is not None, cache_enabled=False
+                        )
+                    )
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad and not self.inference))
+            yield
+
+
+def _copied(value: Any) -> Any:
+    """Copy the containers of an argument, not what they hold."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        return value
+    if kind is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if kind in (list, tuple):
+        return kind(_copied(item) for item in value)
+    if not issubclass(kind, dict | UserDict):
+        return value
+    try:
+        return copy.copy(value)
+    except Exception:  # noqa: BLE001  a class of the user's may refuse
+        return value
+
+
+def caller() -> tuple[CodeType, int] | None:
+    """Return the innermost user frame's code and line; cheap enough for every call."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def argument_names(call: Callable[..., Any]) -> tuple[str, ...]:
+    """Name a function's positional arguments, cheaply enough for every call."""
+    code = getattr(call, "__code__", None)
+    if code is None:
+        return ()
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return names[1:] if inspect.ismethod(call) else names

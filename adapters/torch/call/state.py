@@ -1,0 +1,125 @@
+"""One thread's open step, and the signal that ends a replay."""
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from anynan._readings.readings import Rows
+from anynan.torch.call.regions import Regions
+from anynan.torch.call.rootcall import RootCall
+from anynan.torch.read.slots import Slots
+
+if TYPE_CHECKING:
+    from anynan.torch.replay.operations import Operations
+
+
+class StopReplay(BaseException):
+    """Leave user code during a replay; a BaseException, so that it is not swallowed."""
+
+
+class State:
+    """Hold one thread's open step."""
+
+    __slots__ = (
+        "__weakref__",
+        "base",
+        "broken",
+        "calls",
+        "deferred",
+        "depth",
+        "ended",
+        "idle",
+        "in_optimizer",
+        "in_step",
+        "leaves",
+        "operations",
+        "regions",
+        "replaying",
+        "root",
+        "roots",
+        "rows",
+        "saw_backward",
+        "scales",
+        "slots",
+        "step_roots",
+        "thread",
+        "trained",
+        "updated",
+        "used",
+    )  # fmt: skip
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.deferred = slots.deferred
+        self.thread = threading.current_thread()
+        self.rows: Rows | None = None
+        self.idle = False
+        self.used = False
+        self.replaying = False
+        self.base = -1
+        self.in_optimizer = False
+        # Whether the open step is one call of a function, which a replay runs as a whole.
+        self.in_step = False
+        self.depth = 0
+        self.regions = Regions()
+        self.operations: Operations | None = None
+        self.ended: list[Rows] = []
+        self.step_roots: list[tuple[int, weakref.ref[RootCall]]] = []
+        # What takes hooks off the leaves that layers returned: those do not go with the graph.
+        self.leaves: list[Any] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the step."""
+        self.rows = None
+        while self.leaves:
+            self.leaves.pop().remove()
+        self.calls: dict[str, int] = {}
+        self.regions.clear()
+        self.root: RootCall | None = None
+        self.roots: dict[int, RootCall] = {}
+        # A root call lives as long as its graph, and is emptied when the step ends.
+        for _, ref in self.step_roots:
+            root = ref()
+            if root is not None:
+                root.release()
+        self.step_roots.clear()
+        self.saw_backward = False
+        self.broken = False
+        self.trained = False
+        self.updated = False
+        self.scales: list[Any] = []
+        self.broken = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do work of our own, unseen by the hooks and by the operation watcher."""
+        watcher = None if self.operations is None else self.operations.watcher
+        was_idle, self.idle = self.idle, True
+        if watcher is not None:
+            watcher.busy = True
+        try:
+            yield
+        except BaseException:
+            self.broken = True
+            raise
+        finally:
+            self.idle = was_idle
+            if watcher is not None:
+                watcher.busy = False
+
+    def root_of(self, order: int) -> RootCall | None:
+        """Give the root call that a reading of this step was made in."""
+        before = [ref for start, ref in self.step_roots if start <= order]
+        return before[-1]() if before else self.root
+
+    def living_roots(self) -> list[RootCall]:
+        """List the root calls of this step whose graphs are still there."""
+        return [root for _, ref in self.step_roots if (root := ref()) is not None]
+
+    @property
+    def spent(self) -> bool:
+        """Tell whether its thread has ended and left nothing unread."""
+        return self.rows is None and not self.ended and not self.thread.is_alive()

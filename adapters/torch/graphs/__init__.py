@@ -1,0 +1,1 @@
+"""Code that torch.compile made of a model."""

@@ -1,0 +1,65 @@
+"""PyTorch's compiler: what it leaves to Python, and the graphs that it made already."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from anynan.torch.private import (
+    entry_codes,
+    have_graphs,
+    hook_guards,
+    is_compiled,
+    is_compiler_loaded,
+    skip,
+)
+
+_before: list[Any] = []  # the setting's default, while something is tracked
+
+
+def run_outside(*functions: Any) -> None:
+    """Let functions run as they are when a compiled module calls them.
+
+    What PyTorch compiles around a module's own hooks is each of them alone; these, and what
+    they call, are left to Python. Inlined in a graph they are still traced.
+    """
+    for function in functions:
+        skip(function.__code__)
+
+
+def eager() -> AbstractContextManager[Any]:
+    """Run compiled modules and functions uncompiled inside."""
+    if not is_compiler_loaded():
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def look_for_hooks() -> None:
+    """Have a graph without hooks used only for models without hooks, from now on.
+
+    The default is changed: what is set is set for one thread, which need not be the one that
+    runs the model or removes the tracker. A value that the program set itself stays.
+    """
+    if not _before:
+        entry = hook_guards()
+        _before.append(entry.default)
+        entry.default = False
+
+
+def look_no_more() -> None:
+    """Put PyTorch's own setting back once nothing is tracked."""
+    if _before:
+        hook_guards().default = _before.pop()
+
+
+def has_graphs(model: torch.nn.Module) -> bool:
+    """Tell whether graphs of a model's code are there, or may be."""
+    codes = set()
+    for module in model.modules():
+        if is_compiled(module):
+            codes |= entry_codes()
+        code = getattr(module.forward, "__code__", None)
+        if code is not None:
+            codes.add(code)
+    return have_graphs(codes)

@@ -1,0 +1,321 @@
+"""Every part of PyTorch that is not public, by what it is used for: an upgrade looks here first.
+
+Plain names stand for PyTorch's own functions, without a call in between, since hooks call them
+for every reading. Two values are read where they are needed for that reason, too:
+``forward_ad._current_level`` in ``read/probes.py`` and ``compiler._is_compiling_flag`` in
+``step/hooks.py``. ``replay/watcher.py`` and ``replay/operands.py`` read what nodes, storages and
+operators hold: ``_sequence_nr``, ``_saved_*``, ``_cdata``, ``_schema`` and
+``_unsafe_preserve_version_counter``.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+)
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+__all__ = [
+    "BatchNorm", "LoaderIterator", "StorageWeakRef", "TorchDispatchMode", "current_mode",
+    "without_modes",
+]  # fmt: skip
+
+BatchNorm = _BatchNorm
+"""The class of all batch normalisations: training writes their running statistics."""
+LoaderIterator = _BaseDataLoaderIter
+"""The class of what a data loader gives to iterate over: it cannot be run again."""
+
+# Autograd.
+
+task = torch._C._current_graph_task_id
+"""Give the number of the backward pass that runs in this thread, -1 for none."""
+sequence = torch._C._autograd._get_sequence_nr
+"""Give the number that the next node of the graph gets: it ties a node to its operation."""
+node = torch._C._current_autograd_node
+"""Give the node whose backward runs in this thread."""
+set_grad_enabled = torch._C._set_grad_enabled
+"""Switch the grad mode at less cost than its context manager."""
+
+
+def node_number(of: Any) -> int:
+    """Give the number that a node got when it was made."""
+    return int(of._sequence_nr())
+
+
+def version(x: torch.Tensor) -> int:
+    """Count the writes to a tensor; -1 for one of inference mode, which keeps no count."""
+    return -1 if x.is_inference() else x._version
+
+
+def set_version(x: torch.Tensor, count: int) -> None:
+    """Set the count of writes back: autograd would refuse a tensor that was put back."""
+    torch._C._autograd._unsafe_set_version_counter((x,), (count,))
+
+
+def take_saved_tensors_hooks() -> list[Any]:
+    """Take the program's hooks on saved tensors away: checkpointing counts what it is shown."""
+    autograd, taken = torch._C._autograd, []
+    while (hooks := autograd._top_saved_tensors_default_hooks(False)) is not None:
+        taken.append(hooks)
+        autograd._pop_saved_tensors_default_hooks()
+    return taken
+
+
+def give_saved_tensors_hooks(taken: list[Any]) -> None:
+    """Give them back."""
+    while taken:
+        torch._C._autograd._push_saved_tensors_default_hooks(*taken.pop())
+
+
+# Hooks on gradients.
+
+_Called = Callable[[Any], None]
+_set = dict.__setitem__
+
+
+class _LastHooks(dict[Any, _Called]):
+    """Hold a tensor's hooks as PyTorch calls them, in order, and keep our own behind the user's.
+
+    The key of one of the user's is a number, that of our own is the hook itself.
+    What a user's hook makes of a gradient is what the layers before get.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __setitem__(self, key: Any, hook: _Called) -> None:
+        own = [known for known in self if known is self[known]]
+        for known in own:
+            del self[known]
+        _set(self, key, hook)
+        self.update(zip(own, own, strict=True))
+
+
+def hook_last(x: torch.Tensor, hook: _Called) -> Any:
+    """Call a hook with the gradient that arrives at a tensor, after the tensor's other hooks.
+
+    ``Tensor.register_hook`` does the same through Python code and a handle, and a prehook of the
+    node, which would come last as well, through more: either costs several times as much.
+
+    Args:
+        x: An output that requires a gradient.
+        hook: Called with the gradient, or None.
+
+    Returns:
+        What takes the hook off a leaf, which outlives the step; None for what goes with its graph.
+    """
+    node = x.grad_fn
+    hooks: Any = x._backward_hooks
+    if node is None:
+        return x.register_hook(hook)  # a leaf, as a weight that a layer returns
+    if hooks is None and type(x) is torch.Tensor:
+        hooks = _LastHooks()
+        _set(hooks, hook, hook)
+        x._backward_hooks = hooks
+        node._register_hook_dict(x)
+    elif type(hooks) is _LastHooks:
+        _set(hooks, hook, hook)
+    else:  # the user's own came first, or a subclass decides what its attributes are
+        number = x.output_nr
+        node.register_prehook(lambda gradients: hook(gradients[number]))
+    return None
+
+
+def own_hooks(x: torch.Tensor) -> list[_Called]:
+    """List what ``hook_last`` put on a tensor itself."""
+    hooks: Any = x._backward_hooks if x.grad_fn is not None else None
+    return [hook for key, hook in hooks.items() if key is hook] if type(hooks) is _LastHooks else []
+
+
+def hook_first(x: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Call a hook with the gradient that arrives at a tensor, before the tensor's other hooks."""
+    x.register_hook(hook)
+    hooks: Any = x._backward_hooks
+    *others, last = list(hooks.items())
+    hooks.clear()  # PyTorch runs them in the order they were put in
+    hooks.update([last, *others])
+
+
+# Tensors and modules.
+
+foreach_norm = torch._foreach_norm
+"""Give the norms of many tensors in one call."""
+foreach_div = torch._foreach_div
+"""Divide many tensors in one call."""
+
+
+def storage_number(x: torch.Tensor) -> int:
+    """Give the number of a tensor's storage, the same for every view of it."""
+    return storage_of(x.untyped_storage())
+
+
+def storage_of(storage: Any) -> int:
+    """Give the number of a storage."""
+    return int(storage._cdata)
+
+
+def raw_values(x: torch.Tensor) -> torch.Tensor:
+    """Give the values of a sparse tensor that may name a place twice."""
+    return x._values()
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """Give the dict in which a module keeps its buffers."""
+    return module._buffers
+
+
+def original(module: Any) -> Any:
+    """Give the module that a compiled one was made of; anything else as it is."""
+    return getattr(module, "_orig_mod", module)
+
+
+# Modes and transforms.
+
+is_tracing = torch._C._is_tracing
+"""Tell whether ``torch.jit.trace`` runs."""
+mode = torch._C._get_dispatch_mode
+"""Give the dispatch mode of a kind that is entered, None for none."""
+PROXY = torch._C._TorchDispatchModeKey.PROXY
+"""The kind of mode under which ``make_fx`` builds a graph."""
+level = torch._C._functorch.maybe_current_level
+"""Give the level of the function transform that runs, None outside of all."""
+depth = torch._C._functorch.get_dynamic_layer_stack_depth
+"""Give the same in code that is being compiled, 0 outside of all."""
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+"""Tell whether a tensor stands for many, as inside ``vmap``."""
+current_mode = _get_current_dispatch_mode
+"""Give the innermost dispatch mode that is entered."""
+without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
+"""Leave every dispatch mode inside."""
+
+
+def count_modes() -> int:
+    """Count the dispatch modes that are entered."""
+    return torch._C._len_torch_dispatch_stack()
+
+
+# The compiler.
+
+_frames = torch._C._dynamo.eval_frame
+call_code: CodeType = torch.nn.Module._call_impl.__code__
+"""The code through which every module is called."""
+
+
+def is_compiler_loaded() -> bool:
+    """Tell whether anything can have been compiled."""
+    return "torch._dynamo" in sys.modules
+
+
+def skip(code: CodeType) -> None:
+    """Leave a function, and what it calls, to Python where a compiled module calls it.
+
+    Before 2.7 hooks are compiled alone, and nothing is to be done.
+    """
+    strategy = getattr(_frames, "_FrameExecStrategy", None)
+    if strategy is not None:
+        nothing = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(code, strategy(nothing, nothing))
+
+
+def hook_guards() -> Any:
+    """Give the setting by which a graph is used without a look for hooks; its default counts."""
+    config: Any = torch._dynamo.config
+    return config._config["skip_nnmodule_hook_guards"]
+
+
+def count_graphs() -> int:
+    """Count the graphs that were compiled so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Tell whether a module is run by way of the compiler."""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def is_compiled_function(fn: Any) -> bool:
+    """Tell whether ``torch.compile`` made a function."""
+    return hasattr(fn, "_torchdynamo_orig_callable")
+
+
+def have_graphs(codes: Iterable[CodeType]) -> bool:
+    """Tell whether graphs of some code are there; True where this PyTorch cannot tell."""
+    entries = getattr(_frames, "_debug_get_cache_entry_list", None)
+    return entries is None or any(entries(code) for code in codes)
+
+
+def entry_codes() -> set[CodeType]:
+    """Give the codes each of which stands for everything that is compiled by way of it."""
+    from torch._dynamo.external_utils import wrap_inline
+
+    return {call_code, wrap_inline(have_graphs).__code__}
+
+
+# Loss scalers.
+
+
+def scale_of(scaler: Any) -> torch.Tensor | None:
+    """Give the scale on its device, None before the first loss: the public way reads it."""
+    scale: torch.Tensor | None = scaler._scale
+    return scale
+
+
+def set_scale(scaler: Any, scale: torch.Tensor | None) -> None:
+    """Set the scale, where a second run needs that of the first."""
+    scaler._scale = scale
+
+
+def work_of(scaler: Any) -> dict[int, dict[str, Any]]:
+    """Give what a scaler did since its update, by optimizer; an update makes a new one."""
+    work: dict[int, dict[str, Any]] = scaler._per_optimizer_states
+    return work
+
+
+# Processes.
+
+
+def default_store() -> Any:
+    """Give the store through which the processes found each other."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def process_groups() -> list[Any]:
+    """List the program's process groups."""
+    return list(torch.distributed.distributed_c10d._world.pg_map)
+
+
+def backends(group: Any) -> list[Any]:
+    """List the backends of a process group."""
+    found = []
+    for kind in ("cpu", "cuda"):
+        try:
+            found.append(group._get_backend(torch.device(kind)))
+        except RuntimeError:
+            continue
+    return found
+
+
+def timeout(backend: Any) -> Any:
+    """Give the longest wait of a backend, None where it does not say."""
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def set_timeout(backend: Any, limit: Any) -> None:
+    """Set the longest wait of a gloo backend."""
+    backend._set_default_timeout(limit)
+
+
+def moved(inputs: Any, kwargs: Any, device: torch.device) -> tuple[Any, Any]:
+    """Move a call's arguments as a data-parallel wrapper does."""
+    from torch.distributed.utils import _to_kwargs
+
+    args, named = _to_kwargs(inputs, kwargs, device, False)
+    return args[0], named[0]

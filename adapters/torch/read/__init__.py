@@ -1,0 +1,1 @@
+"""Reduce tensors to readings, where they live."""

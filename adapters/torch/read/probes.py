@@ -1,0 +1,231 @@
+"""Reduce a tensor to its smallest and largest value, where it lives."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as _dual
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from anynan._arrays.measures import describe
+from anynan._arrays.summary import Summary
+from anynan.torch.private import is_transformed, level, raw_values, set_grad_enabled
+
+NATIVE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
+FLOAT8 = frozenset(
+    getattr(torch, name)
+    for name in dir(torch)
+    if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
+)
+DTYPE_NAME = {dtype: str(dtype).removeprefix("torch.") for dtype in NATIVE | COMPLEX | FLOAT8}
+DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
+DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
+_CHUNK = 1 << 18
+_Tensor = torch.Tensor
+_aminmax, _amin, _amax = torch.aminmax, torch.amin, torch.amax
+_grad_enabled = torch.is_grad_enabled
+_strided = torch.strided
+# Elements between which two reductions that are bound by memory, out of a CPU's cache, are faster
+# than aminmax, which is bound by its arithmetic.
+_CACHED = range(1 << 17, 1 << 21)
+_TWICE = frozenset({torch.float32, torch.float64})
+
+
+def plain(x: Any) -> torch.Tensor | None:
+    """Return the values to look at as a dense, real, native float tensor without history.
+
+    Returns:
+        None for what is never bad (integers, booleans, empty, meta) and for what cannot be
+        looked at here (inside a function transform, fake tensors).
+    """
+    if level() is not None:
+        return None
+    if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+        if isinstance(x, UninitializedParameter | UninitializedBuffer):  # no call made it yet
+            return None
+        x = _unwrap(x)
+        if x is None:
+            return None
+    if x.dtype not in NATIVE:
+        if x.dtype in COMPLEX:
+            x = x.detach()
+            x = torch.view_as_real(x.conj() if x.is_conj() else x)
+        elif x.dtype not in FLOAT8:
+            return None
+    if x.layout is not torch.strided:
+        x = _values(x)
+        if x is None:
+            return None
+    if x.is_meta or x.numel() == 0:
+        return None
+    if not x.is_contiguous():
+        x = _in_order(x)
+    # A dual tensor's values are what forward-mode differentiation works on.
+    return x.detach() if x.requires_grad or _dual._current_level >= 0 else x  # type: ignore[no-any-return]
+
+
+def local(x: torch.Tensor) -> torch.Tensor:
+    """Return the shard of a DTensor that this rank holds; any other tensor as it is."""
+    if type(x) is torch.Tensor or not hasattr(x, "to_local"):
+        return x
+    return x.detach().to_local()  # type: ignore[attr-defined, no-any-return]
+
+
+def _unwrap(x: Any) -> torch.Tensor | None:
+    if not isinstance(x, torch.Tensor):
+        return None
+    if is_transformed(x):
+        return None
+    local = getattr(x, "to_local", None)
+    if local is not None:  # a DTensor: its own shard is what this process may look at
+        inner = local()
+        return inner if isinstance(inner, torch.Tensor) else None
+    if x.is_nested and x.layout is torch.jagged:
+        return x.values()
+    if hasattr(x, "fake_mode"):
+        return None
+    return x
+
+
+def _values(x: torch.Tensor) -> torch.Tensor | None:
+    if x.layout is torch.sparse_coo:
+        return raw_values(x) if not x.is_coalesced() else x.values()
+    if x.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return x.values()
+    return None
+
+
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    """View the same values in the order they lie in memory: reductions copy other views."""
+    x = x.detach()
+    strides = x.stride()
+    if 0 in strides:  # an expanded dimension repeats its values
+        x = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+    return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
+
+
+def ends_into(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Write smallest and largest value into two scalars, of a tensor of the usual kind.
+
+    Args:
+        x: Any tensor of a native float dtype.
+        pair: Two scalars of its dtype, on its device.
+
+    Returns:
+        False, and nothing is done, for what ``plain`` has to look at first.
+    """
+    if (
+        type(x) is not _Tensor
+        or x.layout is not _strided
+        or level() is not None
+        or _dual._current_level >= 0
+        or not x.is_contiguous()
+        or x.is_meta
+    ):
+        return False
+    size = x.numel()
+    if not size:
+        return False
+    # Out of the graph; a detached view would cost as much as the reduction.
+    hidden = x.requires_grad and _grad_enabled()
+    if hidden:
+        set_grad_enabled(False)
+    try:
+        if size in _CACHED and x.is_cpu and x.dtype in _TWICE:
+            _amin(x, (), out=pair[0])
+            _amax(x, (), out=pair[1])
+        else:
+            _aminmax(x, out=pair)
+    finally:
+        if hidden:
+            set_grad_enabled(True)
+    return True
+
+
+def ends(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return smallest and largest value of a ``plain`` tensor, on its device, NaN carried."""
+    if x.dtype in NATIVE:
+        if x.is_contiguous():
+            low, high = torch.aminmax(x)
+            return low, high
+        # aminmax would copy what is not contiguous; these two do not.
+        return x.amin(), x.amax()
+    # No reduction exists for float8: widen it a piece at a time.
+    flat = x.reshape(-1)
+    pieces = [
+        torch.stack(torch.aminmax(flat[at : at + _CHUNK].to(torch.float32)))
+        for at in range(0, flat.numel(), _CHUNK)
+    ]
+    both = torch.stack(pieces)
+    return both[:, 0].amin(), both[:, 1].amax()
+
+
+def read_ends(x: torch.Tensor) -> tuple[float, float]:
+    """Return smallest and largest value of a ``plain`` tensor on the host."""
+    low, high = ends(x)
+    if x.device.type == "cpu":
+        return low.item(), high.item()
+    both = torch.stack((low, high)).tolist()
+    return both[0], both[1]
+
+
+def nonfinite(x: Any) -> bool:
+    """Tell whether a tensor holds a NaN or an Inf (one host read)."""
+    values = plain(x)
+    if values is None:
+        return False
+    low, high = read_ends(values)
+    return not (-math.inf < low and high < math.inf)
+
+
+def measure(x: Any) -> Summary:
+    """Summarise a tensor on the host, block by block."""
+    if plain(x) is None and (x.is_meta or _unwrap(x) is None or x.layout is not torch.strided):
+        name = str(x.dtype).removeprefix("torch.")
+        return Summary(tuple(x.shape), name, str(x.device), int(x.numel()))
+    local = _unwrap(x)
+    inner = x if local is None else local
+    values = inner if inner.layout is torch.strided else _values(inner)
+    return describe((inner if values is None else values).detach())
+
+
+def bad_rows(x: Any) -> tuple[int, ...]:
+    """List the rows of a batch that hold a NaN or an Inf."""
+    if x is None or plain(x) is None or not x.dim():
+        return ()
+    local = x.to_local() if hasattr(x, "to_local") else x.detach()
+    if local.layout is not torch.strided:
+        return ()
+    bad = ~torch.isfinite(local.float() if local.element_size() == 1 else local)
+    return tuple(bad.reshape(local.shape[0], -1).any(1).nonzero()[:, 0].tolist())
+
+
+class Reader:
+    """Let ``anynan.check`` and ``anynan.summarize`` read tensors natively."""
+
+    def owns(self, x: Any) -> bool:
+        """Tell whether this is a tensor."""
+        return isinstance(x, torch.Tensor)
+
+    def probe(self, x: Any) -> tuple[float, float] | None:
+        """Give both ends of a tensor, None if it holds nothing that could be bad."""
+        values = plain(x)
+        return None if values is None else read_ends(values)
+
+    def summarize(self, x: Any) -> Summary:
+        """Summarise a tensor, of a sparse one the stored elements."""
+        return measure(x) if x.layout is _strided else describe(x)
+
+
+EXTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean": lambda x: x.mean(dtype=torch.float32 if x.dtype != torch.float64 else None),
+    "norm": lambda x: torch.linalg.vector_norm(
+        x, dtype=torch.float32 if x.dtype != torch.float64 else None
+    ),
+    "rms": lambda x: (
+        torch.linalg.vector_norm(x, dtype=torch.float32 if x.dtype != torch.float64 else None)
+        / math.sqrt(x.numel())
+    ),
+}

@@ -1,0 +1,194 @@
+"""Where readings land: on the host at once (CPU), or in device buffers read once a step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anynan._readings.readings import Rows, Site
+from anynan.torch.read.probes import EXTRA, NATIVE, ends, ends_into, plain
+
+Placed = Callable[[list[float]], None]
+_FLOATS = (torch.float32, torch.float64)
+
+
+class ImmediateSlots:
+    """Read each probe as it is made: on a CPU that costs nothing."""
+
+    deferred = False
+
+    def __init__(self, extra: tuple[str, ...]) -> None:
+        self._extra = extra
+        self._scratch: dict[torch.dtype, tuple[Any, Any]] = {}
+
+    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool | None:
+        """Append one reading of a tensor.
+
+        Returns:
+            Whether it needs judging; None, and nothing is appended, if it cannot be looked at.
+        """
+        entry = self._scratch.get(x.dtype)
+        if entry is not None and x.is_cpu and ends_into(x, entry[0]):
+            lo, hi = entry[1]
+        else:
+            values = plain(x)
+            if values is None:
+                return None
+            low, high = ends(values)
+            lo, hi = low.item(), high.item()
+            if entry is None and values.dtype in _FLOATS:
+                self._prepare(values.dtype)
+        if self._extra:
+            values = plain(x)
+            assert values is not None
+            rows.stats[len(rows.lo)] = tuple(EXTRA[name](values).item() for name in self._extra)
+        rows.sites.append(site)
+        rows.calls.append(call)
+        rows.lo.append(lo)
+        rows.hi.append(hi)
+        limit = site.limit
+        return not (-limit <= lo and hi <= limit)
+
+    def _prepare(self, dtype: torch.dtype) -> None:
+        # A buffer made in inference mode could not be written outside it.
+        with torch.inference_mode(False):
+            buffer = torch.zeros(2, dtype=dtype, device="cpu")
+        view = memoryview(buffer.numpy())  # type: ignore[arg-type]
+        self._scratch[dtype] = ((buffer[0], buffer[1]), view)
+
+    def read(self) -> None:
+        """Do nothing: everything is on the host already."""
+
+
+class _Bank:
+    """Hold preallocated rows of one dtype on one device."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, size: int) -> None:
+        self.dtype, self.device, self.size = dtype, device, size
+        with torch.inference_mode(False), torch.no_grad():
+            self.buffer = torch.zeros((2, size), dtype=dtype, device=device)
+            self.pairs = list(zip(self.buffer[0].unbind(), self.buffer[1].unbind(), strict=True))
+        self.used = 0
+
+
+class DeferredSlots:
+    """Leave probes on the device, and bring them to the host in one read."""
+
+    deferred = True
+
+    def __init__(self, extra: tuple[str, ...]) -> None:
+        self._extra = extra
+        self._banks: dict[tuple[torch.dtype, torch.device], list[_Bank]] = {}
+        self._open: dict[tuple[torch.dtype, torch.device], _Bank] = {}  # the last, with free rows
+        self._where: list[tuple[Rows, _Bank, int]] = []
+        self._later: list[tuple[Placed, torch.Tensor]] = []
+        self._stats: list[torch.Tensor] = []
+        self._stats_of: list[tuple[Rows, int]] = []
+
+    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool | None:
+        """Append one reading of a tensor; it is judged at the read.
+
+        Returns:
+            False; None, and nothing is appended, if it cannot be looked at.
+        """
+        bank = self._open.get((x.dtype, x.device))
+        if bank is None or not ends_into(x, bank.pairs[bank.used]):
+            values = plain(x)
+            if values is None:
+                return None
+            bank = self._bank(values.dtype, values.device)
+            pair = bank.pairs[bank.used]
+            low, high = ends(values)
+            pair[0].copy_(low)
+            pair[1].copy_(high)
+        self._where.append((rows, bank, bank.used))
+        bank.used += 1
+        if bank.used == bank.size:
+            del self._open[(bank.dtype, bank.device)]
+        if self._extra:
+            values = plain(x)
+            assert values is not None
+            self._stats.extend(EXTRA[name](values) for name in self._extra)
+            self._stats_of.append((rows, len(rows.sites)))
+        rows.sites.append(site)
+        rows.calls.append(call)
+        return False
+
+    def later(self, values: torch.Tensor, place: Placed) -> None:
+        """Bring values along in the next read, and hand them on once the rows are there."""
+        self._later.append((place, values))
+
+    def _bank(self, dtype: torch.dtype, device: torch.device) -> _Bank:
+        """Return a bank with a free row."""
+        key = dtype if dtype in NATIVE else torch.float32, device
+        bank = self._open.get(key)
+        if bank is None:
+            banks = self._banks.setdefault(key, [])
+            bank = self._open[key] = _Bank(*key, banks[-1].size * 2 if banks else 64)
+            banks.append(bank)
+        return bank
+
+    def read(self) -> None:
+        """Bring what was written since the last read to the host: one read per device."""
+        if not self._where and not self._later:
+            return
+        banks = [bank for banks in self._banks.values() for bank in banks if bank.used]
+        later, self._later = self._later, []
+        tensors = [bank.buffer[:, : bank.used] for bank in banks]
+        tensors += self._stats
+        tensors += [values for _, values in later]
+        columns = _bring(tensors)
+        ends_of = {id(bank): columns[i] for i, bank in enumerate(banks)}
+        for rows, bank, at in self._where:
+            values = ends_of[id(bank)]
+            site = rows.sites[len(rows.lo)]
+            high = values[bank.used + at]
+            rows.lo.append(-high if site.bound else values[at])
+            rows.hi.append(high)
+        width = len(self._extra)
+        stats = columns[len(banks) : len(columns) - len(later)]
+        for i, (rows, order) in enumerate(self._stats_of):
+            rows.stats[order] = tuple(x for (x,) in stats[i * width : (i + 1) * width])
+        # The last first: what it puts in leaves the places of those before as they are.
+        for place, _ in reversed(later):
+            place(columns.pop())
+        self._where.clear()
+        self._stats.clear()
+        self._stats_of.clear()
+        for key, banks in self._banks.items():
+            # The largest bank is enough for every later step of this size.
+            del banks[:-1]
+            banks[-1].used = 0
+            self._open[key] = banks[-1]
+
+
+def _on_host(x: torch.Tensor) -> torch.Tensor:
+    """Copy a small tensor to the host, waiting for its own stream only."""
+    if not x.is_cuda:
+        return x.to("cpu", copy=True)
+    staged = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    staged.copy_(x, non_blocking=True)
+    torch.cuda.current_stream(x.device).synchronize()
+    return staged
+
+
+def _bring(tensors: list[torch.Tensor]) -> list[list[float]]:
+    """Copy small tensors to the host, those of a device in one copy."""
+    by_device: dict[torch.device, list[int]] = {}
+    for i, x in enumerate(tensors):
+        by_device.setdefault(x.device, []).append(i)
+    found: list[list[float]] = [[]] * len(tensors)
+    with torch.no_grad():
+        for which in by_device.values():
+            wide = any(tensors[i].dtype == torch.float64 for i in which)
+            dtype = torch.float64 if wide else torch.float32
+            flat = torch.cat([tensors[i].reshape(-1).to(dtype) for i in which])
+            values = _on_host(flat).tolist()
+            at = 0
+            for i in which:
+                found[i] = values[at : at + tensors[i].numel()]
+                at += tensors[i].numel()
+    return found
+
+
+Slots = ImmediateSlots | DeferredSlots

@@ -1,0 +1,1 @@
+"""Run a failing call again, operation by operation."""

@@ -1,0 +1,292 @@
+"""What went into an operation, looked at only when its result is bad."""
+
+import cmath
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import Operand, OpRecord
+from anynan._diagnosis.records import SOFTMAX, Given, makers
+from anynan.torch.read.probes import local, measure, nonfinite, plain, read_ends
+from anynan.torch.replay.names import node_name
+
+_KEEP = (
+    "dim",
+    "exponent",
+    "eps",
+    "correction",
+    "unbiased",
+    "keepdim",
+    "ord",
+    "p",
+    "value",
+    "alpha",
+)
+
+# Before the name of what an operation inside of a backward node took.
+INNER = "inner "
+
+
+def flat(value: Any) -> Iterator[torch.Tensor]:
+    """Walk the tensors of an operator's argument or result."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flat(item)
+
+
+def plain_arguments(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return every argument by its schema name."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def without_unread_statistics(
+    named: list[tuple[str, Any]], arguments: dict[str, Any]
+) -> list[tuple[str, Any]]:
+    """Leave out running statistics that a batch normalisation writes and does not read."""
+    training = arguments.get("training", arguments.get("train", "momentum" in arguments))
+    return [(name, x) for name, x in named if not (training and name.startswith("running_"))]
+
+
+def named(arguments: dict[str, Any]) -> list[tuple[str, Any]]:
+    """List tensor operands and non-finite number operands with their schema names."""
+    found: list[tuple[str, Any]] = []
+    for name, value in arguments.items():
+        if name == "out":
+            continue
+        if isinstance(value, torch.Tensor):
+            # A divisor is often a count.
+            if value.dtype.is_floating_point or value.dtype.is_complex or name == "other":
+                found.append((name, value))
+        elif isinstance(value, float | int) and not isinstance(value, bool):
+            if name in ("self", "other", "exponent", "value") or not math.isfinite(value):
+                found.append((name, value))
+        elif isinstance(value, list | tuple):
+            found.extend(
+                (f"{name}[{i}]", item)
+                for i, item in enumerate(value)
+                if isinstance(item, torch.Tensor) and item.dtype.is_floating_point
+            )
+    return found
+
+
+def given(named: list[tuple[str, Any]], before: dict[int, torch.Tensor]) -> list[Given]:
+    """Give what went in, as it was before it was overwritten."""
+    found = []
+    for name, x in named:
+        if isinstance(x, torch.Tensor):
+            found.append(_given(name, before.get(id(x), x), x))
+        else:
+            found.append(Given(name, number=float(x)))
+    return found
+
+
+def _given(name: str, held: torch.Tensor, key: torch.Tensor) -> Given:
+    return Given(name, held, light(held), key)
+
+
+def params(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the plain arguments that a cause rule may need."""
+    found = {
+        name: value
+        for name, value in arguments.items()
+        if name in _KEEP and isinstance(value, int | float | list | tuple)
+    }
+    if "dim" in found:
+        found["dim"] = list(found["dim"]) if isinstance(found["dim"], tuple) else found["dim"]
+    return found
+
+
+def node_params(node: Any) -> dict[str, Any]:
+    """Return the plain arguments that a backward node saved, and what made its operand."""
+    found: dict[str, Any] = {}
+    for name in dir(node):
+        short = name.removeprefix("_saved_")
+        if short != name and short in _KEEP:
+            try:
+                value = getattr(node, name, None)
+            except Exception:  # noqa: BLE001, S112
+                continue
+            if isinstance(value, int | float):
+                # A negative dimension is kept as an unsigned number.
+                found[short] = value - 2**64 if value > 2**63 else value
+            elif isinstance(value, list | tuple):
+                found[short] = list(value)
+    return found | makers(node_name(before.name()) for before in _before(node))
+
+
+def _before(node: Any) -> Iterator[Any]:
+    """Walk back to the nodes that made what a node and its predecessors take first."""
+    while node is not None:
+        node = next((item for item, _ in node.next_functions if item is not None), None)
+        if node is not None:
+            yield node
+
+
+def name_constant(items: Iterable[Operand]) -> None:
+    """Say of a tensor made of host numbers whether it is a constant of the code or data."""
+    for item in items:
+        held = item.summary
+        # Nobody writes an array with NaN among its numbers into a program. It came in by itself,
+        # and is not the batch.
+        data = held is not None and held.nan and held.size > 1
+        item.name = "data" if data else "value"
+        item.source, item.label = ("unknown" if data else "constant"), item.name
+
+
+def light(x: torch.Tensor) -> Summary:
+    """Summarise by flags only: which kinds are there, not how many."""
+    values = plain(x)
+    shape, dtype = tuple(x.shape), str(x.dtype).removeprefix("torch.")
+    if values is None:
+        return Summary(shape, dtype, str(x.device), int(x.numel()))
+    low, high = read_ends(values)
+    return Summary(
+        shape, dtype, str(x.device), int(x.numel()),
+        nan=int(low != low),
+        posinf=int(high == math.inf),
+        neginf=int(low == -math.inf),
+        min=low if math.isfinite(low) else None,
+        max=high if math.isfinite(high) else None,
+        absmax=max(abs(low), abs(high)) if math.isfinite(low) and math.isfinite(high) else None,
+    )  # fmt: skip
+
+
+def measure_bad(x: torch.Tensor) -> Summary:
+    """Summarise a bad result, and point at its first NaN where it holds an Inf before that."""
+    summary = measure(x)
+    values = plain(x)
+    mixed = summary.nan and summary.posinf + summary.neginf
+    if not mixed or values is None or values.shape != x.shape:
+        return summary
+    flat_index = values.isnan().reshape(-1).to(torch.uint8).argmax()
+    first = torch.unravel_index(flat_index, values.shape)
+    return replace(summary, first_bad=tuple(int(i) for i in first))
+
+
+def of_node(
+    node: Any, incoming: Iterable[Any], taken: list[torch.Tensor], inner: list[Given], *, look: bool
+) -> list[Given]:
+    """Give a backward node's operands: gradients, what it saved, and what is bad inside of it.
+
+    Args:
+        node: The node.
+        incoming: Gradients that came in.
+        taken: What its operations took apart from these.
+        inner: Operands of the operation that runs inside of it.
+        look: List more than these.
+    """
+    items = []
+    if look:
+        for i, grad in enumerate(incoming):
+            if isinstance(grad, torch.Tensor) and plain(grad) is not None:
+                items.append(_given("grad" if i == 0 else f"grad{i}", grad, grad))
+        saved, locked = _saved(node)
+        if not saved and len(locked) == len(taken) == 1:
+            saved = [(locked[0], taken[0])]
+        items += [_given(name, x, x) for name, x in saved]
+    names = {item.name for item in items}
+    for item in inner:
+        bad = item.known.bad if item.known is not None else not _finite(item.number)
+        if bad:
+            if item.name in names:
+                item.name = INNER + item.name
+            items.append(item)
+    return items
+
+
+def _finite(number: complex | None) -> bool:
+    return number is None or cmath.isfinite(number)
+
+
+def _saved(node: Any) -> tuple[list[tuple[str, torch.Tensor]], list[str]]:
+    """List the float tensors that a backward node saved, and name what can not be read any more."""
+    found: list[tuple[str, Any]] = []
+    locked: list[str] = []
+    for name in dir(node):
+        if not name.startswith("_saved_"):
+            continue
+        short = name.removeprefix("_saved_")
+        try:
+            found.append((short, getattr(node, name)))
+        except Exception:  # noqa: BLE001  released already, or unpacked once by a checkpoint
+            locked.append(short)
+    if hasattr(node, "saved_tensors"):
+        with suppress(Exception):
+            found += [(f"saved[{i}]", x) for i, x in enumerate(node.saved_tensors)]
+    tensors = [
+        (name, local(x))
+        for name, x in found
+        if isinstance(x, torch.Tensor) and plain(x) is not None
+    ]
+    return tensors, locked
+
+
+def add_counts(record: OpRecord, named: list[tuple[str, Any]], arguments: dict[str, Any]) -> None:
+    """Count what a cause rule asks of a softmax and of a loss over classes."""
+    if record.name in SOFTMAX:
+        _add_masked_rows(record, named)
+    elif record.name == "nll_loss" and record.phase != "backward":
+        _add_ignored(record, arguments)
+
+
+def _add_masked_rows(record: OpRecord, named: list[tuple[str, Any]]) -> None:
+    """Count the rows of a softmax that are -Inf throughout."""
+    dim = record.params.get("dim")
+    for _, x in named:
+        if isinstance(x, torch.Tensor) and isinstance(dim, int) and x.dim():
+            rows = int((x == -math.inf).all(dim).sum())
+            if rows:
+                record.params["masked_rows"] = rows
+            return
+
+
+def _add_ignored(record: OpRecord, arguments: dict[str, Any]) -> None:
+    """Count the targets of a loss, where every one of them is ignored."""
+    target, index = arguments.get("target"), arguments.get("ignore_index")
+    if isinstance(target, torch.Tensor) and isinstance(index, int) and (target == index).all():
+        record.params.update(ignored=target.numel(), ignore_index=index)
+
+
+def wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """Run an operation again in a wider dtype; give its largest magnitude if that is finite."""
+    tensors = [x for x in flat([*args, *kwargs.values()]) if x.dtype.is_floating_point]
+    if not tensors or any(nonfinite(x) for x in tensors):
+        return None
+    # bfloat16 ends where float32 does, so only a cast to it shows in float32.
+    narrow = all(x.element_size() <= 2 and x.dtype != torch.bfloat16 for x in tensors) or (
+        kwargs.get("dtype") in (torch.float16, torch.bfloat16)
+    )
+    target = torch.float32 if narrow else torch.float64
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(target) if value.dtype.is_floating_point else value
+        if isinstance(value, torch.dtype):
+            return target if value.is_floating_point else value
+        if isinstance(value, list | tuple):
+            return type(value)(widen(item) for item in value)
+        return value
+
+    try:
+        out = func(*[widen(a) for a in args], **{k: widen(v) for k, v in kwargs.items()})
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    largest = 0.0
+    for x in flat(out):
+        values = plain(x)
+        if values is None:
+            continue
+        low, high = read_ends(values)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return None
+        largest = max(largest, abs(low), abs(high))
+    return largest or None

@@ -1,0 +1,78 @@
+"""``level="operation"``: the replay's watcher, on every step."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from anynan._diagnosis.lineage import Replay
+from anynan.torch.call.rootcall import RootCall
+from anynan.torch.private import current_mode
+from anynan.torch.replay.scene import Scene
+from anynan.torch.replay.seams import Seam
+from anynan.torch.replay.watcher import Watcher
+
+
+class Operations:
+    """Watch one step's operations: those of its root calls and of its backward passes.
+
+    The watcher is a dispatch mode, and is entered and left inside one call each time: a context
+    that begins in between, as ``inference_mode`` does, puts back the modes it found.
+    """
+
+    def __init__(self, scene: Scene, root: RootCall, entered: str | None) -> None:
+        self._scene = scene
+        self.watcher = Watcher(scene.outside(root))
+        self._thread = threading.get_ident()
+        self._depth = 0
+        self._stack = ExitStack()
+        self._stack.enter_context(scene.layers(self.watcher, root.calls))
+        if entered is not None:  # the root layer's own call began before its hooks were there
+            self.watcher.layers.append((entered, 0))
+        self._stack.enter_context(Seam(self.watcher, replaying=False, around=self.watching))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what runs inside."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """Enter the watcher; where it is entered, go on."""
+        if self._depth == 0:
+            self._inference = torch.is_inference_mode_enabled()
+            self.watcher.__enter__()  # type: ignore[no-untyped-call]
+        self._depth += 1
+
+    def end(self) -> None:
+        """Leave the watcher, at the outermost call."""
+        if self._depth == 1:
+            self._leave()
+        self._depth = max(self._depth - 1, 0)
+
+    def look_at_gradients(self) -> None:
+        """Note the bad gradients that landed on weights and that no optimizer takes."""
+        self._scene.gradients(self.watcher)
+
+    def finish(self) -> Replay:
+        """Stop watching and hand over what was seen."""
+        self._stack.close()
+        if self._depth:
+            self._depth = 0
+            self._leave()
+        blind = self.watcher.outside.get(-1)
+        notes = [] if blind is None else [f"one operation could not be looked at: {blind[1]}"]
+        return Replay(self.watcher.records, self.watcher.sinks, notes)
+
+    def _leave(self) -> None:
+        """Leave the watcher where it was entered; elsewhere it stays, and looks no more."""
+        here = threading.get_ident() == self._thread
+        same = here and torch.is_inference_mode_enabled() == self._inference
+        if same and current_mode() is self.watcher:
+            self.watcher.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        else:
+            self.watcher.busy = True

@@ -1,0 +1,361 @@
+"""Run a failing call again under the operation watcher, and leave no trace of it."""
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from anynan._diagnosis.evidence import ReplayError
+from anynan._diagnosis.lineage import Replay, Sink
+from anynan._reach import Exhausted
+from anynan._readings.readings import Reading
+from anynan._runtime.context import replay_context
+from anynan._runtime.interrupts import Interrupts
+from anynan._runtime.threads import busy_threads
+from anynan.torch.call.models import Models
+from anynan.torch.call.reached import Reached
+from anynan.torch.call.rootcall import RootCall
+from anynan.torch.call.state import State, StopReplay
+from anynan.torch.call.threads import Threads
+from anynan.torch.graphs.compiler import eager
+from anynan.torch.graphs.graphs import Graphs
+from anynan.torch.private import count_modes, hook_first, task, without_modes
+from anynan.torch.read.probes import nonfinite
+from anynan.torch.read.tensors import tensors
+from anynan.torch.replay.collectives import Sent, replaying
+from anynan.torch.replay.kept import Kept
+from anynan.torch.replay.scene import Scene
+from anynan.torch.replay.seams import Seam
+from anynan.torch.replay.watcher import Watcher
+from anynan.torch.weights.scalers import Scalers
+
+TAKEN = (
+    "the second run stopped where it would have taken more from `{}` than the first run took, or "
+    "from an iterator whose items cannot be kept: hand each batch to the step as an argument"
+)
+SHARED = (
+    "another thread ({}) is at work, so counters and containers that the code changes were not "
+    "put back: the second run began with what the first left in them, and may have changed them"
+)
+MISSED = "the second run did not begin with the first run's value of {}"
+GONE = "the model was gone when this was read, so its last step cannot be run again"
+# Seconds to wait for another thread's second run, which may itself wait for this thread.
+_PATIENCE = 10.0
+
+
+class Replays:
+    """Run calls of what is tracked a second time.
+
+    Args:
+        models: What is watched.
+        threads: The threads that run it.
+        graphs: What of it is compiled.
+        scalers: The loss scalers.
+
+    Attributes:
+        reached: What the code of a call reaches, None where nothing is run again.
+        scene: What a watcher is told.
+        lock: Held while calls are run again.
+    """
+
+    def __init__(self, models: Models, threads: Threads, graphs: Graphs, scalers: Scalers) -> None:
+        self._models, self._threads = models, threads
+        self._graphs, self._scalers = graphs, scalers
+        self.reached = Reached(models.fn) if models.options.replay else None
+        self.scene = Scene(models)
+        self.lock = threading.Lock()
+
+    def let_pass(self, state: State) -> None:
+        """Wait while another thread runs a step again: both would write the same buffers."""
+        if state.idle or task() != -1:
+            return
+        if self.lock.acquire(timeout=_PATIENCE):
+            self.lock.release()
+
+    def run(self, state: State, reading: Reading) -> Replay:
+        """Run the call behind a reading again, operation by operation.
+
+        Args:
+            state: The thread's open step.
+            reading: The bad reading.
+
+        Raises:
+            ReplayError: If the call is not known or its inputs were changed.
+        """
+        if state.rows is not None and state.rows.step != reading.step:
+            msg = (
+                f"step {reading.step} was over when it was read, so it cannot be run again: the "
+                "report stays at layer level"
+            )
+            raise ReplayError(msg)
+        roots = _roots(state, reading)
+        if not roots and self._graphs.ran():
+            msg = (
+                "the model's own call is part of the compiled code, so there is no call to run "
+                "again: track what torch.compile returned, or the step function, and the "
+                "operation is named"
+            )
+            raise ReplayError(msg)
+        if not roots:
+            msg = (
+                "the layer was called past the model (not through the tracked model's own call), "
+                "so there is no call to run again: the report stays at layer level"
+            )
+            raise ReplayError(msg)
+        if any(root.fn is None for root in roots):
+            raise ReplayError(GONE)
+        return self.again(state, reading, roots)
+
+    def again(
+        self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False
+    ) -> Replay:
+        """Run calls again, and leave no trace; where all ranks do so, none stops early.
+
+        Args:
+            state: The thread's open step.
+            reading: The bad reading, or one of its phase where another rank has it.
+            roots: The calls.
+            together: Whether all ranks run theirs at this moment.
+
+        Raises:
+            ReplayError: If they cannot be run on this rank alone.
+        """
+        result = Replay(uncompiled=self._graphs.ran())
+        self._alone(roots)
+        weights = (p for _, p in self._models.parameters())
+        with (
+            Interrupts() as interrupts,
+            self.lock,
+            replaying(weights, together=together),
+            ExitStack() as stack,
+        ):
+            kept = Kept()
+            try:
+                # A gradient hook may have begun this, and in a thread that is not the step's.
+                states = {self._threads.state(), state}
+                kept.note(self._models, states, roots, self.reached, self._scalers.used)
+                if self._models.fn is not None:
+                    self._scalers.give_back(state.rows)
+                stack.enter_context(replay_context())
+                stack.enter_context(disabled_modes())
+                for root in roots:
+                    if root.changed():
+                        result.notes.append(
+                            "an input of the call was changed in place since, so the replay "
+                            "starts from other values"
+                        )
+                    watcher = self._run(
+                        root, reading, result, kept, interrupts,
+                        whole=state.in_step, together=together,
+                    )  # fmt: skip
+                    if not result.sinks:
+                        result.records, result.sinks = watcher.records, watcher.sinks
+                    result.passed += watcher.passed
+                    if watcher.sinks and not together:
+                        break
+            finally:
+                interrupts.end()
+                kept.restore()
+        result.notes += [f"the replay could not put back {what}" for what in kept.lost]
+        if result.uncompiled:  # what compiled code calls several times has one reading
+            result.passed = []
+        elif state.updated and state.in_step:
+            result.passed = [place.unmeasured() for place in result.passed]
+            result.notes.append(
+                "the step had updated the weights when this was read, so the second run, and the "
+                "values it shows, are with the new ones"
+            )
+        elif result.substituted:
+            result.passed = [place for place in result.passed if place.phase != "backward"]
+        return result
+
+    def _alone(self, roots: list[RootCall]) -> None:
+        """Refuse a second run that another thread would notice.
+
+        Raises:
+            ReplayError: If another thread uses the model, or would draw the same random numbers.
+        """
+        busy = busy_threads()
+        if not busy:
+            return
+        users = {state.thread.ident for state in self._threads.states if state.used}
+        ours = next((name for number, name in busy.items() if number in users), None)
+        if ours is not None:
+            msg = (
+                f"another thread ({ours}) runs what is tracked, too, and would have met the "
+                "second run in it: the step was not run again, and the report stays at layer level"
+            )
+            raise ReplayError(msg)
+        if not all(root.random.is_now() for root in roots):
+            name = next(iter(busy.values()))
+            msg = (
+                f"the step drew random numbers, and another thread ({name}) would have drawn the "
+                "same ones during a second run: the step was not run again, and the report stays "
+                "at layer level"
+            )
+            raise ReplayError(msg)
+
+    def _run(
+        self, root: RootCall, reading: Reading, result: Replay, kept: Kept,
+        interrupts: Interrupts, *, whole: bool, together: bool,
+    ) -> Watcher:  # fmt: skip
+        root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
+        watcher = Watcher(self.scene.outside(root))
+        watcher.originals = {}
+        if not together:
+            watcher.stop = functools.partial(_matches, reading, watcher)
+        watcher.within, watcher.called = Replays._run.__code__, root.source()
+        if not root.random.is_now():
+            root.random.restore()
+        if kept.apart is not None:
+            result.notes.append(SHARED.format(kept.apart))
+        elif root.began is not None:
+            result.notes += [MISSED.format(what) for what in root.began.put_back()]
+        with ExitStack() as stack:
+            stack.callback(watcher.restore)
+            if self.reached is not None:
+                stack.enter_context(self.reached.reach.again())
+            stack.enter_context(root.modes())
+            stack.enter_context(eager())
+            stack.enter_context(self.scene.layers(watcher, root.calls))
+            stack.enter_context(Seam(watcher, leaf=kept.gradient))
+            try:
+                if together:
+                    stack.enter_context(Sent(watcher))
+                with watcher:
+                    interrupts.begin()
+                    out = root.fn(*root.args, **root.kwargs)
+                    if whole:
+                        _results(watcher, out)
+                    elif reading.phase == "backward":
+                        _backward(root, out, result, together=together)
+            except StopReplay:
+                pass
+            except ReplayError as error:
+                result.notes.append(str(error))
+            except Exhausted as error:
+                result.notes.append(TAKEN.format(error))
+            except Exception as error:  # noqa: BLE001  the replay may fail as the step did
+                result.notes.append(_stopped(error))
+            finally:
+                interrupts.end()
+        if not any(sink.phase == reading.phase for sink in watcher.sinks):
+            self.scene.gradients(watcher)
+        blind = watcher.outside.get(-1)
+        if blind is not None:
+            result.notes.append(f"one operation could not be looked at in the replay: {blind[1]}")
+        return watcher
+
+
+def _stopped(error: Exception) -> str:
+    line = f": {str(error).splitlines()[0][:120]}" if str(error) else ""
+    return f"the replay stopped at {type(error).__name__}{line}"
+
+
+def _roots(state: State, reading: Reading) -> list[RootCall]:
+    """List the calls that a reading may come from."""
+    if state.in_step:
+        return [state.root] if state.root is not None else []
+    if reading.phase == "backward":
+        known = state.roots.get(reading.order)
+        return [known] if known is not None else state.living_roots()
+    root = state.root_of(reading.order)
+    return [root] if root is not None else []
+
+
+def _cut(value: Any) -> Any:
+    """Cut the inputs off the graph they came from: a replay must not run it backward."""
+    if isinstance(value, torch.Tensor):
+        if not value.requires_grad or isinstance(value, torch.nn.Parameter):
+            return value
+        leaf = value.detach().requires_grad_()
+        if value.is_leaf:
+            return leaf
+        with torch.enable_grad():  # a leaf could not be written to in place
+            return leaf.clone()
+    if type(value) in (list, tuple):
+        return type(value)(_cut(item) for item in value)
+    if type(value) is dict:
+        return {key: _cut(item) for key, item in value.items()}
+    return value
+
+
+def _matches(reading: Reading, watcher: Watcher, sink: Sink) -> bool:
+    """Stop the replay where the reading went bad, unless only a mask is there."""
+    if sink.masks or sink.phase != reading.phase or sink.layer != reading.layer:
+        return False
+    return reading.site.parameter is None
+
+
+def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> None:
+    """Run the backward pass from the kept gradients of the outputs."""
+    outputs, gradients = [], []
+    found = list(tensors(out, "output", objects=True))
+    inside = _used_inside([x for _, x in found])
+    for i, (_, x) in enumerate(found):
+        if not x.requires_grad:
+            continue
+        grad = root.gradients.get(i)
+        if x.grad_fn in inside:
+            # What arrived at it came from the model's own use of it as well, which runs again:
+            # the sum is put in the place of what that use alone gives.
+            if grad is not None and not nonfinite(grad):
+                hook_first(x, functools.partial(_instead, grad))
+                outputs.append(x)
+                gradients.append(torch.zeros_like(x))
+            continue
+        if i in root.gradients and grad is None:
+            result.notes.append(
+                "the gradient that came into the model was larger than keep= allows, so the "
+                "backward pass was replayed from ones instead"
+            )
+            grad = torch.ones_like(x)
+            result.substituted = True
+        if grad is None:
+            continue
+        if nonfinite(grad):
+            result.incoming = True
+            if not together:
+                return
+        outputs.append(x)
+        gradients.append(grad)
+    if outputs:
+        torch.autograd.backward(outputs, gradients)
+
+
+def _instead(known: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor:
+    """Give the gradient that arrived in the first run."""
+    return known
+
+
+def _used_inside(outputs: list[torch.Tensor]) -> set[Any]:
+    """Give the graph's nodes behind the last ones: an output among them is used for another."""
+    todo = [x.grad_fn for x in outputs if x.grad_fn is not None]
+    inside: set[Any] = set()
+    while todo:
+        for node, _ in todo.pop().next_functions:
+            if node is not None and node not in inside:
+                inside.add(node)
+                todo.append(node)
+    return inside
+
+
+def _results(watcher: Watcher, out: Any) -> None:
+    for name, x in tensors(out, "result", objects=True):
+        one = x.numel() == 1
+        label = "loss" if one and name == "result" else name
+        watcher.check_sink("loss" if one else "forward", None, label, x, call=0)
+
+
+@contextmanager
+def disabled_modes() -> Iterator[None]:
+    """Leave the program's own dispatch modes: what counts operations must not count these."""
+    if not count_modes():
+        yield
+        return
+    with without_modes():
+        yield

@@ -1,0 +1,520 @@
+"""Watch every operation of one run, below autograd, and record those with bad results.
+
+The watcher sits at the dispatcher, so that it sees inside composite functions, custom
+``autograd.Function``s, in-place and ``out=`` variants, and the backward pass. A backward node
+is tied to the forward operation that made it by autograd's sequence number.
+"""
+
+import math
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.agreement import Passed
+from anynan._diagnosis.lineage import External, OpRecord, Sink
+from anynan._diagnosis.records import Builder, Given, Origin
+from anynan._diagnosis.sources import is_anynans, user_source
+from anynan._runtime import context
+from anynan.events import Source
+from anynan.torch.call.state import StopReplay
+from anynan.torch.private import StorageWeakRef, TorchDispatchMode
+from anynan.torch.private import node as _node
+from anynan.torch.private import sequence as _sequence
+from anynan.torch.private import task as _task
+from anynan.torch.read.probes import local, plain, read_ends
+from anynan.torch.replay import collectives, operands
+from anynan.torch.replay.names import canonical, node_name
+
+# What was there before is no operand of these.
+_OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
+_WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
+
+
+@dataclass(slots=True)
+class Made:
+    """Remember where a forward operation ran, for the backward node it made."""
+
+    name: str
+    layer: str | None
+    call: int
+    source: Source | None
+    expected: dict[str, str] | None
+    record: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Say what an operator writes and whether its results are views."""
+
+    name: str
+    written: tuple[int, ...]
+    written_names: tuple[str, ...]
+    view: bool
+    argument_names: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def shape_of(func: Any) -> Shape:
+    """Read an operator's schema once."""
+    schema = func._schema
+    written, names = [], []
+    for i, argument in enumerate(schema.arguments):
+        marked = argument.alias_info is not None and argument.alias_info.is_write
+        # Batch normalisation updates these and its schema does not say so.
+        if marked or argument.name in ("running_mean", "running_var"):
+            written.append(i)
+            names.append(argument.name)
+    view = any(
+        item.alias_info is not None and not item.alias_info.is_write for item in schema.returns
+    )
+    return Shape(
+        canonical(schema.name), tuple(written), tuple(names), view,
+        tuple(argument.name for argument in schema.arguments),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Hold an operation that ran and whose result is bad.
+
+    Attributes:
+        func: The operator.
+        shape: What its schema says.
+        args: Positional arguments.
+        kwargs: Arguments by name.
+        written: Tensors that it wrote to.
+        before: What these held before, by their identity.
+        backward: A backward pass ran it.
+        native: Autograd itself ran it, and no code of the user's.
+        frame: Who called it in a backward pass.
+    """
+
+    func: Any
+    shape: Shape
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    written: list[Any]
+    before: dict[int, torch.Tensor]
+    backward: bool
+    native: bool
+    frame: FrameType | None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Give every argument by its schema name."""
+        return operands.plain_arguments(self.shape.argument_names, self.args, self.kwargs)
+
+    def named(self) -> list[tuple[str, Any]]:
+        """List what it worked on by schema name, without what it only writes."""
+        found = operands.named(self.arguments)
+        if self.shape.name == "subtract" and "rsub" in str(self.func):
+            found.reverse()
+        if self.shape.name in _OVERWRITING:
+            return [(name, x) for name, x in found if not any(x is w for w in self.written)]
+        if self.shape.name == "batch_norm":
+            return operands.without_unread_statistics(found, self.arguments)
+        return found
+
+    def wide(self, output: Summary) -> float | None:
+        """Run it again in a wider dtype; give its largest magnitude if that is finite."""
+        if output.nan or self.written:
+            return None
+        return operands.wide(self.func, self.args, self.kwargs)
+
+
+class Watcher(TorchDispatchMode):
+    """Record operations with bad results while entered.
+
+    Attributes:
+        records: Operations with a bad result, in execution order.
+        sinks: Where bad values arrived.
+        layers: Stack of (layer path, call) that ``replay`` keeps.
+    """
+
+    def __init__(self, outside: dict[int, tuple[External, str]], base: str | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.records: list[OpRecord] = []
+        self.sinks: list[Sink] = []
+        self.layers: list[tuple[str, int]] = []
+        self.outside = outside
+        self.base = base
+        self.within: CodeType | None = None
+        self.called: Source | None = None
+        self.incoming: tuple[Any, ...] = ()
+        self.consumers: dict[int, list[str]] = {}
+        self.stop: Callable[[Sink], bool] | None = None
+        self._made: dict[int, Made] = {}
+        self._first = _sequence()
+        self._inside: int | None = None
+        self._taken: list[torch.Tensor] = []
+        self._own: list[torch.Tensor] = []
+        self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
+        self._uninitialised: dict[int, StorageWeakRef] = {}
+        self.busy = False
+        # Set by a replay: what it overwrites of the user's own tensors, to be put back.
+        self.originals: dict[int, tuple[torch.Tensor, Any, Any]] | None = None
+        # A replay may itself run inside a backward pass, in a gradient hook.
+        self._base_task = _task()
+        # Places that were passed, to be compared with another run.
+        self.passed: list[Passed] = []
+        self._thread = threading.get_ident()
+        # Backward passes of this run: the engine may run them in threads of its own.
+        self.tasks: set[int] = set()
+
+    # Every operation.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(hasattr(kind, "to_local") for kind in types):
+            return NotImplemented  # what follows on the shards of this rank comes by, too
+        if self.busy or func.namespace in collectives.MOVING:  # see Sent there
+            return func(*args, **kwargs)
+        self.busy = True
+        try:
+            return self._run(func, args, kwargs)
+        finally:
+            self.busy = False
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        shape = shape_of(func)
+        seq = _sequence() - 1
+        backward = self.in_backward()
+        if shape.view and not shape.written and shape.name != "constant":
+            if not backward and self._makes_node(seq):
+                self._remember(shape.name, seq, native=False, frame=None)
+            return func(*args, **kwargs)
+        # Never into user code: nothing is known of an operation that cannot be looked at.
+        try:
+            written = self._written(shape, args, kwargs)
+            if self.originals is not None:
+                for x in written:
+                    self._preserve(x, self.originals)
+            before = self._before(shape, args, kwargs, written)
+        except Exception as error:  # noqa: BLE001
+            self.blind(f"{func}: {error}")
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        try:
+            self._look(func, shape, args, kwargs, out, written, before, seq, backward)
+        except Exception as error:  # noqa: BLE001
+            self.blind(f"{func}: {error}")
+        return out
+
+    def _preserve(self, x: torch.Tensor, originals: dict[int, Any]) -> None:
+        """Copy one of the user's own tensors before it is overwritten."""
+        key = _key(x)
+        if key not in originals and self.outside.get(key, ("", ""))[0] in ("parameter", "input"):
+            version = None
+            if not x.is_inference():
+                version = torch.autograd._unsafe_preserve_version_counter(x)  # type: ignore[attr-defined]
+            originals[key] = x, version, x.untyped_storage().clone()
+
+    def restore(self) -> None:
+        """Put back what was overwritten, as if it had not been."""
+        for x, version, content in (self.originals or {}).values():
+            x.untyped_storage().copy_(content)
+            if version is not None:
+                version.__exit__()
+        self.originals = None
+
+    def mine(self) -> bool:
+        """Tell whether what runs now belongs to this run, and not to another thread's."""
+        return threading.get_ident() == self._thread or _task() in self.tasks
+
+    def in_backward(self) -> bool:
+        """Tell whether the replay's own backward pass is running."""
+        return _task() != self._base_task
+
+    def blind(self, what: str) -> None:
+        """Note an operation that could not be looked at."""
+        self.outside.setdefault(-1, ("unknown", what))
+
+    def _look(
+        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
+        before: dict[int, torch.Tensor], seq: int, backward: bool,
+    ) -> None:  # fmt: skip
+        made: Made | None = None
+        native = False
+        frame: FrameType | None = None
+        if backward:
+            frame = _caller()
+            native = frame is None or frame.f_code.co_name == "_engine_run_backward"
+        if self._makes_node(seq) and (not backward or torch.is_grad_enabled()):
+            made = self._remember(shape.name, seq, native, frame)
+        results = [x for x in operands.flat(out) if not any(x is w for w in written)] + written
+        if native:
+            self._follow(args, kwargs, results)
+        bad = []
+        for x in results:
+            ends = _ends(x)
+            if ends is None:
+                continue
+            if math.isfinite(ends[0]) and math.isfinite(ends[1]):
+                self._clear(x, written)
+            elif shape.name.startswith(("empty", "new_empty")):
+                self._uninitialised[_key(x)] = StorageWeakRef(x.untyped_storage())
+            else:
+                bad.append(x)
+        if not bad:
+            if self._bad and not backward:
+                self._note_hidden(shape.name, args, kwargs)
+            return
+        ran = Ran(func, shape, args, kwargs, written, before, backward, native, frame)
+        record = self._record(ran, bad[0])
+        for x in bad:
+            self._mark(x, record.index, fresh=not any(x is w for w in written))
+            label = self.outside.get(_key(x))
+            if label is not None and label[0] == "parameter" and any(x is w for w in written):
+                self.sink(
+                    Sink("parameter", label[1].rpartition(".")[0], label[1], (record.index,),
+                         record.output.kind or "nan" if record.output else "nan")
+                )  # fmt: skip
+        if made is not None and made.record is None:
+            made.record = record.index
+
+    def _note_hidden(self, name: str, args: Any, kwargs: Any) -> None:
+        """Note under which operation the bad values of its operands went out of sight."""
+        todo = [
+            index for x in operands.flat([*args, *kwargs.values()]) for index in self.parents(x)
+        ]
+        seen = set(todo)
+        while todo:
+            record = self.records[todo.pop()]
+            if name not in (record.hidden or ()):
+                record.hidden = (*(record.hidden or ()), name)
+            new = {i for item in record.operands for i in item.parents} - seen
+            seen |= new
+            todo.extend(new)
+
+    def _follow(self, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
+        """Collect what a backward node works on, apart from its gradients and its own results.
+
+        Under checkpointing a saved tensor can be unpacked only once, which the node has done.
+        """
+        node = _node()
+        number = None if node is None else node._sequence_nr()
+        if number != self._inside:
+            self._inside, self._taken, self._own = number, [], []
+        known = [*self._taken, *self._own, *self.incoming]
+        for x in operands.flat([*args, *kwargs.values()]):
+            if not any(_same(x, y) for y in known):
+                self._taken.append(x)
+        self._own.extend(results)
+
+    def _makes_node(self, seq: int) -> bool:
+        """Tell whether the running operation took this number: the last one given out.
+
+        An operation without a gradient takes none, and finds its predecessor's.
+        """
+        return seq >= self._first and seq not in self._made
+
+    def _written(self, shape: Shape, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for i, name in zip(shape.written, shape.written_names, strict=True):
+            value = args[i] if i < len(args) else kwargs.get(name)
+            found.extend(operands.flat(value))
+        return found
+
+    def _before(
+        self, shape: Shape, args: Any, kwargs: Any, written: list[Any]
+    ) -> dict[int, torch.Tensor]:
+        """Copy what is about to be overwritten: an operand's health is that from before."""
+        if not written or shape.name in _OVERWRITING:
+            return {}
+        return {id(x): x.detach().clone() for x in written if plain(x) is not None}
+
+    def _remember(self, name: str, seq: int, native: bool, frame: FrameType | None) -> Made:
+        node = _node() if native else None
+        first = None if node is None else self._made.get(node._sequence_nr())
+        if first is not None:  # a gradient of a gradient belongs where the first one does
+            made = Made(first.name, first.layer, first.call, first.source, first.expected)
+        else:
+            layer, call = self.place()
+            made = Made(name, layer, call, self.line(frame), context.expectations())
+        self._made[seq] = made
+        return made
+
+    def line(self, frame: FrameType | None = None) -> Source | None:
+        """Find the user's line, inside the call that is watched."""
+        frame = frame or _caller()
+        return user_source(frame, framework="torch", stop=self.within, fallback=self.called)
+
+    def place(self) -> tuple[str | None, int]:
+        """Give the layer path and call that run now."""
+        return self.layers[-1] if self.layers else (self.base, 0)
+
+    # Records.
+
+    def _record(self, ran: Ran, out: torch.Tensor) -> OpRecord:
+        node = _node() if ran.backward else None
+        made = None if node is None else self._made.get(node._sequence_nr())
+        if not ran.backward:
+            record = self._forward_record(ran)
+        elif ran.native and node is not None:
+            record = self._node_record(ran, node, made)
+        else:
+            record = self._inner_record(ran, made)
+        result = Given("result", out, operands.light(out))
+        named = ran.named()
+        items = operands.given(named, ran.before)
+        # Kept, it would close a cycle around the tensors that are held here.
+        builder = Builder(operands.measure_bad, self._origin, self.blind)
+        look = builder.fresh(record, result, items)
+        if ran.native and node is not None:
+            items = operands.of_node(node, self.incoming, self._taken, items, look=look)
+        builder.describe(
+            record, result, items, look=look,
+            expected=made.expected if made is not None else context.expectations(),
+            wide=ran.wide,
+        )  # fmt: skip
+        if ran.shape.name == "constant":
+            operands.name_constant(record.operands)
+        if look:
+            operands.add_counts(record, named, ran.arguments)
+        if record.phase != "backward":
+            record.hidden = ()
+        self.records.append(record)
+        return record
+
+    def _forward_record(self, ran: Ran) -> OpRecord:
+        layer, call = self.place()
+        return OpRecord(
+            len(self.records), ran.shape.name, str(ran.func), layer,
+            "loss" if layer is None else "forward", None, source=self.line(),
+            params=operands.params(ran.arguments), call=call,
+        )  # fmt: skip
+
+    def _node_record(self, ran: Ran, node: Any, made: Made | None) -> OpRecord:
+        """Begin the record of what autograd runs: it belongs where its forward operation ran."""
+        if made is None:
+            made = Made(node_name(node.name()), *self.place(), None, None)
+        return OpRecord(
+            len(self.records), made.name, f"{node.name()} ({ran.func})", made.layer, "backward",
+            None, source=made.source or self.line(ran.frame), params=operands.node_params(node),
+            forward=made.record, feeds=tuple(self.consumers.get(node._sequence_nr(), ())),
+            call=made.call,
+        )  # fmt: skip
+
+    def _inner_record(self, ran: Ran, made: Made | None) -> OpRecord:
+        """Begin the record of what the user's own code runs in a backward pass."""
+        layer, call = self.place() if made is None else (made.layer, made.call)
+        # Recomputed under activation checkpointing, it is the forward pass once more.
+        again = torch.is_grad_enabled() and bool(self.layers)
+        return OpRecord(
+            len(self.records), ran.shape.name, str(ran.func), layer,
+            "forward" if again else "backward", None, source=self.line(ran.frame),
+            params=operands.params(ran.arguments), direct=not again, call=call,
+        )  # fmt: skip
+
+    def _origin(self, given: Given, _record: OpRecord) -> Origin:
+        """Say who wrote an operand's bad values."""
+        key, name = _key(given.key), given.name.removeprefix(operands.INNER)
+        entry = self._bad.get(key)
+        if entry is not None:
+            return Origin(tuple(entry[1]))
+        if key in self._uninitialised:
+            return Origin((), "uninitialised", name)
+        return Origin((), *self.outside.get(key, ("unknown", name)))
+
+    # Storages.
+
+    def parents(self, x: torch.Tensor) -> tuple[int, ...]:
+        """Give the records that wrote a tensor's bad values."""
+        entry = self._bad.get(_key(x))
+        return () if entry is None else tuple(entry[1])
+
+    def _mark(self, x: torch.Tensor, index: int, *, fresh: bool) -> None:
+        key = _key(x)
+        entry = self._bad.get(key)
+        # A whole write hands on what it read through its own operands.
+        if entry is None or fresh or _whole(x):
+            # The weak reference keeps the key from being reused by another storage.
+            self._bad[key] = (StorageWeakRef(x.untyped_storage()), [index])
+        else:
+            entry[1].append(index)
+        self._uninitialised.pop(key, None)
+
+    def _clear(self, x: torch.Tensor, written: list[Any]) -> None:
+        key = _key(x)
+        if key not in self._bad and key not in self._uninitialised:
+            return
+        if _whole(x) or not any(x is w for w in written):
+            self._bad.pop(key, None)
+            self._uninitialised.pop(key, None)
+
+    # Sinks.
+
+    def sink(self, sink: Sink) -> None:
+        """Note where bad values arrived; ``stop`` may end the replay there."""
+        self.sinks.append(sink)
+        if self.stop is not None and self.stop(sink):
+            raise StopReplay
+
+    def check_sink(
+        self, phase: Any, layer: str | None, label: str, x: Any, *, call: int | None = None
+    ) -> None:
+        """Look at a tensor that leaves a layer, and note a sink if it is bad.
+
+        Args:
+            phase: Phase of the reading.
+            layer: Layer path, None outside every watched layer.
+            label: Which tensor.
+            x: The tensor.
+            call: Which call of the layer, for a place that is read in a first run, too.
+        """
+        if self.busy:
+            return
+        self.busy = True
+        try:
+            ends = _ends(x)
+            if ends is not None and call is not None:
+                self.passed.append(Passed(layer, phase, label, call, *ends))
+            if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
+                return
+            kind = operands.light(x).kind or "nan"
+            parents = self.parents(x)
+        finally:
+            self.busy = False
+        self.sink(Sink(phase, layer, label, parents, kind))
+
+
+def _ends(x: Any) -> tuple[float, float] | None:
+    values = plain(x)
+    return None if values is None else read_ends(values)
+
+
+def _same(x: torch.Tensor, y: Any) -> bool:
+    return x is y or (
+        isinstance(y, torch.Tensor)
+        and x.shape == y.shape
+        and x.layout == y.layout == torch.strided
+        and x.data_ptr() == y.data_ptr()
+    )
+
+
+def _whole(x: torch.Tensor) -> bool:
+    return x.numel() * x.element_size() >= x.untyped_storage().nbytes()
+
+
+def _key(x: torch.Tensor) -> int:
+    return int(local(x).untyped_storage()._cdata)
+
+
+def _caller() -> FrameType | None:
+    """Return the frame that called the operation, past the watcher's own frames."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.endswith(_WRAPPERS) or is_anynans(file)):
+            return frame
+        frame = frame.f_back
+    return None

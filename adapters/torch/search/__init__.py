@@ -1,0 +1,1 @@
+"""Find the first batch that a step goes bad on."""

@@ -1,0 +1,1 @@
+"""A tracked model or function, from its hooks to its removal."""

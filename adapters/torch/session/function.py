@@ -1,0 +1,236 @@
+"""A tracked training step: one call is one step, its models are found and watched."""
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+
+from anynan._arrays.containers import leaves
+from anynan._steps.tracker import Tracker
+from anynan.torch.call.discovery import find_modules, in_arguments
+from anynan.torch.call.growth import registered
+from anynan.torch.call.models import Models
+from anynan.torch.call.state import State
+from anynan.torch.private import version
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.read.tensors import tensors
+from anynan.torch.session.session import Session, session_of
+from anynan.torch.step.hooks import read_before
+from anynan.torch.weights.optimizers import Held, gradient_site
+from anynan.torch.weights.scalers import in_use
+
+
+class FunctionSession(Session):
+    """Watch a function: its models, its inputs, what it returns, its updates."""
+
+    def __init__(self, fn: Callable[..., Any], tracker: Tracker) -> None:
+        super().__init__(tracker, Models(tracker.judge.options, fn))
+        self._searched = False
+        # Until an optimizer is seen: the gradients as a step found them, and their slots.
+        self._before: dict[int, tuple[weakref.ref[torch.Tensor], int]] | None = None
+        self._loose: Held | None = None
+        self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def attach(self) -> None:
+        """Install what can be found already; the rest comes with the first call."""
+        self._find((), {})
+        super().attach()
+
+    def give(self, models: list[torch.nn.Module]) -> None:
+        """Watch models that may be out of the function's sight."""
+        self._searched = True
+        self._find((), {"state": models})
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        models = self.models
+        models.refs = [(prefix, ref) for prefix, ref in models.refs if ref() is not None]
+        known = {id(ref()) for _, ref in models.refs}
+        found = find_modules(self.models.fn, args, kwargs)
+        new = {name: model for name, model in found.items() if id(model) not in known}
+        if not new:
+            return False
+        alone = not models.refs and len(new) == 1
+        taken = {prefix for prefix, _ in models.refs}
+        installed = bool(self.layers.handles)
+        self.optimizers.forget()
+        for name, model in new.items():
+            prefix = "" if alone else name
+            while prefix in taken:
+                prefix += "_"
+            taken.add(prefix)
+            models.refs.append((prefix, weakref.ref(model)))
+            self._seen.update(model.modules())
+        if installed or self._searched:
+            for prefix, ref in models.refs[-len(new) :]:
+                found_model = ref()
+                if found_model is not None:
+                    self.layers.hook(prefix, found_model)
+        return True
+
+    def _unknown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a later call brings a model that the first one did not."""
+        return any(model not in self._seen for model in in_arguments(args, kwargs))
+
+    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one step: read its inputs, its layers, its gradients and what it returns."""
+        if not self._searched or self._unknown(args, kwargs):
+            first, self._searched = not self._searched, True
+            if self._find(args, kwargs):
+                self.steps.check_weights()
+            if first and not self.models.refs:
+                self.tracker.judge.say(
+                    f"no module was found in {getattr(fn, '__name__', fn)!r}: only its inputs, "
+                    "its results and the optimizers it steps are watched; pass the model as an "
+                    "argument, or track it too"
+                )
+        state = self.threads.state()
+        if self.replays.lock.locked():
+            self.replays.let_pass(state)
+        if state.idle or state.depth:
+            return fn(*args, **kwargs)
+        if self.layers.grown != registered.count:
+            self.follow()
+        others = self._suspend()
+        state.depth = 1
+        lent = ExitStack()
+        try:
+            self.steps.open(state)
+            self._before = None
+            if not self.models.stepped and self.options.backward:
+                grads = ((p, p.grad) for _, p in self.models.parameters())
+                self._before = {
+                    id(p): (weakref.ref(g), version(g)) for p, g in grads if g is not None
+                }
+            root = self.start_root(state, fn, None, args, kwargs)
+            reached = self.replays.reached
+            if reached is not None:
+                args, kwargs = lent.enter_context(reached.lending(args, kwargs))
+                root.lend(args, kwargs)
+            with nullcontext() if state.operations is None else state.operations.watching():
+                result = fn(*args, **kwargs)
+            self.steps.take(state)
+            self._read_result(state, result)
+            self._read_gradients(state)
+            if self.options.parameters and state.rows is not None:
+                self.steps.write_weights(state, state.rows)
+        except BaseException:
+            # What broke the step may be what anynan looks for: judge it, then let it go on.
+            with self.tracker.judge.softly(), self.ranks.alone():
+                self.steps.take(state)
+                self._close(state)
+            raise
+        else:
+            self._close(state)
+        finally:
+            lent.close()
+            state.depth = 0
+            state.in_optimizer = False
+            for other in others:
+                other.idle = False
+        return result
+
+    def _read_gradients(self, state: State) -> None:
+        """Read the gradients of a backward pass that no known optimizer took.
+
+        Whatever takes them (the step itself, an optimizer of another library, one that steps
+        after this call) is not seen doing it.
+        """
+        rows, before = state.rows, self._before
+        if before is None or rows is None or rows.failed is not None or rows.held is not None:
+            return
+        if self.models.stepped or in_use(state.scales):  # what is scaled may overflow
+            return
+        pairs = [
+            (name, p)
+            for name, p in self.models.parameters()
+            if p.grad is not None and not _is_old(p.grad, before.get(id(p)))
+        ]
+        if not pairs:
+            return
+        if state.operations is not None:
+            state.operations.look_at_gradients()
+            return
+        weights: list[torch.Tensor] = [p for _, p in pairs]
+        known = [] if self._loose is None else self._loose.parameters
+        if list(map(id, known)) != list(map(id, weights)):
+            sites = [gradient_site(self.tracker.judge.monitor, name, p) for name, p in pairs]
+            self._loose = Held.of(len(weights), weights, sites)
+        assert self._loose is not None
+        self.updates.gradients.read(state, rows, self._loose, [p.grad for p in weights], None)
+
+    def _close(self, state: State) -> None:
+        rows = state.rows
+        if rows is not None:
+            # The update may come after the call, as in Lightning's training_step.
+            ran = any(site.phase == "forward" and site.layer is not None for site in rows.sites)
+            self.updates.ran_before = ran or self.updates.ran_before
+            self.steps.close(state)
+
+    def _suspend(self) -> list[State]:
+        """Let the outer step own what trackers of its models would report."""
+        suspended = []
+        for _, model in self.models.living():
+            other = session_of(model)
+            if other is not None and other is not self:
+                state = other.threads.state()
+                if not state.idle:
+                    state.idle = True
+                    suspended.append(state)
+        return suspended
+
+    def _read_result(self, state: State, result: Any) -> None:
+        rows = state.rows
+        if rows is None or rows.failed is not None:
+            return
+        for name, x in tensors(result, "result", objects=True):
+            if x.dtype in DTYPE_NAME:
+                phase: Any = "loss" if x.numel() == 1 else "forward"
+                site = self.tracker.judge.monitor.site(
+                    None, phase, "loss" if name == "result" and x.numel() == 1 else name,
+                    DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype],
+                )  # fmt: skip
+                known = read_before(state, rows, x)
+                if known is None:
+                    self.steps.write(state, rows, site, 0, x)
+                else:
+                    rows.sites.append(site)
+                    rows.calls.append(0)
+                    rows.lo.append(known[0])
+                    rows.hi.append(known[1])
+        for name, x in leaves(result, "result"):
+            if isinstance(x, float):
+                site = self.tracker.judge.monitor.site(
+                    None, "loss", "loss" if name == "result" else name, "float64", None
+                )
+                if state.slots.deferred:
+                    state.slots.read()
+                rows.sites.append(site)
+                rows.calls.append(0)
+                rows.lo.append(x)
+                rows.hi.append(x)
+                if not (-site.limit <= x <= site.limit):
+                    value = torch.tensor(x, dtype=torch.float64)
+                    self.steps.flag(state, rows, len(rows.lo) - 1, value)
+
+    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+        """Count a model's call; the step itself is the root."""
+        state = self.threads.state()
+        if self.replays.lock.locked():
+            self.replays.let_pass(state)
+        if not state.idle:
+            self.ranks.rehearses(state)
+
+    def exit_root(self, module: Any, output: Any) -> None:
+        """Leave the step open: it ends when the function returns."""
+        state = self.threads.state()
+        if self.ranks.rehearsed(state):
+            return
+        if not state.idle and not state.slots.deferred:
+            self.steps.take(state)
+
+
+def _is_old(grad: torch.Tensor, before: "tuple[weakref.ref[torch.Tensor], int] | None") -> bool:
+    """Tell whether a gradient is the one that the step found, and nothing was added to it."""
+    return before is not None and before[0]() is grad and before[1] == version(grad)

@@ -1,0 +1,130 @@
+"""The hooks on the layers of the watched models."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anynan.torch.call.growth import registered
+from anynan.torch.call.models import Models
+from anynan.torch.read.paths import inner, remark_slow_paths
+from anynan.torch.session.parts import has_own_loop, parts
+from anynan.torch.step.hooks import ForwardHook, RootEnter, RootExit
+from anynan.torch.step.steps import Steps
+
+
+class Layers:
+    """Put hooks on layers, and take them off.
+
+    Args:
+        models: What is watched.
+        steps: Where the hooks write to.
+        enter: Called as a root call begins, with the module, its path and its arguments.
+        leave: Called as it ends, with the module and its output.
+
+    Attributes:
+        handles: What takes the hooks off.
+        grown: How many modules had been put into tracked models when the hooks were put on.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        steps: Steps,
+        enter: Callable[[Any, str, Any, Any], None],
+        leave: Callable[[Any, Any], None],
+    ) -> None:
+        self._models, self._steps = models, steps
+        # The hooks hold what they call; a circle here would put off the end of a session.
+        self._enter, self._leave = weakref.WeakMethod(enter), weakref.WeakMethod(leave)
+        self._tracker, self._graphs = steps.tracker, steps.graphs
+        self.handles: list[Any] = []
+        self.grown = registered.count
+
+    def install(self) -> None:
+        """Hook every model."""
+        self._models.renew()
+        for prefix, model in self._models.living():
+            self.hook(prefix, model)
+
+    def remove(self) -> None:
+        """Take every hook away."""
+        self._models.hooked.clear()
+        while self.handles:
+            self.handles.pop().remove()
+        self._graphs.boards.clear()
+
+    def hook(self, prefix: str, model: torch.nn.Module) -> None:
+        """Hook the layers of a model, and its own call."""
+        models = self._models
+        chosen = models.paths(prefix, model)
+        root = inner(model)
+        enter, leave = self._root_hooks(prefix)
+        self.handles.append(
+            enter.on(root.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+        )
+        first: dict[torch.nn.Module, str] = {}
+        for path, module in chosen.items():
+            first.setdefault(module, path)
+        for module, path in first.items():
+            models.hooked.setdefault(module, path)
+        registered.know(model)
+        self.grown = registered.count
+        fixed = self._graphs.add(first, model)
+        for module, path in first.items():
+            hook = ForwardHook(self._steps, path, fixed.get(path), self._called_past)
+            self.handles.append(hook.on(module.register_forward_hook(hook)))
+        self.handles.append(leave.on(root.register_forward_hook(leave, always_call=True)))
+        models.parts = models.parts or (models.fn is None and has_own_loop(root))
+        if models.parts:
+            self._hook_parts(prefix, root)
+        remark_slow_paths(self._tracker, model)
+        self._graphs.renew(model)
+
+    def follow(self) -> bool:
+        """Watch the layers that were put in, took another's place, or got another path.
+
+        Returns:
+            Whether others are watched now.
+        """
+        self.grown = registered.count
+        try:
+            now = self._models.layers()
+        except ValueError as error:  # a pattern that matched before
+            self._tracker.judge.say(f"layers were put into a tracked model since: {error}")
+            return False
+        if now == dict(self._models.hooked):
+            return False
+        if self._graphs.ran():
+            self._tracker.judge.say(
+                "layers that were put into the model after it was compiled are not watched: track "
+                "it again"
+            )
+            return False
+        self.remove()
+        self.install()
+        return True
+
+    def _called_past(self) -> None:
+        """Note that a layer was called without its model, and be ready the next time."""
+        if self._models.parts or self._models.fn is not None:
+            return
+        self._models.parts = True
+        for prefix, model in self._models.living():
+            self._hook_parts(prefix, model)
+
+    def _hook_parts(self, prefix: str, model: torch.nn.Module) -> None:
+        """Take a call of each part of a model for a call of the model: something to run again."""
+        for path, part in parts(prefix, model):
+            enter, leave = self._root_hooks(path)
+            self.handles += [
+                enter.on(part.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)),
+                leave.on(part.register_forward_hook(leave, always_call=True)),
+            ]
+
+    def _root_hooks(self, path: str) -> tuple[RootEnter, RootExit]:
+        enter, leave = self._enter(), self._leave()
+        assert enter is not None  # the hooks that are there keep it
+        assert leave is not None
+        return RootEnter(path, enter), RootExit(leave)

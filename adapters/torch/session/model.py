@@ -1,0 +1,122 @@
+"""A tracked module: its root calls, and where its steps end."""
+
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+
+from anynan._readings.readings import Rows
+from anynan._steps.tracker import Tracker
+from anynan.torch.call.growth import registered
+from anynan.torch.call.models import Models
+from anynan.torch.call.state import State
+from anynan.torch.private import call_code, task
+from anynan.torch.read.tensors import tensors
+from anynan.torch.session.session import Session
+from anynan.torch.step.hooks import KeepGradHook
+from anynan.torch.weights.scalers import all_in, rescaled
+
+# Without an optimizer to end the step, this many readings do.
+MAX_ROWS = 50_000
+
+
+class ModelSession(Session):
+    """Watch one module; its step ends at its optimizer's step."""
+
+    def __init__(
+        self, model: torch.nn.Module, tracker: Tracker, models: Models | None = None
+    ) -> None:
+        super().__init__(tracker, models or Models(tracker.judge.options))
+        self.models.refs = [("", weakref.ref(model))]
+
+    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+        """Begin a root call: end the step before it if that is over, read the inputs."""
+        state = self.threads.state()
+        if self.replays.lock.locked():
+            self.replays.let_pass(state)
+        if state.idle or self.ranks.rehearses(state):
+            return
+        if state.depth and not _running(module):
+            state.depth = 0  # an interrupt left the call before: its exit hook never ran
+        state.depth += 1
+        if state.depth > 1 or task() != -1:
+            return
+        if self.layers.grown != registered.count:
+            self.follow()
+        if state.rows is not None:
+            self.steps.take(state)
+            if self._over(state):
+                self.steps.close(state)
+        self.start_root(state, module, path, args, kwargs)
+        if state.operations is not None:
+            state.operations.begin()
+
+    def _over(self, state: State) -> bool:
+        rows = state.rows
+        if rows is None or state.in_optimizer:
+            return False
+        if state.broken or state.updated or len(rows.sites) > MAX_ROWS:
+            return True
+        if not state.saw_backward and self.options.backward:
+            return rows.failed is not None
+        if self._rescaled(state, rows):
+            return True
+        return not self.optimizers.exist()
+
+    def _rescaled(self, state: State, rows: Rows) -> bool:
+        """Tell whether a loss scaler skipped the update that would have ended the step."""
+        self.scalers.look_once()
+        if not all_in(state.scales):  # it was found since: its mark is not known yet
+            with state.aside():
+                state.slots.read()
+                self.tracker.judge.review(rows)
+            return rows.pending is not None or rows.held is not None
+        return rescaled(state.scales, self.optimizers.mine())
+
+    def exit_root(self, module: Any, output: Any) -> None:
+        """End a root call; without gradients it is a whole step."""
+        state = self.threads.state()
+        if self.ranks.rehearsed(state) or state.idle:
+            return
+        state.depth = max(state.depth - 1, 0)
+        again = task() != -1  # as enter_root asks: nothing was entered
+        if state.operations is not None and not state.depth and not again:
+            state.operations.end()
+        root = self.threads.owner(state).regions.root() if again else state.root
+        if state.depth or root is None:
+            return
+        if output is None and sys.exc_info()[0] is not None:
+            # It raised, and torch walks through the hooks: the next call ends the step.
+            state.broken = True
+            return
+        if root.grad and not torch.is_grad_enabled():
+            state.trained = True  # checkpointed as a whole: the graph comes when it runs again
+        for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
+            if x.requires_grad:
+                state.trained = True
+                if self.options.backward:
+                    handle = x.register_hook(KeepGradHook(root, i, self.options.keep))
+                    if x.grad_fn is None:
+                        state.leaves.append(handle)
+        if len(state.calls) < 2 and any(module.children()) and not self.graphs.ran_now():
+            self.graphs.missed(called=True)
+        over = not state.trained and not again
+        if self.models.parts and torch.is_grad_enabled():
+            over = False  # a part without gradients, as a frozen one, is not the whole step
+        if over or not state.slots.deferred:
+            self.steps.take(state)
+        if over:
+            self.steps.close(state)
+
+
+def _running(module: torch.nn.Module) -> bool:
+    """Tell whether a call of this module, besides the one that begins, is on the stack."""
+    calls = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is call_code and frame.f_locals.get("self") is module:
+            calls += 1
+        frame = frame.f_back
+    return calls > 1

@@ -1,0 +1,207 @@
+"""One tracked target: what the core asks of its adapter, and its root calls."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
+from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import Reading
+from anynan._steps.adapter import BaseAdapter
+from anynan._steps.tracker import Tracker
+from anynan.torch.call.models import Models, given
+from anynan.torch.call.rootcall import RootCall
+from anynan.torch.call.state import State
+from anynan.torch.call.threads import Threads
+from anynan.torch.distributed.ranks import Ranks
+from anynan.torch.graphs.graphs import Graphs
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure
+from anynan.torch.replay.operations import Operations
+from anynan.torch.replay.replay import GONE, Replays
+from anynan.torch.session.layers import Layers
+from anynan.torch.step.steps import Steps
+from anynan.torch.update.updates import Updates
+from anynan.torch.weights.optimizers import Optimizers
+from anynan.torch.weights.scalers import Scalers
+from anynan.torch.weights.weights import Weights
+
+
+class Session(BaseAdapter):
+    """Watch modules for one tracker; the base of a tracked model and a tracked step.
+
+    Args:
+        tracker: What judges.
+        models: What is watched.
+    """
+
+    backend = "torch"
+    updates_type: type[Updates] = Updates
+
+    def __init__(self, tracker: Tracker, models: Models) -> None:
+        super().__init__(tracker.judge.options)
+        self.tracker, self.models = tracker, models
+        self.threads = Threads(models)
+        self.graphs = Graphs(tracker, models)
+        self.scalers = Scalers(models)
+        self.optimizers = Optimizers(tracker.judge.monitor, models)
+        self.weights = Weights(tracker.judge.monitor, models, self.optimizers)
+        self.replays = Replays(models, self.threads, self.graphs, self.scalers)
+        self.ranks = Ranks(tracker, models, self.replays)
+        self.steps = Steps(
+            tracker, self.threads, self.graphs, self.ranks, self.weights, self.scalers
+        )
+        self.updates = self.updates_type(self.steps, models, self.optimizers)
+        self.layers = Layers(models, self.steps, self.enter_root, self.exit_root)
+        self._gone = False
+
+    # Attaching.
+
+    def attach(self) -> None:
+        """Install the hooks; look at weights and buffers once."""
+        self.layers.install()
+        self.updates.watch()
+        self.steps.check_weights()
+
+    def detach(self) -> None:
+        """Undo everything; safe to call twice."""
+        self.ranks.leave()
+        self._end_operations()
+        self.updates.unwatch()
+        self.layers.remove()
+        self.steps.reset()
+
+    def __del__(self) -> None:
+        # The model is gone, and the hooks with it: what was left unread is said at least.
+        self._gone = True
+        try:
+            self.steps.read_rest()
+            self.updates.unwatch()
+        except Exception:  # noqa: BLE001, S110  nothing may be raised here
+            pass
+
+    def set_paused(self, paused: bool) -> None:
+        """Take the hooks away while paused: nothing is left to cost anything."""
+        if paused:
+            self.steps.read()
+            self._end_operations()
+            self.updates.unwatch()
+            if self.graphs.ran():
+                # Graphs compiled without the hooks would not take them up again.
+                self.threads.sleep()
+            else:
+                self.layers.remove()
+        else:
+            if not self.threads.wake():
+                self.layers.install()
+            self.graphs.clear()
+            self.updates.watch()
+
+    def _end_operations(self) -> None:
+        self.steps.end_operations(judge=self.tracker.judge.adapter is self)
+
+    def watched(self) -> list[str]:
+        """List the layers that have a forward pass of their own."""
+        return self.models.watched()
+
+    def follow(self) -> None:
+        """Watch the layers that were put into a model since."""
+        if self.layers.follow():
+            self.optimizers.forget()
+            # No update made what is bad in new layers.
+            self.tracker.judge.known_clean(self.tracker.step)
+            self.steps.check_weights()
+
+    # Steps.
+
+    def read(self) -> None:
+        """Read and judge this thread's unread rows now."""
+        self.steps.read()
+
+    def finish(self) -> None:
+        """End the open steps and read what is left."""
+        self.steps.finish()
+
+    # Root calls.
+
+    def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
+        """Begin a root call of a tracked model."""
+        raise NotImplementedError
+
+    def exit_root(self, module: Any, output: Any) -> None:
+        """End a root call of a tracked model."""
+        raise NotImplementedError
+
+    def start_root(
+        self, state: State, fn: Callable[..., Any], layer: str | None, args: Any, kwargs: Any
+    ) -> RootCall:
+        """Remember a root call for a replay, and read its inputs."""
+        rows = state.rows
+        if rows is None:
+            rows = self.steps.open(state)
+        elif not rows.holding:  # what opened it may have been an evaluation
+            self.ranks.begin(state, rows)
+        named = list(self.models.inputs(fn, args, kwargs))
+        root = RootCall.now(fn, tuple(args), dict(kwargs), [x for _, x in named], state.calls)
+        if self.replays.reached is not None:
+            root.began = self.replays.reached.begin(self.models, given(fn, args, kwargs))
+        state.root = root
+        if self.options.level == "operation" and state.operations is None:
+            with state.aside():
+                state.operations = Operations(self.replays.scene, root, layer)
+        state.step_roots.append((len(rows.sites), weakref.ref(root)))
+        for name, x in named:
+            # What a part of the model gets from another is no input.
+            if x.dtype in DTYPE_NAME and not (self.models.parts and x.grad_fn is not None):
+                site = self.tracker.judge.monitor.site(
+                    layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
+                )
+                if state.slots.deferred:
+                    rows.live[len(rows.sites)] = weakref.ref(x)
+                self.steps.write(state, rows, site, 0, x)
+        return root
+
+    # What the core asks for.
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List weights with a NaN or an Inf and buffers with a NaN or +Inf."""
+        return self.weights.bad(read=True)
+
+    def measure(self, value: Any) -> Summary:
+        """Summarise a tensor."""
+        return measure(value)
+
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
+        """List the rows of a batch that hold bad values."""
+        return bad_rows(value)
+
+    def loss_scale(self) -> float | None:
+        """Give the scale of a gradient scaler that is in use."""
+        return self.scalers.scale(self.threads.state())
+
+    def rank(self) -> int | None:
+        """Give the rank, when a process group is up."""
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank())
+        return None
+
+    def replay(self, reading: Reading) -> Replay:
+        """Run the failing call again under the operation watcher."""
+        if self._gone:
+            raise ReplayError(GONE)
+        self.ranks.replayed()
+        return self.replays.run(self.threads.owner(self.threads.state()), reading)
+
+
+tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"
+tracked = weakref.WeakKeyDictionary()
+
+
+def session_of(model: torch.nn.Module) -> Session | None:
+    """Return the session of a tracked model, None if it is not tracked."""
+    ref = tracked.get(model)
+    session = None if ref is None else ref()
+    return session if session is not None and session.layers.handles else None

@@ -1,0 +1,1 @@
+"""One step: its rows are opened, written, read and closed."""

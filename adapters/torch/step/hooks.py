@@ -1,0 +1,253 @@
+"""The hooks: small objects that write readings and let go of everything else."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anynan._readings.readings import Rows, Site
+from anynan._runtime import context
+from anynan.torch.call.rootcall import RootCall
+from anynan.torch.call.state import State
+from anynan.torch.graphs.compiler import run_outside
+from anynan.torch.graphs.fixed import Layer
+from anynan.torch.private import PROXY, hook_last, is_tracing, mode, own_hooks, task, version
+from anynan.torch.read.hooks import Hook
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.read.tensors import tensors
+from anynan.torch.read.transforms import capturing, say_traced, say_unseen
+from anynan.torch.step.steps import Steps
+
+_Tensor = torch.Tensor
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_compiler = torch.compiler
+_is_dynamo = torch.compiler.is_dynamo_compiling
+_is_exporting = torch.compiler.is_exporting
+_expectations = context._expected.get
+
+
+class GradHook(Hook):
+    """Read the gradient that arrives at one output. It must never hold that output."""
+
+    # PyTorch need not warn that a tensor is saved without it.
+    __torch_unserializable__ = True
+    __slots__ = ("call", "expected", "root", "site", "state", "steps")
+
+    def __init__(
+        self,
+        steps: "weakref.ref[Steps]",
+        state: State,
+        root: Any,
+        site: Site,
+        call: int,
+        expected: dict[str, str] | None,
+    ) -> None:
+        self.steps, self.state, self.root = steps, state, root
+        self.site, self.call, self.expected = site, call, expected
+
+    def __call__(self, grad: Any) -> None:
+        """Write the reading of this gradient."""
+        state = self.state
+        rows = state.rows
+        if rows is None or state.idle:
+            return
+        state.saw_backward = True
+        if grad is None:
+            return
+        order = len(rows.sites)
+        bad = state.slots.write(rows, self.site, self.call, grad)
+        if bad is None:
+            return
+        if self.expected is not None:
+            rows.expected[order] = self.expected
+        if self.root is not None:
+            state.roots[order] = self.root
+        if bad:
+            steps = self.steps()
+            if steps is not None:
+                steps.flag(state, rows, len(rows.lo) - 1, grad)
+
+
+def read_before(state: State, rows: Rows, x: torch.Tensor) -> tuple[float, float] | None:
+    """Return both ends of what a watched layer gave in this step, where the host has them already.
+
+    A loss that is a layer's output need not be read a second time after the update.
+    """
+    if version(x) or not state.deferred or len(rows.lo) < len(rows.sites):
+        return None
+    for hook in own_hooks(x):
+        if isinstance(hook, GradHook) and hook.root is state.root:
+            grad = hook.site
+            name = "output" if grad.tensor == "grad" else grad.tensor.removeprefix("grad of ")
+            for order, site in enumerate(rows.sites):
+                found = site.layer, site.phase, site.tensor, rows.calls[order]
+                if found == (grad.layer, "forward", name, hook.call):
+                    return rows.lo[order], rows.hi[order]
+    return None
+
+
+class KeepGradHook(Hook):
+    """Keep the gradient that comes into a root output, for a replay of the backward pass."""
+
+    __torch_unserializable__ = True
+    __slots__ = ("index", "keep", "root")
+
+    def __init__(self, root: RootCall, index: int, keep: int | str) -> None:
+        self.root, self.index, self.keep = root, index, keep
+
+    def __call__(self, grad: torch.Tensor | None) -> None:
+        """Keep the gradient."""
+        if grad is not None:  # None where the loss does not use it
+            self.root.keep_gradient(self.index, grad, self.keep)
+
+
+class ForwardHook(Hook):
+    """Read a layer's outputs, and hook their gradients."""
+
+    __slots__ = (
+        "__weakref__", "backward", "dtype", "fixed", "pair", "past", "path", "sites", "steps",
+        "threads", "weak",
+    )  # fmt: skip
+
+    def __init__(
+        self, steps: Steps, path: str, fixed: Layer | None, past: Callable[[], None]
+    ) -> None:
+        self.steps, self.path, self.fixed, self.past = steps, path, fixed, past
+        self.threads = steps.threads
+        self.weak = weakref.ref(steps)
+        self.backward = steps.options.backward
+        self.sites: dict[Any, tuple[Site, Site]] = {}
+        # Those of a layer whose output is one tensor, and its dtype when it ran last.
+        self.dtype: torch.dtype | None = None
+        self.pair: tuple[Site, Site] | None = None
+
+    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Write the readings of the outputs, in order."""
+        if _is_dynamo() or _compiler._is_compiling_flag or is_tracing() or mode(PROXY) is not None:
+            if self.fixed is not None and _is_dynamo() and not _is_exporting():
+                self.fixed.trace(output, self.backward)
+            else:
+                say_traced(self.steps.tracker.judge.say)
+            return
+        threads = self.threads
+        state = threads.own.state or threads.state()
+        if state.idle:
+            return
+        if state.deferred and capturing():
+            if self.fixed is not None:
+                self.fixed.trace(output, self.backward)
+            return
+        rows, root = state.rows, state.root
+        recompute = task() != -1
+        if rows is None:
+            if recompute:
+                # The engine runs a device's backward passes in a thread of its own.
+                state = threads.owner(state)
+                rows = state.rows
+                if rows is None or state.idle:
+                    return
+            else:
+                rows = self.steps.open(state)
+                self.past()
+            root = state.root
+        path, calls = self.path, state.calls
+        if recompute or (root is not None and root.grad and not _grad_enabled()):
+            call, root = state.regions.number(calls, path, again=recompute, root=root)
+            if recompute:
+                self._recomputed(state, output, call, root)
+                return
+            root = state.root
+        else:
+            call = calls.get(path, 0)
+            calls[path] = call + 1
+        if type(output) is not _Tensor:
+            for name, x in tensors(output, "output", objects=True):
+                self._read(state, rows, root, x, self._sites(x, name), call)
+        elif output.dtype is self.dtype:
+            self._read(state, rows, root, output, self.pair, call)
+        else:
+            self.dtype, self.pair = output.dtype, self._sites(output, "output")
+            self._read(state, rows, root, output, self.pair, call)
+
+    def _read(
+        self, state: State, rows: Rows, root: Any, x: torch.Tensor,
+        pair: tuple[Site, Site] | None, call: int,
+    ) -> None:  # fmt: skip
+        if pair is None:
+            return
+        order = len(rows.sites)
+        bad = state.slots.write(rows, pair[0], call, x)
+        if bad is None:
+            if x.numel() and not x.is_meta and x.dtype in DTYPE_NAME:
+                say_unseen(self.steps.tracker.judge.say, self.path, x)
+            return
+        expected = _expectations()
+        if expected is not None:
+            rows.expected[order] = expected
+        if bad:
+            self.steps.flag(state, rows, len(rows.lo) - 1, x)
+        if self.backward and x.requires_grad:
+            handle = hook_last(x, GradHook(self.weak, state, root, pair[1], call, expected))
+            if handle is not None:
+                state.leaves.append(handle)
+
+    def _recomputed(self, state: State, output: Any, call: int, root: Any) -> None:
+        # The first pass of reentrant checkpointing has no graph, so the second one is hooked.
+        # What non-reentrant checkpointing recomputes is never run backward: its hooks rest.
+        for name, x in tensors(output, "output", objects=True):
+            pair = self.sites.get((name, x.dtype))
+            if pair is not None and self.backward and x.requires_grad:
+                hook = GradHook(self.weak, state, root, pair[1], call, _expectations())
+                handle = hook_last(x, hook)
+                if handle is not None:
+                    state.leaves.append(handle)
+
+    def _sites(self, x: torch.Tensor, name: str) -> tuple[Site, Site] | None:
+        """Give the slots of an output and of its gradient; None for what is never bad."""
+        key = (name, x.dtype)
+        pair = self.sites.get(key)
+        if pair is None and x.dtype in DTYPE_NAME:
+            dtype, limit = DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
+            site = self.steps.tracker.judge.monitor.site
+            grad = "grad" if name == "output" else f"grad of {name}"
+            pair = self.sites[key] = (
+                site(self.path, "forward", name, dtype, limit),
+                site(self.path, "backward", grad, dtype, limit),
+            )
+        return pair
+
+
+class RootEnter(Hook):
+    """Begin a root call: step boundary, what a replay needs, the batch."""
+
+    __slots__ = ("enter", "path")
+
+    def __init__(self, path: str, enter: Callable[[Any, str, Any, Any], None]) -> None:
+        self.path, self.enter = path, enter
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Hand over to the session."""
+        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None or capturing()):
+            self.enter(module, self.path, args, kwargs)
+
+
+class RootExit(Hook):
+    """End a root call, also when it raised."""
+
+    __slots__ = ("leave",)
+
+    def __init__(self, leave: Callable[[Any, Any], None]) -> None:
+        self.leave = leave
+
+    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Hand over to the session."""
+        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None or capturing()):
+            self.leave(module, output)
+
+
+run_outside(
+    ForwardHook.__call__, GradHook.__call__, KeepGradHook.__call__, RootEnter.__call__,
+    RootExit.__call__,
+)  # fmt: skip

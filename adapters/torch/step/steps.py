@@ -1,0 +1,297 @@
+"""The steps of one tracker: opened, written, read and closed."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anynan._readings.readings import Rows, Site
+from anynan._steps.tracker import Tracker
+from anynan.errors import AnomalyError
+from anynan.torch.call.state import State
+from anynan.torch.call.threads import Threads
+from anynan.torch.distributed.ranks import Ranks
+from anynan.torch.graphs.fixed import Board
+from anynan.torch.graphs.graphs import Graphs
+from anynan.torch.graphs.plans import Late
+from anynan.torch.read.slots import DeferredSlots
+from anynan.torch.weights.scalers import Scalers, scales, worked
+from anynan.torch.weights.weights import Weights
+
+
+class Steps:
+    """Hold the open steps of all threads.
+
+    Args:
+        tracker: What judges the rows.
+        threads: The threads' states.
+        graphs: What compiled code wrote.
+        ranks: The other processes.
+        weights: What is read with ``parameters=True``.
+        scalers: The loss scalers.
+
+    Attributes:
+        marked: Called with an error of the tracker's before it is raised in a hook.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        threads: Threads,
+        graphs: Graphs,
+        ranks: Ranks,
+        weights: Weights,
+        scalers: Scalers,
+    ) -> None:
+        self.tracker, self.options = tracker, tracker.judge.options
+        self.threads, self.graphs, self.ranks = threads, graphs, ranks
+        self.weights, self.scalers = weights, scalers
+        self.marked: Callable[[AnomalyError], None] | None = None
+
+    # Open.
+
+    def open(self, state: State) -> Rows:
+        """Open this thread's step."""
+        rows = state.rows = self.tracker.judge.rows()
+        state.used = True
+        if torch.is_grad_enabled():
+            if state.slots.deferred:
+                self.scalers.look_once()
+            state.scales = scales()
+        self.ranks.begin(state, rows)
+        if self.options.parameters:
+            self.write_weights(state, rows)
+        return rows
+
+    # Write.
+
+    def write(self, state: State, rows: Rows, site: Site, call: int, value: torch.Tensor) -> None:
+        """Write one reading and have it judged if it needs to be."""
+        if state.slots.write(rows, site, call, value):
+            self.flag(state, rows, len(rows.lo) - 1, value)
+
+    def write_weights(self, state: State, rows: Rows) -> None:
+        """Read every weight and buffer."""
+        for site, x in self.weights.readings():
+            self.write(state, rows, site, 0, x)
+        if not state.slots.deferred and rows.failed is None:
+            self.tracker.judge.known_clean(rows.step)
+
+    def check_weights(self) -> None:
+        """Look at every weight and buffer once, as at attach."""
+        bad = self.weights.bad()
+        if not bad:
+            self.tracker.judge.known_clean(self.tracker.step)
+            return
+        state = self.threads.state()
+        rows = self.tracker.judge.rows()
+        first = bad[0]
+        rows.sites.append(self.weights.site(first))
+        rows.calls.append(0)
+        rows.lo.append(math.nan if first.summary.nan else first.summary.low or 0.0)
+        rows.hi.append(math.nan if first.summary.nan else first.summary.high or 0.0)
+        try:
+            self.flag(state, rows, len(rows.lo) - 1, dict(self.weights.all())[first.name])
+        finally:
+            if rows.failed is not None:
+                rows.failed = None
+
+    def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
+        """Have one reading judged while its layer is still on the stack."""
+        if self.graphs.ran():
+            order = self._take_first(state, rows, order)
+        with state.aside():
+            try:
+                self.tracker.judge.flag(rows, order, value)
+            except AnomalyError as error:
+                if self.marked is not None:
+                    self.marked(error)
+                # The user's stack is what matters, not the way through the core.
+                raise error.with_traceback(None) from None
+
+    # What compiled code wrote.
+
+    def take(self, state: State) -> None:
+        """Move what compiled graphs wrote into this thread's rows, and have it judged if read.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        for board, values, again in self.graphs.written(state.calls):
+            self._take(state, board, values, again=again)
+
+    def _take(self, state: State, board: Board, values: torch.Tensor, *, again: bool) -> None:
+        if isinstance(state.slots, DeferredSlots):
+            rows = state.rows or self.open(state)
+            counts = dict(state.calls) if again else None
+            state.slots.later(values, Late(self.graphs.plan, state, rows, board, counts))
+            return
+        plan, lo, hi = self.graphs.plan(board, values.cpu().numpy())
+        if not plan.sites:
+            return
+        rows = state.rows or self.open(state)
+        if not plan.write(state, rows, lo, hi, again=again):
+            return
+        with state.aside():
+            try:
+                self.tracker.judge.review(rows)
+            except AnomalyError as error:
+                # The user's stack is what matters, not the way through the core.
+                raise error.with_traceback(None) from None
+
+    def _take_first(self, state: State, rows: Rows, order: int) -> int:
+        """Put what compiled graphs wrote before an eager reading that needs judging.
+
+        Returns:
+            The reading's new place.
+        """
+        if state.slots.deferred or order != len(rows.lo) - 1:
+            return order
+        site, call, lo, hi = rows.sites.pop(), rows.calls.pop(), rows.lo.pop(), rows.hi.pop()
+        stats, expected = rows.stats.pop(order, None), rows.expected.pop(order, None)
+        root = state.roots.pop(order, None)
+        try:
+            self.take(state)
+        finally:
+            order = len(rows.lo)
+            rows.insert(order, site, call, lo, hi)
+            if stats is not None:
+                rows.stats[order] = stats
+            if expected is not None:
+                rows.expected[order] = expected
+            if root is not None:
+                state.roots[order] = root
+        return order
+
+    # Read.
+
+    def read(self) -> None:
+        """Read and judge this thread's unread rows now."""
+        state = self._own()
+        if state is None or state.idle:
+            return
+        self.take(state)
+        state.idle = True
+        try:
+            with self.ranks.alone(state):
+                self._read_open(state)
+        finally:
+            state.idle = False
+
+    def settle(self, state: State) -> None:
+        """Read what is unread of a thread, and conclude its ended steps."""
+        state.slots.read()
+        ended, state.ended = state.ended, []
+        while ended:
+            rows = ended.pop(0)
+            if not state.slots.deferred:
+                rows.judged = len(rows.lo)
+            self._conclude(state, rows)
+
+    def _own(self) -> State | None:
+        """Return this thread's state, None if nothing ran in it."""
+        if self.graphs.ran():  # graphs do not say in which thread they ran
+            return self.threads.state()
+        return self.threads.own.state
+
+    def _read_open(self, state: State) -> None:
+        """Read and judge what a thread has so far."""
+        self.settle(state)
+        if state.rows is None:
+            return
+        state.slots.read()
+        self.tracker.judge.review(state.rows)
+        if state.depth == 0 and state.rows.pending is not None:
+            rows = self.tracker.judge.close_step()
+            if rows is not None:
+                try:
+                    self._conclude(state, rows)
+                finally:
+                    state.reset()
+
+    def _conclude(self, state: State, rows: Rows) -> None:
+        """Judge what is left of an ended step."""
+        tracker = self.tracker
+        try:
+            tracker.judge.review(rows)
+            if rows.scale is None and not worked(state.scales):
+                tracker.judge.unscaled(rows)
+        finally:
+            tracker.judge.settle(rows)
+        self.ranks.concluded(state, rows)
+
+    # Close.
+
+    def close(self, state: State) -> None:
+        """Close the step: read it now, or every n steps."""
+        rows = self.tracker.judge.close_step()
+        was_idle, state.idle = state.idle, True
+        operations, state.operations = state.operations, None
+        try:
+            if operations is not None:
+                seen = operations.finish()
+                if rows is not None:
+                    state.slots.read()
+                    self.tracker.judge.operations(rows, seen)
+            if rows is not None:
+                state.ended.append(rows)
+                every = self.options.read
+                if isinstance(every, int) and (rows.step + 1) % every and not rows.failed:
+                    return
+                self.settle(state)
+                self.ranks.end(state, rows)
+        finally:
+            state.idle = was_idle
+            state.reset()
+
+    def finish(self) -> None:
+        """Close the open steps and read what is left."""
+        state = self._own()
+        with self.ranks.alone():
+            for other in list(self.threads.states):
+                if other is not state:
+                    self._read_rest(other)
+            if state is None or state.idle:
+                return
+            self.take(state)
+            if state.rows is not None:
+                self.close(state)
+        self.read()
+
+    def read_rest(self) -> None:
+        """Read and judge what every thread left, when the model is gone."""
+        with self.tracker.judge.softly(), self.ranks.alone():
+            for state in list(self.threads.states):
+                self._read_rest(state)
+
+    def _read_rest(self, state: State) -> None:
+        """Read and judge what a thread that is not this one left."""
+        state.idle = True
+        state.slots.read()
+        unread, state.ended = [*state.ended, state.rows], []
+        state.rows = None
+        for rows in unread:
+            if rows is not None:
+                self._conclude(state, rows)
+
+    def reset(self) -> None:
+        """Forget the steps of every thread."""
+        for state in list(self.threads.states):
+            state.reset()
+
+    def end_operations(self, *, judge: bool) -> None:
+        """End the watchers of operations.
+
+        They stand before what else is put in front of PyTorch's functions, so they go first.
+
+        Args:
+            judge: Whether what they saw is judged.
+        """
+        for state in list(self.threads.states):
+            operations, state.operations = state.operations, None
+            if operations is not None:
+                seen = operations.finish()
+                if state.rows is not None and judge:
+                    state.slots.read()
+                    self.tracker.judge.operations(state.rows, seen)

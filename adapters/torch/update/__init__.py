@@ -1,0 +1,1 @@
+"""Before and after an optimizer changes the weights."""

@@ -1,0 +1,284 @@
+"""Read the accumulated gradients of the weights, right before an update."""
+
+import functools
+import math
+import sys
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from anynan._readings.readings import Rows, Site
+from anynan.torch.call.state import State
+from anynan.torch.private import foreach_div, foreach_norm
+from anynan.torch.read.probes import ends, plain
+from anynan.torch.read.slots import DeferredSlots
+from anynan.torch.step.steps import Steps
+from anynan.torch.weights.optimizers import Held, exact_site, norm_dtype
+
+_norm = torch.linalg.vector_norm
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Remember one update's readings of gradients by their norms.
+
+    Attributes:
+        gradients: The gradients.
+        sites: Their slots.
+        limit: The tightest of the slots' limits.
+        scale: What the gradients are still multiplied by, None for nothing.
+    """
+
+    gradients: list[torch.Tensor]
+    sites: list[Site]
+    limit: float
+    scale: Any
+
+
+class Gradients:
+    """Read the gradients of weights, and have them and the step so far judged.
+
+    Args:
+        steps: Where the readings go.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps, self._options = steps, steps.options
+        self._monitor = steps.tracker.judge.monitor
+
+    def read(
+        self,
+        state: State,
+        rows: Rows,
+        held: Held,
+        gradients: list[Any],
+        scale: Any,
+        *,
+        skipped: bool = False,
+    ) -> None:
+        """Read the gradients, and have them and the step so far judged.
+
+        A gradient's L2 norm is read first, in one call for all of them: a finite norm clears it.
+        Any other norm proves nothing (a sum of squares overflows on finite values), so then the
+        smallest and largest value are read. They are read at once where a norm would not settle
+        it: where it is judged when the gradients are gone, or against a limit of the policy.
+
+        Args:
+            state: The thread's open step.
+            rows: Its rows.
+            held: The watched parameters of the optimizer that is about to step.
+            gradients: Their gradients; None where there is none.
+            scale: What the gradients are still multiplied by, None for nothing.
+            skipped: True if a scaler skipped the update: then judging waits for the step's end, so
+                that nothing is raised between the scaler's step and its update.
+        """
+        every = self._options.read
+        later = isinstance(every, int) and bool((rows.step + 1) % every)
+        # Nothing depends on the answer before the update: the device goes on into it unread.
+        later = later or (self._options.only_watches and not self._steps.ranks.joined)
+        slots = state.slots
+        written = None
+        if self._options.backward:
+            sites = held.sites
+            if any(grad is None for grad in gradients):
+                kept = [i for i, grad in enumerate(gradients) if grad is not None]
+                gradients, sites = [gradients[i] for i in kept], [sites[i] for i in kept]
+            if gradients:
+                strict = scale is None and held.limit < sys.float_info.max
+                by_ends = slots.deferred and (later or strict)
+                # What cannot be read again is kept from overflowing.
+                dtype = _widest(gradients[0]) if by_ends else held.dtype
+                sizes = norms = None
+                if held.alike and not slots.deferred and sites is held.sites and scale is None:
+                    sizes = _sizes(gradients, held.alike)
+                if sizes is None:
+                    norms, gradients, sites = _norms(gradients, sites, dtype, scale)
+                if sizes is None and (by_ends or norms is None):
+                    self._write_ends(state, rows, sites, gradients, norms)
+                else:
+                    written = Written(gradients, sites, held.limit, scale)
+                    if norms is not None:
+                        _write_norms(slots, rows, sites, norms)
+                    elif sizes is not None:
+                        _append(rows, sites, sizes)
+        if not slots.deferred:
+            if written is not None:
+                for order, grad in self._confirm(rows, written):
+                    self._steps.flag(state, rows, order, grad)
+            with state.aside():
+                self._steps.tracker.judge.guard(rows)
+        elif not later:
+            with state.aside():
+                if skipped:
+                    slots.read()
+                else:
+                    self._steps.settle(state)
+                if written is not None:
+                    for order, grad in self._confirm(rows, written):
+                        rows.live[order] = weakref.ref(grad)
+                if not skipped:
+                    self._steps.tracker.judge.review(rows)
+                    self._steps.tracker.judge.guard(rows)
+
+    def _confirm(self, rows: Rows, written: Written) -> list[tuple[int, Any]]:
+        """Read the ends of the gradients that their norms do not clear; list those that are bad."""
+        sites = written.sites
+        last = len(rows.lo) - 1
+        # What comes after may have been written by compiled graphs.
+        while rows.sites[last] is not sites[-1]:
+            last -= 1
+        start = last + 1 - len(sites)
+        sizes = rows.hi[start : start + len(sites)]
+        # The sum bounds every norm, and carries NaN and Inf.
+        if sum(sizes) <= written.limit:
+            return []
+        open_ = [i for i, size in enumerate(sizes) if not size <= sites[i].limit]
+        found = []
+        values = {i: plain(written.gradients[i]) for i in open_}
+        looked = {i: x for i, x in values.items() if x is not None}
+        factor = 1.0 if written.scale is None else 1.0 / float(written.scale)
+        for (i, x), (lo, hi) in zip(looked.items(), _all_ends(list(looked.values())), strict=True):
+            order = start + i
+            site = rows.sites[order] = exact_site(self._monitor, sites[i])
+            rows.lo[order], rows.hi[order] = lo * factor, hi * factor
+            size = sizes[i]
+            if math.isinf(size) and -math.inf < lo and hi < math.inf:
+                size = safe_norm(x, max(-lo, hi)) * factor
+            rows.norms[order] = size
+            if not (-site.limit <= lo * factor and hi * factor <= site.limit):
+                found.append((order, written.gradients[i]))
+        return found
+
+    def _write_ends(
+        self,
+        state: State,
+        rows: Rows,
+        sites: list[Site],
+        gradients: list[Any],
+        norms: list[torch.Tensor] | None,
+    ) -> None:
+        """Write the ends of each gradient, and its norm beside them."""
+        slots = state.slots
+        orders: list[int | None] = []
+        for site, grad in zip(sites, gradients, strict=True):
+            values = plain(grad)
+            orders.append(None if values is None else len(rows.sites))
+            if values is not None and slots.write(rows, exact_site(self._monitor, site), 0, values):
+                self._steps.flag(state, rows, len(rows.lo) - 1, grad)
+        if norms is None or not isinstance(slots, DeferredSlots):
+            return
+
+        def place(sizes: list[float]) -> None:
+            for order, size in zip(orders, sizes, strict=True):
+                if order is None:
+                    continue
+                # Of finite values an infinite norm says nothing.
+                finite = -math.inf < rows.lo[order] and rows.hi[order] < math.inf
+                if size < math.inf or not finite:
+                    rows.norms[order] = size
+
+        # In the dtype of the slots beside them: one cast less at the read.
+        double = gradients[0].dtype is torch.float64
+        slots.later(_stacked(norms, torch.float64 if double else torch.float32), place)
+
+
+def _sizes(gradients: list[Any], alike: list[list[int]]) -> list[float] | None:
+    """Return L2 norms on the host, those of small gradients of one shape by one call."""
+    found = [0.0] * len(gradients)
+    with torch.no_grad():
+        try:
+            rest = alike[0]
+            norms = foreach_norm([gradients[i] for i in rest], 2) if rest else ()
+            for i, norm in zip(rest, norms, strict=True):
+                found[i] = norm.item()
+            for which in alike[1:]:
+                beside = torch.stack([gradients[i] for i in which])
+                for i, size in zip(which, _norm(beside, 2, 1).tolist(), strict=True):
+                    found[i] = size
+        except RuntimeError:  # a sparse gradient
+            return None
+    return found
+
+
+def _widest(x: torch.Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def _norms(
+    gradients: list[Any], sites: list[Site], dtype: torch.dtype | None, scale: Any
+) -> tuple[list[torch.Tensor] | None, list[Any], list[Site]]:
+    """Return the L2 norms, None where there are none, and what they are the norms of."""
+    norms = _foreach_norm(gradients, dtype)
+    if norms is None:
+        # A sparse gradient has no such norm, nor does a shard speak for the whole: its values do.
+        pairs = [(plain(grad), site) for grad, site in zip(gradients, sites, strict=True)]
+        gradients = [values for values, _ in pairs if values is not None]
+        sites = [site for values, site in pairs if values is not None]
+        norms = _foreach_norm(gradients, norm_dtype(gradients)) if gradients else None
+    if norms is not None and scale is not None:
+        norms = list(foreach_div(norms, scale))
+    return norms, gradients, sites
+
+
+def _foreach_norm(gradients: list[Any], dtype: torch.dtype | None) -> list[torch.Tensor] | None:
+    try:
+        with torch.no_grad():
+            norms = foreach_norm(gradients, 2, dtype)
+    except RuntimeError:
+        return None
+    return list(norms) if type(norms[0]) is torch.Tensor else None
+
+
+def _write_norms(slots: Any, rows: Rows, sites: list[Site], norms: list[torch.Tensor]) -> None:
+    if slots.deferred:
+        slots.later(_stacked(norms, norms[0].dtype), functools.partial(_append, rows, sites))
+    else:
+        _append(rows, sites, [norm.item() for norm in norms])
+
+
+def _append(rows: Rows, sites: list[Site], sizes: list[float]) -> None:
+    rows.sites += sites
+    rows.calls += [0] * len(sites)
+    rows.lo += [-size for size in sizes]
+    rows.hi += sizes
+
+
+def _stacked(norms: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Put scalars into one tensor of a dtype, in one copy; those of other devices come along."""
+    device = norms[0].device
+    with torch.no_grad():
+        out = torch.empty(len(norms), dtype=dtype, device=device)
+        near = [x if x.device == device else x.to(device, non_blocking=True) for x in norms]
+        return torch.stack(near, out=out)
+
+
+def _all_ends(values: list[torch.Tensor]) -> list[tuple[float, float]]:
+    """Return smallest and largest value of each on the host, in one read."""
+    if not values:
+        return []
+    wide = any(x.dtype == torch.float64 for x in values)
+    dtype, device = torch.float64 if wide else torch.float32, values[0].device
+    with torch.no_grad():
+        both = [end.to(device, dtype) for x in values for end in ends(x)]
+        numbers: list[float] = torch.stack(both).tolist()
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def safe_norm(values: torch.Tensor, absmax: float) -> float:
+    """Return the L2 norm of finite values, in pieces of float64 that cannot overflow.
+
+    Args:
+        values: A ``plain`` tensor.
+        absmax: Its largest magnitude.
+    """
+    if not absmax:
+        return 0.0
+    flat = values.reshape(-1)
+    square = sum(
+        float((flat[at : at + _CHUNK].to(torch.float64) / absmax).square().sum())
+        for at in range(0, flat.numel(), _CHUNK)
+    )
+    return absmax * math.sqrt(square)

@@ -1,0 +1,249 @@
+"""Before and after an update: one pair of optimizer hooks, shared by every tracker."""
+
+import atexit
+import functools
+import math
+import weakref
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from anynan._readings.readings import Rows
+from anynan.torch.call.growth import registered
+from anynan.torch.call.models import Models
+from anynan.torch.call.state import State, StopReplay
+from anynan.torch.graphs.compiler import look_no_more
+from anynan.torch.private import task
+from anynan.torch.read.transforms import capturing
+from anynan.torch.step.steps import Steps
+from anynan.torch.update.gradients import Gradients
+from anynan.torch.update.skips import Seam, current, stepped
+from anynan.torch.update.termination import Termination
+from anynan.torch.weights.optimizers import Optimizers
+from anynan.torch.weights.scalers import scaled
+
+
+class Updates:
+    """See to what one tracker reads before an update, and note the update.
+
+    Args:
+        steps: The open steps.
+        models: What is watched.
+        optimizers: What holds the weights.
+
+    Attributes:
+        ran_before: Whether layers were read in a step that ended before its update.
+    """
+
+    def __init__(self, steps: Steps, models: Models, optimizers: Optimizers) -> None:
+        self.tracker, self.steps, self.models = steps.tracker, steps, models
+        self.optimizers = optimizers
+        self.gradients = Gradients(steps)
+        self.ran_before = False
+
+    def watch(self) -> None:
+        """Be told of every optimizer step from now on."""
+        _watching.add(self)
+        if not _handles:
+            _handles.append(register_optimizer_step_pre_hook(_before))
+            _handles.append(register_optimizer_step_post_hook(_after))
+            _handles.append(register_module_module_registration_hook(registered))
+            _handles.append(Seam(_skipped))
+            _handles.append(Termination(_tell_rest))
+
+    def unwatch(self) -> None:
+        """Be told no more; the hooks go with the last one."""
+        _watching.discard(self)
+        if not _watching:
+            while _handles:
+                _handles.pop().remove()
+            look_no_more()
+
+    def before(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read gradients and the step so far: weights never take a bad step."""
+        threads = self.steps.threads
+        state = threads.owner(threads.state())
+        if state.replaying:
+            self._end_replay(state, optimizer)
+            return
+        if state.idle:
+            return
+        if state.in_step and state.rows is not None and state.depth:
+            self.models.stepped.add(optimizer)  # rows alone may be of a call outside of the step
+        held = self.optimizers.held(optimizer)
+        if not held.parameters:
+            return
+        gradients = [p.grad for p in held.parameters]
+        rows = self.open(state, gradients)
+        if rows is None:
+            return
+        self.ran_before = False
+        scaler = current()
+        scale = None
+        if scaler is not None:
+            self.steps.scalers.note(rows, scaler)
+            # One that hands its check to a fused optimizer leaves the unscaling to it, too.
+            scale = getattr(optimizer, "grad_scale", None)
+            rows.applied = getattr(optimizer, "found_inf", None) is None
+        self.gradients.read(state, rows, held, gradients, scale)
+        # Where no scaler steps this optimizer, none skips the update.
+        if rows.pending is not None and scaler is None and not scaled(optimizer):
+            self.fail(state, rows)
+        self.agree(state, rows)
+        if rows.skip:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = None
+
+    def open(self, state: State, gradients: list[Any]) -> Rows | None:
+        """Begin an update; give the rows of its step, None if it is none."""
+        state.in_optimizer = True
+        self.optimizers.known = True
+        self.steps.take(state)
+        if state.rows is not None:
+            return state.rows
+        if all(grad is None for grad in gradients):
+            return None
+        self.say_unseen(state)
+        return self.steps.open(state)
+
+    def say_unseen(self, state: State) -> None:
+        """Say that weights got gradients from layers that nobody saw running."""
+        # Another thread or step may have seen them.
+        seen = self.ran_before or any(
+            other.rows is not None for other in self.steps.threads.states if other is not state
+        )
+        if not seen and not self.steps.graphs.missed(called=False):
+            self.tracker.judge.say(
+                "weights got gradients, but none of the watched layers was seen running: "
+                "layers inside a compiled graph, or called past the model, are not watched"
+            )
+
+    def fail(self, state: State, rows: Rows) -> None:
+        """Act on a gradient that waited for what a loss scaler would do."""
+        with state.aside():
+            self.tracker.judge.unscaled(rows)
+
+    def agree(self, state: State, rows: Rows) -> None:
+        """Agree with the other ranks, in the steps that are read."""
+        every = self.steps.options.read
+        if not isinstance(every, int) or not (rows.step + 1) % every:
+            self.steps.ranks.before_update(state, rows)
+
+    def skipped(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+        """Read the gradients for which a scaler skips an update, if none was seen bad so far."""
+        threads = self.steps.threads
+        state = threads.owner(threads.state())
+        held = self.optimizers.held(optimizer)
+        rows = state.rows
+        if state.replaying or state.idle or not held.parameters or rows is None:
+            return
+        self.steps.scalers.note(rows, scaler)
+        if rows.pending is not None or rows.failed is not None or rows.held is not None:
+            return
+        gradients = [p.grad for p in held.parameters]
+        self.gradients.read(state, rows, held, gradients, None, skipped=True)
+        known = self.steps.options.backward and len(rows.lo) == len(rows.sites)
+        if known and all(map(math.isfinite, [*rows.lo, *rows.hi])):
+            self.tracker.judge.remark(
+                "a loss scaler skipped updates although no gradient that is watched was bad: "
+                "those of other weights, or what was done to them since, must have been"
+            )
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the update; a tracked model's step ends here."""
+        threads = self.steps.threads
+        state = threads.owner(threads.state())
+        if state.idle or not self.optimizers.held(optimizer).parameters:
+            return
+        state.in_optimizer = False
+        rows = state.rows
+        if rows is None or rows.failed is not None or rows.pending is None or rows.applied:
+            self.tracker.judge.updated(self.tracker.step if rows is None else rows.step)
+        if task() != -1:
+            state.updated = True  # in the middle of the backward pass: there is more to come
+            return
+        self.finish(state)
+
+    def finish(self, state: State) -> None:
+        """Close a tracked model's step at its update; that of a function ends with its call."""
+        if self.models.fn is not None:
+            state.updated = True  # the weights are no longer those that the step began with
+        elif state.rows is not None:
+            if self.steps.options.parameters:
+                self.steps.write_weights(state, state.rows)
+            self.steps.close(state)
+
+    def _end_replay(self, state: State, optimizer: torch.optim.Optimizer) -> None:
+        """Make no update in a second run; a function's ends here."""
+        if self.models.fn is not None or self.optimizers.held(optimizer).parameters:
+            if task() == state.base:
+                raise StopReplay
+            # In the middle of a backward pass there is more to see: only no update is made.
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = None
+
+
+_watching: "weakref.WeakSet[Updates]" = weakref.WeakSet()
+_handles: list[Any] = []
+
+
+def watching() -> list[Updates]:
+    """List those that are told."""
+    return list(_watching)
+
+
+def _tell_rest() -> None:
+    for each in watching():
+        each.tracker.remove()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for handle in _handles:
+        if isinstance(handle, Termination):
+            handle.tell()
+
+
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    stepped()
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        _tell(optimizer)
+        return None
+
+    # A closure makes the gradients inside the step: they are read whenever it returns.
+    @functools.wraps(closure)
+    def watched() -> Any:
+        loss = closure()
+        _tell(optimizer)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": watched}
+    return (args[0], watched, *args[2:]), kwargs
+
+
+def _tell(optimizer: torch.optim.Optimizer) -> None:
+    if capturing():
+        return
+    # In the order they were made, which is the same on every rank: each agrees with its own.
+    for each in sorted(_watching, key=lambda each: each.steps.ranks.number):
+        each.before(optimizer)
+
+
+def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not capturing():
+        for each in watching():
+            each.after(optimizer)
+
+
+def _skipped(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    for each in watching():
+        each.skipped(optimizer, scaler)

@@ -1,0 +1,1 @@
+"""Weights, and what trains them."""

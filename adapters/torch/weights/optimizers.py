@@ -1,0 +1,161 @@
+"""Which of the watched weights an optimizer holds, and the slots of their gradients."""
+
+import gc
+import math
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Site
+from anynan.torch.call.models import Models
+from anynan.torch.read.probes import DTYPE_MAX
+
+_HALF = (torch.float16, torch.bfloat16)
+# Elements of a gradient, and gradients of one shape, from which a copy side by side pays off.
+_SMALL, _FEWEST = 1 << 10, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """List the watched parameters of one optimizer.
+
+    Attributes:
+        size: Number of parameters the optimizer held when this list was made.
+        parameters: Those that are watched.
+        sites: Their gradient slots.
+        limit: The tightest of the slots' limits.
+        dtype: What their norms are computed in, None for their own dtype.
+        alike: Positions of small weights on a CPU that have one shape, those of the rest first;
+            empty where that does not matter.
+    """
+
+    size: int
+    parameters: list[torch.Tensor]
+    sites: list[Site]
+    limit: float
+    dtype: torch.dtype | None
+    alike: list[list[int]]
+
+    @classmethod
+    def of(cls, size: int, parameters: list[torch.Tensor], sites: list[Site]) -> "Held":
+        """Note what is the same for every update."""
+        limit = min((site.limit for site in sites), default=math.inf)
+        dtype = norm_dtype(parameters)
+        return cls(size, parameters, sites, limit, dtype, _alike(parameters) if not dtype else [])
+
+
+class Optimizers:
+    """Remember what each optimizer holds.
+
+    Args:
+        monitor: Makes the slots.
+        models: What is watched.
+
+    Attributes:
+        known: Whether an optimizer holds a watched weight; None until somebody looked.
+    """
+
+    def __init__(self, monitor: Monitor, models: Models) -> None:
+        self._monitor, self._models = monitor, models
+        self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
+        self.known: bool | None = None
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        """List the watched parameters that an optimizer holds, with their gradient slots."""
+        groups = optimizer.param_groups
+        size = sum([len(group["params"]) for group in groups])
+        entry = self._held.get(optimizer)
+        if entry is None or entry.size != size:
+            names = {id(p): name for name, p in self._models.parameters()}
+            mine = [p for group in groups for p in group["params"] if id(p) in names]
+            sites = [gradient_site(self._monitor, names[id(p)], p) for p in mine]
+            entry = self._held[optimizer] = Held.of(size, mine, sites)
+        return entry
+
+    def forget(self) -> None:
+        """Look anew at what each holds: other weights are watched now."""
+        self._held.clear()
+
+    def mine(self) -> set[int]:
+        """Give the ids of the optimizers seen so far that hold a watched weight."""
+        return {id(optimizer) for optimizer, held in self._held.items() if held.parameters}
+
+    def exist(self) -> bool:
+        """Tell whether any optimizer holds a watched weight; looked for once."""
+        if self.known is None:
+            known = {id(p) for _, p in self._models.parameters()}
+            self.known = bool(find_optimizers(known))
+        return self.known
+
+    def moments(self, p: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Give the tensors that optimizers keep for a weight, by name."""
+        return {
+            str(key): value
+            for optimizer in list(self._held)
+            for key, value in optimizer.state.get(p, {}).items()
+            if isinstance(value, torch.Tensor) and value.numel()
+        }
+
+    def holds(self, p: torch.Tensor) -> bool:
+        """Tell whether an optimizer seen so far holds a weight."""
+        return any(p is other for held in self._held.values() for other in held.parameters)
+
+
+def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:
+    """Look for living optimizers that hold any of these parameters (by id)."""
+    return [
+        item
+        for item in gc.get_objects()
+        if issubclass(type(item), torch.optim.Optimizer)
+        and any(id(p) in parameters for group in item.param_groups for p in group["params"])
+    ]
+
+
+def norm_dtype(parameters: Iterable[torch.Tensor]) -> torch.dtype | None:
+    """Choose what norms are computed in: half precision overflows early, and is coarse."""
+    found = {p.dtype for p in parameters}
+    if len(found) == 1 and not found.intersection(_HALF):
+        return None
+    return torch.float64 if torch.float64 in found else torch.float32
+
+
+def _alike(parameters: list[torch.Tensor]) -> list[list[int]]:
+    if not all(type(p) is torch.nn.Parameter and p.is_cpu for p in parameters):
+        return []
+    by_shape: dict[Any, list[int]] = {}
+    for i, p in enumerate(parameters):
+        small = p.dim() == 1 and p.numel() <= _SMALL
+        by_shape.setdefault(p.shape if small else None, []).append(i)
+    rest = by_shape.pop(None, [])
+    for shape in [shape for shape, which in by_shape.items() if len(which) < _FEWEST]:
+        rest += by_shape.pop(shape)
+    return [rest, *by_shape.values()]
+
+
+def gradient_site(monitor: Monitor, name: str, p: torch.Tensor) -> Site:
+    """Return the slot that holds the norm of a weight's gradient."""
+    return monitor.site(
+        name.rpartition(".")[0],
+        "backward",
+        f"grad of {name.rpartition('.')[2]}",
+        str(p.dtype).removeprefix("torch."),
+        DTYPE_MAX.get(p.dtype),
+        parameter=name,
+        bound=True,
+    )
+
+
+def exact_site(monitor: Monitor, site: Site) -> Site:
+    """Return the slot that holds a gradient's ends instead of its norm."""
+    return monitor.site(
+        site.layer,
+        site.phase,
+        site.tensor,
+        site.dtype,
+        site.dtype_max,
+        parameter=site.parameter,
+    )

@@ -1,0 +1,89 @@
+"""Weights and buffers: looked at when tracking starts and when a step fails."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from anynan._diagnosis.evidence import BadParameter
+from anynan._readings.monitor import Monitor
+from anynan._readings.policy import reading_kind
+from anynan._readings.readings import Site
+from anynan.torch.call.models import Models
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain, read_ends
+from anynan.torch.weights.optimizers import Optimizers
+
+
+class Weights:
+    """Look at the weights and buffers of one tracker.
+
+    Args:
+        monitor: Makes the slots.
+        models: What is watched.
+        optimizers: What holds the weights.
+    """
+
+    def __init__(self, monitor: Monitor, models: Models, optimizers: Optimizers) -> None:
+        self._monitor, self._models, self._optimizers = monitor, models, optimizers
+        self._masks: set[str] = set()
+
+    def all(self) -> list[tuple[str, torch.Tensor]]:
+        """List weights and buffers by their full clean names."""
+        return [*self._models.parameters(), *self._models.buffers()]
+
+    def readings(self) -> Iterator[tuple[Site, torch.Tensor]]:
+        """Walk what is to be read, with its slots."""
+        for name, x in self.all():
+            if x.dtype in DTYPE_NAME and name not in self._masks:
+                site = self._monitor.site(
+                    name.rpartition(".")[0],
+                    "parameter",
+                    name.rpartition(".")[2],
+                    DTYPE_NAME[x.dtype],
+                    DTYPE_MAX[x.dtype],
+                    parameter=name,
+                )
+                yield site, x
+
+    def site(self, bad: BadParameter) -> Site:
+        """Give the slot of one that is bad at the start."""
+        return self._monitor.site(
+            bad.layer, "parameter", bad.name.rpartition(".")[2], bad.summary.dtype, None,
+            parameter=bad.name,
+        )  # fmt: skip
+
+    def bad(self, *, read: bool = False) -> list[BadParameter]:
+        """List weights with a NaN or an Inf and buffers with a NaN or +Inf.
+
+        Args:
+            read: Leave out what a call only writes: running statistics while training.
+        """
+        found = []
+        unread = self._models.unread() if read else set()
+        weights = {name for name, _ in self._models.parameters()}
+        spoils = self._models.options.policy.spoils
+        for name, x in self.all():
+            values = None if id(x) in unread else plain(x)
+            if values is None:
+                continue
+            lo, hi = read_ends(values)
+            if -math.inf < lo and hi < math.inf:
+                continue
+            layer = name.rpartition(".")[0]
+            kind, buffer = reading_kind(lo, hi), name not in weights
+            if buffer and kind == "neginf":
+                self._masks.add(name)
+            if not spoils(kind, layer, buffer=buffer):
+                continue
+            gradient = getattr(x, "grad", None)
+            if gradient is not None and nonfinite(gradient):
+                gradient = None  # made by the bad weight, after the update
+            state = {key: measure(value) for key, value in self._optimizers.moments(x).items()}
+            found.append(
+                BadParameter(
+                    name, layer, measure(x), name not in weights,
+                    None if gradient is None else measure(gradient), state,
+                    self._optimizers.holds(x),
+                )
+            )  # fmt: skip
+        return found
