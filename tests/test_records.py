@@ -35,7 +35,8 @@ def begun(name: str = "log", index: int = 5) -> OpRecord:
 
 
 def builder(told: list[str] | None = None) -> Builder:
-    return Builder(full, origin, [].append if told is None else told.append)
+    heard: list[str] = [] if told is None else told
+    return Builder(full, origin, heard.append)
 
 
 def test_what_the_arrays_say_is_filled_in() -> None:
