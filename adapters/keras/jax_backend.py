@@ -15,10 +15,11 @@ from anynan._judging.patterns import choose
 from anynan._steps.adapter import BadParameter, ReplayError
 from anynan._steps.monitor import Reading
 from anynan._steps.tracker import Tracker
-from anynan.jax import probes
-from anynan.jax.layers import Spot
-from anynan.jax.program import tracing
-from anynan.jax.stacks import LAYER
+from anynan.jax.graphs.stacks import LAYER
+from anynan.jax.program.trace import tracing
+from anynan.jax.read import probes
+from anynan.jax.read.places import fill, sites_of
+from anynan.jax.read.spots import Spot
 from anynan.jax.tracking import checked
 from anynan.keras import seams
 from anynan.keras.jax_calls import Calls
@@ -131,10 +132,10 @@ class KerasSession:
         worst = bad[0]
         (value,) = (w.variable._value for w in self.weights if w.name == worst.name)
         spot = Spot(-1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name)
-        rows, part = self.tracker.rows(), self.calls.part()
+        rows = self.tracker.rows()
         words = np.asarray(probes.ends(value, self.options.extra))[None]
         try:
-            part._write(rows, part._sites([spot], [value]), [spot], words)
+            fill(rows, sites_of([spot], [value], self.tracker.monitor), [spot], words)
             self.tracker.judge(rows)
         finally:
             rows.failed = None
@@ -274,7 +275,7 @@ def _stateless_call(original: Any) -> Any:
     def stateless_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         for session in seams.sessions():
             path = session.paths.get(id(self))
-            if path is not None and tracing() is not None and not session.tracker.paused:
+            if path is not None and tracing() and not session.tracker.paused:
                 with jax.named_scope(LAYER + path):
                     return original(self, *args, **kwargs)
         return original(self, *args, **kwargs)
@@ -285,7 +286,7 @@ def _stateless_call(original: Any) -> Any:
 def _compute_loss(original: Any) -> Any:
     def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, *args, **kwargs)
-        if tracing() is not None and isinstance(out, jax.core.Tracer):
+        if tracing() and isinstance(out, jax.core.Tracer):
             checkpoint_name(out, probes.LOSS)
         return out
 

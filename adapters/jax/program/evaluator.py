@@ -16,9 +16,9 @@ from jax import lax
 from jax.extend import core as jc
 from jax.extend import source_info_util
 
-from anynan.jax import probes
-from anynan.jax.nesting import JITS, REMAT, Body, bodies, dropped
-from anynan.jax.readings import (
+from anynan.jax.graphs.bodies import JITS, REMAT, Body, bodies, dropped
+from anynan.jax.read import probes
+from anynan.jax.read.readings import (
     WHILE,
     WIDE,
     Emission,

@@ -1,9 +1,8 @@
 """One traced form of a function: its operations, its readings, its compiled programs."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import tree_util
@@ -11,33 +10,23 @@ from jax import tree_util
 from anynan._judging.patterns import Patterns, choose
 from anynan._steps.context import marker
 from anynan.events import STATE
-from anynan.jax import signature
-from anynan.jax.evaluate import Evaluator, placed
-from anynan.jax.graph import Graph, Node
-from anynan.jax.layers import Layers, Spot
-from anynan.jax.nesting import JITS
-from anynan.jax.objects import Objects
-from anynan.jax.probes import checkable
-from anynan.jax.readings import Emission, Plan, Probe
-from anynan.jax.scopes import merges, named
-from anynan.jax.signature import Flat, Leaf, Slot
-from anynan.jax.stacks import MARK
+from anynan.jax.graphs.bodies import JITS
+from anynan.jax.graphs.graph import Graph, Node
+from anynan.jax.graphs.layers import Layers
+from anynan.jax.graphs.operations import Operations
+from anynan.jax.graphs.stacks import MARK
+from anynan.jax.program import signature
+from anynan.jax.program.evaluator import Evaluator, placed
+from anynan.jax.program.objects import Objects
+from anynan.jax.program.scopes import merges, named
+from anynan.jax.program.settings import Settings
+from anynan.jax.program.signature import Flat, Leaf, Slot
+from anynan.jax.program.trace import UnwatchableError, under_way
+from anynan.jax.read.probes import checkable
+from anynan.jax.read.readings import Emission, Plan, Probe
+from anynan.jax.read.spots import Spot
 
-if TYPE_CHECKING:
-    from anynan.jax.operations import Operations
-    from anynan.jax.watching import Watch
-
-_state = local()
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
-
-
-class UnwatchableError(Exception):
-    """Say that a function was traced, and its program could not be taken apart."""
-
-
-def tracing() -> "Program | None":
-    """Give the program this thread is tracing, if any."""
-    return getattr(_state, "program", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +51,18 @@ class Program:
         self,
         fn: Callable[..., Any],
         flat: Flat,
-        settings: "Settings",
+        settings: Settings,
         objects: Objects | None = None,
         inner: Callable[..., Any] | None = None,
     ) -> None:
         self.settings = settings
         self.out = Flat([], (), None, 0)
         roots: set[str] = set()
-        outer = tracing()
-        _state.program = self
         self.expected: list[dict[str, str]] = []
         token = marker.set(self._mark)
         try:
             held = None if objects is None else list(objects.held.values())
-            with named((fn, flat.arguments(flat.arrays), held), roots):
+            with under_way(), named((fn, flat.arguments(flat.arrays), held), roots):
                 self.closed = jax.make_jaxpr(self._pure(fn, flat))(*flat.arrays)
                 self.donated = self._donated()
                 if inner is not None and (roots or merges(inner)) and self._bare():
@@ -92,7 +79,6 @@ class Program:
             raise TypeError(msg) from error
         finally:
             marker.reset(token)
-            _state.program = outer
         self.roots = frozenset(roots)
         try:
             self.graph = Graph(self.closed)
@@ -103,12 +89,8 @@ class Program:
             raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
         # What is spread over devices is not put side by side: that would move it.
         self.alone = all(not isinstance(x, jax.Array) or _alone(x) for x in flat.arrays)
-        self._always: Watch | None = None
         self._operations: Operations | None = None
         self.replays: dict[Any, Any] = {}
-        # Values that are read exactly, as of so many masks known; values known to hold a NaN.
-        self.exact: tuple[int, set[int]] | None = None
-        self.sure: set[int] = set()
         self.chosen: set[str] | None = None
 
     def _mark(self, what: str | dict[str, str]) -> Any:
@@ -369,24 +351,11 @@ class Program:
 
     # Programs.
 
-    def operations(self) -> "Operations":
+    def operations(self) -> Operations:
         """Give the operations, found when they are first asked for."""
         if self._operations is None:
-            from anynan.jax.operations import Operations
-
             self._operations = Operations(self.graph, self.layers)
         return self._operations
-
-    def watch(self, exact: Iterable[int] = ()) -> "Watch":
-        """Give the program that runs every step; made again where more must be exact."""
-        if self._always is None or not self._always.exact.issuperset(exact):
-            from anynan.jax.watching import Watch
-
-            try:
-                self._always = Watch(self, exact)
-            except Exception as error:
-                raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
-        return self._always
 
     def evaluate(
         self, plan: Plan, arrays: Any, consts: Any = None
@@ -401,29 +370,6 @@ class Program:
         """Ask for a reading of a value."""
         value = self.graph.values[index]
         plan.add(value.path, value.var, Probe(index, what, at, number))
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Hold what a tracker's options mean for its programs."""
-
-    names: tuple[str, ...] = ()
-    backward: bool = True
-    gradients: bool = False
-    ends: bool = False
-    extra: tuple[str, ...] = ()
-    parameters: bool = False
-    donate: bool = True
-    drops: bool = False
-    raises: bool = False
-    plain: bool = False
-    # Arguments that come back and only count up, as metrics do; -1 for the first result.
-    tallies: frozenset[Hashable] = frozenset()
-
-    def restores(self, donated: tuple[int, ...]) -> bool:
-        """Tell whether a bad step gives the old state back."""
-        # A donated state is lost when the step is over: so is a replay, if it does not come back.
-        return self.drops or (self.raises and bool(donated))
 
 
 def _numbered(spots: list[Spot]) -> list[Spot]:

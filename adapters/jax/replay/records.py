@@ -11,19 +11,20 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import External, Operand, OpRecord, Sink
 from anynan._diagnosis.operands import at, at_broadcast, at_first_nan
 from anynan.events import STATE
-from anynan.jax import names, probes
-from anynan.jax.evaluate import jit_once
-from anynan.jax.graph import Node, Value, fills
-from anynan.jax.layers import Spot
-from anynan.jax.operations import Op
-from anynan.jax.program import Program
-from anynan.jax.readings import Plan
-from anynan.jax.rounds import Its, Rounds, order
-from anynan.jax.updates import blame
-from anynan.jax.wide import widened
+from anynan.jax.graphs import names
+from anynan.jax.graphs.graph import Node, Value, fills
+from anynan.jax.graphs.operations import Op
+from anynan.jax.program.evaluator import jit_once
+from anynan.jax.program.program import Program
+from anynan.jax.read import probes
+from anynan.jax.read.readings import Plan
+from anynan.jax.read.spots import Spot
+from anynan.jax.replay.rounds import Its, Rounds, order
+from anynan.jax.replay.spoilt import blame
+from anynan.jax.replay.wide import widened
 
 if TYPE_CHECKING:
-    from anynan.jax.replay import Flag
+    from anynan.jax.replay.flags import Flag
 
 DETAILED = 200
 # Records of one replay at most: a loop may have a fault in every round.

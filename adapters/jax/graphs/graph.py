@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from jax.extend import core as jc
 
-from anynan.jax import lines
-from anynan.jax.nesting import Body, bodies, dropped, hides
-from anynan.jax.probes import checkable
-from anynan.jax.readings import Path
-from anynan.jax.stacks import Place, place
+from anynan.jax.graphs import lines
+from anynan.jax.graphs.bodies import Body, bodies, dropped, hides
+from anynan.jax.graphs.stacks import Place, place
+from anynan.jax.read.probes import checkable
+from anynan.jax.read.readings import Path
 
 # These read values and make none: what is bad in them was bad before.
 PASSING = frozenset(

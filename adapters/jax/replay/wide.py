@@ -8,8 +8,8 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
-from anynan.jax.evaluate import rebind
-from anynan.jax.probes import checkable, on_host
+from anynan.jax.program.evaluator import rebind
+from anynan.jax.read.probes import checkable, on_host
 
 
 def widened(eqn: Any, operands: list[Any]) -> float | None:

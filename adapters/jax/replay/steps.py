@@ -1,19 +1,15 @@
 """Steps that ran and are not judged yet."""
 
-import atexit
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from anynan._steps.adapter import BadParameter, ReplayError
 from anynan._steps.monitor import Rows
-from anynan.jax.program import Program
-from anynan.jax.watching import Watch
-
-if TYPE_CHECKING:
-    from anynan.jax.session import Session
+from anynan.jax.program.program import Program
+from anynan.jax.program.watch import Watch
 
 
 @dataclass
@@ -21,7 +17,6 @@ class Step:
     """Hold what a step left behind, until it is judged.
 
     Attributes:
-        program: What it was.
         watch: What ran.
         arrays: What went in; what was donated is gone.
         outs: What came out.
@@ -32,7 +27,6 @@ class Step:
         spoilt: Weights that a replay found to be spoilt by the update.
     """
 
-    program: Program
     watch: Watch
     arrays: list[Any]
     outs: list[Any]
@@ -41,6 +35,11 @@ class Step:
     read: Any = None
     meant: set[int] = field(default_factory=set)
     spoilt: list[BadParameter] = field(default_factory=list)
+
+    @property
+    def program(self) -> Program:
+        """Give what it was."""
+        return self.watch.program
 
     def inputs(self) -> list[Any]:
         """Give the arrays to run the step with again.
@@ -73,21 +72,3 @@ def alive(x: Any) -> Any:
 def weakly(arrays: list[Any]) -> list[Any]:
     """Hold arrays without keeping them alive."""
     return [weakref.ref(x) if isinstance(x, jax.Array) else x for x in arrays]
-
-
-# Kept until they are read, also where the user forgets the tracker.
-_unread: "dict[int, Session]" = {}
-
-
-def unread(session: "Session", waiting: bool) -> None:
-    """Note whether a session has steps that nobody has read."""
-    if waiting:
-        _unread[id(session)] = session
-    else:
-        _unread.pop(id(session), None)
-
-
-@atexit.register
-def _at_exit() -> None:
-    for session in list(_unread.values()):
-        session.tracker.remove()

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anynan.events import Phase, Source
-from anynan.jax import lines, names
-from anynan.jax.graph import Graph, Node
-from anynan.jax.layers import Layers
-from anynan.jax.probes import checkable
+from anynan.jax.graphs import lines, names
+from anynan.jax.graphs.graph import Graph, Node
+from anynan.jax.graphs.layers import Layers
+from anynan.jax.read.probes import checkable
 
 
 @dataclass(slots=True)

@@ -1,54 +1,29 @@
 """Run a failing step again, and read every operation that may have made its bad values."""
 
-from dataclasses import dataclass
 from typing import Any
-
-import jax
-import numpy as np
 
 from anynan._diagnosis.lineage import Replay
 from anynan._judging.agreement import Passed, parting
 from anynan._steps.context import replay_context
 from anynan._steps.monitor import Reading
-from anynan.jax import probes
-from anynan.jax.evaluate import jit_once, silent
-from anynan.jax.layers import Spot
-from anynan.jax.operations import Op
-from anynan.jax.program import Program
-from anynan.jax.readings import TOTALS, Emission, Plan, flat
-from anynan.jax.records import Recorder
-from anynan.jax.session import Session
-from anynan.jax.steps import Step
-from anynan.jax.updates import spoilt
+from anynan.jax.graphs.operations import Op
+from anynan.jax.program.evaluator import silent
+from anynan.jax.program.program import Program
+from anynan.jax.read import probes
+from anynan.jax.read.spots import Spot
+from anynan.jax.replay.flags import Flag, flags
+from anynan.jax.replay.records import Recorder
+from anynan.jax.replay.spoilt import spoilt
+from anynan.jax.replay.steps import Step
 
 # Readings in one second run: more of them take long to compile, and layers are read first.
 MOST = 400
 
 
-@dataclass(slots=True)
-class Flag:
-    """Hold what a second run saw of one value.
-
-    Attributes:
-        word: The worst kind in it.
-        its: Iterations in which that was first seen, outermost loop first.
-        shard: The device it was seen on, inside shard_map.
-        row: The word and both ends, if they were asked for.
-        rounds: The kind in every round, one axis for each loop; None where they were not kept.
-    """
-
-    word: int
-    its: tuple[int, ...] = ()
-    shard: int | None = None
-    row: Any = None
-    rounds: Any = None
-
-
-def replay(session: Session, step: Step, first: int, reading: Reading | None = None) -> Replay:
+def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     """Run a step again and record its operations with bad results.
 
     Args:
-        session: Whose step it is.
         step: What is run again.
         first: Number of the reading to explain; those before it were excused.
         reading: The reading itself, to be compared with what the second run reads; None where
@@ -222,49 +197,6 @@ def _ahead(program: Program, chosen: set[int]) -> set[int]:
         if len(found) > MOST:
             return set()
     return found
-
-
-def flags(program: Program, arrays: list[Any], wanted: dict[int, Any]) -> dict[int, Flag]:
-    """Run the program once with these values read."""
-    key = tuple(wanted.items())
-    compiled = program.replays.get(key)
-    if compiled is None:
-        compiled = program.replays[key] = _compiled(program, wanted)
-    run, made = compiled
-    out = jax.device_get(run(probes.scales(len(wanted)), *arrays))
-    return {item.probe.key: _flag(item, *data) for item, data in zip(made, out, strict=True)}
-
-
-def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emission]]:
-    plan = Plan(replaying=True, rounds=True)
-    for number, (index, what) in enumerate(wanted.items()):
-        program.want(plan, index, what, number=number)
-    made: list[Emission] = []
-
-    def run(factors: Any, *inner: Any) -> list[list[Any]]:
-        plan.factors = factors
-        _, found = program.evaluate(plan, inner)
-        made[:] = found
-        return flat(found)
-
-    return jit_once(run), made
-
-
-def _flag(item: Emission, data: Any, *rest: Any) -> Flag:
-    data = np.array(data)
-    its = list(rest)
-    rounds = None if item.rounds is None else np.asarray(its.pop()).astype(int)
-    words = data[..., 0] if item.wide else data
-    if item.probe.what in TOTALS and not its:
-        words[...] = probes.words(words, np)
-    shard = None
-    if item.shards:
-        shard = int(np.argmax(words))
-        data, its = data[shard], [it[shard] for it in its]
-        rounds = None if rounds is None else rounds[shard]
-    word = int(data[0] if item.wide else data)
-    row = data if item.wide else None
-    return Flag(word, tuple(int(it) for it in its), shard, row, rounds)
 
 
 def _trail(step: Step, found: dict[int, Flag]) -> None:

@@ -1,8 +1,8 @@
 """The program that runs every step: the function itself, and a few numbers more."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,10 @@ import numpy as np
 from jax import lax
 
 from anynan._steps.monitor import Site
-from anynan.jax import probes
-from anynan.jax.program import UnwatchableError
-from anynan.jax.readings import TOTALS, Emission, Plan
-
-if TYPE_CHECKING:
-    from anynan.jax.program import Program
+from anynan.jax.program.program import Program
+from anynan.jax.program.trace import UnwatchableError
+from anynan.jax.read import probes
+from anynan.jax.read.readings import TOTALS, Emission, Plan
 
 # Arrays up to this size are put side by side and read in one pass: a pass of its own for each
 # costs more than the copy.
@@ -39,17 +37,59 @@ class State:
     source: int
 
 
+@dataclass
+class Known:
+    """Hold what was found out of a program's values.
+
+    Attributes:
+        exact: Values whose kind a total might not tell: they are read exactly.
+        sure: Values whose NaN was seen to be one.
+        masks: How many masks were known when ``exact`` was last asked for, -1 before.
+    """
+
+    exact: set[int] = field(default_factory=set)
+    sure: set[int] = field(default_factory=set)
+    masks: int = -1
+
+
+class Watches:
+    """Give what runs a program at every step: made again where more must be read exactly.
+
+    Args:
+        program: What is watched.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.known = Known()
+        self._latest: Watch | None = None
+
+    def get(self, exact: set[int]) -> "Watch":
+        """Give a watch that reads these values exactly.
+
+        Raises:
+            UnwatchableError: If it cannot be made.
+        """
+        if self._latest is None or not self._latest.exact.issuperset(exact):
+            try:
+                self._latest = Watch(self.program, exact, self.known)
+            except Exception as error:
+                raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
+        return self._latest
+
+
 class Watch:
     """Run a program with its readings as one more result.
 
     Args:
         program: What is watched.
         exact: Values whose kind a total might not tell.
+        known: What was found out of its values.
     """
 
-    def __init__(self, program: "Program", exact: Iterable[int] = ()) -> None:
+    def __init__(self, program: Program, exact: Iterable[int], known: Known) -> None:
         settings = program.settings
-        self.program = program
+        self.program, self.known = program, known
         self.exact = frozenset(exact)
         self.spots = program.inputs() + program.spots(backward=settings.gradients)
         self.groups = {} if settings.ends else self._groups()
@@ -97,7 +137,7 @@ class Watch:
                 found[index] = [i, *moments]
         return found
 
-    def _states(self) -> list["State"]:
+    def _states(self) -> list[State]:
         """List the readings of what an update writes, and what is known of each."""
         program, found = self.program, []
         for i, result in enumerate(program.results):
@@ -109,7 +149,7 @@ class Watch:
             found.append(State(self.at[index], i if weight else None, rest, result.source))
         return found
 
-    def meant(self, states: list["State"], outs: Any, arrays: Any) -> Any:
+    def meant(self, states: list[State], outs: Any, arrays: Any) -> Any:
         """Tell which of these readings may be meant as they are.
 
         An Inf in optimizer state does no harm by itself, and what comes in Inf and goes out so

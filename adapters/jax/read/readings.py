@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from anynan.jax import probes
+from anynan.jax.read import probes
 
 Path = tuple[Any, ...]
 What = Literal["code", "sum", "ends", "span", "value"]

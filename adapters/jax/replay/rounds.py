@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anynan.jax import probes
-from anynan.jax.graph import Graph, Value
-from anynan.jax.operations import Op, Operations
+from anynan.jax.graphs.graph import Graph, Value
+from anynan.jax.graphs.operations import Op, Operations
+from anynan.jax.read import probes
 
 if TYPE_CHECKING:
-    from anynan.jax.replay import Flag
+    from anynan.jax.replay.flags import Flag
 
 # They read a part: what is bad may be outside of it.
 _PARTS = frozenset({"slice", "dynamic_slice", "gather", "split"})

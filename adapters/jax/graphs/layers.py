@@ -2,34 +2,13 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from anynan.events import Phase
-from anynan.jax.graph import Graph, Node
-from anynan.jax.probes import CHECKED, LOSS, checkable
-from anynan.jax.stacks import LAYER
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """Name a value that is read.
-
-    Attributes:
-        value: Number of the value.
-        layer: Layer path, None outside every layer.
-        phase: Phase of the reading.
-        tensor: Which tensor.
-        call: Which call of the layer.
-        parameter: Name of the weight it belongs to.
-    """
-
-    value: int
-    layer: str | None
-    phase: Phase
-    tensor: str
-    call: int = 0
-    parameter: str | None = None
+from anynan.jax.graphs.graph import Graph, Node
+from anynan.jax.graphs.stacks import LAYER
+from anynan.jax.read.probes import CHECKED, LOSS, checkable
+from anynan.jax.read.spots import Spot
 
 
 class Layers:

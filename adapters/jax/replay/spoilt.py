@@ -4,10 +4,10 @@ from typing import Any
 
 from anynan._diagnosis.lineage import OpRecord
 from anynan._steps.adapter import BadParameter
-from anynan.jax import probes
-from anynan.jax.operations import Op
-from anynan.jax.program import Program
-from anynan.jax.rounds import Its
+from anynan.jax.graphs.operations import Op
+from anynan.jax.program.program import Program
+from anynan.jax.read import probes
+from anynan.jax.replay.rounds import Its
 
 
 def blame(program: Program, record: OpRecord, op: Op) -> None:
