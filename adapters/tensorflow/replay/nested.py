@@ -1,23 +1,18 @@
 """Trace a step anew with its nested functions in place and its recurrent layers unrolled."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from anynan.tensorflow.session import Session
-
-# A longer loop takes too long to trace.
-STEPS = 256
+from anynan.tensorflow.replay.steps import State
 
 
 @contextmanager
-def in_place(session: "Session", *, unrolled: bool) -> Iterator[None]:
+def in_place(state: State, layers: Iterable[Any], *, unrolled: bool) -> Iterator[None]:
     """Have nested functions traced in place; recurrent layers of Keras unrolled, if wanted."""
-    state = session.state()
-    rolled = [x for x in session.layers().values() if getattr(x, "unroll", None) is False]
+    rolled = [x for x in layers if getattr(x, "unroll", None) is False]
     for layer in rolled if unrolled else ():
         layer.unroll = True
     state.inline = True

@@ -1,8 +1,6 @@
 """What is being collected while a model runs or is traced."""
 
 import inspect
-import threading
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from anynan.events import Phase
-from anynan.tensorflow import probes
-from anynan.tensorflow.reach import Reach
-from anynan.tensorflow.traces import Spot
+from anynan.tensorflow.read import probes
+from anynan.tensorflow.read.spots import Spot
 
 LOOPS = ("WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph")
 
@@ -59,55 +56,6 @@ class Frame:
             self.tensors.append(x)
 
 
-@dataclass
-class Step:
-    """Know how to run a step again.
-
-    Attributes:
-        fn: A compiled function, or a function that can be compiled.
-        args: Its arguments.
-        kwargs: Likewise.
-        kept: Variables as they were before the step.
-        layer: True where it is a layer that was called outside of every graph.
-        reach: What its code could reach, as it was before the step; None if it was compiled.
-    """
-
-    fn: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    kept: list[tuple[Any, Any]] = field(default_factory=list)
-    layer: bool = False
-    reach: Reach | None = None
-
-
-@dataclass
-class State(threading.local):
-    """Hold what belongs to one thread."""
-
-    frame: Frame | None = None
-    tapes: int = 0
-    vectorised: bool = False
-    scaling: int = 0
-    replaying: bool = False
-    backward: bool = False
-    step: Step | None = None
-    depth: int = 0
-    outputs: list[tuple[Any, Any, str, str]] = field(default_factory=list)
-    gradients: Frame | None = None
-    open: bool = False
-    held: bool = False
-    updated: bool = False
-    after: bool = False
-    inline: bool = False
-    xla: bool = False
-    incoming: Any = None
-    seen: dict[Any, int] = field(default_factory=dict)
-
-    def collect(self, graph: Any) -> Frame:
-        """Begin to collect readings."""
-        return Frame(graph, self.replaying, xla=self.xla)
-
-
 def here() -> Any:
     """Give the graph that is traced, None outside."""
     return tf.compat.v1.get_default_graph() if tf.inside_function() else None
@@ -147,8 +95,3 @@ def named_arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         for i, value in enumerate(args)
     }
     return {**found, **kwargs}
-
-
-def alive(ref: "weakref.ref[Any]") -> Any:
-    """Give what a weak reference points at, None if it is gone."""
-    return ref()

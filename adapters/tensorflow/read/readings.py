@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan.tensorflow.probes import SMALL, wide
+from anynan.tensorflow.read.probes import SMALL, wide
 
 # What XLA adds before it sums, and what it multiplies with, to be kept in a variable. As constants
 # of the graph they would be joined with those of the user, so that an overflow in ``x * 1e30``

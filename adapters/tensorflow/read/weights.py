@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._steps.adapter import BadParameter
-from anynan.tensorflow import probes, readings
-from anynan.tensorflow.traces import Spot
+from anynan.tensorflow.read import probes, readings
+from anynan.tensorflow.read.spots import Spot
 
 
 class Weights:

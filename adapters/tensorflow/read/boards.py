@@ -1,17 +1,44 @@
 """Variables that hold the rows of a compiled step until they are read."""
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from anynan.tensorflow.readings import BLANK, SCALE
-from anynan.tensorflow.traces import SCOPE, Block, Spot
+from anynan.tensorflow.read import readings
+from anynan.tensorflow.read.frames import Frame
+from anynan.tensorflow.read.places import Places
+from anynan.tensorflow.read.readings import BLANK, SCALE
+from anynan.tensorflow.read.spots import SCOPE, Spot
 
 _BLANK = np.array(BLANK)
 # No variable can be made while replicas are traced, so what they need is made before.
 ROOM = 16
+
+
+@dataclass(slots=True)
+class Block:
+    """Hold the rows that one write fills.
+
+    Attributes:
+        start: The first row on the board.
+        spots: What each row reads, in execution order.
+        order: All of them, and what only a replay looks at.
+        backward: True for what a gradient call wrote.
+        updates: True if its graph updates weights; None before that was asked.
+        places: What the core knows the spots by, once they were read.
+        confirmed: Spots whose NaN was seen to be one.
+    """
+
+    start: int
+    spots: list[Spot]
+    order: list[Spot]
+    backward: bool = False
+    updates: bool | None = None
+    places: Places | None = None
+    confirmed: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -97,11 +124,57 @@ def _where(block: Block) -> slice:
     return slice(block.start, block.start + len(block.spots))
 
 
-def boards(count: int, replicas: int) -> list[Board]:
-    """Make a board of so many rows for each replica."""
-    if replicas == 1:
-        return [Board(count, grows=True)]
-    return [Board(ROOM * count, grows=False) for _ in range(replicas)]
+class Boards:
+    """Hold a board for each replica.
+
+    Args:
+        count: Rows that one trace of everything takes.
+        replicas: How many there are.
+        sizes: True to read under XLA, too, how large the values are.
+    """
+
+    def __init__(self, count: int, replicas: int, *, sizes: bool) -> None:
+        self._sizes = sizes
+        self._lock = threading.RLock()
+        self.alone = replicas == 1
+        if self.alone:
+            self.held = [Board(count, grows=True)]
+        else:
+            self.held = [Board(ROOM * count, grows=False) for _ in range(replicas)]
+
+    def ready(self) -> None:
+        """Have rows before a function is traced."""
+        for board in self.held:
+            board.ready()
+
+    def look(self, tensors: list[Any], *, xla: bool) -> Any:
+        """Read tensors in a graph; under XLA how large they are only where that is asked for."""
+        if xla and not self._sizes:
+            return readings.scaled(tensors, self.held[0].scale())
+        return readings.exact(tensors, xla=xla)
+
+    def write(self, frame: Frame, *, backward: bool) -> Block | None:
+        """Write what a frame collected into its graph; None if there is no room."""
+        with self._lock:
+            board = self.held[replica()]
+            block = board.open(frame.spots, frame.order, backward=backward)
+        if block is not None:
+            with tf.name_scope(SCOPE):
+                frame.rows = self.look(frame.tensors, xla=frame.xla)
+                board.write(block, frame.rows)
+        return block
+
+    def read(self) -> list[tuple[Block, Any]]:
+        """Bring what was written to the host, and join what replicas read of the same tensors."""
+        first, *others = [board.read() for board in self.held]
+        for other in others:
+            if len(other) != len(first):
+                return [*first, *(item for rest in others for item in rest)]
+            first = [
+                (block, _join(one, two))
+                for (block, one), (_, two) in zip(first, other, strict=True)
+            ]
+        return first
 
 
 def replica() -> int:
@@ -111,18 +184,6 @@ def replica() -> int:
         return 0
     number = context.replica_id_in_sync_group
     return int(tf.get_static_value(number) if isinstance(number, tf.Tensor) else number)
-
-
-def read_all(found: list[Board]) -> list[tuple[Block, Any]]:
-    """Read every replica's board, and join what they read of the same tensors."""
-    first, *others = [board.read() for board in found]
-    for other in others:
-        if len(other) != len(first):
-            return [*first, *(item for rest in others for item in rest)]
-        first = [
-            (block, _join(one, two)) for (block, one), (_, two) in zip(first, other, strict=True)
-        ]
-    return first
 
 
 def _join(one: Any, two: Any) -> Any:

@@ -1,66 +1,15 @@
 """What was put into a graph while it was traced: which rows it writes, which scope is whose."""
 
 import re
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from anynan.events import Phase
-
-if TYPE_CHECKING:
-    from anynan.tensorflow.places import Places
-
-# What watching adds to a graph is in this name scope.
-SCOPE = "anynan"
-
-
-@dataclass(slots=True)
-class Spot:
-    """Name one tensor that is read.
-
-    Attributes:
-        layer: Layer path, None outside every watched layer.
-        phase: Phase of the reading.
-        tensor: Which tensor (``output``, ``grad``).
-        dtype: Short dtype name.
-        dtype_max: The dtype's largest finite value.
-        name: The tensor's name in its graph, empty where there is no graph.
-        parameter: Name of the weight it belongs to.
-    """
-
-    layer: str | None
-    phase: Phase
-    tensor: str
-    dtype: str
-    dtype_max: float
-    name: str = ""
-    parameter: str | None = None
-
-
-@dataclass(slots=True)
-class Block:
-    """Hold the rows that one write fills.
-
-    Attributes:
-        start: The first row on the board.
-        spots: What each row reads, in execution order.
-        order: All of them, and what only a replay looks at.
-        backward: True for what a gradient call wrote.
-        updates: True if its graph updates weights; None before that was asked.
-        places: What the core knows the spots by, once they were read.
-        confirmed: Spots whose NaN was seen to be one.
-    """
-
-    start: int
-    spots: list[Spot]
-    order: list[Spot]
-    backward: bool = False
-    updates: bool | None = None
-    places: "Places | None" = None
-    confirmed: set[int] = field(default_factory=set)
+from anynan.tensorflow.read.boards import Block
 
 
 @dataclass
@@ -116,6 +65,39 @@ class Trace:
             if found is not None:
                 return found
         return None
+
+
+class Traces:
+    """Know the graphs that were traced while something was watched, as long as they live."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Any, Trace] = weakref.WeakKeyDictionary()
+
+    def of(self, graph: Any) -> Trace:
+        """Give what is known of a graph."""
+        found = self._known.get(graph)
+        if found is None:
+            found = self._known[graph] = Trace()
+        return found
+
+    def writes(self, block: Block, weights: Callable[[], list[Any]]) -> bool:
+        """Tell whether the graph that a block is read in updates one of these variables."""
+        if block.updates is None:
+            graphs = (graph for graph, trace in self._known.items() if block in trace.blocks)
+            graph = next(graphs, None)
+            block.updates = graph is not None and (
+                bool(self.of(graph).updates) or _assigns(graph, weights())
+            )
+        return block.updates
+
+
+def _assigns(graph: Any, weights: list[Any]) -> bool:
+    handles = {id(weight.handle) for weight in weights}
+    return any(
+        id(outer) in handles and node.type.startswith("Assign")
+        for outer, inner in graph.captures
+        for node in inner.consumers()
+    )
 
 
 def _number(base: str, name: str) -> int:

@@ -1,28 +1,16 @@
-"""Tracked functions and modules of plain TensorFlow."""
+"""What is in a target: the submodules of a module, the models that a function uses."""
 
 import inspect
-import weakref
+import sys
 from typing import Any
 
 import tensorflow as tf
 
-from anynan._steps.tracker import Tracker
-from anynan.options import Options
-from anynan.tensorflow.session import Session
-from anynan.tensorflow.tracking import begin, is_keras, refuse_twice
 
-
-def track_module(module: Any, options: Options) -> Tracker:
-    """Watch a ``tf.Module``."""
-    refuse_twice(module)
-    if not callable(module):
-        msg = (
-            f"this {type(module).__name__} has no __call__, so it never runs as a whole: track "
-            "the function that uses it"
-        )
-        raise TypeError(msg)
-    session = Session(modules_of(module), module, options)
-    return begin(session, weakref.ref(module), type(module).__name__)
+def is_keras(target: Any) -> bool:
+    """Tell whether something is a layer or a model of Keras, without importing Keras."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(target, keras.layers.Layer)
 
 
 def modules_of(module: Any) -> dict[str, Any]:
@@ -56,8 +44,8 @@ def _children(module: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def track_function(fn: Any, options: Options) -> Tracker:
-    """Watch a function, and the models that it uses."""
+def layers_in(fn: Any) -> tuple[dict[str, Any], bool]:
+    """Give the layers of the models that a function uses, and whether any is Keras's."""
     layers: dict[str, Any] = {}
     found = models_in(fn)
     keras = False
@@ -71,15 +59,12 @@ def track_function(fn: Any, options: Options) -> Tracker:
         for path, layer in inside.items():
             whole = path if len(found) == 1 else f"{name}.{path}" if path else name
             layers[whole] = layer
-    session = Session(layers, None, options)
-    session.weights.add_all("", [(k, v) for k, v in names_in(fn).items() if is_variable(v)])
-    session.with_keras = keras
-    return begin(session, fn, getattr(fn, "__name__", type(fn).__name__))
+    return layers, keras
 
 
-def is_variable(x: Any) -> bool:
-    """Tell whether something is a variable of TensorFlow."""
-    return isinstance(x, tf.Variable)
+def variables_in(fn: Any) -> list[tuple[str, Any]]:
+    """List the variables that a function uses by name."""
+    return [(name, x) for name, x in names_in(fn).items() if isinstance(x, tf.Variable)]
 
 
 def names_in(fn: Any) -> dict[str, Any]:

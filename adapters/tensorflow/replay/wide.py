@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan.tensorflow.probes import is_bad
+from anynan.tensorflow.read.probes import is_bad
 
 NARROW = (tf.float16.as_datatype_enum, tf.float32.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 

@@ -5,9 +5,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from anynan._steps.tracker import Tracker
 from anynan.keras.layers import layers_of
 from anynan.options import Options
-from anynan.tensorflow.session import Session
+from anynan.tensorflow.session.session import Session
 
 FUNCTIONS = ("train_function", "test_function", "predict_function")
 
@@ -15,14 +16,12 @@ FUNCTIONS = ("train_function", "test_function", "predict_function")
 class ModelSession(Session):
     """Watch a Keras model."""
 
-    with_keras = True
-
-    def __init__(self, model: Any, options: Options) -> None:
-        super().__init__(layers_of(model), model, options)
+    def __init__(self, model: Any, options: Options, tracker: Tracker) -> None:
+        super().__init__(layers_of(model), model, options, tracker, keras=True)
 
     def renew(self) -> None:
         """Drop the functions that Keras traced: it makes them anew when it needs them."""
-        model = self.model()
+        model = self.layers.model()
         for name in FUNCTIONS:
             if getattr(model, name, None) is not None:
                 setattr(model, name, None)
@@ -59,15 +58,15 @@ class ModelSession(Session):
 
     def held(self, fn: Any, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         """Run one batch as one step; without a function, what is compiled says how."""
-        state = self.state()
+        state, steps = self.state, self.steps
         if fn is None or state.depth:
             return run()
         if state.open:
-            self.end_step()
-        self.open_step(self.step(fn, args, {}))
+            steps.end()
+        steps.open(steps.of(fn, args, {}))
         state.held = True
         try:
             return run()
         finally:
             if state.open:
-                self.end_step()
+                steps.end()

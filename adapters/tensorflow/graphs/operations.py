@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anynan.events import Phase, Source
-from anynan.tensorflow import lines, names
-from anynan.tensorflow.traces import SCOPE, Trace
+from anynan.tensorflow.graphs import lines, names
+from anynan.tensorflow.graphs.traces import Trace
+from anynan.tensorflow.read.spots import SCOPE
 
 
 @dataclass(slots=True)

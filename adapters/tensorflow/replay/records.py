@@ -9,13 +9,15 @@ from anynan._arrays.measures import describe
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import External, Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.operands import at, at_broadcast, at_first_nan
-from anynan.tensorflow import names, probes
-from anynan.tensorflow.operations import Op, resolve
-from anynan.tensorflow.probes import is_bad, kind
-from anynan.tensorflow.replay import Program, Run
-from anynan.tensorflow.session import Session
-from anynan.tensorflow.traces import Spot
-from anynan.tensorflow.wide import widened
+from anynan.tensorflow.graphs import names
+from anynan.tensorflow.graphs.operations import Op, resolve
+from anynan.tensorflow.read import probes
+from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.read.probes import is_bad, kind
+from anynan.tensorflow.read.spots import Spot
+from anynan.tensorflow.replay.program import Program
+from anynan.tensorflow.replay.run import Run
+from anynan.tensorflow.replay.wide import widened
 
 OPTIMIZED = (
     "the graph ran as TensorFlow's optimizer made it, which moves factors, and was run again as "
@@ -30,7 +32,7 @@ BYTES = 256 * 2**20
 class Recorder:
     """Make the records of one replay."""
 
-    def __init__(self, session: Session, program: Program, run: Run) -> None:
+    def __init__(self, session: Layers, program: Program, run: Run) -> None:
         self.session, self.program, self.run = session, program, run
         self.operations = run.operations
         self.bad = [op for op in self.operations.ops if any(run.bad.get(t.name) for t in op.outs)]

@@ -7,8 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from anynan._steps.monitor import Monitor, Rows, Site
-from anynan.tensorflow import readings
-from anynan.tensorflow.traces import Spot
+from anynan.tensorflow.read import readings
+from anynan.tensorflow.read.spots import Spot
 
 
 class Places:
