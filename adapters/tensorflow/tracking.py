@@ -135,7 +135,7 @@ def _track_model(model: Any, options: Options) -> Tracker:
     _refuse_twice(model)
     refuse_unbuilt(model)
     tracker = Tracker(weakref.ref(model), options, type(model).__name__)
-    return _start(ModelSession(model, options, tracker))
+    return ModelSession(model, options, tracker).start()
 
 
 def _track_module(module: Any, options: Options) -> Tracker:
@@ -148,7 +148,7 @@ def _track_module(module: Any, options: Options) -> Tracker:
         )
         raise TypeError(msg)
     tracker = Tracker(weakref.ref(module), options, type(module).__name__)
-    return _start(Session(modules_of(module), module, options, tracker))
+    return Session(modules_of(module), module, options, tracker).start()
 
 
 def _track_function(fn: Any, options: Options) -> Tracker:
@@ -157,7 +157,7 @@ def _track_function(fn: Any, options: Options) -> Tracker:
     tracker = Tracker(fn, options, getattr(fn, "__name__", type(fn).__name__))
     session = Session(layers, None, options, tracker, keras=keras)
     session.layers.weights.add_all("", variables_in(fn))
-    return _start(session)
+    return session.start()
 
 
 def _refuse_twice(model: Any) -> None:
@@ -173,17 +173,3 @@ def _refuse_twice(model: Any) -> None:
             "remove(), or anynan.tensorflow.untrack(model), before tracking it again"
         )
         raise ValueError(msg)
-
-
-def _start(session: Session) -> Tracker:
-    model = session.layers.model()
-    if model is not None:
-        weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
-    return session.tracker.start(session)
-
-
-def _gone(ref: "weakref.ref[Session]") -> None:
-    """Put the classes back when the model is gone."""
-    session = ref()
-    if session is not None and session.tracker.adapter is session:
-        session.tracker.remove()

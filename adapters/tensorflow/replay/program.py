@@ -15,7 +15,7 @@ from anynan.tensorflow.read.frames import named_arguments, tensors
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.weights import read
 from anynan.tensorflow.replay import nested
-from anynan.tensorflow.replay.reached import ITERATOR, Reach
+from anynan.tensorflow.replay.reached import ITERATOR, Began, Reached
 from anynan.tensorflow.replay.steps import State, Step
 
 ARGUMENTS = (
@@ -106,13 +106,13 @@ class Programs:
 
     def _traced(self, step: Step, *, fresh: bool) -> tuple[Any, Any]:
         """Give the function that is run again, and its graph."""
-        fn, reach = step.fn, step.reach
+        fn, began = step.fn, step.began
         if fresh:
-            fn, reach = nested.anew(fn), Reach(fn)
+            fn, began = nested.anew(fn), Reached(self._layers).begin(fn.python_function)
         elif not hasattr(fn, "get_concrete_function"):
             whole = self._whole(step) if step.layer else fn
-            fn = tf.function(whole if reach is None else _from_start(whole, reach))
-        with nullcontext() if reach is None else reach.second_run():
+            fn = tf.function(whole if began is None else _from_start(whole, began))
+        with nullcontext() if began is None else began.second_run():
             try:
                 return fn, fn.get_concrete_function(*step.args, **step.kwargs)
             except Exception as error:
@@ -173,9 +173,9 @@ def _source_of_data(graph: Any, captured: Any) -> str | None:
     return next((node.op for part in nodes for node in part if node.op.startswith(TAKING)), None)
 
 
-def _from_start(fn: Any, reach: Reach) -> Any:
+def _from_start(fn: Any, began: Began) -> Any:
     """Make a function that begins with what was kept: one that makes variables is traced twice."""
-    put_back = tf.autograph.experimental.do_not_convert(reach.put_back)
+    put_back = tf.autograph.experimental.do_not_convert(began.put_back)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         put_back()

@@ -1,251 +1,163 @@
-"""What the Python code of a step can reach and a second run of it would move."""
+"""What the Python code of a step reaches: kept when the step begins, given to a second run."""
 
-import inspect
 import random
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from anynan._diagnosis.sources import is_library
+from anynan._reach import Exhausted, Holder, Kept, Kinds, Reach, weak
 from anynan._steps.adapter import ReplayError
+from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.read.weights import raw
 
 ITERATOR = (
     "the step takes its data from an iterator ({name}), which a second run would advance, so it "
     "was not run again: give it the batch as an argument, and the operation is named"
 )
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
-_CONTAINERS: tuple[Any, ...] = (dict, list, set, deque)
-# Far enough for counters and schedules; a whole program, or its data, hangs on some objects.
-DEPTH = 3
-LIMIT = 1000
-ITEMS = 10_000
+MISSED = "the second run did not begin with the first run's value of {}"
+# Bytes of an array that is copied when a step begins, and how many of them.
 BYTES = 2**20
+MANY = 1000
 
-Undo = Callable[[], None]
 
-
-class Reach:
-    """Keep what a step's code can reach, as it is now: counters, containers, generators.
+class Began:
+    """Hold what a step began with, beside its arguments and the tracked weights.
 
     Args:
-        fn: The step's function.
-        args: What it is called with.
-        layers: Layers whose code may change their attributes.
-        known: Tells which variables are kept elsewhere.
+        reach: What its code reaches.
+        kept: Plain state, containers and generators.
+        layers: Their variables are kept elsewhere.
 
     Attributes:
-        variables: Variables among it, and what they hold.
-        iterator: The name of an iterator among it, None if there is none.
+        variables: Other variables, and what they held.
+        lost: What could not be put back, with the error.
     """
 
-    def __init__(
-        self, fn: Any, args: Any = (), layers: Any = (), known: Callable[[Any], Any] = bool
-    ) -> None:
+    def __init__(self, reach: Reach, kept: Kept, layers: Layers) -> None:
         self.variables: list[tuple[Any, Any]] = []
-        self.iterator: str | None = None
-        self._fn, self._args, self._layers, self._known = fn, args, layers, known
-        self._undo: list[Undo] = []
-        self._seen: dict[int, Any] = {}
-        self._generators()
-        for cell, name in _cells(fn):
-            self._cell(cell)
-            self._keep(cell.cell_contents, name, 0)
-        for space, name in _globals(fn):
-            if isinstance(space[name], _PLAIN):
-                self._undo.append(_item_setter(space, name, space[name]))
-            self._keep(space[name], name, 0)
-        owner = getattr(fn, "__self__", None) if inspect.isroutine(fn) else fn
-        if owner is not None:
-            self._keep(owner, "self", 0)
-        for i, value in enumerate(args):
-            self._keep(value, f"args[{i}]", 0)
-        for layer in layers:
-            self._counters(layer)
+        self.lost: list[str] = []
+        self._reach, self._kept, self._layers = reach, kept, layers
+        self._arrays: list[tuple[Holder, Any, Any]] = []
+        for holder in reach.arrays[:MANY]:
+            x = holder.get()
+            if isinstance(x, tf.Variable):
+                if layers.weights.name(x) is None:
+                    self.variables.append((x, tf.convert_to_tensor(x)))
+            elif isinstance(x, np.ndarray) and x.nbytes <= BYTES:
+                self._arrays.append((holder, x, x.copy()))
+        # The global state, which is the user's.
+        self._numpy, self._python = np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def lending(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Have Python's iterators keep what the step takes from them."""
+        return self._reach.lending(args, kwargs)
 
     @contextmanager
     def second_run(self) -> Iterator[None]:
         """Let code run again; afterwards everything is as it is now.
 
         Raises:
-            ReplayError: If that would take from an iterator what the user's own run is to have.
+            ReplayError: If it takes from an iterator what the user's own run is to have.
         """
-        if self.iterator is not None:
-            raise ReplayError(ITERATOR.format(name=self.iterator))
-        now = Reach(self._fn, self._args, self._layers, self._known)
+        now = Began(self._reach, self._reach.now(), self._layers)
         try:
-            yield
+            with self._reach.again():
+                yield
+        except Exhausted as end:
+            raise ReplayError(ITERATOR.format(name=end)) from None
         finally:
             now.put_back()
 
     def put_back(self) -> None:
-        """Make everything what it was."""
-        for undo in reversed(self._undo):
-            undo()
-
-    def _generators(self) -> None:
-        legacy = np.random.get_state()  # noqa: NPY002  the user's global state, not ours
-        python = random.getstate()
-        self._undo.append(lambda: np.random.set_state(legacy))  # noqa: NPY002
-        self._undo.append(lambda: random.setstate(python))
-
-    def _cell(self, cell: Any) -> None:
-        held = cell.cell_contents
-
-        def undo() -> None:
-            cell.cell_contents = held
-
-        self._undo.append(undo)
-
-    def _keep(self, value: Any, name: str, depth: int) -> None:
-        if isinstance(value, _PLAIN) or depth > DEPTH or len(self._seen) > LIMIT:
-            return
-        if id(value) in self._seen:
-            return
-        self._seen[id(value)] = value
-        kind: Any = type(value)
-        if isinstance(value, tf.Variable):
-            if not self._known(value):
-                self.variables.append((value, tf.convert_to_tensor(value)))
-        elif isinstance(value, tf.Tensor) or inspect.isroutine(value) or inspect.ismodule(value):
-            return
-        elif isinstance(value, tf.random.Generator):
-            self._keep(value.state, name, depth)
-        elif isinstance(value, np.random.Generator):
-            self._undo.append(_attribute_setter(value.bit_generator, value.bit_generator.state))
-        elif isinstance(value, np.random.RandomState):
-            state = value.get_state()
-            self._undo.append(lambda: value.set_state(state))
-        elif isinstance(value, random.Random):
-            former = value.getstate()
-            self._undo.append(lambda: value.setstate(former))
-        elif isinstance(value, np.ndarray):
-            if value.nbytes <= BYTES:
-                content = value.copy()
-                self._undo.append(lambda: value.__setitem__(..., content))
-        elif kind in _CONTAINERS:
-            self._container(value, name, depth)
-        elif hasattr(kind, "__next__"):
-            # TensorFlow's own is part of the graph, where it is looked for.
-            if not isinstance(value, tf.data.Iterator):
-                self.iterator = self.iterator or name
-        elif isinstance(value, tf.Module) or hasattr(value, "built"):
-            self._counters(value)
-        elif not isinstance(value, type):
-            self._attributes(value, name, depth)
-
-    def _container(self, value: Any, name: str, depth: int) -> None:
-        if len(value) > ITEMS:
-            return
-        held = list(value.items()) if type(value) is dict else list(value)
-
-        def undo() -> None:
-            now = list(value.items()) if type(value) is dict else list(value)
-            if len(now) == len(held) and all(map(_same, now, held)):
-                return
-            value.clear()
-            (value.extend if isinstance(value, list | deque) else value.update)(held)
-
-        self._undo.append(undo)
-        for item in value.values() if type(value) is dict else held:
-            self._keep(item, name, depth + 1)
-
-    def _attributes(self, value: Any, name: str, depth: int) -> None:
-        held = getattr(value, "__dict__", None)
-        if type(held) is not dict or not _is_own(value):
-            return
-        before = dict(held)
-
-        def undo() -> None:
-            for key, item in before.items():
-                if held.get(key, before) is not item:
-                    held[key] = item
-            for key in held.keys() - before.keys():
-                del held[key]
-
-        self._undo.append(undo)
-        for key, item in before.items():
-            self._keep(item, f"{name}.{key}", depth + 1)
-
-    def _counters(self, layer: Any) -> None:
-        """Keep the numbers among a layer's own attributes: what it makes of itself stays."""
-        for key, item in vars(layer).items() if _is_own(layer) else ():
-            if isinstance(item, _PLAIN) and not key.startswith("_") and key != "built":
-                self._undo.append(_item_setter(vars(layer), key, item))
-
-
-def _is_own(value: Any) -> bool:
-    """Tell whether something is of the user's own class: a framework's keeps its state itself."""
-    return type(value).__module__.partition(".")[0] not in ("keras", "tensorflow", "anynan")
-
-
-def _same(a: Any, b: Any) -> bool:
-    if type(a) is tuple and type(b) is tuple and len(a) == len(b) == 2:
-        return a[0] is b[0] and a[1] is b[1]
-    return a is b
-
-
-def _item_setter(space: dict[str, Any], name: str, value: Any) -> Undo:
-    def undo() -> None:
-        space[name] = value
-
-    return undo
-
-
-def _attribute_setter(generator: Any, state: Any) -> Undo:
-    def undo() -> None:
-        generator.state = state
-
-    return undo
-
-
-def _python(fn: Any) -> Any:
-    fn = getattr(fn, "python_function", fn)
-    fn = inspect.unwrap(fn)
-    return getattr(fn, "__func__", fn)
-
-
-def _cells(fn: Any) -> Iterator[tuple[Any, str]]:
-    """Walk the filled cells of a function, and of the functions in them."""
-    todo, seen = [_python(fn)], set()
-    while todo:
-        inner = todo.pop()
-        if id(inner) in seen or getattr(inner, "__closure__", None) is None:
-            continue
-        seen.add(id(inner))
-        for name, cell in zip(inner.__code__.co_freevars, inner.__closure__, strict=True):
+        """Make everything what it was when the step began."""
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        random.setstate(self._python)
+        self.lost += self._reach.put_back(self._kept)
+        for holder, x, content in self._arrays:
             try:
-                value = cell.cell_contents
-            except ValueError:  # empty
-                continue
-            yield cell, name
-            if inspect.isfunction(value):
-                todo.append(value)
+                x[...] = content
+            except (ValueError, TypeError) as error:
+                if not np.array_equal(x, content):
+                    self.lost.append(f"{holder.name} ({type(error).__name__}: {error})")
 
 
-def _globals(fn: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Walk the globals that a function's code names, and those of its own module's functions."""
-    todo, seen = [_python(fn)], set()
-    while todo:
-        inner = todo.pop()
-        code = getattr(inner, "__code__", None)
-        if code is None or id(code) in seen:
-            continue
-        seen.add(id(code))
-        space = inner.__globals__
-        for name in _names(code):
-            if name not in space:
-                continue
-            yield space, name
-            value = space[name]
-            if inspect.isfunction(value) and value.__globals__ is space:
-                todo.append(value)
+class Reached:
+    """Keep what the code of a session's steps can reach.
+
+    Args:
+        layers: Layers whose code may run.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
+        self._reaches: dict[int, tuple[Any, Reach]] = {}
+
+    def begin(
+        self, fn: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Began:
+        """Take what a step begins with.
+
+        Args:
+            fn: Its function, or a layer.
+            args: What it is called with.
+            kwargs: Likewise.
+        """
+        layers = self._layers.alive()
+        code = _code(fn, layers)
+        known = self._reaches.get(id(code))
+        if known is None:  # the code is held, so nothing else gets its id
+            known = self._reaches[id(code)] = code, Reach(code, _kinds())
+        reach = known[1]
+        if reach.is_due():
+            reach.search([weak(path or "the model", layer) for path, layer in layers.items()])
+        mine = {id(layer) for layer in layers.values()}
+        given = [(f"args[{i}]", x) for i, x in enumerate(args)] + list((kwargs or {}).items())
+        given = [(name, x) for name, x in given if id(x) not in mine]
+        return Began(reach, reach.now(given), self._layers)
 
 
-def _names(code: Any) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if inspect.iscode(inner):
-            yield from _names(inner)
+def _code(fn: Any, layers: dict[str, Any]) -> Any:
+    """Give what of a step's function may be kept for long: no layer, and no library's code."""
+    owner = getattr(fn, "__self__", None)
+    if any(fn is layer for layer in layers.values()):
+        fn = getattr(type(fn), "call", None) or type(fn).__call__
+    elif any(owner is layer for layer in layers.values()):
+        fn = fn.__func__
+    else:
+        return fn
+    code = getattr(fn, "__code__", None)
+    return None if code is not None and is_library(code.co_filename) else fn
+
+
+def _kinds() -> Kinds:
+    """Say what TensorFlow's and Keras's own objects are."""
+    keras: Any = sys.modules.get("keras")
+    modules: tuple[type, ...] = (tf.Module,)
+    if keras is not None:
+        modules += (
+            keras.layers.Layer, keras.optimizers.Optimizer, keras.metrics.Metric,
+            keras.losses.Loss,
+        )  # fmt: skip
+    return Kinds(
+        arrays=(np.ndarray, tf.Variable),
+        iterators=(tf.data.NumpyIterator,),
+        modules=modules,
+        inner=_inner,
+        stays=frozenset({"built"}),
+    )
+
+
+def _inner(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variable inside a generator of random numbers, or a variable of Keras."""
+    kind = type(value)
+    if issubclass(kind, tf.random.Generator) or kind.__name__ == "SeedGenerator":
+        yield "state", value.state
+    elif kind.__module__.startswith("keras."):
+        yield "value", raw(value)

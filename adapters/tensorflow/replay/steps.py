@@ -1,11 +1,13 @@
 """A step: how to run it again, and what its thread knows while it runs."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from anynan.tensorflow.read.frames import Frame
-from anynan.tensorflow.replay.reached import Reach
+from anynan.tensorflow.replay.reached import Began
 
 
 @dataclass
@@ -18,7 +20,7 @@ class Step:
         kwargs: Likewise.
         kept: Variables as they were before the step.
         layer: True where it is a layer that was called outside of every graph.
-        reach: What its code could reach, as it was before the step; None if it was compiled.
+        began: What its code could reach, as it was before the step; None if it was compiled.
     """
 
     fn: Any
@@ -26,7 +28,16 @@ class Step:
     kwargs: dict[str, Any]
     kept: list[tuple[Any, Any]] = field(default_factory=list)
     layer: bool = False
-    reach: Reach | None = None
+    began: Began | None = None
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Have Python's iterators keep what this step takes from them."""
+        if self.began is None:
+            yield
+            return
+        with self.began.lending(self.args, self.kwargs) as (self.args, self.kwargs):
+            yield
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """One tracked target: its parts, its life, what the core asks of it."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,13 @@ class Session:
         )  # fmt: skip
 
     # Life.
+
+    def start(self) -> Tracker:
+        """Begin to watch, until the tracker is removed or the model is gone."""
+        model = self.layers.model()
+        if model is not None:
+            weakref.finalize(model, _gone, weakref.ref(self)).atexit = False
+        return self.tracker.start(self)
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
@@ -180,16 +188,25 @@ class Session:
         state, steps = self.state, self.steps
         if state.depth or tf.inside_function():
             return fn(*args, **kwargs)
-        steps.open(steps.of(fn, args, kwargs))
-        state.depth += 1
-        try:
-            out = fn(*args, **kwargs)
-            frame = Frame(None)
-            for label, x in tensors(out, "result"):
-                frame.take(x, None, "loss", "loss" if label == "result" else label)
-            self.calls.flush(frame, backward=False)
-        finally:
-            state.depth -= 1
-            with self.tracker.softly(on=False):
-                steps.end()
+        step = steps.of(fn, args, kwargs)
+        steps.open(step)
+        with step.lending():
+            state.depth += 1
+            try:
+                out = fn(*step.args, **step.kwargs)
+                frame = Frame(None)
+                for label, x in tensors(out, "result"):
+                    frame.take(x, None, "loss", "loss" if label == "result" else label)
+                self.calls.flush(frame, backward=False)
+            finally:
+                state.depth -= 1
+                with self.tracker.softly(on=False):
+                    steps.end()
         return out
+
+
+def _gone(ref: "weakref.ref[Session]") -> None:
+    """Put the classes back when the model is gone."""
+    session = ref()
+    if session is not None and session.tracker.adapter is session:
+        session.tracker.remove()

@@ -12,7 +12,7 @@ from anynan.tensorflow.read.boards import Block
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.spots import Spot
-from anynan.tensorflow.replay.reached import Reach
+from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.replay import Replays
 from anynan.tensorflow.replay.steps import State, Step
 
@@ -50,6 +50,7 @@ class Steps:
     ) -> None:
         self._tracker, self._options, self._layers = tracker, options, layers
         self._state, self._replays = state, replays
+        self._reached = Reached(layers)
         self._norms, self._sizes, self._dropped = norms, sizes, dropped
 
     # Beginnings.
@@ -85,14 +86,11 @@ class Steps:
         self, fn: Any, args: Any, kwargs: Any, *, updates: bool = True, layer: bool = False
     ) -> Step:
         """Hold what a replay needs of a step that begins."""
-        kept, reach = self.keep(updates=updates), None
+        kept, began = self.keep(updates=updates), None
         if self._options.replay and not hasattr(fn, "get_concrete_function"):
-            python = getattr(fn, "call", fn) if layer else fn
-            given = (*args, *kwargs.values())
-            layers = self._layers.alive().values()
-            reach = Reach(python, given, layers, self._layers.weights.name)
-            kept += reach.variables
-        return Step(fn, args, kwargs, kept, layer=layer, reach=reach)
+            began = self._reached.begin(fn, args, kwargs)
+            kept += began.variables
+        return Step(fn, args, kwargs, kept, layer=layer, began=began)
 
     # Readings.
 
