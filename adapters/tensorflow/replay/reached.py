@@ -4,6 +4,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ ITERATOR = (
     "was not run again: give it the batch as an argument, and the operation is named"
 )
 MISSED = "the second run did not begin with the first run's value of {}"
+LEFT = "the replay could not put back {}"
 # Bytes of an array that is copied when a step begins, and how many of them.
 BYTES = 2**20
 MANY = 1000
@@ -35,15 +37,17 @@ class Began:
 
     Attributes:
         variables: Other variables, and what they held.
-        lost: What could not be put back, with the error.
+        lost: What a second run did not find as it was, with the error.
+        left: What was not put back after one.
     """
 
     def __init__(self, reach: Reach, kept: Kept, layers: Layers) -> None:
         self.variables: list[tuple[Any, Any]] = []
         self.lost: list[str] = []
+        self.left: list[str] = []
         self._reach, self._kept, self._layers = reach, kept, layers
         self._arrays: list[tuple[Holder, Any, Any]] = []
-        for holder in reach.arrays[:MANY]:
+        for holder in kept.arrays[:MANY]:
             x = holder.get()
             if isinstance(x, tf.Variable):
                 if layers.weights.name(x) is None:
@@ -58,6 +62,11 @@ class Began:
     ) -> AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Have Python's iterators keep what the step takes from them."""
         return self._reach.lending(args, kwargs)
+
+    def notes(self) -> list[str]:
+        """Say what a second run missed, and what it left."""
+        found = [MISSED.format(what) for what in self.lost]
+        return list(dict.fromkeys(found + [LEFT.format(what) for what in self.left]))
 
     @contextmanager
     def second_run(self) -> Iterator[None]:
@@ -74,6 +83,7 @@ class Began:
             raise ReplayError(ITERATOR.format(name=end)) from None
         finally:
             now.put_back()
+            self.left += now.lost
 
     def put_back(self) -> None:
         """Make everything what it was when the step began."""
@@ -113,7 +123,7 @@ class Reached:
         code = _code(fn, layers)
         known = self._reaches.get(id(code))
         if known is None:  # the code is held, so nothing else gets its id
-            known = self._reaches[id(code)] = code, Reach(code, _kinds())
+            known = self._reaches[id(code)] = code, Reach(code, _kinds(self._layers))
         reach = known[1]
         if reach.is_due():
             reach.search([weak(path or "the model", layer) for path, layer in layers.items()])
@@ -136,7 +146,7 @@ def _code(fn: Any, layers: dict[str, Any]) -> Any:
     return None if code is not None and is_library(code.co_filename) else fn
 
 
-def _kinds() -> Kinds:
+def _kinds(layers: Layers) -> Kinds:
     """Say what TensorFlow's and Keras's own objects are."""
     keras: Any = sys.modules.get("keras")
     modules: tuple[type, ...] = (tf.Module,)
@@ -149,15 +159,15 @@ def _kinds() -> Kinds:
         arrays=(np.ndarray, tf.Variable),
         iterators=(tf.data.NumpyIterator,),
         modules=modules,
-        inner=_inner,
+        inner=partial(_inner, layers),
         stays=frozenset({"built"}),
     )
 
 
-def _inner(value: Any) -> Iterator[tuple[str, Any]]:
+def _inner(layers: Layers, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the variable inside a generator of random numbers, or a variable of Keras."""
     kind = type(value)
     if issubclass(kind, tf.random.Generator) or kind.__name__ == "SeedGenerator":
         yield "state", value.state
-    elif kind.__module__.startswith("keras."):
+    elif kind.__module__.startswith("keras.") and layers.weights.name(value) is None:
         yield "value", raw(value)

@@ -21,7 +21,6 @@ from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.spots import Spot
 from anynan.tensorflow.replay import nested
 from anynan.tensorflow.replay.program import Programs, first_line
-from anynan.tensorflow.replay.reached import MISSED
 from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run, as_written
 from anynan.tensorflow.replay.steps import State, Step
@@ -75,7 +74,7 @@ class Replays:
                 self._trail(run)
             result = Recorder(self._layers, program, run).result()
             if step.began is not None:
-                result.notes += [MISSED.format(what) for what in dict.fromkeys(step.began.lost)]
+                result.notes += step.began.notes()
             if not (run.optimized or result.uncompiled):  # then the arithmetic itself is another
                 result.passed = self._passed(run)
             if failed and any(record.raw in names.OPAQUE for record in result.records):
