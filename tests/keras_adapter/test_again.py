@@ -222,6 +222,18 @@ def test_variables_and_arrays_are_what_they_were():
     step.remove()
 
 
+def test_a_list_that_is_an_argument_is_left_as_the_first_run_left_it():
+    def fn(x, log):
+        log.append(len(log))
+        return either(len(log) == 1, x)
+
+    step = anynan.tensorflow.track(fn, action="record")
+    log = []
+    step(tf.ones(3), log)
+    assert (step.events[0].kind, log) == ("nan", [0])
+    step.remove()
+
+
 def test_a_layer_is_not_unmade():
     class Late(keras.layers.Layer):
         def build(self, shape):

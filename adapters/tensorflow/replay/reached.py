@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._diagnosis.sources import is_library
-from anynan._reach import Exhausted, Holder, Kept, Kinds, Reach, weak
+from anynan._reach import Exhausted, Holder, Kinds, Reach, weak
 from anynan._steps.adapter import ReplayError
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.weights import raw
@@ -32,7 +32,7 @@ class Began:
 
     Args:
         reach: What its code reaches.
-        kept: Plain state, containers and generators.
+        given: Its arguments by name.
         layers: Their variables are kept elsewhere.
 
     Attributes:
@@ -41,13 +41,14 @@ class Began:
         left: What was not put back after one.
     """
 
-    def __init__(self, reach: Reach, kept: Kept, layers: Layers) -> None:
+    def __init__(self, reach: Reach, given: list[tuple[str, Any]], layers: Layers) -> None:
         self.variables: list[tuple[Any, Any]] = []
         self.lost: list[str] = []
         self.left: list[str] = []
-        self._reach, self._kept, self._layers = reach, kept, layers
+        self._reach, self._given, self._layers = reach, given, layers
+        self._kept = reach.now(given)
         self._arrays: list[tuple[Holder, Any, Any]] = []
-        for holder in kept.arrays[:MANY]:
+        for holder in self._kept.arrays[:MANY]:
             x = holder.get()
             if isinstance(x, tf.Variable):
                 if layers.weights.name(x) is None:
@@ -75,7 +76,7 @@ class Began:
         Raises:
             ReplayError: If it takes from an iterator what the user's own run is to have.
         """
-        now = Began(self._reach, self._reach.now(), self._layers)
+        now = Began(self._reach, self._given, self._layers)
         try:
             with self._reach.again():
                 yield
@@ -130,7 +131,7 @@ class Reached:
         mine = {id(layer) for layer in layers.values()}
         given = [(f"args[{i}]", x) for i, x in enumerate(args)] + list((kwargs or {}).items())
         given = [(name, x) for name, x in given if id(x) not in mine]
-        return Began(reach, reach.now(given), self._layers)
+        return Began(reach, given, self._layers)
 
 
 def _code(fn: Any, layers: dict[str, Any]) -> Any:
