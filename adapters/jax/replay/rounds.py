@@ -1,16 +1,14 @@
 """Which operation wrote a bad value, and in which round of the loops around it."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from anynan.jax.graphs.graph import Graph, Value
 from anynan.jax.graphs.operations import Op, Operations
 from anynan.jax.read import probes
-
-if TYPE_CHECKING:
-    from anynan.jax.replay.flags import Flag
+from anynan.jax.replay.flags import Flag
 
 # They read a part: what is bad may be outside of it.
 _PARTS = frozenset({"slice", "dynamic_slice", "gather", "split"})
@@ -23,7 +21,7 @@ Moment = tuple[Op, Its]
 class Rounds:
     """Follow bad values back through loops, round by round."""
 
-    def __init__(self, graph: Graph, operations: Operations, found: "dict[int, Flag]") -> None:
+    def __init__(self, graph: Graph, operations: Operations, found: dict[int, Flag]) -> None:
         self.graph, self.operations, self.found = graph, operations, found
 
     # What was read.
