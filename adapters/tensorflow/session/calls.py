@@ -138,6 +138,9 @@ class Calls:
 
     def _enter_root(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open a step where a model is called outside of every graph."""
+        state = self._state
+        if state.open and (state.depth or state.held):  # a part of a step that is more
+            return
         if self._steps.over():
             self._steps.end()
         self._steps.follow(self._steps.of(layer, args, kwargs, updates=False, layer=True))
