@@ -9,7 +9,7 @@ if not hasattr(_jax, "Array"):
     msg = 'anynan.jax needs JAX: pip install "anynan[jax]"'
     raise ImportError(msg)
 
-from anynan._steps import registry as _registry
+from anynan._arrays import registry as _registry
 from anynan.jax.reader import Reader as _Reader
 from anynan.jax.tracking import track, untrack
 

@@ -10,10 +10,10 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.patterns import choose
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading
+from anynan._readings.patterns import choose
+from anynan._readings.readings import Reading
 from anynan._steps.tracker import Tracker
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program.trace import tracing
@@ -107,7 +107,7 @@ class KerasSession:
 
     def watching(self) -> bool:
         """Tell whether it is to look at what runs now."""
-        return self.tracker.adapter is self and not self.tracker.paused
+        return self.tracker.judge.adapter is self and not self.tracker.paused
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
@@ -127,16 +127,16 @@ class KerasSession:
     def _check_weights(self) -> None:
         bad = self.bad_parameters()
         if not bad:
-            self.tracker.known_clean(self.tracker.step)
+            self.tracker.judge.known_clean(self.tracker.step)
             return
         worst = bad[0]
         (value,) = (w.variable._value for w in self.weights if w.name == worst.name)
         spot = Spot(-1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name)
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         words = np.asarray(probes.ends(value, self.options.extra))[None]
         try:
-            fill(rows, sites_of([spot], [value], self.tracker.monitor), [spot], words)
-            self.tracker.judge(rows)
+            fill(rows, sites_of([spot], [value], self.tracker.judge.monitor), [spot], words)
+            self.tracker.judge.review(rows)
         finally:
             rows.failed = None
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from anynan._arrays.containers import leaves
 from anynan._diagnosis.lineage import Replay
-from anynan._steps import context
+from anynan._runtime import context
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program import signature
 from anynan.jax.program.trace import tracing
@@ -127,10 +127,10 @@ class Calls:
         self._take(call, path, out)
         whole = call.traced & {None, path}
         if whole and not symbolic():
-            self.owner.tracker.say(TRACED)
+            self.owner.tracker.judge.say(TRACED)
         if call.arrays and not whole:
             for inner in call.traced:
-                self.owner.tracker.remark(f"{inner} {INSIDE}")
+                self.owner.tracker.judge.remark(f"{inner} {INSIDE}")
             self._judge(call)
         return out
 
@@ -138,22 +138,24 @@ class Calls:
         """Bring the readings to the host in one read, and have them judged."""
         owner = self.owner
         if owner.options.level == "operation" or owner.options.parameters:
-            owner.tracker.say(LAYERS_ONLY)
+            owner.tracker.judge.say(LAYERS_ONLY)
         self.seen.update(spot.layer for spot in call.spots if spot.layer is not None)
         words = np.asarray(jnp.stack([_ends(x, owner.options.extra) for x in call.arrays]))
-        rows = owner.tracker.rows()
+        rows = owner.tracker.judge.rows()
         rows.expected.update(call.expected)
         for order, x in enumerate(call.arrays):
             rows.live[order] = functools.partial(_itself, x)
-        fill(rows, sites_of(call.spots, call.arrays, owner.tracker.monitor), call.spots, words)
-        owner.tracker.close_step()
+        fill(
+            rows, sites_of(call.spots, call.arrays, owner.tracker.judge.monitor), call.spots, words
+        )
+        owner.tracker.judge.close_step()
         self._local.judged = call
         try:
-            owner.tracker.settle(rows)
+            owner.tracker.judge.settle(rows)
         finally:
             self._local.judged = None
         if rows.failed is None:
-            owner.tracker.known_clean(rows.step + 1)
+            owner.tracker.judge.known_clean(rows.step + 1)
 
     def replay(self, call: Call) -> Replay:
         """Run a call again as a traced program, operation by operation."""

@@ -50,7 +50,7 @@ class Part(Session):
         self._static = set()
         self._chosen = owner.chosen
         if scaled:  # a loss scaler takes care of gradients itself
-            self.verdicts = Verdicts(options.policy, owner.tracker.monitor, ("backward",))
+            self.verdicts = Verdicts(options.policy, owner.tracker.judge.monitor, ("backward",))
         gradients = self.settings.gradients or (scaled and self.settings.backward)
         self.settings = dataclasses.replace(
             self.settings, names=names, tallies=tallies, gradients=gradients
@@ -101,7 +101,7 @@ class Steps:
         self._names: list[list[str]] = []
         self.part: Part | None = None
         if model.run_eagerly or not model.jit_compile:
-            owner.tracker.say(UNCOMPILED)
+            owner.tracker.judge.say(UNCOMPILED)
 
     def run(self, model: Any, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run as many batches as Keras runs at once, each as a step.

@@ -20,9 +20,9 @@ from anynan._arrays.access import (
     unreadable,
 )
 from anynan._arrays.chunked import is_chunked
+from anynan._arrays.registry import reader_of
 from anynan._arrays.summary import Summary
 from anynan._arrays.tally import Tally, first_bad
-from anynan._steps.registry import reader_of
 
 
 def measure(x: Any) -> Summary:

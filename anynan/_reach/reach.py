@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from anynan._diagnosis.evidence import ReplayError
 from anynan._reach.items import Items, is_plain
 from anynan._reach.kept import Kept
 from anynan._reach.search import Found, Holder, Kinds, Search, fixed, is_iterator
-from anynan._steps.adapter import ReplayError
 
 _HELD = (
     "the code reaches the iterator `{}`, for which nothing can stand where it is held (as in a "

@@ -8,7 +8,7 @@ import array_api_compat
 
 from anynan._recorder.names import WRITING, asked_by, signature
 from anynan._recorder.tracked import strip
-from anynan._steps.context import running
+from anynan._runtime.context import running
 
 _spaces: dict[int, "Namespace"] = {}
 

@@ -13,13 +13,13 @@ import numpy as np
 from anynan._arrays.access import dtype_max, dtype_name, library_name, type_name
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.sources import user_source
+from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.floatflags import Flags
 from anynan._recorder.names import UNWRITTEN, canonical
 from anynan._recorder.namespaces import Namespace, namespace_of
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
-from anynan._steps import context
-from anynan._steps.monitor import Reading, Rows, Site
+from anynan._runtime import context
 from anynan.errors import AnomalyError, reason
 from anynan.events import Event, Kind, Phase
 
@@ -120,12 +120,12 @@ class Tape:
         except Exception as error:  # noqa: BLE001  the check itself has found it
             self.failed(f"what made {event.tensor}", error)
         if seen is None or not sink.parents:
-            tracker.accept(rows, replace(event, step=rows.step))
+            tracker.judge.accept(rows, replace(event, step=rows.step))
             return True
         site = self.site(event.layer, "value", event.tensor, x._raw)
         span = _span(event.kind)
         reading = Reading(rows.step, len(rows.sites), 0, site, span, span)
-        tracker.fail(rows, reading, event.kind, x._raw, later=later, replayed=seen)
+        tracker.judge.fail(rows, reading, event.kind, x._raw, later=later, replayed=seen)
         return True
 
     # Arrays in and out.
@@ -187,7 +187,7 @@ class Tape:
             self.outlets[f"{where} ({word}{through})"] = None
         if not said:
             return
-        self.session.tracker.say(
+        self.session.tracker.judge.say(
             f"a plain array was taken out of a tracked one{where} (by asarray, a conversion or "
             "compiled code): what is computed from it is not watched until it comes back"
         )
@@ -280,7 +280,7 @@ class Tape:
 
     def failed(self, what: str, error: Exception) -> None:
         """Say that something could not be looked at; the function goes on."""
-        self.session.tracker.say(f"{what} could not be looked at: {reason(error)}")
+        self.session.tracker.judge.say(f"{what} could not be looked at: {reason(error)}")
 
     def about_to_write(self, target: TrackedArray) -> None:
         """Get ready for an operation that overwrites its operand."""
@@ -348,7 +348,7 @@ class Tape:
 
     def site(self, layer: str | None, phase: Phase, tensor: str, raw: Any) -> Site:
         """Find the slot of a value."""
-        monitor = self.session.tracker.monitor
+        monitor = self.session.tracker.judge.monitor
         return monitor.site(layer, phase, tensor, dtype_name(raw), dtype_max(raw))
 
     def add_row(self, site: Site) -> int:

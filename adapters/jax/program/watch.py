@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from anynan._steps.monitor import Site
+from anynan._readings.readings import Site
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import UnwatchableError
 from anynan.jax.read import probes

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from anynan._steps.monitor import Monitor, Rows, Site
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Rows, Site
 from anynan.jax.read import probes
 from anynan.jax.read.spots import Spot
 

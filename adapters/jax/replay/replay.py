@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.agreement import Passed, parting
-from anynan._steps.context import replay_context
-from anynan._steps.monitor import Reading
+from anynan._readings.readings import Reading
+from anynan._runtime.context import replay_context
 from anynan.jax.graphs.operations import Op
 from anynan.jax.program.evaluator import silent
 from anynan.jax.program.program import Program

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import OpRecord
-from anynan._steps.adapter import BadParameter
 from anynan.jax.graphs.operations import Op
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Rows
+from anynan._diagnosis.evidence import BadParameter, ReplayError
+from anynan._readings.readings import Rows
 from anynan.jax.program.program import Program
 from anynan.jax.program.watch import Watch
 

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
-from anynan._steps.adapter import BadParameter
-from anynan._steps.monitor import Reading
+from anynan._readings.readings import Reading
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.jax.program import signature
@@ -61,7 +61,7 @@ class Session:
         self._static: set[Hashable] | None = None
         self._layers: dict[str, None] = {}
         policy = options.policy
-        self.verdicts = Verdicts(policy, tracker.monitor)
+        self.verdicts = Verdicts(policy, tracker.judge.monitor)
         sizes = options.sizes
         # A gradient norm is judged by what it was before.
         guarded = policy.spike is not None or policy.vanishing is not None
@@ -139,16 +139,16 @@ class Session:
                 taps = Taps(program, self.verdicts.bad_words, self.told)
                 return taps.run(flat.arrays, backward=self.options.backward)
             watch = watches.get(self.verdicts.exact(watches))
-            rows = self.tracker.rows()
+            rows = self.tracker.judge.rows()
             outs, words = watch(self.verdicts.table(watch), flat.arrays)
         except UnwatchableError as error:
             self._blind.add(key)
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"{self.tracker.name} runs unwatched: its program could not be taken apart "
                 f"({error})"
             )
             return fn(*given[0], **given[1])
-        self.tracker.close_step()
+        self.tracker.judge.close_step()
         hold = weakly if self.light else list
         self.unread.add(Step(watch, hold(flat.arrays), hold(outs), words, rows))
         every = self.options.read
@@ -193,12 +193,12 @@ class Session:
 
     def _say(self, program: Program) -> None:
         for name in program.graph.strange:
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"{name} is run as it is: its inside is not watched, only what comes out of it"
             )
         unnamed = program.roots and not program.layers.names()
         if unnamed:
-            self.tracker.say(
+            self.tracker.judge.say(
                 f"no layer of {', '.join(sorted(program.roots))} was named: a jitted function "
                 "inside was traced before it was tracked; track it before its first call"
             )
@@ -217,12 +217,12 @@ class Session:
     def told(self, spots: list[Spot], avals: list[Any], words: Any) -> None:
         """Judge readings that the caller's program sent because one of them is bad."""
         with self._lock:
-            rows = self.tracker.rows()
+            rows = self.tracker.judge.rows()
             filled = np.empty((len(words), 3))
             filled[:, 0], filled[:, 1:] = words, probes.UNREAD
-            fill(rows, sites_of(spots, avals, self.tracker.monitor), spots, filled)
-            self.tracker.close_step()
-            self.tracker.settle(rows)
+            fill(rows, sites_of(spots, avals, self.tracker.judge.monitor), spots, filled)
+            self.tracker.judge.close_step()
+            self.tracker.judge.settle(rows)
 
     # What the core asks for.
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading
+from anynan._readings.readings import Reading
 from anynan._steps.tracker import Tracker
 from anynan.events import CARRIED, STATE
 from anynan.jax.program import signature
@@ -49,7 +49,7 @@ class Settlement:
         graph = step.program.graph
         if watch.sites is None:
             avals = [graph.values[spot.value].aval for spot in watch.spots]
-            watch.sites = sites_of(watch.spots, avals, self._tracker.monitor)
+            watch.sites = sites_of(watch.spots, avals, self._tracker.judge.monitor)
         if step.program.expected:
             for order, spot in enumerate(watch.spots):
                 allowed = step.program.excused(spot.value)
@@ -68,13 +68,13 @@ class Settlement:
         try:
             if self._options.level == "operation":
                 self._every_operation(step)
-            self._tracker.settle(rows)
+            self._tracker.judge.settle(rows)
         finally:
             self._local.step = None
         if rows.failed is None:
-            self._tracker.known_clean(rows.step + 1)
+            self._tracker.judge.known_clean(rows.step + 1)
         else:
-            self._tracker.went_through(rows)
+            self._tracker.judge.went_through(rows)
 
     def _meant(self, step: Step) -> set[int]:
         """Give the readings of an update that are Inf and may be meant so."""
@@ -117,7 +117,7 @@ class Settlement:
                 named = replace(spot, phase="parameter", tensor=CARRIED)
             if named is not None:
                 aval = graph.values[spot.value].aval
-                rows.sites[order] = sites_of([named], [aval], self._tracker.monitor)[0]
+                rows.sites[order] = sites_of([named], [aval], self._tracker.judge.monitor)[0]
 
     def _part(self, step: Step, state: State) -> int | None:
         """Find the optimizer state that is bad where the weight itself is not."""
@@ -164,19 +164,19 @@ class Settlement:
             if spot.phase == "backward" and spot.parameter is not None
         ]
         if norms:
-            self._tracker.guard(step.rows, math.hypot(*norms))
+            self._tracker.judge.guard(step.rows, math.hypot(*norms))
 
     def _every_operation(self, step: Step) -> None:
         """Look at every operation of a step."""
         try:
             seen = everything(step)
         except Exception as error:  # noqa: BLE001  the readings are judged all the same
-            self._tracker.say(
+            self._tracker.judge.say(
                 f"level='operation' could not look at a step: {type(error).__name__} {error}"
             )
             return
         if seen is not None:
-            self._tracker.operations(step.rows, seen)
+            self._tracker.judge.operations(step.rows, seen)
 
     def _live(self, step: Step, watch: Watch) -> None:
         """Let the core look at what is still there of a bad step."""

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from anynan._judging.policy import Policy
-from anynan._steps.monitor import Monitor
+from anynan._readings.monitor import Monitor
+from anynan._readings.policy import Policy
 from anynan.events import Phase
 from anynan.jax.program.watch import Watch, Watches
 from anynan.jax.read import probes

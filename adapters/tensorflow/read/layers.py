@@ -3,7 +3,7 @@
 import weakref
 from typing import Any
 
-from anynan._judging.patterns import choose
+from anynan._readings.patterns import choose
 from anynan.options import Options
 from anynan.tensorflow.read.weights import Weights
 

@@ -6,7 +6,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from anynan._steps.monitor import Monitor, Rows, Site
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Rows, Site
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.spots import Spot
 

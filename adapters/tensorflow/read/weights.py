@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anynan._steps.adapter import BadParameter
+from anynan._diagnosis.evidence import BadParameter
 from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.spots import Spot
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan._steps.adapter import ReplayError
+from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs.traces import Trace, Traces
 from anynan.tensorflow.read.frames import named_arguments, tensors
 from anynan.tensorflow.read.layers import Layers

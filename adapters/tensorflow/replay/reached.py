@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.sources import is_library
 from anynan._reach import Exhausted, Holder, Kinds, Reach, weak
-from anynan._steps.adapter import ReplayError
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.weights import raw
 

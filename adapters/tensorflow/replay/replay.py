@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._diagnosis.agreement import Passed
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.agreement import Passed
-from anynan._steps.adapter import ReplayError
-from anynan._steps.context import replay_context
-from anynan._steps.monitor import Monitor, Rows
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Rows
+from anynan._runtime.context import replay_context
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes, readings

@@ -127,7 +127,7 @@ class Calls:
         if path not in self._layers.looped:
             self._layers.looped.add(path)
             if path in self._layers.chosen:
-                self._tracker.remark(f"{path or 'the model'} {INSIDE}")
+                self._tracker.judge.remark(f"{path or 'the model'} {INSIDE}")
 
     def _inputs(
         self, frame: Frame, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -157,7 +157,7 @@ class Calls:
                 return
             block = self._boards.write(frame, backward=backward)
             if block is None:
-                self._tracker.say(FULL)
+                self._tracker.judge.say(FULL)
             elif not replica():
                 trace.blocks.append(block)
             return
@@ -180,11 +180,11 @@ class Calls:
         if not mine or not self._options.backward:
             return run(target, sources, *args, **kwargs)
         if state.vectorised:
-            self._tracker.say(VECTORISED)
+            self._tracker.judge.say(VECTORISED)
             return run(target, sources, *args, **kwargs)
         held = [item for item in state.outputs if item[0] is graph]
         if not held and state.outputs:
-            self._tracker.remark(NESTED_GRADIENT)
+            self._tracker.judge.remark(NESTED_GRADIENT)
         found = run(target, [flat, [item[1] for item in held]], *args, **kwargs)
         grads, of_outputs = found
         frame = state.collect(graph)
@@ -263,4 +263,4 @@ class Calls:
         except Exception:  # noqa: BLE001  what cannot be asked is not ours
             return
         if any(self._layers.weights.name(v) for v in graph.variables):
-            self._tracker.say(STALE)
+            self._tracker.judge.say(STALE)

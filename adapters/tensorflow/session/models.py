@@ -31,7 +31,7 @@ class ModelSession(Session):
         step = "train_step" if function is model.train_function else "test_step"
 
         def one_by_one(iterator: Any) -> Any:
-            if self.tracker.adapter is not self or self.paused:
+            if self.tracker.judge.adapter is not self or self.paused:
                 return function(iterator)
             out = None
             taken = 0
@@ -49,7 +49,7 @@ class ModelSession(Session):
         """Remember the batch that is predicted."""
 
         def predict(batches: Any) -> Any:
-            if self.tracker.adapter is not self or self.paused:
+            if self.tracker.judge.adapter is not self or self.paused:
                 return function(batches)
             fn = model.predict_step
             return self.held(fn, (batches[-1],), functools.partial(function, batches))

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.norms import Guard
-from anynan._steps.adapter import BadParameter, ReplayError
-from anynan._steps.monitor import Reading
+from anynan._readings.norms import Guard
+from anynan._readings.readings import Reading
 from anynan._steps.tracker import Tracker
 from anynan.options import Options
 from anynan.tensorflow.graphs.traces import Traces
@@ -63,7 +63,7 @@ class Session:
         self.state, traces = State(), Traces()
         self._boards = Boards(rows, replicas, sizes=sizes)
         self._replays = Replays(
-            self.layers, traces, self.state, tracker.monitor, tracker.rows, sizes=sizes
+            self.layers, traces, self.state, tracker.judge.monitor, tracker.judge.rows, sizes=sizes
         )
         self.steps = Steps(
             tracker, options, self.layers, self.state, self._replays,
@@ -97,9 +97,9 @@ class Session:
         self.renew()
         bad = self.bad_parameters()
         if not bad:
-            self.tracker.known_clean(self.tracker.step)
+            self.tracker.judge.known_clean(self.tracker.step)
             return
-        rows = self.tracker.rows()
+        rows = self.tracker.judge.rows()
         worst = bad[0]
         value = self.layers.weights.value(worst.name)
         spot = Spot(
@@ -109,7 +109,7 @@ class Session:
         try:
             values = readings.exact([value]).numpy()
             self.steps.places([spot]).fill(rows, values, {}, [value], norms=False)
-            self.tracker.judge(rows)
+            self.tracker.judge.review(rows)
         finally:
             rows.failed = None
 
@@ -150,7 +150,7 @@ class Session:
     def finish(self) -> None:
         """End the open step."""
         self.read()
-        if self.tracker.rows().lo:
+        if self.tracker.judge.rows().lo:
             self.steps.end()
 
     # What the core asks for.
@@ -200,7 +200,7 @@ class Session:
                 self.calls.flush(frame, backward=False)
             finally:
                 state.depth -= 1
-                with self.tracker.softly(on=False):
+                with self.tracker.judge.softly(on=False):
                     steps.end()
         return out
 
@@ -208,5 +208,5 @@ class Session:
 def _gone(ref: "weakref.ref[Session]") -> None:
     """Put the classes back when the model is gone."""
     session = ref()
-    if session is not None and session.tracker.adapter is session:
+    if session is not None and session.tracker.judge.adapter is session:
         session.tracker.remove()

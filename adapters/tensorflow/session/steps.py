@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from anynan._judging.agreement import parting
-from anynan._steps.adapter import ReplayError
-from anynan._steps.monitor import Rows
+from anynan._diagnosis.agreement import parting
+from anynan._diagnosis.evidence import ReplayError
+from anynan._readings.readings import Rows
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.options import Options
@@ -61,7 +61,7 @@ class Steps:
         state.open, state.backward, state.step, state.incoming = True, False, step, None
         state.updated = False
         state.seen.clear()
-        self._tracker.rows()
+        self._tracker.judge.rows()
 
     def follow(self, step: Step) -> None:
         """Open a step, or go on with the one that is open."""
@@ -96,11 +96,11 @@ class Steps:
 
     def rows(self) -> Rows:
         """Give this thread's open step."""
-        return self._tracker.rows()
+        return self._tracker.judge.rows()
 
     def places(self, spots: list[Spot]) -> Places:
         """Find what the core knows spots by."""
-        return Places.of(spots, self._tracker.monitor)
+        return Places.of(spots, self._tracker.judge.monitor)
 
     def judge_all(self, written: list[tuple[Block, Any]]) -> None:
         """Append what graphs wrote to the open step, and have it judged."""
@@ -115,15 +115,15 @@ class Steps:
         self, places: Places, values: Any, arrays: list[Any] | None = None, *, last: bool = True
     ) -> None:
         """Append these readings to the open step; after the last of them have it judged."""
-        rows, state = self._tracker.rows(), self._state
+        rows, state = self._tracker.judge.rows(), self._state
         places.fill(rows, values, state.seen, arrays, norms=self._norms)
         if not last:
             return
         try:
-            self._tracker.judge(rows)
+            self._tracker.judge.review(rows)
         except BaseException:
             if not state.depth and not state.held:
-                with self._tracker.softly():
+                with self._tracker.judge.softly():
                     self.end()
             raise
 
@@ -141,18 +141,18 @@ class Steps:
                 self._read_weights(updated=updated)
         except AnomalyError as found:
             error = found
-        rows = tracker.close_step()
+        rows = tracker.judge.close_step()
         try:
             if rows is not None:
                 if self._options.level == "operation" and rows.failed is None:
                     self._every_operation(rows, state.step)
-                tracker.settle(rows)
+                tracker.judge.settle(rows)
                 if rows.failed is not None and updated:
-                    tracker.went_through(rows)
+                    tracker.judge.went_through(rows)
                 if rows.failed is None and rows.lo:
-                    tracker.known_clean(rows.step)
+                    tracker.judge.known_clean(rows.step)
                     if updated and not self._options.parameters:
-                        tracker.updated(rows.step)
+                        tracker.judge.updated(rows.step)
         finally:
             state.step = None
         if error is not None:
@@ -160,16 +160,16 @@ class Steps:
 
     def _read_weights(self, *, updated: bool) -> None:
         """Read every weight and buffer after a step that took gradients: one read more."""
-        state, rows = self._state, self._tracker.rows()
+        state, rows = self._state, self._tracker.judge.rows()
         if rows.failed is not None:
             return
         if updated:
-            self._tracker.updated(rows.step)
+            self._tracker.judge.updated(rows.step)
         spots, values = self._layers.weights.ends()
         state.after = True
         try:
             self.judge(self.places(spots), values, last=False)
-            self._tracker.judge(rows)
+            self._tracker.judge.review(rows)
         finally:
             state.after = False
 
@@ -180,10 +180,10 @@ class Steps:
         try:
             seen = self._replays.replay(step, failed=False)
         except ReplayError as error:
-            self._tracker.say(f"level='operation' does not see every step: {error}")
+            self._tracker.judge.say(f"level='operation' does not see every step: {error}")
             return
         parted = parting(rows, rows.reading(len(rows.lo) - 1), seen.passed) if rows.lo else None
         if parted is not None:
-            self._tracker.say(f"{DIFFERS}: {parted}")
+            self._tracker.judge.say(f"{DIFFERS}: {parted}")
             return
-        self._tracker.operations(rows, seen)
+        self._tracker.judge.operations(rows, seen)

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._arrays.summary import Summary
-from anynan._steps.adapter import BadParameter
-from anynan._steps.monitor import Rows
+from anynan._diagnosis.evidence import BadParameter
+from anynan._readings.readings import Rows
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.boards import Boards
