@@ -225,8 +225,9 @@ class ToyAdapter(BaseAdapter):
 
     backend = "toy"
 
-    def __init__(self, model: Model, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, model: Model, tracker: Tracker) -> None:
+        super().__init__(tracker)
+        options = self.options
         self.model = model
         self.scale: float | None = None
         self.reads = self.replays = 0
@@ -460,8 +461,8 @@ def track(target: Any = None, *, model: Model, **options: Any) -> Any:
 
 
 def _track(target: Any, model: Model, options: Options) -> Tracker:
-    adapter = ToyAdapter(model, options)
-    return adapter.track(target, getattr(target, "__name__", "step"))
+    tracker = Tracker(target, options, getattr(target, "__name__", "step"))
+    return tracker.start(ToyAdapter(model, tracker))
 
 
 def adapter_of(tracker: Tracker) -> ToyAdapter:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import anynan
-from anynan._arrays import measures as measuring
+from anynan._arrays import tally as measuring
 from tests.backends import Space
 
 NAN, INF = math.nan, math.inf

@@ -172,8 +172,9 @@ class errstate:  # noqa: N801  as NumPy names it
         self._tape: LazyTape | None = None
 
     def __enter__(self) -> Self:
-        session = self.session_type(self._options)
-        tracker = session.track(_nothing, "errstate")
+        tracker = Tracker(_nothing, self._options, "errstate")
+        session = self.session_type(tracker)
+        tracker.start(session)
         self._tape = LazyTape(session, tracker.judge.rows())
         self._token = now.set(self._tape)
         return self

@@ -10,7 +10,7 @@ if not hasattr(_jax, "Array"):
     raise ImportError(msg)
 
 from anynan._arrays import registry as _registry
-from anynan.jax.tracking import Reader as _Reader
+from anynan.jax.reader import Reader as _Reader
 from anynan.jax.tracking import track, untrack
 
 __all__ = ["track", "untrack"]

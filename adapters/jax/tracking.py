@@ -5,14 +5,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Unpack, overload
 
-import jax
-from jax.ad_checkpoint import checkpoint_name
-
-from anynan._arrays.summary import Summary
 from anynan._steps.tracker import Tracker, refuse_target, tracker_of
-from anynan.jax.probes import CHECKED
-from anynan.jax.program import tracing
-from anynan.jax.session import Session
+from anynan.jax.session.session import Session
 from anynan.options import Options, Training
 
 
@@ -125,30 +119,6 @@ def untrack(target: Any) -> Any:
     return tracker.fn
 
 
-class Reader:
-    """Turn a check inside a traced function into a reading of the enclosing tracker."""
-
-    def owns(self, x: Any) -> bool:
-        """Tell whether this is a value of a trace, which holds no numbers yet."""
-        return isinstance(x, jax.core.Tracer)
-
-    def probe(self, x: Any) -> None:
-        """Mark the value to be read when the program runs."""
-        if tracing() is None:
-            raise TypeError(_NO_NUMBERS)
-        checkpoint_name(x, CHECKED)
-
-    def summarize(self, x: Any) -> Summary:
-        """Refuse: there are no numbers to summarise."""
-        raise TypeError(_NO_NUMBERS)
-
-
-_NO_NUMBERS = (
-    "inside a traced function an array holds no numbers to look at: call this outside of it, or "
-    "track the function with anynan.jax.track, where anynan.check becomes a reading"
-)
-
-
 def _returns_early(target: Any) -> str | None:
     """Say what a function is that returns before its body runs, None if it is none of these."""
     while isinstance(target, functools.partial):
@@ -178,6 +148,5 @@ def _track(target: Any, options: Options, keep_inputs: bool, lag: int | None) ->
             "track the plain function that it calls for each step"
         )
         raise TypeError(msg)
-    session = Session(target, options, keep_inputs=keep_inputs, lag=lag)
-    name = getattr(target, "__name__", type(target).__name__)
-    return session.track(target, name)
+    tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
+    return tracker.start(Session(target, tracker, keep_inputs=keep_inputs, lag=lag))

@@ -13,19 +13,20 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.patterns import choose
-from anynan._readings.readings import Reading
+from anynan._readings.readings import Reading, Rows
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker, tracker_of
-from anynan.jax import probes
-from anynan.jax.layers import Spot
-from anynan.jax.program import tracing
-from anynan.jax.stacks import LAYER
+from anynan.jax.graphs.stacks import LAYER
+from anynan.jax.program.trace import tracing
+from anynan.jax.read import probes
+from anynan.jax.read.places import fill, sites_of
+from anynan.jax.read.spots import Spot
 from anynan.jax.tracking import checked
 from anynan.keras import seams
 from anynan.keras.jax_calls import Calls
 from anynan.keras.jax_steps import Part, Steps
 from anynan.keras.layers import Weight, layers_of, refuse_unbuilt, weights_of
-from anynan.options import Options, Training
+from anynan.options import Training
 
 # What keeps sessions alive where nobody keeps their tracker; the models themselves do not.
 _watching: "set[KerasSession]" = set()
@@ -54,9 +55,10 @@ def track(model: Any, **options: Unpack[KerasOnJax]) -> Tracker:
         )
         raise ValueError(msg)
     refuse_unbuilt(model)
-    session = KerasSession(model, chosen, keep_inputs=keep)
+    tracker = Tracker(weakref.ref(model), chosen, name)
+    session = KerasSession(model, tracker, keep_inputs=keep)
     weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
-    return session.track(weakref.ref(model), name)
+    return tracker.start(session)
 
 
 def untrack(target: Any) -> None:
@@ -81,8 +83,9 @@ class KerasSession(BaseAdapter):
 
     backend = "jax"
 
-    def __init__(self, model: Any, options: Options, *, keep_inputs: bool) -> None:
-        super().__init__(options)
+    def __init__(self, model: Any, tracker: Tracker, *, keep_inputs: bool) -> None:
+        super().__init__(tracker)
+        options = self.options
         self.keep_inputs = keep_inputs
         self._model = weakref.ref(model)
         layers = layers_of(model)
@@ -115,23 +118,13 @@ class KerasSession(BaseAdapter):
             seams.change(seams.owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
             for kind in seams.KINDS:
                 self.made(model, kind)
-        self._check_weights()
+        self.attached(self._write_weight)
 
-    def _check_weights(self) -> None:
-        bad = self.bad_parameters()
-        if not bad:
-            self.tracker.judge.known_clean(self.tracker.step)
-            return
-        worst = bad[0]
+    def _write_weight(self, worst: BadParameter, rows: Rows) -> None:
         (value,) = (w.variable._value for w in self.weights if w.name == worst.name)
         spot = Spot(-1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name)
-        rows, part = self.tracker.judge.rows(), self.calls.part()
         words = np.asarray(probes.ends(value, self.options.extra))[None]
-        try:
-            part._write(rows, part._sites([spot], [value]), [spot], words)
-            self.tracker.judge.review(rows)
-        finally:
-            rows.failed = None
+        fill(rows, sites_of([spot], [value], self.tracker.judge.monitor), [spot], words)
 
     def detach(self) -> None:
         """Put the classes and the model's functions back; safe to call twice."""
@@ -255,7 +248,7 @@ def _stateless_call(original: Any) -> Any:
     def stateless_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         for session in seams.sessions():
             path = session.paths.get(id(self))
-            if path is not None and tracing() is not None and not session.tracker.paused:
+            if path is not None and tracing() and not session.tracker.paused:
                 with jax.named_scope(LAYER + path):
                     return original(self, *args, **kwargs)
         return original(self, *args, **kwargs)
@@ -266,7 +259,7 @@ def _stateless_call(original: Any) -> Any:
 def _compute_loss(original: Any) -> Any:
     def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, *args, **kwargs)
-        if tracing() is not None and isinstance(out, jax.core.Tracer):
+        if tracing() and isinstance(out, jax.core.Tracer):
             checkpoint_name(out, probes.LOSS)
         return out
 

@@ -14,11 +14,14 @@ from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._diagnosis.lineage import Replay
 from anynan._runtime import context
-from anynan.jax import probes, signature
-from anynan.jax.layers import Spot
-from anynan.jax.program import tracing
-from anynan.jax.stacks import LAYER
-from anynan.jax.steps import Step
+from anynan.jax.graphs.stacks import LAYER
+from anynan.jax.program import signature
+from anynan.jax.program.trace import tracing
+from anynan.jax.read import probes
+from anynan.jax.read.places import fill, sites_of
+from anynan.jax.read.spots import Spot
+from anynan.jax.replay.replay import replay
+from anynan.jax.replay.steps import Step
 from anynan.keras.jax_steps import Part
 from anynan.keras.layers import layers_of, symbolic, weights_of
 
@@ -77,7 +80,6 @@ class Calls:
     def __init__(self, owner: "KerasSession") -> None:
         self.owner = owner
         self._local = threading.local()
-        self._part: Part | None = None
         self.seen: set[str] = set()
 
     @property
@@ -94,7 +96,7 @@ class Calls:
             return run(*args, **kwargs)
         stack.append(layer)
         try:
-            if tracing() is not None:
+            if tracing():
                 with jax.named_scope(LAYER + path):
                     return run(*args, **kwargs)
             if symbolic():
@@ -134,7 +136,7 @@ class Calls:
 
     def _judge(self, call: Call) -> None:
         """Bring the readings to the host in one read, and have them judged."""
-        owner, part = self.owner, self.part()
+        owner = self.owner
         if owner.options.level == "operation" or owner.options.parameters:
             owner.tracker.judge.say(LAYERS_ONLY)
         self.seen.update(spot.layer for spot in call.spots if spot.layer is not None)
@@ -143,7 +145,9 @@ class Calls:
         rows.expected.update(call.expected)
         for order, x in enumerate(call.arrays):
             rows.live[order] = functools.partial(_itself, x)
-        part._write(rows, part._sites(call.spots, call.arrays), call.spots, words)
+        fill(
+            rows, sites_of(call.spots, call.arrays, owner.tracker.judge.monitor), call.spots, words
+        )
         owner.tracker.judge.close_step()
         self._local.judged = call
         try:
@@ -153,16 +157,8 @@ class Calls:
         if rows.failed is None:
             owner.tracker.judge.known_clean(rows.step + 1)
 
-    def part(self) -> Part:
-        """Give a session that writes readings."""
-        if self._part is None:
-            self._part = Part(self.owner, _itself, (), frozenset())
-        return self._part
-
     def replay(self, call: Call) -> Replay:
         """Run a call again as a traced program, operation by operation."""
-        from anynan.jax.replay import replay
-
         layer = call.layer
         flat, tree = jax.tree_util.tree_flatten((call.args, call.kwargs))
         data = {i: x for i, x in enumerate(flat) if signature.is_data(x)}
@@ -178,14 +174,14 @@ class Calls:
         inputs = {str(i): x for i, x in data.items()}
         part = Part(self.owner, pure, ("params", "buffers", "inputs"), frozenset({-1}))
         one = signature.flatten((*held, inputs), {}, set())
-        program = part._program(pure, None, one, None)
-        watch = program.watch(part._exact(program))
-        outs, words = watch(part._table(watch), one.arrays)
+        watches = part.watches(pure, None, one, None)
+        watch = watches.get(part.verdicts.exact(watches))
+        outs, words = watch(part.verdicts.table(watch), one.arrays)
         blank = [1.0] * len(watch.spots)
         rows: Any = types.SimpleNamespace(lo=list(blank), hi=list(blank))
-        step = Step(program, watch, one.arrays, outs, words, rows)
+        step = Step(watch, one.arrays, outs, words, rows)
         step.read = watch.rows(probes.on_host(words))
-        return replay(part, step, 0)
+        return replay(step, 0)
 
 
 @functools.partial(jax.jit, static_argnums=1)

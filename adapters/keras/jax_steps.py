@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
-from anynan.jax.layers import Spot
-from anynan.jax.program import Program
-from anynan.jax.session import Session
-from anynan.jax.steps import Step
+from anynan.jax.program.program import Program
+from anynan.jax.program.watch import Watches
+from anynan.jax.replay.steps import Step
+from anynan.jax.session.session import Session
+from anynan.jax.session.verdicts import Verdicts
 from anynan.keras.layers import moments_of
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ class Part(Session):
         scaled: bool = False,
     ) -> None:
         options = dataclasses.replace(owner.options, layers=None, exclude=None)
-        super().__init__(fn, options, keep_inputs=owner.keep_inputs, lag=0)
-        self.tracker = owner.tracker
+        super().__init__(fn, owner.tracker, keep_inputs=owner.keep_inputs, lag=0, options=options)
         self._static = set()
         self._chosen = owner.chosen
-        self._scaled = scaled
+        if scaled:  # a loss scaler takes care of gradients itself
+            self.verdicts = Verdicts(options.policy, owner.tracker.judge.monitor, ("backward",))
         gradients = self.settings.gradients or (scaled and self.settings.backward)
         self.settings = dataclasses.replace(
             self.settings, names=names, tallies=tallies, gradients=gradients
@@ -61,11 +61,11 @@ class Part(Session):
     @property
     def step(self) -> Step | None:
         """Give the step that is judged at this moment."""
-        return getattr(self._local, "step", None)
+        return self.settlement.step
 
     def _read(self, but: int = 0) -> None:
         """Read and judge the steps not read yet; keep the last one if that raises."""
-        last = self._unread[-1] if self._unread else None
+        last = self.unread.last
         try:
             super()._read(but)
         except BaseException:
@@ -76,23 +76,19 @@ class Part(Session):
         """List the watched layers that were found in the traced programs."""
         return [path for path in super().watched() if path in self._chosen]
 
-    def _program(self, *args: Any) -> Program:
-        found = super()._program(*args)
+    def watches(self, *args: Any) -> Watches:
+        """Give what runs a function, with the layers that the model's tracker watches."""
+        watches = super().watches(*args)
+        found = watches.program
         found.chosen = (found.chosen or set()) & self._chosen
         tallies = self.settings.tallies
         if tallies != {-1} and not any(spot.phase == "loss" for spot in found.layers.checked()):
             # A step that never asks the model for its loss: what it returns tells of it.
             found.settings = dataclasses.replace(self.settings, tallies=tallies - {-1})
-        return found
+        return watches
 
     def _refuse(self, program: Program) -> None:
         """Refuse nothing: where there is no update, none is dropped."""
-
-    def bad_words(self, spot: Spot) -> Any:
-        """Say which words of a reading are bad; a loss scaler takes care of gradients itself."""
-        if self._scaled and spot.phase == "backward":
-            return np.zeros(4, bool)
-        return super().bad_words(spot)
 
 
 class Steps:

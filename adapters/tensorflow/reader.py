@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from anynan._arrays.probe import probe
 from anynan._arrays.summary import Summary
-from anynan.tensorflow import probes
+from anynan.tensorflow.read import probes
 
 
 class Reader:

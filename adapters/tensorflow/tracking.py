@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from anynan._steps.tracker import Tracker, refuse_target, tracker_of
 from anynan.options import Options, Training
-from anynan.tensorflow import patches
-from anynan.tensorflow.session import Session
+from anynan.tensorflow.session.seams import SEAMS
+from anynan.tensorflow.session.session import Session
+from anynan.tensorflow.session.targets import is_keras, layers_in, modules_of, variables_in
 
 
 @overload
@@ -83,7 +84,7 @@ def untrack(target: Any) -> None:
 
 def session_of(model: Any) -> Session | None:
     """Return the session of a tracked model, None if it is not tracked."""
-    return next((found for found in patches.sessions if found.model() is model), None)
+    return next((found for found in SEAMS.sessions if found.layers.model() is model), None)
 
 
 FREE = ("absmax", "min", "max")  # they are read anyway
@@ -103,12 +104,6 @@ def checked(options: Mapping[str, Any]) -> Options:
     return found
 
 
-def is_keras(target: Any) -> bool:
-    """Tell whether something is a layer or a model of Keras, without importing Keras."""
-    keras = sys.modules.get("keras")
-    return keras is not None and isinstance(target, keras.layers.Layer)
-
-
 def _track(target: Any, options: Options) -> Tracker:
     refuse_target(target, "model or function")
     if is_keras(target):
@@ -117,30 +112,49 @@ def _track(target: Any, options: Options) -> Tracker:
             from anynan.keras.tracking import start
 
             return start(target, options)
-        return track_model(target, options)
-    from anynan.tensorflow import functions
-
+        return _track_model(target, options)
     if isinstance(target, tf.Module):
-        return functions.track_module(target, options)
+        return _track_module(target, options)
     if not callable(target):
         msg = f"track() takes a Keras model, a tf.Module or a function, not {type(target).__name__}"
         raise TypeError(msg)
-    return functions.track_function(target, options)
+    return _track_function(target, options)
 
 
-def track_model(model: Any, options: Options) -> Tracker:
+def _track_model(model: Any, options: Options) -> Tracker:
     """Watch a Keras model on the TensorFlow backend."""
     from anynan.keras.layers import refuse_unbuilt
-    from anynan.tensorflow.models import ModelSession
+    from anynan.tensorflow.session.models import ModelSession
 
-    name = type(model).__name__
-    refuse_twice(model)
+    _refuse_twice(model)
     refuse_unbuilt(model)
-    session = ModelSession(model, options)
-    return begin(session, weakref.ref(model), name)
+    tracker = Tracker(weakref.ref(model), options, type(model).__name__)
+    return ModelSession(model, tracker).start()
 
 
-def refuse_twice(model: Any) -> None:
+def _track_module(module: Any, options: Options) -> Tracker:
+    """Watch a ``tf.Module``."""
+    _refuse_twice(module)
+    if not callable(module):
+        msg = (
+            f"this {type(module).__name__} has no __call__, so it never runs as a whole: track "
+            "the function that uses it"
+        )
+        raise TypeError(msg)
+    tracker = Tracker(weakref.ref(module), options, type(module).__name__)
+    return Session(modules_of(module), module, tracker).start()
+
+
+def _track_function(fn: Any, options: Options) -> Tracker:
+    """Watch a function, and the models that it uses."""
+    layers, keras = layers_in(fn)
+    tracker = Tracker(fn, options, getattr(fn, "__name__", type(fn).__name__))
+    session = Session(layers, None, tracker, keras=keras)
+    session.layers.weights.add_all("", variables_in(fn))
+    return session.start()
+
+
+def _refuse_twice(model: Any) -> None:
     """Refuse what is tracked already.
 
     Raises:
@@ -153,18 +167,3 @@ def refuse_twice(model: Any) -> None:
             "remove(), or anynan.tensorflow.untrack(model), before tracking it again"
         )
         raise ValueError(msg)
-
-
-def begin(session: Session, target: Any, name: str) -> Tracker:
-    """Start a session."""
-    model = session.model()
-    if model is not None:
-        weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
-    return session.track(target, name)
-
-
-def _gone(ref: "weakref.ref[Session]") -> None:
-    """Put the classes back when the model is gone."""
-    session = ref()
-    if session is not None and session.tracker.judge.adapter is session:
-        session.tracker.remove()

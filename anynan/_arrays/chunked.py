@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from anynan._arrays.summary import Summary
+from anynan._arrays.tally import Tally, first_bad
 
 
 def is_chunked(x: Any) -> bool:
@@ -36,8 +37,6 @@ def describe(x: Any) -> Summary:
     Args:
         x: The array; chunks of any library, of any and of unknown size.
     """
-    from anynan._arrays.measures import Tally
-
     ones = tuple((1,) * len(lengths) for lengths in x.chunks)
     parts = x.map_blocks(_describe_chunk, dtype=object, chunks=ones, meta=np.empty((0,) * x.ndim))
     found = np.asarray(parts.compute(), dtype=object)
@@ -68,7 +67,6 @@ def _start(found: Any, place: tuple[int, ...], axis: int) -> int:
 def _describe_chunk(block: Any) -> Any:
     """Tally one chunk, where it lies."""
     from anynan._arrays.access import fields, on_host, to_host
-    from anynan._arrays.measures import Tally, first_bad
 
     host = on_host(block)
     host = to_host(block) if host is None else host

@@ -20,11 +20,15 @@ class Kept:
 
     Args:
         found: Where everything is.
+
+    Attributes:
+        arrays: Where arrays are held, which are the caller's to keep.
     """
 
-    __slots__ = ("_containers", "_generators", "_plain", "_spaces")
+    __slots__ = ("_containers", "_generators", "_plain", "_spaces", "arrays")
 
     def __init__(self, *found: Found) -> None:
+        self.arrays = [holder for one in found for holder in one.arrays]
         self._plain = [(holder, holder.get()) for one in found for holder in one.plain]
         self._spaces = [
             (holder.name, space, chosen, _picked(space, chosen))

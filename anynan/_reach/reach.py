@@ -32,6 +32,8 @@ class Reach:
         self._found = Found()
         self._calls = 0
         self._lent: dict[int, Items] = {}
+        self._guards: dict[int, Items] = {}
+        self._runs_again = False
 
     def is_due(self) -> bool:
         """Count a step; tell whether it is time to search again."""
@@ -63,10 +65,14 @@ class Reach:
     def put_back(self, kept: Kept) -> list[str]:
         """Make everything what it was then, with what stands for iterators in their place.
 
+        In a second run those begin again, too.
+
         Returns:
             What could not be put back, with the error.
         """
-        return kept.put_back(self._lent)
+        for items in self._lent.values() if self._runs_again else ():
+            items.rewind()
+        return kept.put_back({**self._lent, **self._guards})
 
     @contextmanager
     def lending(
@@ -117,6 +123,7 @@ class Reach:
         guards: list[tuple[Holder, Items]] = []
         for items in lent:
             items.rewind()
+        self._runs_again = True
         try:
             for holder in self._found.iterators:
                 value = holder.get()
@@ -127,8 +134,10 @@ class Reach:
                 if not holder.set(guard):
                     raise ReplayError(_HELD.format(holder.name))
                 guards.append((holder, guard))
+                self._guards[id(value)] = guard
             yield
         finally:
+            self._runs_again, self._guards = False, {}
             for holder, guard in guards:
                 if holder.get() is guard:
                     holder.set(guard.iterator)

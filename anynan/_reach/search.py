@@ -120,6 +120,7 @@ class Kinds:
         modules: Classes whose attributes are a program's own only where its methods set them.
         passed: Tells whether an object is seen to elsewhere.
         inner: Yields what a library's object holds of the program's, by name.
+        stays: Attributes that a module makes of itself once: a second run is not to unmake them.
     """
 
     arrays: tuple[type, ...] = (np.ndarray,)
@@ -128,6 +129,7 @@ class Kinds:
     modules: tuple[type, ...] = ()
     passed: Callable[[Any], bool] = lambda _: False
     inner: Callable[[Any], Iterator[tuple[str, Any]]] = lambda _: iter(())
+    stays: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -276,7 +278,8 @@ class Search:
         """Look at those attributes of a layer that its code sets while it runs."""
         kind: Any = type(value)
         held = namespace(value) or {}
-        moving = tuple(name for name in sets(kind) | self._stored if name in held)
+        names = (sets(kind) | self._stored) - self._kinds.stays
+        moving = tuple(name for name in names if name in held)
         moving = tuple(name for name in moving if isinstance(held[name], PLAIN))
         if moving:
             self.found.spaces.append((holder, moving))

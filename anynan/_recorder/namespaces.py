@@ -7,6 +7,8 @@ from typing import Any
 import array_api_compat
 
 from anynan._recorder.names import WRITING, asked_by, signature
+from anynan._recorder.tracked import strip
+from anynan._runtime.context import running
 
 _spaces: dict[int, "Namespace"] = {}
 
@@ -77,8 +79,6 @@ class _Question:
 
 
 def _unrecorded(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from anynan._recorder.tape import strip
-
     plain = tuple(strip(value, []) for value in args)
     return function(*plain, **{key: strip(value, []) for key, value in kwargs.items()})
 
@@ -92,9 +92,7 @@ class _Function:
         self._function, self._name = function, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from anynan._recorder.tape import now
-
-        tape = now.get()
+        tape = running.get()
         if tape is None or tape.closed:
             return _unrecorded(self._function, args, kwargs)
         writes = args[0] if self._name in WRITING and args else kwargs.get("out")

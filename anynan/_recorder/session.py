@@ -29,8 +29,8 @@ from anynan._recorder.tracked import TrackedArray, is_tracked
 from anynan._runtime.context import replay_context
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.loaders import bad_rows
+from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
-from anynan.options import Options
 
 # An operand up to this size is copied before it is overwritten, so that a report can quote it.
 SNAPSHOT = 2**16  # bytes
@@ -47,8 +47,8 @@ class ArraySession(BaseAdapter):
     backend = "array"
     wrapper: type[TrackedArray] = TrackedArray
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__(tracker)
         self._local = threading.local()
         self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._matched: set[str] = set()

@@ -17,9 +17,9 @@ from anynan._diagnosis.sources import user_source
 from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.floatflags import Flags
 from anynan._recorder.names import UNWRITTEN, canonical
-from anynan._recorder.namespaces import Namespace
+from anynan._recorder.namespaces import Namespace, namespace_of
 from anynan._recorder.trackable import is_array
-from anynan._recorder.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view
+from anynan._recorder.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
 from anynan._runtime import context
 from anynan.errors import AnomalyError, reason
 from anynan.events import Event, Kind, Phase
@@ -158,8 +158,6 @@ class Tape:
 
     def namespace_of(self, raw: Any, asking: FrameType) -> Namespace:
         """Give the recording namespace of an array's library, as the asking module knows it."""
-        from anynan._recorder.namespaces import namespace_of
-
         return namespace_of(raw, asking)
 
     def escape(self, x: TrackedArray, dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:
@@ -393,22 +391,6 @@ class Tape:
 
 def _inside(layer: str | None, path: str) -> bool:
     return layer is not None and (layer == path or layer.startswith(path + "."))
-
-
-def strip(value: Any, found: list[TrackedArray]) -> Any:
-    """Put plain arrays in the place of tracked ones, and note those."""
-    if is_tracked(value):
-        found.append(value)
-        return value._raw
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return kind([strip(item, found) for item in value])
-    if kind is slice:
-        parts = (value.start, value.stop, value.step)
-        return slice(*[strip(item, found) for item in parts])
-    if kind is dict:
-        return {key: strip(item, found) for key, item in value.items()}
-    return value
 
 
 def _span(kind: Kind) -> float:

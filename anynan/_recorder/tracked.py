@@ -178,6 +178,22 @@ def is_tracked(x: Any) -> TypeGuard[TrackedArray]:
     return issubclass(kind, TrackedArray)
 
 
+def strip(value: Any, found: list[TrackedArray]) -> Any:
+    """Put plain arrays in the place of tracked ones, and note those."""
+    if is_tracked(value):
+        found.append(value)
+        return value._raw
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([strip(item, found) for item in value])
+    if kind is slice:
+        parts = (value.start, value.stop, value.step)
+        return slice(*[strip(item, found) for item in parts])
+    if kind is dict:
+        return {key: strip(item, found) for key, item in value.items()}
+    return value
+
+
 class _Method:
     """Stand for a method of the array."""
 

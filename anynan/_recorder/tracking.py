@@ -173,5 +173,5 @@ def start(target: Any, options: Options, session: type[ArraySession]) -> Tracker
             "the call; track the function that computes one item"
         )
         raise TypeError(msg)
-    made = session(options)
-    return made.track(target, getattr(target, "__name__", type(target).__name__))
+    tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
+    return tracker.start(session(tracker))

@@ -27,19 +27,9 @@ class BaseAdapter:
 
     backend: str
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.tracker: Tracker
-
-    def track(self, target: Any, name: str) -> Tracker:
-        """Make the tracker of a target, and start to watch.
-
-        Args:
-            target: What is tracked; a model as a weak reference, for it owns the hooks.
-            name: What it is called.
-        """
-        tracker = self.tracker = Tracker(target, self.options, name)
-        return tracker.start(self)
+    def __init__(self, tracker: Tracker, options: Options | None = None) -> None:
+        self.tracker = tracker
+        self.options = tracker.judge.options if options is None else options
 
     # Life.
 

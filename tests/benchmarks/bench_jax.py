@@ -211,10 +211,10 @@ def memory() -> tuple[int, int]:
     tracked = anynan.jax.track(train_step)
     tracked(*args)
     session: Any = tracked.judge.adapter
-    (program,) = session._programs.values()
-    watch = program.watch()
+    (watches,) = session._programs.values()
+    watch = watches.get(set())
     leaves = jax.tree.leaves(args)
-    mine = watch.run.lower(session._table(watch), watch.factors, *leaves).compile()
+    mine = watch.run.lower(session.verdicts.table(watch), watch.factors, *leaves).compile()
     plain = jax.jit(train_step).lower(*args).compile()
     a, b = mine.memory_analysis(), cast(Any, plain.memory_analysis())
     return (

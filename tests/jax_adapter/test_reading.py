@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan.jax import probes
+from anynan.jax.read import probes
 from tests.jax_adapter.models import made
 
 INF, NAN = np.inf, np.nan
@@ -118,9 +118,11 @@ def test_no_array_is_made_for_the_readings():
     plain = jax.jit(step).lower(params, x).compile().memory_analysis()
     tracked = anynan.jax.track(step)
     tracked(params, x)
-    (program,) = tracked.judge.adapter._programs.values()
-    watch = program.watch()
-    run = watch.run.lower(tracked.judge.adapter._table(watch), watch.factors, *params.values(), x)
+    (watches,) = tracked.judge.adapter._programs.values()
+    watch = watches.get(set())
+    run = watch.run.lower(
+        tracked.judge.adapter.verdicts.table(watch), watch.factors, *params.values(), x
+    )
     mine = run.compile().memory_analysis()
     rows = 4 * len(watch.values)
     assert mine.output_size_in_bytes - plain.output_size_in_bytes <= rows + 64

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import anynan
-from anynan.jax import replay
+from anynan.jax.replay import replay
 from tests.jax_adapter.models import made
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import anynan
-from anynan.jax import graph, probes
+from anynan.jax.graphs import graph
+from anynan.jax.read import probes
 
 
 async def coroutine(x):
@@ -140,7 +141,7 @@ def test_the_users_own_failure_at_run_time_is_his_own():
 @pytest.mark.parametrize("options", [{}, {"level": "operation"}])
 @pytest.mark.filterwarnings("ignore:anynan. level='operation' could not look")
 def test_a_replay_that_fails_leaves_a_report(options, monkeypatch):
-    from anynan.jax import replay
+    from anynan.jax.replay import replay
 
     monkeypatch.setattr(replay, "record", fail)
 

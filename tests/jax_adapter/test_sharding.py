@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import anynan
 from anynan._reports.report import render
-from anynan.jax import probes
+from anynan.jax.read import probes
 from tests.jax_adapter.models import made, same
 
 pytestmark = pytest.mark.skipif(

@@ -21,11 +21,11 @@ else:
 @pytest.fixture(autouse=True)
 def _fresh():
     """Begin with fresh names, and leave no class changed."""
-    from anynan.tensorflow import patches
+    from anynan.tensorflow.session.seams import SEAMS
 
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
     yield
-    for session in list(patches.sessions):
+    for session in list(SEAMS.sessions):
         session.tracker.remove()
     keras.mixed_precision.set_global_policy("float32")

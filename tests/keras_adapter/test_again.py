@@ -134,20 +134,9 @@ def tensors():
     return iter(tf.data.Dataset.from_tensor_slices(NUMBERS))
 
 
-def arrays():
-    return tf.data.Dataset.from_tensor_slices(NUMBERS).as_numpy_iterator()
-
-
-def generated():
-    return (x for x in NUMBERS)
-
-
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("make", [tensors, arrays, generated], ids=lambda f: f.__name__)
-def test_no_batch_is_eaten(make, compiled):
-    if compiled and make is not tensors:
-        pytest.skip("a compiled function takes nothing from Python's iterators")
-    batches = make()
+def test_no_batch_is_eaten(compiled):
+    batches = tensors()
 
     def step():
         return tf.math.log(next(batches))
@@ -158,7 +147,107 @@ def test_no_batch_is_eaten(make, compiled):
     (event,) = step.events
     assert (event.kind, event.operation) == ("nan", None)
     assert any("takes its data from an iterator" in note for note in event.notes)
-    assert [float(next(batches)), float(next(batches))] == [0, 5]
+    assert [float(next(batches)) for _ in range(2)] == [0, 5]
+    step.remove()
+
+
+def arrays():
+    return tf.data.Dataset.from_tensor_slices(NUMBERS).as_numpy_iterator()
+
+
+def generated():
+    return (x for x in NUMBERS)
+
+
+def zipped():
+    return (x for x, _ in zip(NUMBERS, NUMBERS, strict=True))
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("make", [arrays, generated, zipped], ids=lambda f: f.__name__)
+def test_a_second_run_gets_the_same_items(make, given):
+    batches = make()
+    args = [batches] if given else []
+
+    def take(*source):
+        return tf.math.log(tf.constant(3.0) * next(source[0] if source else batches))
+
+    step = anynan.tensorflow.track(take, action="record")
+    step(*args)
+    step(*args)
+    (event,) = step.events
+    assert (event.operation.name, event.operation.inputs[0].min) == ("log", -3)
+    assert [float(x) for x in batches] == [0, 5]
+    step.remove()
+
+
+def test_what_is_not_pythons_own_iterator_is_not_taken_from():
+    class Source:
+        def __init__(self):
+            self._items = (iter([2.0, -1.0, 5.0]),)
+
+        def draw(self):
+            return next(self._items[0])
+
+    source = Source()
+    step = anynan.tensorflow.track(lambda: tf.math.log(source.draw()), action="record")
+    step()
+    step()
+    (event,) = step.events
+    assert event.operation is None
+    assert any("hold it in a list" in note for note in event.notes)
+    assert source.draw() == 5
+    step.remove()
+
+
+def test_variables_and_arrays_are_what_they_were():
+    seed = keras.random.SeedGenerator(3)
+    count, table = keras.Variable(0), np.zeros(2)
+
+    class Trainer:
+        def __init__(self):
+            self.held = [table]
+
+        def step(self, x):
+            self.held[0][0] += 1
+            count.assign_add(1)
+            draw = keras.random.uniform((), seed=seed)
+            return either(self.held[0][0] == 1, x) + 0 * draw + 0 * tf.cast(count, x.dtype)
+
+    trainer = Trainer()
+    step = anynan.tensorflow.track(trainer.step, action="record")
+    step(tf.ones(3))
+    assert step.events[0].operation.name == "log"
+    assert (table[0], int(count), trainer.held[0] is table) == (1, 1, True)
+    step.remove()
+
+
+def test_a_list_that_is_an_argument_is_left_as_the_first_run_left_it():
+    def fn(x, log):
+        log.append(len(log))
+        return either(len(log) == 1, x)
+
+    step = anynan.tensorflow.track(fn, action="record")
+    log = []
+    step(tf.ones(3), log)
+    assert (step.events[0].kind, log) == ("nan", [0])
+    step.remove()
+
+
+def test_a_layer_is_not_unmade():
+    class Late(keras.layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(name="scale", shape=shape[-1:], initializer="ones")
+            self.built = True
+
+        def call(self, x):
+            return tf.math.log(self.scale * 0 - 1 + 0 * x)
+
+    layer = Late()
+    step = anynan.tensorflow.track(lambda x: layer(x), action="record")
+    step(tf.ones((2, 3)))
+    assert step.events[0].operation.name == "log"
+    assert len(layer.weights) == 1
     step.remove()
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
-from anynan.tensorflow import readings
+from anynan.tensorflow.read import readings
 from tests.keras_adapter import models
 
 NAN, INF = np.nan, np.inf

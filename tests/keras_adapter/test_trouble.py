@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
-from anynan.tensorflow import patches
+from anynan.tensorflow.session.seams import SEAMS
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, Root, compiled, data, line, positive, zero
 
@@ -36,8 +36,8 @@ def test_remove_restores_every_class():
     tracker.remove()
     tracker.remove()
     assert [vars(owner).get(name) for owner, name in OWNERS] == before
-    assert not patches.sessions
-    assert not patches._layers
+    assert not SEAMS.sessions
+    assert not SEAMS.layers
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, in deepcopy
@@ -149,7 +149,7 @@ def test_bad_weight_is_found_at_once():
     with pytest.raises(anynan.NonFiniteError) as caught:
         anynan.keras.track(model)
     assert (caught.value.event.phase, caught.value.event.parameter) == ("parameter", "last.bias")
-    assert not patches.sessions
+    assert not SEAMS.sessions
 
 
 def test_bad_batch_and_bad_label_are_told_apart():

@@ -41,8 +41,8 @@ class Session(BaseAdapter):
     updates_type: type[Updates] = Updates
 
     def __init__(self, tracker: Tracker, models: Models) -> None:
-        super().__init__(tracker.judge.options)
-        self.tracker, self.models = tracker, models
+        super().__init__(tracker)
+        self.models = models
         self.threads = Threads(models)
         self.graphs = Graphs(tracker, models)
         self.scalers = Scalers(models)

@@ -1,0 +1,1 @@
+"""What a traced program is made of: operations, layers, lines and names."""

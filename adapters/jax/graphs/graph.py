@@ -1,0 +1,379 @@
+"""A program as one flat list of operations, whatever calls, loops and branches it is made of."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jax.extend import core as jc
+
+from anynan.jax.graphs import lines
+from anynan.jax.graphs.bodies import Body, bodies, dropped, hides
+from anynan.jax.graphs.stacks import Place, place
+from anynan.jax.read.probes import checkable
+from anynan.jax.read.readings import Path
+
+# These read values and make none: what is bad in them was bad before.
+PASSING = frozenset(
+    {
+        "reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "rev",
+        "dynamic_slice", "gather", "copy", "copy_p", "device_put", "stop_gradient", "name", "split",
+        "optimization_barrier", "sharding_constraint", "pvary", "pcast", "reshard",
+        "layout_constraint", "mesh_cast", "real", "imag", "pbroadcast", "all_gather", "ppermute",
+        "bitcast_convert_type", "all_gather_invariant", "all_to_all",
+    }
+)  # fmt: skip
+
+
+def fills(eqn: Any) -> bool:
+    """Tell whether a read gives NaN where its index is out of range."""
+    if eqn.primitive.name != "gather" or not str(eqn.params["mode"]).endswith("FILL_OR_DROP"):
+        return False
+    fill = eqn.params["fill_value"]
+    return checkable(eqn.outvars[0].aval) and (fill is None or fill != fill)
+
+
+@dataclass(slots=True)
+class Value:
+    """Hold one value of the program.
+
+    Attributes:
+        index: Its number.
+        aval: Shape and dtype.
+        path: Path of the jaxpr it is defined in.
+        var: The variable there.
+        writer: Number of the operation that makes it, None for what comes in.
+        feeds: Other values it may be: of the round before in a loop, of a branch.
+        argument: Number of the program's argument it is.
+        constant: What it holds, where that is known at trace time.
+        known: True if ``constant`` counts.
+        readers: Operations that read it.
+        handed: Values that it feeds.
+        result: True if the program returns it.
+        loops: How many loops are around it.
+    """
+
+    index: int
+    aval: Any
+    path: Path
+    var: Any
+    writer: int | None = None
+    feeds: list[int] = field(default_factory=list)
+    argument: int | None = None
+    constant: Any = None
+    known: bool = False
+    readers: list[int] = field(default_factory=list)
+    handed: list[int] = field(default_factory=list)
+    result: bool = False
+    loops: int = 0
+
+
+@dataclass(slots=True)
+class Node:
+    """Hold one operation.
+
+    Attributes:
+        index: Position in the order of the program's text.
+        eqn: The equation.
+        path: Path of the jaxpr it is in.
+        chain: The equations around it, outermost first.
+        name: The primitive's name.
+        ins: Values that go in.
+        outs: Values that come out, None for one that nobody wants.
+        place: What its name stack says.
+        order: Where it stands in execution: positions, with a slot for each loop's iteration.
+        loops: How many loops are around it.
+        backward: True for a gradient's operation, and for what only such need.
+        after: True for what works on gradients outside of any differentiation: the update.
+        passing: True if it only reads values: what is bad in its result was bad before.
+    """
+
+    index: int
+    eqn: Any
+    path: Path
+    chain: tuple[Any, ...]
+    name: str
+    ins: tuple[int, ...]
+    outs: tuple[int | None, ...]
+    place: Place
+    order: tuple[Any, ...]
+    loops: int
+    backward: bool = False
+    after: bool = False
+    passing: bool = False
+
+
+class Graph:
+    """Flatten a closed jaxpr."""
+
+    def __init__(self, closed: Any) -> None:
+        self.nodes: list[Node] = []
+        self.values: list[Value] = []
+        self.strange: dict[str, None] = {}
+        # The loops around each body, by its path.
+        self.loops: dict[Path, tuple[Any, ...]] = {}
+        ins = []
+        for i, var in enumerate(closed.jaxpr.invars):
+            value = self._value(var, ())
+            value.argument = i
+            ins.append(value.index)
+        consts = []
+        for var, held in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            value = self._value(var, ())
+            value.constant, value.known = held, True
+            consts.append(value.index)
+        self.arguments = ins
+        self.results = self._walk(closed.jaxpr, consts, ins, (), (), "", ())
+        for index in self.results:
+            self.values[index].result = True
+        self._follow()
+
+    def _fold(self, node: Node) -> None:
+        """Take a number in another dtype or shape for the number: who uses it is asked."""
+        out = node.outs[0]
+        if out is None or not self._written(node.ins[0]):
+            return
+        node.passing = all(reader is not None for reader in self.readers(out))
+        if node.passing:
+            made = self.values[out]
+            made.constant, made.known = self.values[node.ins[0]].constant, True
+
+    def _written(self, index: int) -> bool:
+        """Tell whether a value is a number of the code's own that is not finite."""
+        value = self.values[index]
+        held = value.constant
+        if not value.known or np.ndim(held) or not checkable(value.aval):
+            return False
+        return not np.isfinite(np.asarray(held, complex)).item()
+
+    def _value(self, var: Any, path: Path, loops: int = 0) -> Value:
+        value = Value(len(self.values), var.aval, path, var, loops=loops)
+        self.values.append(value)
+        return value
+
+    def _walk(
+        self,
+        jaxpr: Any,
+        consts: list[int],
+        ins: list[int],
+        path: Path,
+        chain: tuple[Any, ...],
+        stack: str,
+        order: tuple[Any, ...],
+    ) -> list[int]:
+        env: dict[Any, int] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, ins, strict=True))
+        self.loops[path] = tuple(eqn for eqn in chain if eqn.primitive.name in ("scan", "while"))
+
+        loops = sum(part is None for part in order)
+
+        def read(var: Any) -> int:
+            if isinstance(var, jc.Literal):
+                value = self._value(var, path, loops)
+                value.constant, value.known = var.val, True
+                return value.index
+            return env[var]
+
+        for i, eqn in enumerate(jaxpr.eqns):
+            operands = [read(var) for var in eqn.invars]
+            here = "/".join(part for part in (stack, str(eqn.source_info.name_stack)) if part)
+            inner = bodies(eqn)
+            spot, position = (*path, i), (*order, i)
+            if inner:
+                outs = self._open(eqn, inner, operands, spot, (*chain, eqn), here, position)
+            else:
+                outs = [
+                    None if dropped(var) else self._value(var, path, loops).index
+                    for var in eqn.outvars
+                ]
+                node = Node(
+                    len(self.nodes), eqn, path, chain, eqn.primitive.name, tuple(operands),
+                    tuple(outs), place(here), position, loops,
+                )  # fmt: skip
+                written = any(self._written(i) for i in operands)
+                node.passing = node.name in PASSING and not written and not fills(eqn)
+                self.nodes.append(node)
+                if hides(eqn):
+                    self.strange.setdefault(node.name)
+                for out in outs:
+                    if out is not None:
+                        self.values[out].writer = node.index
+            env.update(
+                (var, out)
+                for var, out in zip(eqn.outvars, outs, strict=True)
+                if out is not None and not dropped(var)
+            )
+        return [read(var) for var in jaxpr.outvars]
+
+    def _open(
+        self,
+        eqn: Any,
+        inner: list[Body],
+        operands: list[int],
+        spot: Path,
+        chain: tuple[Any, ...],
+        stack: str,
+        order: tuple[Any, ...],
+    ) -> list[int | None]:
+        first = inner[0]
+        loops = sum(part is None for part in order)
+        consts = [
+            [
+                self._const(held, var, body.path(spot))
+                for held, var in zip(body.consts, body.jaxpr.constvars, strict=True)
+            ]
+            for body in inner
+        ]
+        if first.kind == "call":
+            return list(
+                self._walk(first.jaxpr, consts[0], operands, first.path(spot), chain, stack, order)
+            )
+        outside = [self._value(var, spot[:-1], loops) for var in eqn.outvars]
+        if first.kind == "cond":
+            for body, held in zip(inner, consts, strict=True):
+                path = body.path(spot)
+                outs = self._walk(
+                    body.jaxpr, held, operands[1:], path, chain, stack, (*order, body.step)
+                )
+                for value, out in zip(outside, outs, strict=True):
+                    value.feeds.append(out)
+        else:
+            given = operands
+            if first.kind == "while":
+                given = operands[eqn.params["cond_nconsts"] :]
+            deeper = loops + (first.kind != "shard_map")
+            arguments = [self._value(var, first.path(spot), deeper) for var in first.jaxpr.invars]
+            for value, operand in zip(arguments, given, strict=True):
+                value.feeds.append(operand)
+            looped = (*order, None) if first.kind != "shard_map" else order
+            outs = self._walk(
+                first.jaxpr, consts[0], [v.index for v in arguments], first.path(spot), chain,
+                stack, looped,
+            )  # fmt: skip
+            if first.kind == "scan":
+                skip, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+            else:
+                skip, carried = eqn.params.get("body_nconsts", 0), len(outs)
+            for i, (value, out) in enumerate(zip(outside, outs, strict=True)):
+                value.feeds.append(out)
+                if first.kind != "shard_map" and i < carried:
+                    arguments[skip + i].feeds.append(out)
+                    value.feeds.append(arguments[skip + i].index)  # no round at all
+        return [
+            None if dropped(var) else value.index
+            for var, value in zip(eqn.outvars, outside, strict=True)
+        ]
+
+    def _const(self, held: Any, var: Any, path: Path) -> int:
+        value = self._value(var, path)
+        value.constant, value.known = held, True
+        return value.index
+
+    # Who reads what.
+
+    def _follow(self) -> None:
+        for node in self.nodes:
+            for i in node.ins:
+                self.values[i].readers.append(node.index)
+        for value in self.values:
+            for i in value.feeds:
+                self.values[i].handed.append(value.index)
+        for node in self.nodes:
+            node.backward = node.place.backward
+            if node.name in ("broadcast_in_dim", "convert_element_type"):
+                self._fold(node)
+        if any(node.backward for node in self.nodes):
+            self._find_coefficients()
+            self._find_updates()
+
+    def _find_coefficients(self) -> None:
+        """Put what only the backward pass needs into it: the slopes at the forward values."""
+        for node in reversed(self.nodes):
+            if node.backward:
+                continue
+            used = False
+            only = True
+            for out in node.outs:
+                if out is None:
+                    continue
+                for reader in self.readers(out):
+                    used = True
+                    only = only and reader is not None and reader.backward
+            node.backward = used and only
+        # A slope follows the operation whose it is; the last operation of a forward pass whose
+        # result nobody takes is none.
+        for node in self.nodes:
+            if not node.backward or node.place.backward:
+                continue
+            before = self.nodes[node.index - 1] if node.index else None
+            if before is None or before.place.backward or before.path[:-1] != node.path[:-1]:
+                node.backward = False
+            else:
+                mine = lines.call_site(node.chain, node.eqn).near
+                node.backward = mine == lines.call_site(before.chain, before.eqn).near
+
+    def readers(self, index: int) -> Iterator[Node | None]:
+        """Walk the operations that read a value, across loops; None for the program's result."""
+        seen = {index}
+        todo = [index]
+        while todo:
+            value = self.values[todo.pop()]
+            if value.result:
+                yield None
+            for i in value.readers:
+                yield self.nodes[i]
+            for i in value.handed:
+                if i not in seen:
+                    seen.add(i)
+                    todo.append(i)
+
+    def _find_updates(self) -> None:
+        """Mark what comes after the gradients: it reads them and is no gradient itself."""
+        touched: set[int] = set()
+        for node in self.nodes:
+            reads = any(i in touched or self._from(i, touched) for i in node.ins)
+            if node.backward or reads:
+                touched.update(out for out in node.outs if out is not None)
+                node.after = reads and not node.backward and not node.place.differentiated
+        for node in reversed(self.nodes):  # what an update alone needs: decayed averages
+            if node.backward or node.after or node.place.differentiated or node.place.names:
+                continue
+            readers = [r for i in node.outs if i is not None for r in self.readers(i)]
+            node.after = bool(readers) and all(r is not None and r.after for r in readers)
+
+    def _from(self, index: int, touched: set[int]) -> bool:
+        return any(source in touched for source in self.sources(index))
+
+    def sources(self, index: int) -> set[int]:
+        """Give the values that a value may be, itself included."""
+        seen = {index}
+        todo = [index]
+        while todo:
+            for i in self.values[todo.pop()].feeds:
+                if i not in seen:
+                    seen.add(i)
+                    todo.append(i)
+        return seen
+
+    def origins(self, index: int) -> tuple[list[Node], list[Value]]:
+        """Find who wrote a value: operations, through reads and loops, and what came in."""
+        nodes: dict[int, Node] = {}
+        outside: list[Value] = []
+        seen = {index}
+        todo = [index]
+        while todo:
+            value = self.values[todo.pop()]
+            more: list[int] = list(value.feeds)
+            if value.writer is not None:
+                node = self.nodes[value.writer]
+                if node.passing:
+                    more += node.ins
+                else:
+                    nodes[node.index] = node
+            elif value.argument is not None or value.known:
+                outside.append(value)
+            for i in more:
+                if i not in seen:
+                    seen.add(i)
+                    todo.append(i)
+        return list(nodes.values()), outside

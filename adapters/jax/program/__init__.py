@@ -1,0 +1,1 @@
+"""The traced program of a function, evaluated again with readings."""

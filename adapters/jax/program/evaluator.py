@@ -1,0 +1,380 @@
+"""Evaluate a jaxpr again, and take readings of chosen values on the way.
+
+The readings come out as more results: no callback, no host read, and no change to what is
+computed. Higher-order primitives are rebuilt from JAX's public functions, with their readings
+carried along; one that is not known is run as it is, and only its results can be read.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jc
+from jax.extend import source_info_util
+
+from anynan.jax.graphs.bodies import JITS, REMAT, Body, bodies, dropped
+from anynan.jax.read import probes
+from anynan.jax.read.readings import (
+    WHILE,
+    WIDE,
+    Emission,
+    Path,
+    Plan,
+    Probe,
+    Shape,
+    flat,
+    folded,
+    kept_as,
+    of_round,
+    rounds_of,
+    unflat,
+    with_rounds,
+)  # fmt: skip
+
+Rule = Callable[["Evaluator", Any, list[Any], Path], tuple[list[Any], list[Emission]]]
+
+
+def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:
+    """Run an equation's primitive again, with some parameters changed."""
+    bound = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    if isinstance(bound, dict):
+        outs = eqn.primitive.bind(*ins, **bound)
+    else:  # before JAX 0.10: the functions apart
+        functions, rest = bound
+        outs = eqn.primitive.bind(*functions, *ins, **rest)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def jit_once(fn: Callable[..., Any]) -> Any:
+    """Compile what runs once or twice: there the compiler's time counts, not the program's."""
+    if jax.default_backend() != "cpu":
+        return jax.jit(fn)
+    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def silent(eqn: Any) -> bool:
+    """Tell whether an equation is run only for its effect, such as a print."""
+    return bool(eqn.effects) and all(dropped(var) for var in eqn.outvars)
+
+
+def _take(probe: Probe, x: Any, plan: Plan) -> Any:
+    match probe.what:
+        case "sum":
+            return probes.total([x], plan.factors, probe.number)
+        case "span":
+            return probes.span(x, plan.extra, plan.factors, probe.number)
+        case "ends":
+            return probes.ends(x, plan.extra)
+        case "code":
+            return probes.code(x)
+    return x
+
+
+class Evaluator:
+    """Evaluate jaxprs under a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.axes: tuple[str, ...] = ()
+        self.depth = 0
+
+    def run(
+        self, jaxpr: Any, consts: Any, args: Any, path: Path = ()
+    ) -> tuple[list[Any], list[Emission]]:
+        """Evaluate one jaxpr.
+
+        Returns:
+            Its results, and the readings in order.
+        """
+        plan = self.plan
+        wanted = plan.probes.get(path, {})
+        env: dict[Any, Any] = {}
+        found: list[Emission] = []
+
+        def read(var: Any) -> Any:
+            return var.val if isinstance(var, jc.Literal) else env[var]
+
+        def write(var: Any, value: Any) -> None:
+            env[var] = value
+            for probe in wanted.get(var, ()):
+                seen = lax.stop_gradient(value) if plan.detached else value
+                found.append(Emission(probe, self.vary(_take(probe, seen, plan))))
+
+        for var, value in [
+            *zip(jaxpr.constvars, consts, strict=True),
+            *zip(jaxpr.invars, args, strict=True),
+        ]:
+            write(var, value)
+        for i, eqn in enumerate(jaxpr.eqns):
+            if plan.replaying and silent(eqn):
+                continue
+            ins = [read(var) for var in eqn.invars]
+            info = eqn.source_info
+            stack = source_info_util.current_name_stack() + info.name_stack
+            with source_info_util.user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+                outs, more = self._equation(eqn, ins, (*path, i))
+            found += more
+            for var, value in zip(eqn.outvars, outs, strict=True):
+                if not dropped(var):
+                    write(var, value)
+        return [read(var) for var in jaxpr.outvars], found
+
+    def _equation(self, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+        plan = self.plan
+        if path in plan.inside and eqn.primitive.name not in plan.opaque:
+            inner = bodies(eqn)
+            if inner:
+                return _RULES[inner[0].kind](self, eqn, ins, path)
+        return rebind(eqn, ins), []
+
+    def vary(self, x: Any) -> Any:
+        """Make a value differ from device to device, as JAX's types have it in shard_map."""
+        for axis in self.axes:
+            if jnp.issubdtype(x.dtype, jnp.number):
+                x = x + (lax.axis_index(axis) * 0).astype(x.dtype)
+        return x
+
+    # What the readings of a body will be, known before it is evaluated.
+
+    def expected(self, body: Body, path: Path) -> list["Shape"]:
+        """List the readings of a body, in order."""
+        wanted = self.plan.probes.get(path, {})
+        found: list[Shape] = []
+
+        def defined(var: Any) -> None:
+            width = 3 + len(self.plan.extra)
+            dims = () if self.plan.rounds else None
+            found.extend(
+                Shape(probe, kept_as(probe, var.aval, width), dims=dims)
+                for probe in wanted.get(var, ())
+            )
+
+        for var in (*body.jaxpr.constvars, *body.jaxpr.invars):
+            defined(var)
+        for i, eqn in enumerate(body.jaxpr.eqns):
+            if self.plan.replaying and silent(eqn):
+                continue
+            inner = (*path, i)
+            if inner in self.plan.inside and eqn.primitive.name not in self.plan.opaque:
+                for item in bodies(eqn):
+                    more = self.expected(item, item.path(inner))
+                    if item.kind in ("scan", "while"):
+                        more = [shape.looped(rounds_of(eqn)) for shape in more]
+                    elif item.kind == "shard_map":
+                        size = math.prod(eqn.params["mesh"].shape[a] for a in manual_axes(eqn))
+                        more = [shape.spread(size) for shape in more]
+                    found += more
+            for var in eqn.outvars:
+                if not dropped(var):
+                    defined(var)
+        return found
+
+    def blank(self, shape: "Shape") -> Emission:
+        """Make a reading of nothing, to start a loop with."""
+        data = jnp.zeros(*shape.data)
+        if shape.probe.what in WIDE:  # of no value at all
+            data = data.at[..., 1].set(jnp.inf).at[..., 2].set(-jnp.inf)
+        data = self.vary(data)
+        lead = shape.data[0][:1] if shape.shards else ()
+        its = tuple(self.vary(jnp.zeros(lead, jnp.int32)) for _ in range(shape.loops))
+        rounds = None
+        if shape.kept:
+            rounds = self.vary(jnp.zeros((*lead, *(shape.dims or ())), jnp.float32))
+        return Emission(shape.probe, data, its, shape.shards, rounds)
+
+
+# The rules. Each gives the results and the readings.
+
+
+def _call(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+    (body,) = bodies(eqn)
+    name = eqn.primitive.name
+    if name not in JITS and name not in REMAT:
+        return ev.run(body.jaxpr, body.consts, ins, path)
+    made: list[Emission] = []
+
+    def staged(*args: Any) -> tuple[list[Any], list[list[Any]]]:
+        nonlocal made
+        outs, made = ev.run(body.jaxpr, body.consts, args, path)
+        return outs, flat(made)
+
+    if name in JITS:
+        options = placed(eqn)
+        if not options:
+            return ev.run(body.jaxpr, body.consts, ins, path)
+        outs, arrays = jax.jit(staged, **options)(*ins)
+        return outs, unflat(made, arrays)
+    # The barriers against merging the two forward passes come from the primitive's own form.
+    closed = jax.make_jaxpr(staged)(*ins)
+    inner = closed.jaxpr
+    inner = inner.replace(constvars=[], invars=[*inner.constvars, *inner.invars])
+    found = rebind(eqn, [*closed.consts, *ins], jaxpr=inner)
+    count = len(eqn.outvars)
+    rest = found[count:]
+    again = []
+    for arrays in flat(made):
+        again.append(rest[: len(arrays)])
+        rest = rest[len(arrays) :]
+    return found[:count], unflat(made, again)
+
+
+def placed(eqn: Any) -> dict[str, Any]:
+    """Give the shardings that an inner jit was made with, to make it again."""
+    found: dict[str, Any] = {}
+    ins, outs = (
+        [None if "Unspecified" in type(s).__name__ else s for s in eqn.params.get(name) or ()]
+        for name in ("in_shardings", "out_shardings")
+    )
+    if any(s is not None for s in ins):
+        found["in_shardings"] = tuple(ins)
+    if any(s is not None for s in outs):
+        found["out_shardings"] = (outs, None)
+    return found
+
+
+def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+    (body,) = bodies(eqn)
+    p = eqn.params
+    consts, rest = ins[: p["num_consts"]], ins[p["num_consts"] :]
+    carry, xs = rest[: p["num_carry"]], rest[p["num_carry"] :]
+    shapes = [shape.looped(p["length"]) for shape in ev.expected(body, path)]
+    start = [replace(ev.blank(shape), rounds=None) for shape in shapes]
+    depth = ev.depth
+
+    def step(state: Any, x: Any) -> Any:
+        values, seen, count = state
+        ev.depth = depth + 1
+        try:
+            outs, new = ev.run(body.jaxpr, body.consts, [*consts, *values, *x], path)
+        finally:
+            ev.depth = depth
+        it = p["length"] - 1 - count if p["reverse"] else count
+        old = unflat(start, seen)
+        seen = flat([folded(a, b, it, depth) for a, b in zip(new, old, strict=True)])
+        rounds = [of_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]
+        return (outs[: len(values)], seen, count + 1), (outs[len(values) :], rounds)
+
+    (values, seen, _), (ys, rounds) = lax.scan(
+        step, (list(carry), flat(start), ev.vary(jnp.int32(0))), list(xs),
+        length=p["length"], reverse=p["reverse"], unroll=p["unroll"],
+    )  # fmt: skip
+    return [*values, *ys], with_rounds(unflat(start, seen), shapes, rounds)
+
+
+def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+    (body,) = bodies(eqn)
+    p = eqn.params
+    of_cond, of_body = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    cond = p["cond_jaxpr"]
+    shapes = [shape.looped(WHILE) for shape in ev.expected(body, path)]
+    start = [replace(ev.blank(shape), rounds=None) for shape in shapes]
+    empty = [
+        jnp.moveaxis(rounds, 1, 0) if shape.shards else rounds
+        for shape in shapes
+        if (rounds := ev.blank(shape).rounds) is not None
+    ]
+    depth = ev.depth
+
+    def going(values: Any) -> Any:
+        return jax.core.eval_jaxpr(cond.jaxpr, cond.consts, *ins[:of_cond], *values)[0]
+
+    def step(state: Any) -> Any:
+        values, seen, kept, count = state
+        ev.depth = depth + 1
+        try:
+            args = [*ins[of_cond:of_body], *values]
+            outs, new = ev.run(body.jaxpr, body.consts, args, path)
+        finally:
+            ev.depth = depth
+        lanes = going(values)
+        if jnp.ndim(lanes):  # under vmap: the lanes that are done stand still
+            outs = [
+                jnp.where(lanes.reshape(lanes.shape + (1,) * (jnp.ndim(a) - lanes.ndim)), a, b)
+                for a, b in zip(outs, values, strict=True)
+            ]
+        old = unflat(start, seen)
+        seen = flat([folded(a, b, count, depth) for a, b in zip(new, old, strict=True)])
+        rounds = [of_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]
+        kept = [a.at[count].set(b, mode="drop") for a, b in zip(kept, rounds, strict=True)]
+        return outs, seen, kept, count + 1
+
+    values, seen, kept, _ = lax.while_loop(
+        lambda state: jnp.any(going(state[0])),
+        step,
+        (list(ins[of_body:]), flat(start), empty, ev.vary(jnp.int32(0))),
+    )
+    return list(values), with_rounds(unflat(start, seen), shapes, kept)
+
+
+def _cond(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
+    branches = bodies(eqn)
+    shapes = [ev.expected(branch, branch.path(path)) for branch in branches]
+    blanks = [[ev.blank(shape) for shape in found] for found in shapes]
+
+    def taken(i: int) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            branch = branches[i]
+            outs, new = ev.run(branch.jaxpr, branch.consts, args, branch.path(path))
+            return outs, [flat(new if i == j else blank) for j, blank in enumerate(blanks)]
+
+        return run
+
+    index, *args = ins
+    outs, made = lax.switch(index, [taken(i) for i in range(len(branches))], *args)
+    found = [
+        item for blank, arrays in zip(blanks, made, strict=True) for item in unflat(blank, arrays)
+    ]
+    return outs, found
+
+
+def manual_axes(eqn: Any) -> tuple[str, ...]:
+    """Give the mesh axes that a shard_map makes manual, in the mesh's order."""
+    p = eqn.params
+    axes = p.get("newly_manual_axes", p.get("manual_axes"))
+    if axes is None:
+        axes = set(p["mesh"].axis_names) - set(p.get("auto", ()))
+    return tuple(a for a in p["mesh"].axis_names if a in axes)
+
+
+def _specs(given: Any) -> Any:
+    return tuple(given)
+
+
+def _shard_map(
+    ev: Evaluator, eqn: Any, ins: list[Any], path: Path
+) -> tuple[list[Any], list[Emission]]:
+    (body,) = bodies(eqn)
+    p = eqn.params
+    axes = manual_axes(eqn)
+    made: list[Emission] = []
+
+    def local(*args: Any) -> Any:
+        nonlocal made
+        outer, ev.axes = ev.axes, (*ev.axes, *axes)
+        try:
+            outs, made = ev.run(body.jaxpr, body.consts, args, path)
+            spread = [[ev.vary(array)[None] for array in arrays] for arrays in flat(made)]
+        finally:
+            ev.axes = outer
+        return outs, spread
+
+    devices = jax.sharding.PartitionSpec(axes)
+    names = [p.get("check_vma", p.get("check_rep", True)), set(axes)]
+    outs, arrays = jax.shard_map(
+        local, mesh=p["mesh"], in_specs=_specs(p["in_specs"]),
+        out_specs=(list(p["out_specs"]), devices), check_vma=names[0], axis_names=names[1],
+    )(*ins)  # fmt: skip
+    return outs, [replace(item, shards=True) for item in unflat(made, arrays)]
+
+
+_RULES: dict[str, Rule] = {
+    "call": _call,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "shard_map": _shard_map,
+}

@@ -1,0 +1,398 @@
+"""One traced form of a function: its operations, its readings, its compiled programs."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax import tree_util
+
+from anynan._readings.patterns import Patterns, choose
+from anynan._runtime.context import marker
+from anynan.events import STATE
+from anynan.jax.graphs.bodies import JITS
+from anynan.jax.graphs.graph import Graph, Node
+from anynan.jax.graphs.layers import Layers
+from anynan.jax.graphs.operations import Operations
+from anynan.jax.graphs.stacks import MARK
+from anynan.jax.program import signature
+from anynan.jax.program.evaluator import Evaluator, placed
+from anynan.jax.program.objects import Objects
+from anynan.jax.program.scopes import merges, named
+from anynan.jax.program.settings import Settings
+from anynan.jax.program.signature import Flat, Leaf, Slot
+from anynan.jax.program.trace import UnwatchableError, under_way
+from anynan.jax.read.probes import checkable
+from anynan.jax.read.readings import Emission, Plan, Probe
+from anynan.jax.read.spots import Spot
+
+_UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Describe one array that comes out.
+
+    Attributes:
+        name: ``loss``, ``result['logits']``, or a weight's own name.
+        source: Number of the argument leaf it has the place of, None if it is new.
+        state: True for the new value of that leaf, False for its gradient.
+    """
+
+    name: str
+    source: int | None = None
+    state: bool = False
+
+
+class Program:
+    """Hold what is known of a function for one kind of arguments."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        flat: Flat,
+        settings: Settings,
+        objects: Objects | None = None,
+        inner: Callable[..., Any] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.out = Flat([], (), None, 0)
+        roots: set[str] = set()
+        self.expected: list[dict[str, str]] = []
+        token = marker.set(self._mark)
+        try:
+            held = None if objects is None else list(objects.held.values())
+            with under_way(), named((fn, flat.arguments(flat.arrays), held), roots):
+                self.closed = jax.make_jaxpr(self._pure(fn, flat))(*flat.arrays)
+                self.donated = self._donated()
+                if inner is not None and (roots or merges(inner)) and self._bare():
+                    # A jitted function is traced once: before it was tracked, maybe, when its
+                    # layers were not named.
+                    self.closed = jax.make_jaxpr(self._pure(inner, flat))(*flat.arrays)
+        except _UNTRACEABLE as error:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            msg = (
+                f"{name} cannot be traced, so it cannot be tracked: what it does depends on the "
+                "numbers in an array; write jnp.where or lax.cond, mark the argument as static in "
+                "a jax.jit of your own, or track the part that jax.jit can compile"
+            )
+            raise TypeError(msg) from error
+        finally:
+            marker.reset(token)
+        self.roots = frozenset(roots)
+        try:
+            self.graph = Graph(self.closed)
+            self.layers = Layers(self.graph, self.roots)
+            tree = flat.arguments(map(Slot, range(len(flat.arrays))))
+            self.results = self._match(tree, flat)
+        except Exception as error:  # what fails here is ours: the function itself was traced
+            raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
+        # What is spread over devices is not put side by side: that would move it.
+        self.alone = all(not isinstance(x, jax.Array) or _alone(x) for x in flat.arrays)
+        self._operations: Operations | None = None
+        self.replays: dict[Any, Any] = {}
+        self.chosen: set[str] | None = None
+
+    def _mark(self, what: str | dict[str, str]) -> Any:
+        """Write a scope, or the number of an expectation, into the name stack."""
+        if isinstance(what, str):
+            return jax.named_scope(what)
+        self.expected.append(what)
+        return jax.named_scope(f"{MARK}{len(self.expected) - 1}")
+
+    def allowed(self, node: Node) -> dict[str, str]:
+        """Give what is expected of an operation, with the reasons."""
+        found: dict[str, str] = {}
+        for number in node.place.marks:
+            if number < len(self.expected):  # else from a trace before this one
+                found.update(self.expected[number])
+        return found
+
+    def excused(self, index: int) -> dict[str, str]:
+        """Give what is expected of a value by the operation that makes it."""
+        writer = self.graph.values[index].writer
+        return {} if writer is None else self.allowed(self.graph.nodes[writer])
+
+    def _pure(self, fn: Callable[..., Any], flat: Flat) -> Callable[..., list[Any]]:
+        def pure(*arrays: Any) -> list[Any]:
+            args, kwargs = flat.arguments(arrays)
+            self.out = signature.parted(fn(*args, **kwargs), plain=self.settings.plain)
+            made, self.out = self.out.arrays, replace(self.out, arrays=[])
+            return made
+
+        return pure
+
+    def joined(self, arrays: Any) -> Any:
+        """Put results back into the form the function gave them."""
+        return self.out.joined(arrays)
+
+    # Names.
+
+    def _match(self, tree: Any, flat: Flat) -> list[Result]:
+        """Find which results are arguments come back, and name all of them."""
+        names = self.settings.names
+        args, kwargs = tree
+        shapes = [(v.shape, v.dtype) for v in self.closed.in_avals]
+        out_shapes = [(v.shape, v.dtype) for v in self.closed.out_avals]
+        out = self.joined(map(Slot, range(len(self.closed.out_avals))))
+        found: dict[int, Result] = {}
+        returned: set[Hashable] = set()
+        pairs: list[tuple[int, int]] = []
+        places = signature.subtrees(out)
+        used: set[tuple[Any, ...]] = set()
+        for key, value in [*enumerate(args), *kwargs.items()]:
+            mine = [x for x in tree_util.tree_leaves(value) if isinstance(x, Slot)]
+            structure = tree_util.tree_structure(value)
+            if isinstance(value, Slot):  # one array alone is a weight by its name only
+                bare = names[key] if isinstance(key, int) and key < len(names) else str(key)
+                if not (signature._WEIGHTS.match(bare) or signature._STATES.match(bare)):
+                    continue
+            for path, item in places:
+                if path in used or any(path[: len(u)] == u for u in used):
+                    continue
+                theirs = [x for x in tree_util.tree_leaves(item) if isinstance(x, Slot)]
+                if len(mine) != len(theirs) or not mine or not _alike(structure, item):
+                    continue
+                if any(shapes[a] != out_shapes[b] for a, b in zip(mine, theirs, strict=True)):
+                    continue
+                used.add(path)
+                returned.add(key)
+                pairs += zip(mine, theirs, strict=True)
+                break
+        self.leaves: list[Leaf] = [
+            replace(leaf, role="state") if leaf.argument in self.settings.tallies else leaf
+            for leaf in signature.leaves_of(tree, names, returned)
+        ]
+        for a, b in pairs:
+            value = self.graph.values[self.graph.results[b]]
+            grad = value.writer is not None and self.graph.nodes[value.writer].backward
+            found[b] = Result(self.leaves[a].name, a, not grad)
+        for path, leaf in tree_util.tree_flatten_with_path(out)[0]:
+            if isinstance(leaf, Slot) and leaf not in found:
+                found[leaf] = Result("result" + signature.spelled(path))
+        return [found.get(i, Result("result")) for i in range(len(out_shapes))]
+
+    def _bare(self) -> bool:
+        """Tell whether the function is one jit, with no shardings of its own."""
+        eqns = self.closed.jaxpr.eqns
+        return len(eqns) == 1 and eqns[0].primitive.name in JITS and not placed(eqns[0])
+
+    def _donated(self) -> tuple[int, ...]:
+        """Find the arguments that the user's own jit donates."""
+        found = []
+        for eqn in self.closed.jaxpr.eqns:
+            for var, given in zip(eqn.invars, eqn.params.get("donated_invars", ()), strict=False):
+                if given and var in self.closed.jaxpr.invars:
+                    found.append(self.closed.jaxpr.invars.index(var))
+        return tuple(found)
+
+    @property
+    def restorable(self) -> dict[int, int]:
+        """Give result -> argument, for the results that are a state come back."""
+        return {
+            i: item.source
+            for i, item in enumerate(self.results)
+            if item.state and item.source is not None
+        }
+
+    # Readings.
+
+    def pick(self, keep: Patterns, skip: Patterns) -> None:
+        """Choose the watched layers.
+
+        Raises:
+            ValueError: If a pattern matches no layer.
+        """
+        names = dict.fromkeys(self.layers.names())
+        if keep is not None or skip is not None:
+            names = choose(names, keep, skip)
+        self.chosen = set(names)
+
+    def watched(self, layer: str | None) -> bool:
+        """Tell whether a layer is watched; what is outside of all is."""
+        return layer is None or self.chosen is None or layer in self.chosen
+
+    def inputs(self) -> list[Spot]:
+        """List what is read of the arguments."""
+        found = []
+        for i, leaf in enumerate(self.leaves):
+            index = self.graph.arguments[i]
+            if not checkable(self.graph.values[index].aval):
+                continue
+            if leaf.role == "input":
+                found.append(Spot(index, None, "input", leaf.name))
+            elif self.settings.parameters and leaf.role in ("parameter", "buffer"):
+                short = leaf.name.rpartition(".")[2]
+                found.append(Spot(index, self.owner(leaf), "parameter", short, 0, leaf.name))
+        return found
+
+    def spots(self, *, backward: bool) -> list[Spot]:
+        """List what is read, in the order of execution."""
+        keyed: list[tuple[int, int, Spot]] = []
+        values = self.graph.values
+        found = [spot for spot in self.layers.outputs() if self.watched(spot.layer)]
+        found += self.layers.checked()
+        keyed += [(values[spot.value].writer or 0, 0, spot) for spot in found]
+        if backward:
+            arriving = [spot for spot in self.layers.arriving() if self.watched(spot.layer)]
+            keyed += [(values[spot.value].writer or 0, 1, spot) for spot in arriving]
+            keyed += [(values[spot.value].writer or 0, 2, spot) for spot in self.gradients()]
+        for i, index in enumerate(self.graph.results):
+            value = values[index]
+            # A result that only hands an argument on was read before it came in.
+            fresh = value.argument is None and not value.known
+            if fresh and checkable(value.aval) and not self._tally(i):
+                result = self._result(i, index)
+                if backward or result.phase != "backward" or self.settings.backward:
+                    nodes, _ = self.graph.origins(index)
+                    last = max((node.index for node in nodes), default=0)
+                    keyed.append((max(last, value.writer or 0), 3, result))
+        order = sorted(range(len(keyed)), key=lambda i: (keyed[i][0], keyed[i][1], i))
+        return _numbered([keyed[i][2] for i in order])
+
+    def _tally(self, i: int) -> bool:
+        """Tell whether a result only counts up what was read where it came from."""
+        result, tallies = self.results[i], self.settings.tallies
+        if result.source is None:
+            return -1 in tallies and result.name.startswith("result[0]")
+        return self.leaves[result.source].argument in tallies
+
+    def _result(self, i: int, index: int) -> Spot:
+        result = self.results[i]
+        value = self.graph.values[index]
+        nodes, _ = self.graph.origins(index)
+        if result.source is not None:
+            leaf = self.leaves[result.source]
+            layer = self.owner(leaf)
+            if result.state:
+                short = STATE if leaf.role == "state" else leaf.name.rpartition(".")[2]
+                return Spot(index, layer, "optimizer", short, 0, leaf.name)
+            short = leaf.name.rpartition(".")[2]
+            return Spot(index, layer, "backward", f"grad of {short}", 0, leaf.name)
+        if any(node.backward for node in nodes) and all(node.backward for node in nodes):
+            return Spot(index, None, "backward", result.name)
+        single = value.aval.size == 1
+        label = "loss" if single and result.name == "result" else result.name
+        return Spot(index, None, "loss" if single else "forward", label)
+
+    def owner(self, leaf: Leaf) -> str:
+        """Give the layer that owns a weight: the longest known path in its name."""
+        known = set(self.layers.names())
+        name = leaf.name
+        while name:
+            name = name.rpartition(".")[0]
+            if name in known:
+                return name
+        return leaf.name.rpartition(".")[0] if leaf.role != "state" else ""
+
+    def gradients(self) -> Iterator[Spot]:
+        """Walk the gradients of the weights that an update works on."""
+        graph = self.graph
+        for i, result in enumerate(self.results):
+            if not result.state or result.source is None:
+                continue
+            leaf = self.leaves[result.source]
+            if leaf.role != "parameter":
+                continue
+            index = self.gradient_of(graph.results[i])
+            if index is not None:
+                short = leaf.name.rpartition(".")[2]
+                yield Spot(index, self.owner(leaf), "backward", f"grad of {short}", 0, leaf.name)
+
+    def gradient_of(self, index: int) -> int | None:
+        """Find the gradient behind a new weight: its own shape all the way.
+
+        One that a loop adds up is what comes out of the loop, not what a round adds.
+        """
+        graph = self.graph
+        shape = graph.values[index].aval.shape
+        seen, todo = {index}, [(index, index)]
+        while todo:
+            i, outside = todo.pop(0)
+            value = graph.values[i]
+            outside = outside if value.loops else i
+            more = list(value.feeds)
+            if value.writer is not None:
+                node = graph.nodes[value.writer]
+                if node.backward:
+                    return outside
+                more += node.ins
+            for j in more:
+                if j not in seen and graph.values[j].aval.shape == shape:
+                    seen.add(j)
+                    todo.append((j, outside))
+        return None
+
+    def spoilt(self, found: Mapping[int, Any]) -> list[int]:
+        """List what tells of the first weight that an update spoilt."""
+        graph = self.graph
+        for i, result in enumerate(self.results):
+            index = graph.results[i]
+            if not result.state or result.source is None:
+                continue
+            leaf = self.leaves[result.source]
+            more = [graph.results[j] for j, _ in self.moments(leaf)]
+            bad = any(j in found and found[j].word for j in (index, *more))
+            if bad and leaf.role == "parameter":
+                gradient = self.gradient_of(index)
+                return [index, *([] if gradient is None else [gradient]), *more]
+        return []
+
+    def moments(self, leaf: Leaf) -> list[tuple[int, str]]:
+        """List the results that are the optimizer's state for a weight, by short names."""
+        found = []
+        for i, result in enumerate(self.results):
+            if result.state and result.source is not None:
+                other = self.leaves[result.source]
+                if other.role == "state" and other.name.endswith("." + leaf.name):
+                    name = other.name.removesuffix("." + leaf.name).rpartition(".")[2]
+                    found.append((i, name))
+        return found
+
+    # Programs.
+
+    def operations(self) -> Operations:
+        """Give the operations, found when they are first asked for."""
+        if self._operations is None:
+            self._operations = Operations(self.graph, self.layers)
+        return self._operations
+
+    def evaluate(
+        self, plan: Plan, arrays: Any, consts: Any = None
+    ) -> tuple[list[Any], list[Emission]]:
+        """Evaluate the program under a plan."""
+        consts = self.closed.consts if consts is None else consts
+        return Evaluator(plan).run(self.closed.jaxpr, consts, arrays)
+
+    def want(
+        self, plan: Plan, index: int, what: Any, at: tuple[int, ...] = (), number: int = 0
+    ) -> None:
+        """Ask for a reading of a value."""
+        value = self.graph.values[index]
+        plan.add(value.path, value.var, Probe(index, what, at, number))
+
+
+def _numbered(spots: list[Spot]) -> list[Spot]:
+    """Number the outputs of a layer that has several."""
+    many: dict[Any, int] = {}
+    for spot in spots:
+        key = (spot.layer, spot.phase, spot.tensor, spot.call, spot.parameter)
+        many[key] = many.get(key, 0) + 1
+    seen: dict[Any, int] = {}
+    found = []
+    for spot in spots:
+        key = (spot.layer, spot.phase, spot.tensor, spot.call, spot.parameter)
+        if many[key] > 1:
+            at = seen[key] = seen.get(key, -1) + 1
+            found.append(replace(spot, tensor=f"{spot.tensor}[{at}]"))
+        else:
+            found.append(spot)
+    return found
+
+
+def _alone(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer) or len(x.sharding.device_set) == 1
+
+
+def _alike(structure: Any, item: Any) -> bool:
+    return bool(tree_util.tree_structure(item) == structure)

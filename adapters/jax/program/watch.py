@@ -1,0 +1,283 @@
+"""The program that runs every step: the function itself, and a few numbers more."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from anynan._readings.readings import Site
+from anynan.jax.program.program import Program
+from anynan.jax.program.trace import UnwatchableError
+from anynan.jax.read import probes
+from anynan.jax.read.readings import TOTALS, Emission, Plan
+
+# Arrays up to this size are put side by side and read in one pass: a pass of its own for each
+# costs more than the copy.
+SMALL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Say what one reading of an update is of.
+
+    Attributes:
+        at: Its place among the readings.
+        weight: Number of the result that is the new weight, None if it is optimizer state.
+        rest: Numbers of the results that are optimizer state.
+        source: Number of the argument it comes in as.
+    """
+
+    at: int
+    weight: int | None
+    rest: list[int]
+    source: int
+
+
+@dataclass
+class Known:
+    """Hold what was found out of a program's values.
+
+    Attributes:
+        exact: Values whose kind a total might not tell: they are read exactly.
+        sure: Values whose NaN was seen to be one.
+        masks: How many masks were known when ``exact`` was last asked for, -1 before.
+    """
+
+    exact: set[int] = field(default_factory=set)
+    sure: set[int] = field(default_factory=set)
+    masks: int = -1
+
+
+class Watches:
+    """Give what runs a program at every step: made again where more must be read exactly.
+
+    Args:
+        program: What is watched.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.known = Known()
+        self._latest: Watch | None = None
+
+    def get(self, exact: set[int]) -> "Watch":
+        """Give a watch that reads these values exactly.
+
+        Raises:
+            UnwatchableError: If it cannot be made.
+        """
+        if self._latest is None or not self._latest.exact.issuperset(exact):
+            try:
+                self._latest = Watch(self.program, exact, self.known)
+            except Exception as error:
+                raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
+        return self._latest
+
+
+class Watch:
+    """Run a program with its readings as one more result.
+
+    Args:
+        program: What is watched.
+        exact: Values whose kind a total might not tell.
+        known: What was found out of its values.
+    """
+
+    def __init__(self, program: Program, exact: Iterable[int], known: Known) -> None:
+        settings = program.settings
+        self.program, self.known = program, known
+        self.exact = frozenset(exact)
+        self.spots = program.inputs() + program.spots(backward=settings.gradients)
+        self.groups = {} if settings.ends else self._groups()
+        inside = {i for group in self.groups.values() for i in group[1:]}
+        hidden = {program.graph.results[i] for i in inside}
+        self.spots = [spot for spot in self.spots if spot.value not in hidden]
+        self.values = list(dict.fromkeys(spot.value for spot in self.spots))
+        self.plan = Plan(extra=settings.extra)
+        for number, index in enumerate(self.values):
+            if index in self.groups:
+                continue
+            what = "span" if settings.ends else "sum"
+            if index in self.exact:
+                what = "ends" if settings.ends else "code"
+            program.want(self.plan, index, what, number=number)
+        self.at = {index: i for i, index in enumerate(self.values)}
+        self.order = [self.at[spot.value] for spot in self.spots]
+        self.width = 3 + len(settings.extra) if settings.ends else 1
+        avals = [program.graph.values[index].aval for index in self.values]
+        self.single = np.array([probes.single(aval) for aval in avals], bool)
+        self.factors = probes.scales(2 * len(self.values))
+        # Where each reading is in what the program gives, and whether it is a word already.
+        self.place = np.zeros(len(self.values), int)
+        self.word = np.zeros(len(self.values), bool)
+        self.ran = False
+        self.sites: list[Site] | None = None
+        self.table: tuple[int, Any] | None = None
+        self.donated = program.donated if settings.donate else ()
+        self.restored = program.restorable if settings.restores(self.donated) else {}
+        self.states = self._states()
+        self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in self.donated))
+
+    def _groups(self) -> dict[int, list[int]]:
+        """Put a new weight and its optimizer state together, to be read in one pass."""
+        program, found = self.program, {}
+        shapes = [(v.shape, v.dtype) for v in program.closed.out_avals]
+        wanted = {spot.value for spot in self.spots}
+        for i, result in enumerate(program.results):
+            index = program.graph.results[i]
+            if not result.state or result.source is None or index not in wanted:
+                continue
+            leaf = program.leaves[result.source]
+            moments = [j for j, _ in program.moments(leaf) if shapes[j] == shapes[i]]
+            if leaf.role == "parameter" and shapes[i][0]:
+                found[index] = [i, *moments]
+        return found
+
+    def _states(self) -> list[State]:
+        """List the readings of what an update writes, and what is known of each."""
+        program, found = self.program, []
+        for i, result in enumerate(program.results):
+            index = program.graph.results[i]
+            if not result.state or result.source is None or index not in self.at:
+                continue
+            weight = program.leaves[result.source].role != "state"
+            rest = [j for j in self.groups.get(index, [i]) if j != i or not weight]
+            found.append(State(self.at[index], i if weight else None, rest, result.source))
+        return found
+
+    def meant(self, states: list[State], outs: Any, arrays: Any) -> Any:
+        """Tell which of these readings may be meant as they are.
+
+        An Inf in optimizer state does no harm by itself, and what comes in Inf and goes out so
+        was not written by this step.
+        """
+        found = []
+        for state in states:
+            fine: Any = jnp.asarray(True)
+            for i in state.rest:
+                fine = fine & (probes.code(outs[i]) < probes.NAN)
+            if state.weight is not None:
+                own = probes.code(outs[state.weight])
+                old = arrays[state.source]
+                came = False if old is None else probes.code(jnp.asarray(old)) > probes.FINE
+                fine = fine & ((own == probes.FINE) | ((own < probes.NAN) & came))
+            found.append(jnp.asarray(fine))
+        return jnp.stack(found)
+
+    def members(self, index: int) -> list[int]:
+        """Give the values that one reading is of."""
+        results = self.program.graph.results
+        return [results[i] for i in self.groups[index]] if index in self.groups else [index]
+
+    def __call__(self, table: Any, arrays: list[Any]) -> tuple[list[Any], Any]:
+        """Run the program.
+
+        Args:
+            table: Which words of which reading make a step bad.
+            arrays: The arguments.
+
+        Returns:
+            What it returns, and the readings, on the device.
+
+        Raises:
+            UnwatchableError: If the program with its readings cannot be built.
+        """
+        try:
+            out: tuple[list[Any], Any] = self.run(table, self.factors, *arrays)
+        except Exception:
+            if not self.ran:
+                self._prove(table, arrays)
+            raise
+        self.ran = True
+        return out
+
+    def _prove(self, table: Any, arrays: list[Any]) -> None:
+        """Tell a program that cannot be built, which is our doing, from one that fails."""
+        try:
+            jax.eval_shape(self._run, table, self.factors, *arrays)
+        except Exception as error:
+            raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
+
+    def _run(self, table: Any, factors: Any, *arrays: Any) -> tuple[list[Any], Any]:
+        self.plan.factors = factors
+        outs, found = self.program.evaluate(self.plan, arrays)
+        rows = {item.probe.key: self._row(item) for item in found}
+        beside: dict[Any, dict[int, list[Any]]] = {}
+        for index, group in self.groups.items():
+            members = [outs[i] for i in group]
+            if index in self.exact:
+                rows[index] = jnp.max(jnp.stack([probes.code(x) for x in members]))[None]
+                self.word[self.at[index]] = True
+            elif self.program.alone and members[0].size <= SMALL:
+                flat = [jnp.ravel(x) for x in members]
+                kind = flat[0].size * len(flat), flat[0].dtype
+                beside.setdefault(kind, {})[index] = flat
+            else:
+                rows[index] = probes.total(members, factors, self.at[index])[None]
+        if not self.values:
+            return outs, jnp.zeros((0, self.width), probes.wide())
+        order = [*rows, *(index for many in beside.values() for index in many)]
+        self.place[[self.at[index] for index in order]] = np.arange(len(order))
+        columns = [jnp.stack([row.astype(probes.wide()) for row in rows.values()])] if rows else []
+        for number, ((size, _), many) in enumerate(beside.items(), len(self.values)):
+            joined = jnp.concatenate([x for flat in many.values() for x in flat])
+            columns.append(probes.totals(joined.reshape(len(many), size), factors, number)[:, None])
+        words = jnp.concatenate(columns)
+        if self.restored:
+            meant = self._restore(outs, arrays, words, table)
+            words = jnp.concatenate([words, meant])
+        return outs, words
+
+    def _row(self, item: Emission) -> Any:
+        """Give a reading as one row, out of all shards."""
+        data = item.data if item.wide else item.data[..., None]
+        self.word[self.at[item.probe.key]] = bool(item.its) or item.probe.what not in TOTALS
+        if not item.shards:
+            return data
+        self.word[self.at[item.probe.key]] = True
+        found = [jnp.max(item.word)]
+        if item.wide:
+            found += [jnp.min(data[:, 1]), jnp.max(data[:, 2]), *jnp.max(data[:, 3:], 0)]
+        return jnp.stack([x.astype(probes.wide()) for x in found])
+
+    def _restore(self, outs: list[Any], arrays: tuple[Any, ...], words: Any, table: Any) -> Any:
+        """Give the old state back where a reading is bad; tell which ones may be meant."""
+        first = words[self.place, 0]
+        kinds = jnp.where(self.word, first, probes.words(first)).astype(jnp.int32)
+        bad = jnp.take_along_axis(table, kinds[:, None], axis=1)[:, 0]
+        meant = jnp.zeros(len(self.values), bool)
+        if self.states:
+            at = np.array([state.at for state in self.states])
+            meant = meant.at[at].set(
+                lax.cond(
+                    jnp.any(bad[at]),
+                    lambda outs, arrays: self.meant(self.states, outs, arrays),
+                    lambda *_: jnp.zeros(len(at), bool),
+                    outs, list(arrays),
+                )
+            )  # fmt: skip
+        bad = jnp.any(bad & ~meant)
+        new = [outs[i] for i in self.restored]
+        old = [arrays[source] for source in self.restored.values()]
+        kept = lax.cond(bad, lambda a, _: a, lambda _, b: b, old, new)
+        for i, x in zip(self.restored, kept, strict=True):
+            outs[i] = x
+        flags = meant.astype(words.dtype)[:, None]
+        return jnp.broadcast_to(flags, (len(self.values), words.shape[1]))
+
+    def rows(self, read: Any) -> Any:
+        """Turn what was read into word, smallest, largest and statistics of each value."""
+        read = read[self.place]
+        found = np.empty((len(read), max(self.width, 3)))
+        found[:, 0] = np.where(self.word, read[:, 0], probes.words(read[:, 0], np))
+        if self.width > 1:
+            found[:, 1:] = read[:, 1:]
+            return found
+        found[:, 1:] = probes.UNREAD
+        known = self.single & ~self.word & (found[:, 0] == probes.FINE)
+        found[known, 1:] = read[known]
+        return found

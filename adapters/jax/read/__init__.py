@@ -1,0 +1,1 @@
+"""What is read of an array, and how readings are joined."""

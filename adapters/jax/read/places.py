@@ -1,0 +1,42 @@
+"""What the core knows readings by, and how they are written into its rows."""
+
+from typing import Any
+
+import numpy as np
+
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Rows, Site
+from anynan.jax.read import probes
+from anynan.jax.read.spots import Spot
+
+
+def sites_of(spots: list[Spot], avals: list[Any], monitor: Monitor) -> list[Site]:
+    """Find the sites of spots."""
+    return [
+        monitor.site(
+            spot.layer, spot.phase, spot.tensor, probes.dtype_name(aval),
+            probes.dtype_max(aval), parameter=spot.parameter,
+        )
+        for spot, aval in zip(spots, avals, strict=True)
+    ]  # fmt: skip
+
+
+def fill(rows: Rows, sites: list[Site], spots: list[Spot], words: Any) -> None:
+    """Append readings to a step.
+
+    Args:
+        rows: The step.
+        sites: What the core knows them by.
+        spots: What they are of.
+        words: Word, smallest, largest and statistics of each.
+    """
+    rows.sites.extend(sites)
+    rows.calls.extend(spot.call for spot in spots)
+    low, high = words[:, 1].astype(float), words[:, 2].astype(float)
+    for order in np.flatnonzero(words[:, 0]):
+        low[order], high[order] = probes.read(words[order])
+    if words.shape[1] > 3:
+        first = len(rows.lo)
+        rows.stats.update((first + i, tuple(row)) for i, row in enumerate(words[:, 3:].tolist()))
+    rows.lo.extend(low.tolist())
+    rows.hi.extend(high.tolist())

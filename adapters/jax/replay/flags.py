@@ -1,0 +1,74 @@
+"""What one second run sees of chosen values."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from anynan.jax.program.evaluator import jit_once
+from anynan.jax.program.program import Program
+from anynan.jax.read import probes
+from anynan.jax.read.readings import TOTALS, Emission, Plan, flat
+
+
+@dataclass(slots=True)
+class Flag:
+    """Hold what a second run saw of one value.
+
+    Attributes:
+        word: The worst kind in it.
+        its: Iterations in which that was first seen, outermost loop first.
+        shard: The device it was seen on, inside shard_map.
+        row: The word and both ends, if they were asked for.
+        rounds: The kind in every round, one axis for each loop; None where they were not kept.
+    """
+
+    word: int
+    its: tuple[int, ...] = ()
+    shard: int | None = None
+    row: Any = None
+    rounds: Any = None
+
+
+def flags(program: Program, arrays: list[Any], wanted: dict[int, Any]) -> dict[int, Flag]:
+    """Run the program once with these values read."""
+    key = tuple(wanted.items())
+    compiled = program.replays.get(key)
+    if compiled is None:
+        compiled = program.replays[key] = _compiled(program, wanted)
+    run, made = compiled
+    out = jax.device_get(run(probes.scales(len(wanted)), *arrays))
+    return {item.probe.key: _flag(item, *data) for item, data in zip(made, out, strict=True)}
+
+
+def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emission]]:
+    plan = Plan(replaying=True, rounds=True)
+    for number, (index, what) in enumerate(wanted.items()):
+        program.want(plan, index, what, number=number)
+    made: list[Emission] = []
+
+    def run(factors: Any, *inner: Any) -> list[list[Any]]:
+        plan.factors = factors
+        _, found = program.evaluate(plan, inner)
+        made[:] = found
+        return flat(found)
+
+    return jit_once(run), made
+
+
+def _flag(item: Emission, data: Any, *rest: Any) -> Flag:
+    data = np.array(data)
+    its = list(rest)
+    rounds = None if item.rounds is None else np.asarray(its.pop()).astype(int)
+    words = data[..., 0] if item.wide else data
+    if item.probe.what in TOTALS and not its:
+        words[...] = probes.words(words, np)
+    shard = None
+    if item.shards:
+        shard = int(np.argmax(words))
+        data, its = data[shard], [it[shard] for it in its]
+        rounds = None if rounds is None else rounds[shard]
+    word = int(data[0] if item.wide else data)
+    row = data if item.wide else None
+    return Flag(word, tuple(int(it) for it in its), shard, row, rounds)

@@ -1,0 +1,212 @@
+"""Run a failing step again, and read every operation that may have made its bad values."""
+
+from typing import Any
+
+from anynan._diagnosis.agreement import Passed, parting
+from anynan._diagnosis.lineage import Replay
+from anynan._readings.policy import may_mask
+from anynan._readings.readings import Reading
+from anynan._runtime.context import replay_context
+from anynan.jax.graphs.operations import Op
+from anynan.jax.program.evaluator import silent
+from anynan.jax.program.program import Program
+from anynan.jax.read import probes
+from anynan.jax.read.spots import Spot
+from anynan.jax.replay.flags import Flag, flags
+from anynan.jax.replay.records import Recorder
+from anynan.jax.replay.spoilt import spoilt
+from anynan.jax.replay.steps import Step
+
+# Readings in one second run: more of them take long to compile, and layers are read first.
+MOST = 400
+
+
+def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
+    """Run a step again and record its operations with bad results.
+
+    Args:
+        step: What is run again.
+        first: Number of the reading to explain; those before it were excused.
+        reading: The reading itself, to be compared with what the second run reads; None where
+            there was no first run.
+    """
+    program = step.program
+    arrays = step.inputs()
+    watch = step.watch
+    words = {index: int(step.read[at, 0]) for index, at in watch.at.items()}
+    spots = program.spots(backward=True)
+    meant = {index for index, at in watch.at.items() if at in step.meant}
+    bad = [
+        spot
+        for spot in watch.spots[first:]
+        if words[spot.value] and spot.phase != "input" and spot.value not in meant
+    ]
+    # A weight is read together with its optimizer state.
+    joined = {i: spot.value for spot in bad for i in watch.members(spot.value)}
+    words.update({i: words[index] for i, index in joined.items()})
+    hidden = joined.keys() - {spot.value for spot in bad}
+    together = {joined[i] for i in hidden}
+    bad += [spot for spot in spots if spot.value in hidden]
+    # A mask is no failure of its own: what came after it is looked for first.
+    masks = [s for s in bad[1:] if may_mask(probes.KINDS[words[s.value]], s.phase)]
+    bad.sort(key=masks.__contains__)
+    with replay_context():
+        chosen = _slice(program, bad, words, together)
+        if len(chosen) > MOST:
+            between = [spot.value for spot in spots if spot.value in chosen]
+            found = flags(program, arrays, dict.fromkeys(between, "sum"))
+            words.update({index: flag.word for index, flag in found.items()})
+            here = {spot.value for spot in watch.spots[:first]}
+            more = [s for s in spots if words.get(s.value) and s.value not in here]
+            chosen = _slice(program, more or bad, words, together)
+        if bad and bad[0].phase == "backward":  # a forward value may have been masked
+            chosen |= _ahead(program, chosen)
+        wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
+        wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
+        # A sum does not tell Infs of both signs from NaN.
+        failing = watch.spots[min(first, len(watch.spots) - 1)].value
+        wanted[failing] = "code"
+        found = flags(program, arrays, wanted)
+        passed = [] if reading is None else _passed(step, found, failing)
+        if reading is None or parting(step.rows, reading, passed) is None:
+            _trail(step, found)
+        result, recorder = record(program, arrays, found, spots)
+        result.passed = passed
+    step.spoilt = spoilt(program, recorder.held)
+    result.end()
+    return result
+
+
+def _passed(step: Step, found: dict[int, Flag], failing: int) -> list[Passed]:
+    """List what the second run read where the first one did."""
+    passed = []
+    for spot in step.watch.spots:
+        flag = found.get(spot.value)
+        if flag is None or spot.parameter is not None:
+            continue
+        low, high = probes.UNREAD if flag.row is None else probes.read(flag.row)
+        word = flag.word
+        once = int(step.read[step.watch.at[spot.value], 0])
+        if spot.value != failing and {word, once} == {probes.POSINF, probes.NAN}:
+            word = once
+        if word:
+            low, high = probes.read((word, *probes.UNREAD))
+        passed.append(Passed(spot.layer, spot.phase, spot.tensor, spot.call, low, high))
+    return passed
+
+
+def _before(spots: list[Spot], chosen: set[int]) -> list[int]:
+    """Give the layers' outputs up to the last value that is looked at: the report's trail."""
+    last = max((i for i, spot in enumerate(spots) if spot.value in chosen), default=-1)
+    before = spots[: last + 1]
+    return [spot.value for spot in before if spot.phase == "forward" or spot.value in chosen]
+
+
+def everything(step: Step) -> Replay | None:
+    """Run a step again with every operation read; None if all of it is finite."""
+    program = step.program
+    arrays = step.inputs()
+    spots = program.spots(backward=True)
+    wanted: dict[int, Any] = {i: "sum" for op in program.operations().ops for i in op.outs}
+    wanted.update(dict.fromkeys((spot.value for spot in spots), "sum"))
+    with replay_context():
+        found = flags(program, arrays, wanted)
+        if not any(flag.word for flag in found.values()):
+            return None
+        return record(program, arrays, found, spots)[0]
+
+
+def record(
+    program: Program, arrays: list[Any], found: dict[int, Flag], spots: list[Spot]
+) -> tuple[Replay, Recorder]:
+    """Turn the values that were found bad into records and sinks."""
+    operations = program.operations()
+    bad = [op for op in operations.ops if any(i in found and found[i].word for i in op.outs)]
+    recorder = Recorder(program, found, bad, spots)
+    recorder.capture(arrays)
+    result = Replay(recorder.records(), recorder.sinks())
+    result.notes += dict.fromkeys(recorder.trouble)
+    if any(eqn.effects and not silent(eqn) for eqn in program.closed.jaxpr.eqns):
+        result.notes.append(
+            "a callback of the step whose result is used was called again in the replay"
+        )
+    elif any(node.name == "pure_callback" for node in program.graph.nodes):
+        result.notes.append("a pure_callback of the step was called again in the replay")
+    return result, recorder
+
+
+def _slice(
+    program: Program, bad: list[Spot], words: dict[int, int], together: set[int]
+) -> set[int]:
+    """Give the results of every operation that may have made the first bad values.
+
+    The way back from a bad value ends where a value was read and is finite. What comes after
+    the first NaN is bad because of it.
+    """
+    operations = program.operations()
+    chosen: set[int] = set()
+    for spot in bad:
+        chosen |= {spot.value, *_behind(program, spot.value, words)}
+        # A weight is read together with its optimizer state: which of them it is shows later.
+        alone = spot.value not in together
+        if len(chosen) > MOST or (alone and words[spot.value] == probes.NAN):
+            break
+    return chosen | {
+        i for op in operations.ops if any(o in chosen for o in op.outs) for i in op.outs
+    }
+
+
+def _behind(program: Program, start: int, words: dict[int, int]) -> set[int]:
+    graph, operations = program.graph, program.operations()
+    chosen: set[int] = set()
+    seen = {start}
+    todo = [start]
+    while todo:
+        value = graph.values[todo.pop()]
+        more = list(value.feeds)
+        if value.writer is not None:
+            node = graph.nodes[value.writer]
+            op: Op | None = operations.of.get(node.index)
+            if op is None:
+                more += node.ins
+            else:
+                chosen.update(op.outs)
+                more += op.ins
+                if op.forward is not None:  # what it hid may be what the gradient runs into
+                    more += op.forward.outs
+        for i in more:
+            if i not in seen and words.get(i, 1):
+                seen.add(i)
+                todo.append(i)
+    return chosen
+
+
+def _ahead(program: Program, chosen: set[int]) -> set[int]:
+    """Give the results of the forward operations that these values go into, if not too many."""
+    graph, operations = program.graph, program.operations()
+    found: set[int] = set()
+    seen = set(chosen)
+    todo = list(chosen)
+    while todo:
+        for reader in graph.readers(todo.pop()):
+            if reader is None or reader.backward:
+                continue
+            op = operations.of.get(reader.index)
+            outs = {i for i in (reader if op is None else op).outs if i is not None}
+            found |= outs if op is not None else set()
+            todo += outs - seen
+            seen |= outs
+        if len(found) > MOST:
+            return set()
+    return found
+
+
+def _trail(step: Step, found: dict[int, Flag]) -> None:
+    """Fill in how large the values of each layer were."""
+    rows = step.rows
+    for order, spot in enumerate(step.watch.spots):
+        flag = found.get(spot.value)
+        if flag is not None and flag.row is not None and spot.phase == "forward":
+            low, high = probes.read(flag.row)
+            if rows.lo[order] > rows.hi[order]:
+                rows.lo[order], rows.hi[order] = low, high

@@ -1,0 +1,213 @@
+"""Which operation wrote a bad value, and in which round of the loops around it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from anynan.jax.graphs.graph import Graph, Value
+from anynan.jax.graphs.operations import Op, Operations
+from anynan.jax.read import probes
+from anynan.jax.replay.flags import Flag
+
+# They read a part: what is bad may be outside of it.
+_PARTS = frozenset({"slice", "dynamic_slice", "gather", "split"})
+Its = tuple[int, ...]
+# An operation in one round of each loop around it. Rounds have the number of their item: the
+# first one of a reverse scan is the last.
+Moment = tuple[Op, Its]
+
+
+class Rounds:
+    """Follow bad values back through loops, round by round."""
+
+    def __init__(self, graph: Graph, operations: Operations, found: dict[int, Flag]) -> None:
+        self.graph, self.operations, self.found = graph, operations, found
+
+    # What was read.
+
+    def word(self, index: int, its: Its) -> int | None:
+        """Give the worst kind of a value in a round, None if it was not read."""
+        flag = self.found.get(index)
+        if flag is None or flag.rounds is None:
+            return None if flag is None else flag.word
+        at = its[: flag.rounds.ndim]
+        if any(i >= size for i, size in zip(at, flag.rounds.shape, strict=False)):
+            return flag.word  # beyond the rounds that were kept
+        return int(np.max(flag.rounds[at], initial=0))
+
+    def first(self, index: int, least: int = probes.NEGINF) -> Its:
+        """Give the first round in which a value was at least so bad."""
+        flag = self.found[index]
+        if flag.rounds is None or flag.word < least:
+            return flag.its
+        bad = np.argwhere(flag.rounds >= least)
+        if not len(bad):
+            return flag.its
+        loops = self.loops(self.graph.values[index])
+        return min((tuple(int(i) for i in row) for row in bad), key=lambda its: order(its, loops))
+
+    def loops(self, value: Value) -> tuple[Any, ...]:
+        """Give the loops around a value."""
+        return self.graph.loops.get(value.path, ())
+
+    def worst(self, op: Op, its: Its) -> int | None:
+        """Choose the result of an operation that is worst in a round, None if all are finite."""
+        mine = [(word, i) for i in op.outs if (word := self.word(i, self.at(i, its)))]
+        return max(mine, key=lambda pair: pair[0])[1] if mine else None
+
+    def at(self, index: int, its: Its) -> Its:
+        """Give the rounds that a value has of its own."""
+        return its[: self.graph.values[index].loops]
+
+    def hidden(self, op: Op, word: Callable[[int], int | None]) -> tuple[str, ...] | None:
+        """Name the forward operations where what came of a bad result is finite again.
+
+        Args:
+            op: The operation.
+            word: Gives the worst kind of a value, None if it was not read.
+
+        Returns:
+            Their names, None where one of them was not read.
+        """
+        found: dict[str, None] = {}
+        seen = set(op.outs)
+        todo = [(i, False) for i in op.outs if word(i)]
+        while todo:
+            index, cut = todo.pop()
+            for reader in self.graph.readers(index):
+                if reader is None or reader.backward:
+                    continue
+                other = self.operations.of.get(reader.index)
+                if other is op:
+                    continue
+                outs = [i for i in (reader if other is None else other).outs if i is not None]
+                if other is not None:
+                    words = [kind for i in outs if (kind := word(i)) is not None]
+                    if outs and not words:
+                        return None
+                    if not any(words):
+                        found.setdefault("getitem" if cut else other.name)
+                        continue
+                part = cut or (other is None and reader.name in _PARTS)
+                new = [i for i in outs if i not in seen and (other is None or word(i))]
+                seen.update(new)
+                todo += [(i, part and other is None) for i in new]
+        return tuple(found)
+
+    # Who wrote it.
+
+    def writers(self, index: int, its: Its) -> list[Moment]:
+        """List who wrote a value that is seen in a round: operations with bad results."""
+        found: dict[tuple[int, Its], Moment] = {}
+        start = index, self._inside(self.graph.values[index], its)
+        seen = {start}
+        todo = [start]
+        while todo:
+            at, rounds = todo.pop()
+            value = self.graph.values[at]
+            if value.writer is None:
+                more = list(self._fed(value, rounds))
+            else:
+                node = self.graph.nodes[value.writer]
+                op = self.operations.of.get(node.index)
+                if op is not None:
+                    if self.worst(op, rounds) is not None:
+                        found[op.index, rounds] = op, rounds
+                    continue
+                more = [(i, self.at(i, rounds)) for i in node.ins]
+            for item in more:
+                if item not in seen:
+                    seen.add(item)
+                    todo.append(item)
+        return list(found.values())
+
+    def _inside(self, value: Value, its: Its) -> Its:
+        """Choose the rounds of a value that is looked at from outside of its loops."""
+        its = its[: value.loops]
+        for loop in self.loops(value)[len(its) :]:
+            its = (*its, self._last(loop, [value.index], its))
+        return its
+
+    def _fed(self, value: Value, its: Its) -> Iterator[tuple[int, Its]]:
+        """Walk the values that one with no writer of its own may be, each in its round."""
+        outside = [self.graph.values[i].loops < value.loops for i in value.feeds]
+        for i, out in zip(value.feeds, outside, strict=True):
+            if self.graph.values[i].loops > value.loops:  # what a loop gives
+                yield from self._out_of(value, i, its)
+            elif out:  # what goes into one: a constant, an item, a first carry
+                if len(outside) == 1 or its[-1] == _first(self.loops(value)[-1]):
+                    yield i, its[:-1]
+            elif any(outside):  # what the round before left
+                before = self._before(value, i, its)
+                if before is not None:
+                    yield i, before
+            else:
+                yield i, its
+
+    def _out_of(self, value: Value, index: int, its: Its) -> Iterator[tuple[int, Its]]:
+        """Walk the rounds of a loop whose results are seen after it."""
+        loop = self.loops(self.graph.values[index])[-1]
+        if len(value.feeds) == 2:  # a carry is what the last round left, if there was one
+            scan = loop.primitive.name == "scan"
+            ran = loop.params["length"] if scan else self._bad_rounds([value.feeds[0]], its)
+            if index == value.feeds[0 if ran else 1]:
+                yield index, (*its, self._last(loop, [index], its))
+            return
+        bad = self._bad_rounds([index], its)
+        reverse = loop.params.get("reverse", False)
+        chosen = (max(bad) if reverse else min(bad)) if bad else self._last(loop, [index], its)
+        yield index, (*its, chosen)
+
+    def _last(self, loop: Any, indices: list[int], its: Its) -> int:
+        """Give the last round of a loop."""
+        if loop.primitive.name == "scan":
+            return 0 if loop.params["reverse"] else max(loop.params["length"] - 1, 0)
+        return max(self._bad_rounds(indices, its), default=0)
+
+    def _before(self, value: Value, index: int, its: Its) -> Its | None:
+        """Go back to the round in which a carry turned bad, None from the first round.
+
+        What is bad in a row of rounds is taken to be handed from each to the next.
+        """
+        loop = self.loops(value)[-1]
+        step = 1 if loop.params.get("reverse") else -1
+        at = its[-1] + step
+        last = _first(loop)
+        if its[-1] == last:
+            return None
+        bad = self._bad_rounds([index], its[:-1])
+        while at in bad and at != last and at + step in bad:
+            at += step
+        return (*its[:-1], at)
+
+    def _bad_rounds(self, indices: list[int], its: Its) -> set[int]:
+        """Give the rounds of a value's innermost loop in which one of its writers was bad."""
+        found: set[int] = set()
+        depth = len(its)
+        for index in indices:
+            for op in self.operations.writers(index):
+                for out in op.outs:
+                    flag = self.found.get(out)
+                    if flag is None or flag.rounds is None or flag.rounds.ndim <= depth:
+                        continue
+                    if any(i >= n for i, n in zip(its, flag.rounds.shape, strict=False)):
+                        continue
+                    if flag.its[:depth] == its and flag.its[depth] >= flag.rounds.shape[depth]:
+                        found.add(flag.its[depth])  # beyond the rounds that were kept
+                    here = flag.rounds[its]
+                    rest = tuple(range(1, here.ndim))
+                    found.update(int(i) for i in np.flatnonzero(np.max(here, rest, initial=0)))
+        return found
+
+
+def order(its: Its, loops: tuple[Any, ...]) -> tuple[int, ...]:
+    """Turn rounds into the order in which they ran."""
+    return tuple(
+        -it if loop.params.get("reverse") else it for it, loop in zip(its, loops, strict=False)
+    )
+
+
+def _first(loop: Any) -> int:
+    """Give the round that runs first."""
+    return max(loop.params["length"] - 1, 0) if loop.params.get("reverse") else 0

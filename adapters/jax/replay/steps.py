@@ -1,0 +1,74 @@
+"""Steps that ran and are not judged yet."""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from anynan._diagnosis.evidence import BadParameter, ReplayError
+from anynan._readings.readings import Rows
+from anynan.jax.program.program import Program
+from anynan.jax.program.watch import Watch
+
+
+@dataclass
+class Step:
+    """Hold what a step left behind, until it is judged.
+
+    Attributes:
+        watch: What ran.
+        arrays: What went in; what was donated is gone.
+        outs: What came out.
+        words: The readings, on the device.
+        rows: The rows they belong in.
+        read: The readings on the host: word, smallest, largest and statistics of each value.
+        meant: Places of the readings that are Inf and may be meant so.
+        spoilt: Weights that a replay found to be spoilt by the update.
+    """
+
+    watch: Watch
+    arrays: list[Any]
+    outs: list[Any]
+    words: Any
+    rows: Rows
+    read: Any = None
+    meant: set[int] = field(default_factory=set)
+    spoilt: list[BadParameter] = field(default_factory=list)
+
+    @property
+    def program(self) -> Program:
+        """Give what it was."""
+        return self.watch.program
+
+    def inputs(self) -> list[Any]:
+        """Give the arrays to run the step with again.
+
+        Raises:
+            ReplayError: If they were donated and did not come back.
+        """
+        found = [alive(x) for x in self.arrays]
+        back = {source: i for i, source in self.watch.restored.items()}
+        for i, array in enumerate(found):
+            if array is None and i in back:
+                found[i] = alive(self.outs[back[i]])
+            if found[i] is None:
+                msg = (
+                    f"{self.program.leaves[i].name} was donated to the step, so the step cannot "
+                    "be run again: keep_inputs=True keeps what is donated, and the operation is "
+                    "named"
+                )
+                raise ReplayError(msg)
+        return found
+
+
+def alive(x: Any) -> Any:
+    """Give an array, None if it was donated or is gone."""
+    if isinstance(x, weakref.ref):
+        x = x()
+    return None if isinstance(x, jax.Array) and x.is_deleted() else x
+
+
+def weakly(arrays: list[Any]) -> list[Any]:
+    """Hold arrays without keeping them alive."""
+    return [weakref.ref(x) if isinstance(x, jax.Array) else x for x in arrays]

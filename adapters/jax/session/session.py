@@ -1,0 +1,242 @@
+"""One tracked function: its programs, its steps, its reads."""
+
+import inspect
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import numpy as np
+
+from anynan._arrays.arguments import positional
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter
+from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import Reading
+from anynan._steps.adapter import BaseAdapter
+from anynan._steps.tracker import Tracker
+from anynan.errors import AnomalyError
+from anynan.jax.program import signature
+from anynan.jax.program.objects import Objects, objects_of
+from anynan.jax.program.program import Program
+from anynan.jax.program.settings import Settings
+from anynan.jax.program.trace import UnwatchableError, tracing
+from anynan.jax.program.watch import Watches
+from anynan.jax.read import probes
+from anynan.jax.read.places import fill, sites_of
+from anynan.jax.read.spots import Spot
+from anynan.jax.replay.steps import Step, weakly
+from anynan.jax.session.settlement import Settlement
+from anynan.jax.session.taps import Taps, traced
+from anynan.jax.session.unread import Unread
+from anynan.jax.session.verdicts import Verdicts
+from anynan.options import Options
+
+
+class Session(BaseAdapter):
+    """Watch one function for one tracker."""
+
+    backend = "jax"
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        tracker: Tracker,
+        *,
+        keep_inputs: bool,
+        lag: int | None,
+        options: Options | None = None,
+    ) -> None:
+        super().__init__(tracker, options)
+        options = self.options
+        if lag is None:  # where nothing depends on the answer nobody has to wait for it
+            lag = int(options.only_watches and options.read == "auto")
+        self.lag = lag
+        # Without a replay a step that is read late is not worth keeping alive.
+        self.light = bool(lag) and not options.replay and options.level == "layer"
+        self._programs: dict[Hashable, Watches] = {}
+        self._blind: set[Hashable] = set()
+        self._kept: list[Any] = []
+        self._lock = threading.RLock()
+        self.settlement = Settlement(tracker, options)
+        self.unread = Unread(tracker.remove)
+        self._static: set[Hashable] | None = None
+        self._layers: dict[str, None] = {}
+        policy = options.policy
+        self.verdicts = Verdicts(policy, tracker.judge.monitor)
+        sizes = options.sizes
+        # A gradient norm is judged by what it was before.
+        guarded = policy.spike is not None or policy.vanishing is not None
+        self.settings = Settings(
+            names=positional(fn),
+            backward=options.backward,
+            gradients=options.backward and (sizes or guarded or not options.replay),
+            ends=sizes or guarded,
+            extra=options.extra if not guarded else (*options.extra, "norm"),
+            parameters=options.parameters,
+            donate=not keep_inputs,
+            drops=options.action == "skip" or options.patience > 0,
+            raises=options.action == "raise",
+            plain=type(fn).__module__.startswith("equinox"),
+        )
+
+    # Life.
+
+    def detach(self) -> None:
+        """Forget the programs."""
+        self._programs.clear()
+        self._blind.clear()
+        self._kept.clear()
+
+    def watched(self) -> list[str]:
+        """List the layers that were found in the traced programs."""
+        return list(self._layers)
+
+    def read(self) -> None:
+        """Read and judge the steps not read yet."""
+        self._read()
+
+    def _read(self, but: int = 0) -> None:
+        """Read and judge the steps not read yet, but for so many of the last."""
+        try:
+            while (step := self.unread.take(but)) is not None:
+                self.settlement.settle(step)
+        finally:
+            self.unread.note()
+
+    # One step.
+
+    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one step, read it and judge it."""
+        if tracing():  # inside another tracked function, which sees all of this
+            return fn(*args, **kwargs)
+        if self._static is None:
+            self._static = signature.static_arguments(fn, args, kwargs)
+        given = args, kwargs
+        objects = objects_of(args, kwargs)
+        made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
+        if objects is not None:
+            args, kwargs = objects.swapped(args, kwargs)
+            made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
+        flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
+        key = _key(flat, objects)
+        if key in self._blind:
+            return fn(*given[0], **given[1])
+        try:
+            watches = self.watches(made, inner, flat, objects)
+            program = watches.program
+            if traced(flat.arrays) or traced(program.closed.consts):
+                taps = Taps(program, self.verdicts.bad_words, self.told)
+                return taps.run(flat.arrays, backward=self.options.backward)
+            watch = watches.get(self.verdicts.exact(watches))
+            rows = self.tracker.judge.rows()
+            outs, words = watch(self.verdicts.table(watch), flat.arrays)
+        except UnwatchableError as error:
+            self._blind.add(key)
+            self.tracker.judge.say(
+                f"{self.tracker.name} runs unwatched: its program could not be taken apart "
+                f"({error})"
+            )
+            return fn(*given[0], **given[1])
+        self.tracker.judge.close_step()
+        hold = weakly if self.light else list
+        self.unread.add(Step(watch, hold(flat.arrays), hold(outs), words, rows))
+        every = self.options.read
+        if isinstance(every, int) and (rows.step + 1) % every:
+            self.unread.note()
+        else:
+            try:
+                self._read(self.lag)
+            except AnomalyError as error:
+                # The user's stack is what matters, not the way through the core.
+                raise error.with_traceback(None) from None
+        out = program.joined(outs)
+        if objects is None:
+            return out
+        out, states = out
+        objects.update(states)
+        return out
+
+    def watches(
+        self,
+        fn: Callable[..., Any],
+        inner: Callable[..., Any] | None,
+        flat: signature.Flat,
+        objects: Objects | None,
+    ) -> Watches:
+        """Give what runs a function for this kind of arguments; traced when first asked for."""
+        key = _key(flat, objects)
+        found = self._programs.get(key)
+        if found is None:
+            with self._lock:
+                program = Program(fn, flat, self.settings, objects, inner)
+                program.pick(self.options.layers, self.options.exclude)
+                self._refuse(program)
+                self._say(program)
+                found = Watches(program)
+                # What it closes over may be of a trace that is over before the program is.
+                if not traced(program.closed.consts):
+                    self._programs[key] = found
+                self._kept.append(flat.fixed)
+                self._layers.update(dict.fromkeys(program.chosen or ()))
+        return found
+
+    def _say(self, program: Program) -> None:
+        for name in program.graph.strange:
+            self.tracker.judge.say(
+                f"{name} is run as it is: its inside is not watched, only what comes out of it"
+            )
+        unnamed = program.roots and not program.layers.names()
+        if unnamed:
+            self.tracker.judge.say(
+                f"no layer of {', '.join(sorted(program.roots))} was named: a jitted function "
+                "inside was traced before it was tracked; track it before its first call"
+            )
+
+    def _refuse(self, program: Program) -> None:
+        if self.options.action == "skip" and not program.restorable:
+            msg = (
+                "action='skip' gives a bad step's old state back, but this function returns no "
+                "argument's new value: track a training step that takes and returns its weights "
+                "and optimizer state, or choose another action"
+            )
+            raise ValueError(msg)
+
+    # Inside the caller's own program.
+
+    def told(self, spots: list[Spot], avals: list[Any], words: Any) -> None:
+        """Judge readings that the caller's program sent because one of them is bad."""
+        with self._lock:
+            rows = self.tracker.judge.rows()
+            filled = np.empty((len(words), 3))
+            filled[:, 0], filled[:, 1:] = words, probes.UNREAD
+            fill(rows, sites_of(spots, avals, self.tracker.judge.monitor), spots, filled)
+            self.tracker.judge.close_step()
+            self.tracker.judge.settle(rows)
+
+    # What the core asks for.
+
+    def replay(self, reading: Reading) -> Replay:
+        """Run the failing step again, operation by operation."""
+        return self.settlement.replay(reading)
+
+    def measure(self, value: Any) -> Summary:
+        """Summarise an array."""
+        return probes.measure(value)
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List the weights that are bad, before the step or after it."""
+        return self.settlement.bad_parameters()
+
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
+        """List the rows of a batch that hold bad values."""
+        return probes.bad_rows(value)
+
+    def rank(self) -> int | None:
+        """Give the process in a run over several."""
+        return int(jax.process_index()) if jax.process_count() > 1 else None
+
+
+def _key(flat: signature.Flat, objects: Objects | None) -> Hashable:
+    """Say what a program is made for."""
+    return flat.key(), None if objects is None else objects.definition

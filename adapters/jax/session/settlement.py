@@ -1,0 +1,220 @@
+"""What happens to a step that ran: its readings go to the host, and are judged."""
+
+import functools
+import math
+import threading
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from anynan._diagnosis.evidence import BadParameter, ReplayError
+from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import Reading
+from anynan._steps.tracker import Tracker
+from anynan.events import CARRIED, STATE
+from anynan.jax.program import signature
+from anynan.jax.program.watch import State, Watch
+from anynan.jax.read import probes
+from anynan.jax.read.places import fill, sites_of
+from anynan.jax.read.spots import Spot
+from anynan.jax.replay.flags import flags
+from anynan.jax.replay.replay import everything, replay
+from anynan.jax.replay.steps import Step, alive
+from anynan.options import Options
+
+
+class Settlement:
+    """Read steps and have them judged; answer what the core asks of the one that is judged.
+
+    Args:
+        tracker: Judges.
+        options: What is wanted.
+    """
+
+    def __init__(self, tracker: Tracker, options: Options) -> None:
+        self._tracker, self._options = tracker, options
+        self._local = threading.local()
+
+    @property
+    def step(self) -> Step | None:
+        """Give the step that this thread has judged at this moment."""
+        return getattr(self._local, "step", None)
+
+    def settle(self, step: Step) -> None:
+        """Bring a step's readings to the host: one read; have them judged."""
+        watch, rows = step.watch, step.rows
+        step.read = watch.rows(probes.on_host(step.words))
+        graph = step.program.graph
+        if watch.sites is None:
+            avals = [graph.values[spot.value].aval for spot in watch.spots]
+            watch.sites = sites_of(watch.spots, avals, self._tracker.judge.monitor)
+        if step.program.expected:
+            for order, spot in enumerate(watch.spots):
+                allowed = step.program.excused(spot.value)
+                if allowed:
+                    rows.expected[order] = allowed
+        if self._options.replay and (step.read[:, 0] == probes.NAN).any():
+            self._sure(step)
+        step.meant = self._meant(step)
+        read = step.read[watch.order]
+        fill(rows, watch.sites, watch.spots, read)
+        if read[:, 0].any():
+            self._live(step, watch)
+            self._suspect(step, watch, read)
+        self._guard(step, read)
+        self._local.step = step
+        try:
+            if self._options.level == "operation":
+                self._every_operation(step)
+            self._tracker.judge.settle(rows)
+        finally:
+            self._local.step = None
+        if rows.failed is None:
+            self._tracker.judge.known_clean(rows.step + 1)
+        else:
+            self._tracker.judge.went_through(rows)
+
+    def _meant(self, step: Step) -> set[int]:
+        """Give the readings of an update that are Inf and may be meant so."""
+        watch = step.watch
+        bad = [state for state in watch.states if step.read[state.at, 0]]
+        if not bad:
+            return set()
+        if watch.restored:
+            flags = probes.on_host(step.words)[len(watch.values) :, 0]
+            return {state.at for state in bad if flags[state.at]}
+        outs, arrays = list(map(alive, step.outs)), list(map(alive, step.arrays))
+        bad = [s for s in bad if all(outs[i] is not None for i in (*s.rest, s.weight or 0))]
+        if not bad:
+            return set()
+        flags = np.asarray(watch.meant(bad, outs, arrays))
+        return {state.at for state, flag in zip(bad, flags, strict=True) if flag}
+
+    def _suspect(self, step: Step, watch: Watch, read: Any) -> None:
+        """Note which Infs may be meant, and name the part of an update that is bad."""
+        rows, graph = step.rows, step.program.graph
+        states = {state.at: state for state in watch.states}
+        for order, spot in enumerate(watch.spots):
+            at = watch.at[spot.value]
+            if not read[order, 0]:
+                continue
+            state = states.get(at)
+            if state is None or spot.phase != "optimizer":
+                continue
+            if at in step.meant:
+                rows.suspect.add(order)
+            part = self._part(step, state)
+            named = None
+            if part is not None:
+                leaf = step.program.leaves[step.program.results[part].source or 0]
+                named = Spot(spot.value, spot.layer, "optimizer", STATE, 0, leaf.name)
+                rows.live[order] = functools.partial(alive, step.outs[part])
+            elif at in step.meant and state.weight is not None:
+                named = replace(spot, phase="parameter", tensor=CARRIED)
+            if named is not None:
+                aval = graph.values[spot.value].aval
+                rows.sites[order] = sites_of([named], [aval], self._tracker.judge.monitor)[0]
+
+    def _part(self, step: Step, state: State) -> int | None:
+        """Find the optimizer state that is bad where the weight itself is not."""
+        outs = [alive(step.outs[i]) for i in (state.weight, *state.rest) if i is not None]
+        if state.weight is None or any(x is None for x in outs):
+            return None
+        words = [int(probes.code(x)) for x in outs]
+        worst = max(words[1:], default=0)
+        return None if words[0] or not worst else state.rest[words[1:].index(worst)]
+
+    def _sure(self, step: Step) -> None:
+        """Look once more at the first values that read as NaN: they may be Infs of both signs.
+
+        A sum cannot tell them apart. What is one is read exactly from now on.
+        """
+        program, watch = step.program, step.watch
+        known = watch.known
+        for index in dict.fromkeys(spot.value for spot in watch.spots):
+            at = watch.at[index]
+            if step.read[at, 0] != probes.NAN:
+                continue
+            if index in watch.exact or index in known.sure:
+                return
+            members = watch.members(index)
+            try:
+                found = flags(program, step.inputs(), dict.fromkeys(members, "code"))
+            except Exception:  # noqa: BLE001  the reading stays as it is, and is judged
+                return
+            word = max(found[i].word for i in members)
+            if word != probes.POSINF:  # or it did not happen again
+                known.sure.add(index)
+                return
+            step.read[at, :3] = word, *probes.UNREAD
+            known.exact.add(index)
+
+    def _guard(self, step: Step, words: Any) -> None:
+        """Have the norm of all gradients of weights judged, where the policy asks for it."""
+        policy = self._options.policy
+        if policy.spike is None and policy.vanishing is None:
+            return
+        norms = [
+            float(row[-1])
+            for spot, row in zip(step.watch.spots, words, strict=True)
+            if spot.phase == "backward" and spot.parameter is not None
+        ]
+        if norms:
+            self._tracker.judge.guard(step.rows, math.hypot(*norms))
+
+    def _every_operation(self, step: Step) -> None:
+        """Look at every operation of a step."""
+        try:
+            seen = everything(step)
+        except Exception as error:  # noqa: BLE001  the readings are judged all the same
+            self._tracker.judge.say(
+                f"level='operation' could not look at a step: {type(error).__name__} {error}"
+            )
+            return
+        if seen is not None:
+            self._tracker.judge.operations(step.rows, seen)
+
+    def _live(self, step: Step, watch: Watch) -> None:
+        """Let the core look at what is still there of a bad step."""
+        graph = step.program.graph
+        held = dict(zip(graph.results, step.outs, strict=True))
+        if not watch.restored:
+            held.update(zip(graph.arguments, step.arrays, strict=True))
+        for order, spot in enumerate(watch.spots):
+            if spot.value in held:
+                step.rows.live[order] = functools.partial(alive, held[spot.value])
+
+    def replay(self, reading: Reading) -> Replay:
+        """Run the failing step again, operation by operation."""
+        step = self.step
+        if step is None or step.rows.step != reading.step:
+            msg = (
+                "the function ran inside the caller's own jit, grad or vmap, where there is no "
+                "step to run again: track the outermost function, and the operation is named"
+            )
+            raise ReplayError(msg)
+        return replay(step, reading.order, reading)
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List the weights that are bad, before the step or after it."""
+        step = self.step
+        if step is None:
+            return []
+        program = step.program
+        found = []
+        for leaf, array in zip(program.leaves, step.arrays, strict=True):
+            if leaf.role in ("parameter", "buffer") and _is_bad(array):
+                summary = probes.measure(alive(array))
+                found.append(
+                    BadParameter(leaf.name, program.owner(leaf), summary, leaf.role == "buffer")
+                )
+        return found or step.spoilt
+
+
+def _is_bad(x: Any) -> bool:
+    x = alive(x)
+    if x is None or not probes.checkable(signature.aval(x)):
+        return False
+    return bool(probes.code(jax.numpy.asarray(x)) > 0)

@@ -1,0 +1,190 @@
+"""A tracked function inside the caller's own jit, grad, vmap, scan or shard_map.
+
+There is no step of ours, and no array to look at: what is read is looked at inside the caller's
+program, and only a bad reading calls back to the host.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from anynan.jax.graphs.bodies import CUSTOM
+from anynan.jax.graphs.graph import Graph
+from anynan.jax.graphs.layers import Layers
+from anynan.jax.program.evaluator import Evaluator
+from anynan.jax.program.program import Program
+from anynan.jax.read import probes
+from anynan.jax.read.readings import Plan, Probe
+from anynan.jax.read.spots import Spot
+
+
+def traced(arrays: Any) -> bool:
+    """Tell whether a call comes from inside a transformation of the caller's."""
+    return any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, arrays)))
+
+
+class Taps:
+    """Run a tracked function as a part of the caller's program.
+
+    Args:
+        program: The function.
+        bad_words: Says which words of a reading are bad.
+        told: Takes readings of which one is bad: what they are of, their types, their words.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        bad_words: Callable[[Spot], Any],
+        told: Callable[[list[Spot], list[Any], Any], None],
+    ) -> None:
+        self._program, self._bad_words, self._told = program, bad_words, told
+
+    def run(self, arrays: list[Any], *, backward: bool) -> Any:
+        """Run the function.
+
+        Args:
+            arrays: Its arguments.
+            backward: Whether gradients are read.
+
+        Raises:
+            TypeError: Under forward-mode differentiation, unless ``backward=False``.
+        """
+        program = self._program
+        # What the function closes over may be the caller's own: it is an argument like the others.
+        closed_over = list(program.closed.consts)
+        arrays = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in (*closed_over, *arrays)]
+        split = len(closed_over)
+        spots = program.inputs() + program.spots(backward=False)
+        spots = [spot for spot in spots if spot.phase != "backward"]
+        report = self._reporter(program.graph, spots)
+
+        def forward(*inner: Any) -> tuple[list[Any], Any]:
+            plan = Plan(opaque=CUSTOM, detached=True)
+            for spot in spots:
+                program.want(plan, spot.value, "code")
+            outs, found = program.evaluate(plan, inner[split:], inner[:split])
+            return outs, _words(found, spots)
+
+        if not backward:
+            outs, words = forward(*arrays)
+            report(words)
+            return program.joined(outs)
+
+        @jax.custom_vjp
+        def watched(*inner: Any) -> list[Any]:
+            outs, words = forward(*inner)
+            report(words)
+            return outs
+
+        def ahead(*inner: Any) -> tuple[list[Any], Any]:
+            outs, back, words = jax.vjp(forward, *inner, has_aux=True)
+            report(words)
+            return outs, back
+
+        def behind(back: Any, gradients: Any) -> tuple[Any, ...]:
+            return self._backward(back, gradients)
+
+        watched.defvjp(ahead, behind)
+        try:
+            outs = watched(*arrays)
+        except TypeError as error:
+            if "forward-mode" not in str(error):
+                raise
+            msg = (
+                "a tracked function with backward=True can be differentiated in reverse mode only "
+                "(grad, vjp); for jvp, jacfwd, hessian or linearize use track(fn, backward=False), "
+                "or track the function that takes the derivative"
+            )
+            raise TypeError(msg) from error
+        return program.joined(outs)
+
+    def _backward(self, back: Any, gradients: Any) -> tuple[Any, ...]:
+        """Run the backward pass, and read the gradients that come into each layer."""
+        program = self._program
+        flat, tree = jax.tree_util.tree_flatten(gradients)
+        data = [x for x in flat if x.dtype != jax.dtypes.float0]
+
+        def pure(*inner: Any) -> Any:
+            left = iter(inner)
+            leaves = [x if x.dtype == jax.dtypes.float0 else next(left) for x in flat]
+            return back(jax.tree_util.tree_unflatten(tree, leaves))
+
+        shapes: list[Any] = []
+
+        def kept(*inner: Any) -> list[Any]:
+            out = pure(*inner)
+            shapes[:] = out
+            return [x for x in out if x.dtype != jax.dtypes.float0]
+
+        closed = jax.make_jaxpr(kept)(*data)
+        graph = Graph(closed)
+        for node in graph.nodes:  # all of it is a gradient's, under whatever name
+            node.backward = True
+        layers = Layers(graph, program.roots)
+        arriving = [s for s in layers.arriving() if program.watched(s.layer)]
+        spots = [
+            Spot(index, None, "backward", "gradient of the result") for index in graph.arguments
+        ]
+        spots += arriving
+        split = len(program.closed.consts)
+        left = [i for i, x in enumerate(shapes) if x.dtype != jax.dtypes.float0]
+        for i, index in zip(left, graph.results, strict=True):
+            value = graph.values[index]
+            if value.argument is None and not value.known:
+                if i < split:
+                    continue
+                leaf = program.leaves[i - split]
+                weight = leaf.name if leaf.role == "parameter" else None
+                layer = program.owner(leaf) if weight else None
+                spots.append(Spot(index, layer, "backward", f"grad of {leaf.name}", 0, weight))
+        spots = [spot for spot in spots if probes.checkable(graph.values[spot.value].aval)]
+        plan = Plan(opaque=CUSTOM, detached=True)
+        for spot in spots:
+            value = graph.values[spot.value]
+            plan.add(value.path, value.var, Probe(spot.value))
+        outs, found = Evaluator(plan).run(closed.jaxpr, closed.consts, data)
+        self._reporter(graph, spots)(_words(found, spots))
+        rest = iter(outs)
+        return tuple(x if x.dtype == jax.dtypes.float0 else next(rest) for x in shapes)
+
+    def _reporter(self, graph: Graph, spots: list[Spot]) -> Callable[[Any], None]:
+        """Make what calls back to the host, and only where a reading is bad."""
+        if not spots:
+            return _nothing
+        table = np.stack([self._bad_words(spot) for spot in spots])
+        kinds = [graph.values[spot.value].aval for spot in spots]
+
+        def told(words: Any) -> None:
+            self._told(spots, kinds, np.asarray(words))
+
+        @jax.custom_batching.custom_vmap
+        def report(words: Any) -> Any:
+            bad = jnp.any(jnp.take_along_axis(table, words.astype(jnp.int32)[:, None], axis=1))
+            lax.cond(bad, lambda w: jax.debug.callback(told, w), _nothing, words)
+            return jnp.float32(0)
+
+        @report.def_vmap
+        def _(size: int, batched: Any, words: Any) -> Any:
+            # Over the batch first: a condition for each lane would call back for all of them.
+            return report(jnp.max(words, axis=0) if batched[0] else words), False
+
+        def call(words: Any) -> None:
+            report(words)
+
+        return call
+
+
+def _nothing(words: Any) -> None:
+    """Call nobody."""
+
+
+def _words(found: list[Any], spots: list[Spot]) -> Any:
+    rows = {item.probe.key: jnp.max(item.data) for item in found}
+    if not spots:
+        return jnp.zeros(0, jnp.float32)
+    return lax.stop_gradient(jnp.stack([rows[spot.value] for spot in spots]))

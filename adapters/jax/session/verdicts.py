@@ -1,0 +1,66 @@
+"""Which readings of a program the policy calls bad, known before it runs."""
+
+from typing import Any
+
+import numpy as np
+
+from anynan._readings.monitor import Monitor
+from anynan._readings.policy import Policy
+from anynan.events import Phase
+from anynan.jax.program.watch import Watch, Watches
+from anynan.jax.read import probes
+from anynan.jax.read.spots import Spot
+
+
+class Verdicts:
+    """Ask the policy about a program's readings.
+
+    Args:
+        policy: What is bad.
+        monitor: Knows what a replay found to be only placed.
+        lenient: Phases of which nothing is bad, as where a loss scaler takes care of gradients.
+    """
+
+    def __init__(self, policy: Policy, monitor: Monitor, lenient: tuple[Phase, ...] = ()) -> None:
+        self._policy, self._monitor, self._lenient = policy, monitor, lenient
+
+    def bad_words(self, spot: Spot) -> Any:
+        """Say which words of a reading are bad."""
+        found = np.zeros(4, bool)
+        if spot.phase in self._lenient:
+            return found
+        policy = self._policy
+        for word in (probes.NEGINF, probes.POSINF, probes.NAN):
+            kind = probes.KINDS[word]
+            judged = policy.weigh(kind, spot.phase, spot.layer)
+            excused = policy.allowed(kind, spot.phase, spot.layer)
+            mask = (spot.layer, spot.phase, kind) in self._monitor.downgraded
+            mask = mask or spot.phase == "input"  # data may hold them, until harm comes of it
+            found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
+        return found
+
+    def table(self, watch: Watch) -> Any:
+        """Say of each value which words make a step bad."""
+        if not watch.restored:
+            return np.zeros((1, 4), bool)
+        masks = len(self._monitor.downgraded)
+        if watch.table is None or watch.table[0] != masks:
+            table = np.zeros((len(watch.values), 4), bool)
+            for spot in watch.spots:
+                table[watch.at[spot.value]] |= self.bad_words(spot)
+            watch.table = masks, table
+        return watch.table[1]
+
+    def exact(self, watches: Watches) -> set[int]:
+        """List the values where a NaN and Infs of both signs are judged differently."""
+        program, known = watches.program, watches.known
+        masks = len(self._monitor.downgraded)
+        if known.masks != masks:
+            # What only an operation says is expected is known to the rows, not to the policy.
+            spots = program.inputs() + program.spots(backward=program.settings.gradients)
+            for spot in spots:
+                bad = self.bad_words(spot)
+                if bad[probes.NAN] != bad[probes.POSINF] or program.excused(spot.value):
+                    known.exact.add(spot.value)
+            known.masks = masks
+        return known.exact

@@ -1,0 +1,1 @@
+"""What a traced graph is made of: operations, lines and names."""

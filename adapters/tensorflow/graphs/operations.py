@@ -1,0 +1,201 @@
+"""The operations of a graph, forward ones and gradients, and which belongs to which."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from anynan.events import Phase, Source
+from anynan.tensorflow.graphs import lines, names
+from anynan.tensorflow.graphs.traces import Trace
+from anynan.tensorflow.read.spots import SCOPE
+
+
+@dataclass(slots=True)
+class Op:
+    """Hold one operation: a node, or the nodes of one gradient.
+
+    Attributes:
+        index: Its number, in the order of execution.
+        nodes: Its nodes.
+        name: Canonical name.
+        phase: Phase it runs in.
+        layer: Layer path.
+        call: Which call of the layer.
+        forward: The forward operation, for a gradient's.
+        ins: Float tensors that come from outside of it.
+        outs: Float tensors that it makes.
+    """
+
+    index: int
+    nodes: list[Any]
+    name: str
+    phase: Phase
+    layer: str | None
+    call: int
+    forward: "Op | None" = None
+    ins: list[Any] = field(default_factory=list)
+    outs: list[Any] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """Give the framework's type of a forward operation."""
+        return str((self.forward or self).nodes[0].type)
+
+    @property
+    def raw(self) -> str:
+        """Give the framework's own names."""
+        return ", ".join(list(dict.fromkeys(node.type for node in self.nodes))[:4])
+
+    @property
+    def source(self) -> Source | None:
+        """Find the user's line: for a gradient the forward line."""
+        return lines.source((self.forward or self).nodes[0].traceback)
+
+
+def is_float(tensor: Any) -> bool:
+    """Tell whether a graph's tensor could be bad."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def results(node: Any) -> list[Any]:
+    """Give a node's float results; the last ones of a batch norm are memory that it keeps."""
+    most = names.RESULTS.get(node.type)
+    return [out for out in node.outputs[:most] if is_float(out)]
+
+
+def resolve(tensor: Any) -> Any:
+    """Follow a tensor back through what only hands it on."""
+    while tensor.op.type in names.PASSING and tensor.op.type != "ReadVariableOp":
+        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
+    return tensor
+
+
+class Operations:
+    """Group the nodes of a graph."""
+
+    def __init__(self, graph: Any, trace: Trace) -> None:
+        self.trace = trace
+        self.ops: list[Op] = []
+        self.of: dict[str, Op] = {}
+        self._forward: dict[str, list[Op]] = {}
+        self._readers: dict[str, list[Op]] = {}
+        self._last: tuple[Any, Op] | None = None
+        for node in graph.get_operations():
+            if node.type in names.PASSING or node.type in ("Const", "Placeholder"):
+                continue
+            if SCOPE in node.name.split("/"):
+                continue
+            if results(node):
+                self._add(node)
+        for op in self.ops:
+            self._border(op)
+
+    def _add(self, node: Any) -> None:
+        parts = node.name.split("/")
+        if "gradient_tape" in parts:
+            self._gradient(node, "/".join(parts[parts.index("gradient_tape") + 1 :]))
+            return
+        self._last = None
+        if node.type == "AddN" and all(self._is_backward(x) for x in node.inputs):
+            self._open(node, "add", "backward", self.trace.layer(node.name), None)
+            return
+        place = self.trace.layer(node.name)
+        phase: Phase = "loss" if place is None else "forward"
+        if any(node.name.startswith(f"{scope}") for scope in self.trace.updates):
+            phase = "optimizer"
+        op = self._open(node, names.operation(node.type), phase, place, None)
+        self._forward.setdefault(names.plain(node.type), []).append(op)
+        for x in (*node.inputs, *node.outputs):
+            self._readers.setdefault(resolve(x).name, []).append(op)
+
+    def _gradient(self, node: Any, name: str) -> None:
+        function = lines.gradient_function(node.traceback)
+        scope = name.rpartition("/")[0]
+        key = (scope, function)
+        if self._last is not None and self._last[0] == key and function is not None:
+            op = self._last[1]
+            if not _repeats(op, node):
+                op.nodes.append(node)
+                self.of[node.name] = op
+                return
+        forward = self._maker(node, name, function)
+        place = self.trace.layer(name)
+        if forward is None:
+            op = self._open(node, names.operation(node.type), "backward", place, None)
+        else:
+            place = None if forward.layer is None else (forward.layer, forward.call)
+            op = self._open(node, forward.name, "backward", place, forward)
+        self._last = (key, op)
+
+    def _maker(self, node: Any, name: str, function: str | None) -> Op | None:
+        """Find the forward operation whose gradient this is."""
+        kind = None if function is None else names.gradient_of(function)
+        found = self._forward.get(kind or "", [])
+        scope = name.rpartition("/")[0]
+        found = [op for op in found if op.nodes[0].name == scope or _within(op, scope)] or found
+        if not found:
+            return self._by_name(name)
+        near = {resolve(x).name for x in node.inputs}
+        for op in reversed(found):
+            if near & {resolve(x).name for x in (*op.nodes[0].inputs, *op.nodes[0].outputs)}:
+                return op
+        shapes = {str(x.shape) for x in node.inputs if is_float(x)}
+        for op in reversed(found):
+            if str(op.nodes[0].outputs[0].shape) in shapes:
+                return op
+        return found[-1]
+
+    def _by_name(self, name: str) -> Op | None:
+        parts = name.split("/")
+        for end in range(len(parts), 0, -1):
+            op = self.of.get("/".join(parts[:end]))
+            if op is not None:
+                return op
+        return None
+
+    def _open(
+        self, node: Any, name: str, phase: Phase, place: tuple[str, int] | None, forward: Op | None
+    ) -> Op:
+        layer, call = place or (None, 0)
+        op = Op(len(self.ops), [node], name, phase, layer, call, forward)
+        self.ops.append(op)
+        self.of[node.name] = op
+        return op
+
+    def _is_backward(self, tensor: Any) -> bool:
+        op = self.of.get(resolve(tensor).op.name)
+        return op is not None and op.phase == "backward"
+
+    def _border(self, op: Op) -> None:
+        members = {node.name for node in op.nodes}
+        found = [
+            x
+            for node in op.nodes
+            for x in node.inputs
+            if is_float(x) and resolve(x).op.name not in members
+        ]
+        # Which operand is which goes by position in a single node.
+        op.ins = found if len(op.nodes) == 1 else list({x.name: x for x in found}.values())
+        outs = [out for node in op.nodes for out in results(node)]
+        # What only the nodes of one gradient see is no result of it.
+        left = [x for x in outs if any(n.name not in members for n in x.consumers())]
+        op.outs = left or outs
+
+    def writer(self, tensor: Any) -> Op | None:
+        """Give the operation that wrote a tensor, None if it came from outside."""
+        return self.of.get(resolve(tensor).op.name)
+
+
+def _within(op: Op, scope: str) -> bool:
+    return not scope or op.nodes[0].name.startswith(scope + "/")
+
+
+def _repeats(op: Op, node: Any) -> bool:
+    """Tell whether a node begins the same gradient function again, for another operation."""
+    return bool(node.type == op.nodes[0].type and _line(node) == _line(op.nodes[0]))
+
+
+def _line(node: Any) -> Any:
+    for frame in reversed(list(node.traceback)):
+        if frame.name.startswith("_") and "Grad" in frame.name:
+            return frame.lineno
+    return None

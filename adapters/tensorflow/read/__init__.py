@@ -1,0 +1,1 @@
+"""What is read of a tensor, and where the readings are held."""

@@ -1,0 +1,192 @@
+"""Variables that hold the rows of a compiled step until they are read."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from anynan.tensorflow.read import readings
+from anynan.tensorflow.read.frames import Frame
+from anynan.tensorflow.read.places import Places
+from anynan.tensorflow.read.readings import BLANK, SCALE
+from anynan.tensorflow.read.spots import SCOPE, Spot
+
+_BLANK = np.array(BLANK)
+# No variable can be made while replicas are traced, so what they need is made before.
+ROOM = 16
+
+
+@dataclass(slots=True)
+class Block:
+    """Hold the rows that one write fills.
+
+    Attributes:
+        start: The first row on the board.
+        spots: What each row reads, in execution order.
+        order: All of them, and what only a replay looks at.
+        backward: True for what a gradient call wrote.
+        updates: True if its graph updates weights; None before that was asked.
+        places: What the core knows the spots by, once they were read.
+        confirmed: Spots whose NaN was seen to be one.
+    """
+
+    start: int
+    spots: list[Spot]
+    order: list[Spot]
+    backward: bool = False
+    updates: bool | None = None
+    places: Places | None = None
+    confirmed: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Part:
+    """Hold some of a board's rows.
+
+    Attributes:
+        rows: The variable that is written and read.
+        blank: Rows that nobody wrote.
+        blocks: What writes them.
+    """
+
+    rows: Any
+    blank: Any
+    blocks: list[Block] = field(default_factory=list)
+
+
+class Board:
+    """Hand out rows, write them inside of graphs, read them outside."""
+
+    def __init__(self, count: int, *, grows: bool) -> None:
+        self._size = max(64, count)
+        self._grows = grows
+        self._parts: list[Part] = []
+        self._used = 0
+        self._scale: Any = None
+        if not grows:
+            self._add()
+
+    def ready(self) -> None:
+        """Have rows before a function is traced: one that makes variables is traced twice."""
+        if not self._parts:
+            self._add()
+
+    def scale(self) -> Any:
+        """Give what scales the sums that XLA makes, as a tensor."""
+        self.ready()
+        return tf.identity(self._scale)
+
+    def _add(self) -> None:
+        # A variable cannot be made inside of a graph: it belongs to the whole program.
+        with tf.init_scope():
+            blank = tf.constant(np.tile(BLANK, (self._size, 1)))
+            made = tf.Variable(blank, trainable=False, name=SCOPE)
+            if self._scale is None:
+                self._scale = tf.Variable(SCALE, trainable=False, name=SCOPE)
+        self._parts.append(Part(made, blank))
+        self._used = 0
+
+    def open(self, spots: list[Spot], order: list[Spot], *, backward: bool) -> Block | None:
+        """Reserve a row for each spot; None if there is no room."""
+        if not self._parts or self._used + len(spots) > self._size:
+            if not self._grows:
+                return None
+            self._size = max(self._size, len(spots))
+            self._add()
+        block = Block(self._used, spots, order, backward)
+        self._parts[-1].blocks.append(block)
+        self._used += len(spots)
+        return block
+
+    def write(self, block: Block, made: Any) -> None:
+        """Write a block's rows: one operation in the graph."""
+        part = next(part for part in self._parts if any(b is block for b in part.blocks))
+        part.rows[_where(block)].assign(made)
+
+    def read(self) -> list[tuple[Block, Any]]:
+        """Bring every block that was written since the last read to the host."""
+        found = []
+        for part in self._parts:
+            # The plain operations: this happens after every step.
+            handle = part.rows.handle
+            values = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64).numpy()
+            held = [(block, values[_where(block)]) for block in part.blocks]
+            held = [(block, rows) for block, rows in held if (rows != _BLANK).any()]
+            if held:
+                tf.raw_ops.AssignVariableOp(resource=handle, value=part.blank)
+                found += held
+        return found
+
+
+def _where(block: Block) -> slice:
+    return slice(block.start, block.start + len(block.spots))
+
+
+class Boards:
+    """Hold a board for each replica.
+
+    Args:
+        count: Rows that one trace of everything takes.
+        replicas: How many there are.
+        sizes: True to read under XLA, too, how large the values are.
+    """
+
+    def __init__(self, count: int, replicas: int, *, sizes: bool) -> None:
+        self._sizes = sizes
+        self._lock = threading.RLock()
+        self.alone = replicas == 1
+        if self.alone:
+            self.held = [Board(count, grows=True)]
+        else:
+            self.held = [Board(ROOM * count, grows=False) for _ in range(replicas)]
+
+    def ready(self) -> None:
+        """Have rows before a function is traced."""
+        for board in self.held:
+            board.ready()
+
+    def look(self, tensors: list[Any], *, xla: bool) -> Any:
+        """Read tensors in a graph; under XLA how large they are only where that is asked for."""
+        if xla and not self._sizes:
+            return readings.scaled(tensors, self.held[0].scale())
+        return readings.exact(tensors, xla=xla)
+
+    def write(self, frame: Frame, *, backward: bool) -> Block | None:
+        """Write what a frame collected into its graph; None if there is no room."""
+        with self._lock:
+            board = self.held[replica()]
+            block = board.open(frame.spots, frame.order, backward=backward)
+        if block is not None:
+            with tf.name_scope(SCOPE):
+                frame.rows = self.look(frame.tensors, xla=frame.xla)
+                board.write(block, frame.rows)
+        return block
+
+    def read(self) -> list[tuple[Block, Any]]:
+        """Bring what was written to the host, and join what replicas read of the same tensors."""
+        first, *others = [board.read() for board in self.held]
+        for other in others:
+            if len(other) != len(first):
+                return [*first, *(item for rest in others for item in rest)]
+            first = [
+                (block, _join(one, two))
+                for (block, one), (_, two) in zip(first, other, strict=True)
+            ]
+        return first
+
+
+def replica() -> int:
+    """Give the number of the replica that is traced."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return 0
+    number = context.replica_id_in_sync_group
+    return int(tf.get_static_value(number) if isinstance(number, tf.Tensor) else number)
+
+
+def _join(one: Any, two: Any) -> Any:
+    low = np.minimum(one[:, 0], two[:, 0])
+    high = np.maximum(one[:, 1], two[:, 1])
+    return np.stack([low, high, np.maximum(one[:, 2], two[:, 2])], axis=1)  # which keeps a NaN

@@ -1,0 +1,88 @@
+"""What is being collected while a model runs or is traced."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from anynan._arrays.arguments import bound, positional
+from anynan.events import Phase
+from anynan.tensorflow.read import probes
+from anynan.tensorflow.read.spots import Spot
+
+LOOPS = ("WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph")
+
+
+@dataclass
+class Frame:
+    """Collect the readings of one call of a model, in one graph or outside of all.
+
+    Attributes:
+        graph: The graph that is traced, None outside.
+        replaying: True where the step runs again: nothing is written then.
+        spots: What is read.
+        tensors: The tensors themselves, while the frame is open.
+        order: All of them, and what only a replay looks at, in execution order.
+        rows: What was read of the tensors, a row for each.
+        xla: True where XLA compiles the graph.
+    """
+
+    graph: Any
+    replaying: bool = False
+    spots: list[Spot] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
+    order: list[Spot] = field(default_factory=list)
+    rows: Any = None
+    xla: bool = False
+
+    def take(
+        self,
+        x: Any,
+        layer: str | None,
+        phase: Phase,
+        tensor: str,
+        parameter: str | None = None,
+        *,
+        read: bool = True,
+    ) -> None:
+        """Read one tensor, or have only a replay look at it."""
+        name = "" if self.graph is None else x.name
+        largest = probes.dtype_max(x.dtype)
+        spot = Spot(layer, phase, tensor, x.dtype.name, largest, name, parameter)
+        self.order.append(spot)
+        if read:
+            self.spots.append(spot)
+            self.tensors.append(x)
+
+
+def here() -> Any:
+    """Give the graph that is traced, None outside."""
+    return tf.compat.v1.get_default_graph() if tf.inside_function() else None
+
+
+def is_loop(graph: Any) -> bool:
+    """Tell whether a graph is the body of a loop or a branch."""
+    return type(graph).__name__ in LOOPS
+
+
+def tensors(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the float tensors of a nested value, with a name for each."""
+    if isinstance(value, tf.RaggedTensor):
+        yield from tensors(value.flat_values, name)
+    elif isinstance(value, tf.SparseTensor | tf.IndexedSlices):
+        yield from tensors(value.values, name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from tensors(item, f"{name}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        fields = getattr(value, "_fields", None)
+        for i, item in enumerate(value):
+            yield from tensors(item, f"{name}.{fields[i]}" if fields else f"{name}[{i}]")
+    elif probes.checkable(value):
+        yield name, value
+
+
+def named_arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Name the arguments of a layer's call."""
+    return dict(bound(positional(getattr(layer, "call", None) or layer), args, kwargs))

@@ -1,0 +1,93 @@
+"""What the core knows some readings by, and which calls of their layers they are."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any, Self
+
+import numpy as np
+
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Rows, Site
+from anynan.tensorflow.read import readings
+from anynan.tensorflow.read.spots import Spot
+
+
+class Places:
+    """Hold the sites of readings that come together: most steps read the same ones.
+
+    Args:
+        sites: What each of them reads, in execution order.
+    """
+
+    def __init__(self, sites: list[Site]) -> None:
+        self.sites = sites
+        self.counts: dict[int, int] = {}
+        self.calls = self._count(self.counts)
+
+    @classmethod
+    def of(cls, spots: Iterable[Spot], monitor: Monitor) -> Self:
+        """Find the sites of spots."""
+        return cls(
+            [
+                monitor.site(
+                    spot.layer, spot.phase, spot.tensor, spot.dtype, spot.dtype_max,
+                    parameter=spot.parameter,
+                )
+                for spot in spots
+            ]
+        )  # fmt: skip
+
+    def fill(
+        self,
+        rows: Rows,
+        values: Any,
+        seen: dict[int, int],
+        arrays: list[Any] | None = None,
+        *,
+        norms: bool,
+    ) -> None:
+        """Append readings to a step.
+
+        Args:
+            rows: The step.
+            values: (readings, 3): what ``readings`` made.
+            seen: How often each site was read in the step before; is counted on.
+            arrays: What was read, where it is at hand.
+            norms: True to keep the norms of weights' gradients.
+        """
+        low, high, there = readings.read(values)
+        if not there.all():
+            held = np.flatnonzero(there)
+            some = Places([self.sites[i] for i in held])
+            given = None if arrays is None else [arrays[i] for i in held]
+            some.fill(rows, values[held], seen, given, norms=norms)
+            return
+        start = len(rows.lo)
+        rows.calls += self._calls(seen)
+        rows.sites += self.sites
+        rows.lo += low.tolist()
+        rows.hi += high.tolist()
+        for i, array in enumerate(arrays or ()):
+            rows.live[start + i] = functools.partial(_same, array)
+        for i, site in enumerate(self.sites if norms else ()):
+            if site.parameter is not None:
+                rows.norms[start + i] = readings.norm(values[i])
+
+    def _calls(self, seen: dict[int, int]) -> list[int]:
+        """Number the calls in a step, and count them."""
+        if not seen.keys().isdisjoint(self.counts):
+            return self._count(seen)
+        seen.update(self.counts)
+        return self.calls
+
+    def _count(self, seen: dict[int, int]) -> list[int]:
+        calls = []
+        for site in self.sites:
+            count = seen.get(site.index, 0)
+            seen[site.index] = count + 1
+            calls.append(count)
+        return calls
+
+
+def _same(x: Any) -> Any:
+    return x

@@ -1,0 +1,168 @@
+"""The weights and buffers of what is tracked: their names, their values, what they were."""
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from anynan._diagnosis.evidence import BadParameter
+from anynan.tensorflow.read import probes, readings
+from anynan.tensorflow.read.spots import Spot
+
+
+class Weights:
+    """Name the variables of layers."""
+
+    def __init__(self, layers: dict[str, Any]) -> None:
+        self._of: dict[str, tuple[weakref.ref[Any], str, bool]] = {}
+        self._names: dict[int, str] = {}
+        self._ends: Any = None
+        for path, layer in layers.items():
+            self.add(path, layer)
+
+    @property
+    def names(self) -> list[str]:
+        """List the names."""
+        return list(self._of)
+
+    def add(self, path: str, layer: Any) -> None:
+        """Name the variables that a layer holds itself."""
+        self.add_all(path, own_variables(layer))
+
+    def add_all(self, path: str, variables: list[tuple[str, Any]]) -> None:
+        """Name variables."""
+        for local, variable in variables:
+            held = raw(variable)
+            if held is None or id(held) in self._names:
+                continue
+            name = f"{path}.{local}" if path else local
+            while name in self._of:
+                name += "_"
+            trainable = bool(getattr(variable, "trainable", True))
+            self._of[name] = (weakref.ref(held), path, not trainable)
+            self._names[id(held)] = name
+
+    def name(self, x: Any) -> str | None:
+        """Give a variable's name, None if it is none of these."""
+        held = raw(x)
+        name = None if held is None else self._names.get(id(held))
+        return name if name is not None and self._of[name][0]() is held else None
+
+    def layer(self, name: str) -> str:
+        """Give the layer that owns a variable."""
+        return self._of[name][1]
+
+    def is_buffer(self, name: str) -> bool:
+        """Tell whether a variable is no weight."""
+        return self._of[name][2]
+
+    def trainable(self) -> list[Any]:
+        """List the weights."""
+        held = [ref() for ref, _, buffer in self._of.values() if not buffer]
+        return [variable for variable in held if variable is not None]
+
+    def replicas(self) -> int:
+        """Tell over how many replicas the variables are spread."""
+        held = [ref() for ref, _, _ in self._of.values()]
+        return max([1, *(len(v.values) for v in held if v is not None and not _local(v))])
+
+    def value(self, name: str) -> Any:
+        """Read a variable."""
+        return read(self._of[name][0]())
+
+    def keep(self, *, all_of_them: bool) -> list[tuple[Any, Any]]:
+        """Hold the values of now: of the buffers, or of everything; nothing is copied yet."""
+        found = []
+        for ref, _, buffer in self._of.values():
+            variable = ref()
+            if variable is not None and (buffer or all_of_them):
+                one = variable if _local(variable) else variable.values[0]
+                found.append((variable, read(one)))
+        return found
+
+    def variable(self, name: str) -> Any:
+        """Give a variable, None if it is gone."""
+        return self._of[name][0]()
+
+    def ends(self) -> tuple[list[Spot], Any]:
+        """Read the ends of every variable that could be bad, in one go."""
+        if self._ends is None:
+            spots, held = [], []
+            for name, (ref, path, _) in self._of.items():
+                variable = ref()
+                if variable is None or not (
+                    variable.dtype.is_floating or variable.dtype.is_complex
+                ):
+                    continue
+                local, dtype = name.rpartition(".")[2], variable.dtype
+                largest = probes.dtype_max(dtype)
+                spots.append(Spot(path, "parameter", local, dtype.name, largest, parameter=name))
+                held.append(ref)
+            every = tf.function(lambda: readings.exact([read(ref()) for ref in held]))
+            # Not the function itself: its calls would be watched like the user's own.
+            self._ends = spots, every.get_concrete_function()
+        spots, run = self._ends
+        return spots, run().numpy()
+
+    def bad(self, kept: list[tuple[Any, Any]]) -> list[BadParameter]:
+        """List the variables that hold bad values now.
+
+        Args:
+            kept: Variables with what they held before, to be judged by that.
+        """
+        found = []
+        before = {id(variable): value for variable, value in kept}
+        for name, (ref, path, buffer) in self._of.items():
+            variable = ref()
+            if variable is None or not _can_be_bad(variable):
+                continue
+            value = before.get(id(variable))
+            if value is None:
+                value = read(variable)
+            if not bool(probes.fine(value)):
+                found.append(BadParameter(name, path, probes.measure(value), buffer))
+        return found
+
+
+def own_variables(layer: Any) -> list[tuple[str, Any]]:
+    """List the variables that a layer holds itself, not its sublayers."""
+    lists = [
+        getattr(layer, name, None) for name in ("_trainable_variables", "_non_trainable_variables")
+    ]
+    if all(isinstance(item, list) for item in lists):
+        found = [(v.name, v) for item in lists if item is not None for v in item]
+        seeds = getattr(layer, "_seed_generators", None) or ()
+        return found + [(f"{seed.name}.state", seed.state) for seed in seeds]
+    found = []
+    for name, value in vars(layer).items():
+        items: dict[str, Any] = {name: value}
+        if isinstance(value, list | tuple):
+            items = {f"{name}.{i}": item for i, item in enumerate(value)}
+        elif isinstance(value, dict) and not name.startswith("_self_"):  # TensorFlow's own list
+            items = {f"{name}.{key}": item for key, item in value.items()}
+        found += [pair for pair in items.items() if isinstance(pair[1], tf.Variable)]
+    return found
+
+
+def raw(x: Any) -> Any:
+    """Give the framework's variable in a variable of Keras or its own, else None."""
+    if isinstance(x, tf.Variable):
+        return x
+    held = getattr(x, "_value", None)
+    return held if isinstance(held, tf.Variable) else None
+
+
+def read(variable: Any) -> Any:
+    """Read a variable without copying it."""
+    if not _local(variable):
+        return tf.convert_to_tensor(variable)
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def _can_be_bad(variable: Any) -> bool:
+    return bool(variable.dtype.is_floating or variable.dtype.is_complex)
+
+
+def _local(variable: Any) -> bool:
+    """Tell whether a variable lives in one place."""
+    return not hasattr(variable, "values")

@@ -1,0 +1,1 @@
+"""The second run of a failing step, and its records."""

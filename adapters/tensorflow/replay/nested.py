@@ -1,0 +1,41 @@
+"""Trace a step anew with its nested functions in place and its recurrent layers unrolled."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from anynan.tensorflow.replay.steps import State
+
+
+@contextmanager
+def in_place(state: State, layers: Iterable[Any], *, unrolled: bool) -> Iterator[None]:
+    """Have nested functions traced in place; recurrent layers of Keras unrolled, if wanted."""
+    rolled = [x for x in layers if getattr(x, "unroll", None) is False]
+    for layer in rolled if unrolled else ():
+        layer.unroll = True
+    state.inline = True
+    try:
+        yield
+    finally:
+        state.inline = False
+        for layer in rolled if unrolled else ():
+            layer.unroll = False
+
+
+def _run(fn: Any, args: Any, kwargs: Any) -> Any:
+    return fn(*args, **kwargs)
+
+
+def call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what a compiled function was made of, with its control flow as it was compiled."""
+    # Converted, our own call hands the function on to be converted, and its lines are kept.
+    converted: Callable[..., Any] = tf.autograph.to_graph(_run)
+    return converted(fn.python_function, args, kwargs)
+
+
+def anew(fn: Any) -> Any:
+    """Make a compiled function again, which was not traced yet."""
+    jit = bool(getattr(fn, "_jit_compile", False))
+    return tf.function(fn.python_function, jit_compile=jit or None)

@@ -1,0 +1,228 @@
+"""The graph of a step, and what to run it on."""
+
+import functools
+import inspect
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from anynan._diagnosis.evidence import ReplayError
+from anynan.tensorflow.graphs.traces import Trace, Traces
+from anynan.tensorflow.read.frames import named_arguments, tensors
+from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.read.weights import read
+from anynan.tensorflow.replay import nested
+from anynan.tensorflow.replay.reached import ITERATOR, Began, Reached
+from anynan.tensorflow.replay.steps import State, Step
+
+ARGUMENTS = (
+    "the batch is taken inside of the function, so the step cannot be run again: give "
+    "the function its batch as an argument, and the operation is named"
+)
+# Operations that take from iterators and queues, and what those are handed on as.
+TAKING = ("IteratorGetNext", "QueueDequeue", "Unstage", "MultiDeviceIteratorGetNext", "ReaderRead")
+HANDLES = (tf.resource, tf.variant, tf.string)
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Stand for a variable that the step may write, and what it held before."""
+
+    variable: Any
+    content: Any
+
+
+@dataclass
+class Program:
+    """Hold the graph of a step, and what to run it on.
+
+    Attributes:
+        graph: The graph.
+        trace: What is known of it.
+        feeds: The values of its inputs, in order.
+        labels: Names of its inputs.
+        variables: Name of a resource input -> its variable, ours or not.
+        compiled: True if XLA compiled it.
+        traced: True if it ran as a graph.
+        results: What a tracked function gives back, with a name for each.
+    """
+
+    graph: Any
+    trace: Trace
+    feeds: list[Any]
+    labels: dict[str, str]
+    variables: dict[str, Any]
+    compiled: bool
+    traced: bool
+    results: list[tuple[str, Any]]
+
+
+class Programs:
+    """Make the programs of steps.
+
+    Args:
+        layers: What is watched.
+        traces: The graphs known.
+        state: What this thread knows.
+    """
+
+    def __init__(self, layers: Layers, traces: Traces, state: State) -> None:
+        self._layers, self._traces, self._state = layers, traces, state
+
+    def prepare(self, step: Step, *, fresh: bool = False) -> Program:
+        """Get the graph of a step, traced once more where it ran without one, or if wanted.
+
+        Raises:
+            ReplayError: If that cannot be done.
+        """
+        compiled = hasattr(step.fn, "get_concrete_function")
+        fn, concrete = self._traced(step, fresh=fresh and compiled)
+        graph = concrete.graph
+        source = _source_of_data(graph, concrete.captured_inputs)
+        if source is not None:
+            raise ReplayError(ITERATOR.format(name=source))
+        explicit = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+        pairs = list(arguments(step, fn))
+        if len(pairs) != len(explicit):
+            raise ReplayError(ARGUMENTS)
+        for (_, value), placeholder in zip(pairs, explicit, strict=True):
+            if isinstance(value, tf.Variable) or placeholder.dtype == tf.resource:
+                raise ReplayError(ARGUMENTS)
+        labels = {p.op.name: name for (name, _), p in zip(pairs, explicit, strict=True)}
+        feeds: list[Any] = [
+            tf.convert_to_tensor(value, dtype=placeholder.dtype)
+            for (_, value), placeholder in zip(pairs, explicit, strict=True)
+        ]
+        captured, variables = _captured(concrete, len(explicit), step.kept)
+        return Program(
+            graph, self._traces.of(graph), feeds + captured, labels, variables,
+            compiled and bool(getattr(fn, "_jit_compile", False)), compiled,
+            [] if self._layers.model() is not None
+            else list(tensors(graph.structured_outputs, "result")),
+        )  # fmt: skip
+
+    def _traced(self, step: Step, *, fresh: bool) -> tuple[Any, Any]:
+        """Give the function that is run again, and its graph."""
+        fn, began = step.fn, step.began
+        if fresh:
+            fn, began = nested.anew(fn), Reached(self._layers).begin(fn.python_function)
+        elif not hasattr(fn, "get_concrete_function"):
+            whole = self._whole(step) if step.layer else fn
+            fn = tf.function(whole if began is None else _from_start(whole, began))
+        with nullcontext() if began is None else began.second_run():
+            try:
+                return fn, fn.get_concrete_function(*step.args, **step.kwargs)
+            except Exception as error:
+                what = f"{type(error).__name__}: {first_line(error)}"
+                msg = f"the step could not be traced to a graph: {what}"
+                raise ReplayError(msg) from error
+
+    def _whole(self, step: Step) -> Any:
+        """Make a function of a model's call and its backward pass."""
+        model = step.fn
+        weights = self._layers.weights.trainable()
+        incoming = self._state.incoming
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not weights or not incoming:
+                return model(*args, **kwargs)
+            with tf.GradientTape() as tape:
+                out = model(*args, **kwargs)
+            found = [x for _, x in tensors(out, "")]
+            pairs = [pair for pair in zip(found, incoming, strict=False) if pair[1] is not None]
+            tape.gradient([x for x, _ in pairs], weights, output_gradients=[g for _, g in pairs])
+            return out
+
+        return call
+
+
+def _captured(
+    concrete: Any, explicit: int, held: list[tuple[Any, Any]]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Give what a graph took from around it, and the variables among it by their inputs' names."""
+    graph = concrete.graph
+    owners = {id(v.handle): v for v in graph.variables if hasattr(v, "handle")}
+    kept = {id(variable): value for variable, value in held}
+    found: list[Any] = []
+    variables = {}
+    for placeholder, value in zip(
+        concrete.inputs[explicit:], concrete.captured_inputs, strict=True
+    ):
+        variable = owners.get(id(value))
+        if variable is None:
+            found.append(value)
+            continue
+        variables[placeholder.op.name] = variable
+        before = kept.get(id(variable))
+        written = any(op.type != "ReadVariableOp" for op in placeholder.consumers())
+        if before is not None or written:
+            value = Copied(variable, read(variable) if before is None else before)  # noqa: PLW2901
+        found.append(value)
+    return found, variables
+
+
+def _source_of_data(graph: Any, captured: Any) -> str | None:
+    """Name an operation that takes something out of what is not the step's own."""
+    variables = {id(variable.handle) for variable in graph.variables}
+    foreign = any(x.dtype in HANDLES and id(x) not in variables for x in captured)
+    definition = graph.as_graph_def() if foreign else tf.compat.v1.GraphDef()
+    nodes = [definition.node, *(function.node_def for function in definition.library.function)]
+    return next((node.op for part in nodes for node in part if node.op.startswith(TAKING)), None)
+
+
+def _from_start(fn: Any, began: Began) -> Any:
+    """Make a function that begins with what was kept: one that makes variables is traced twice."""
+    put_back = tf.autograph.experimental.do_not_convert(began.put_back)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        put_back()
+        return fn(*args, **kwargs)
+
+    return functools.update_wrapper(run, fn, updated=())
+
+
+def arguments(step: Step, fn: Any) -> list[tuple[str, Any]]:
+    """Name the arrays among a step's arguments, in the order of the graph's inputs."""
+    try:
+        known = list(inspect.signature(fn.python_function).parameters)
+    except (TypeError, ValueError):
+        known = []
+    if step.layer:
+        known = list(named_arguments(step.fn, step.args, {}))
+    found: list[tuple[str, Any]] = []
+    for i, value in enumerate(step.args):
+        name = known[i] if i < len(known) and known[i] not in ("args", "kwargs") else f"args[{i}]"
+        if name == "data" and isinstance(value, tuple) and 1 <= len(value) <= 3:
+            for part, item in zip(("x", "y", "sample_weight"), value, strict=False):
+                found += _flat(part, item)
+            continue
+        found += _flat(name, value)
+    order = {name: i for i, name in enumerate(known)}
+    for name in sorted(step.kwargs, key=lambda key: (order.get(key, len(order)), key)):
+        found += _flat(name, step.kwargs[name])
+    return found
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [pair for key in sorted(value) for pair in _flat(f"{name}[{key!r}]", value[key])]
+    if isinstance(value, list | tuple):
+        fields = getattr(value, "_fields", None)
+        return [
+            pair
+            for i, item in enumerate(value)
+            for pair in _flat(f"{name}.{fields[i]}" if fields else f"{name}[{i}]", item)
+        ]
+    if isinstance(value, tf.Tensor | np.ndarray | tf.Variable):
+        return [(name, value)]
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices):
+        return [(name, part) for part in tf.nest.flatten(value, expand_composites=True)]
+    return []
+
+
+def first_line(error: Exception) -> str:
+    """Give the beginning of an error's message."""
+    return str(error).strip().partition("\n")[0][:200]

@@ -1,0 +1,249 @@
+"""Records of operations with bad results, for the core's lineage."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from anynan._arrays.measures import describe
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.lineage import External, OpRecord, Replay, Sink
+from anynan._diagnosis.operands import at_first_nan
+from anynan._diagnosis.records import (
+    DETAILED,
+    KEPT,
+    SAVED,
+    SOFTMAX,
+    Builder,
+    Given,
+    Origin,
+    add_masked_rows,
+    gradient_operands,
+    makers,
+)
+from anynan.tensorflow.graphs import names
+from anynan.tensorflow.graphs.operations import Op, resolve
+from anynan.tensorflow.read import probes
+from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.read.probes import is_bad, kind
+from anynan.tensorflow.read.spots import Spot
+from anynan.tensorflow.replay.program import Program
+from anynan.tensorflow.replay.run import Run
+from anynan.tensorflow.replay.wide import widened
+
+OPTIMIZED = (
+    "the graph ran as TensorFlow's optimizer made it, which moves factors, and was run again as "
+    "it was written: tf.config.optimizer.set_experimental_options({'disable_meta_optimizer': True})"
+    " in front of the step shows whether the fault is the optimizer's"
+)
+REMEDY = ": written as a Python loop, or called as a plain function, its operations are named"
+
+
+class Recorder:
+    """Make the records of one replay."""
+
+    def __init__(self, session: Layers, program: Program, run: Run) -> None:
+        self.session, self.program, self.run = session, program, run
+        self.operations = run.operations
+        self.bad = [op for op in self.operations.ops if any(run.bad.get(t.name) for t in op.outs)]
+        self.index = {op.index: i for i, op in enumerate(self.bad)}
+        self.spots = [
+            (spot, program.graph.get_tensor_by_name(spot.name))
+            for block in program.trace.blocks
+            for spot in block.order
+            if spot.name
+        ]
+        self.spots += [
+            (Spot(None, "loss", "loss", x.dtype.name, probes.dtype_max(x.dtype), x.name), x)
+            for _, x in program.results
+        ]
+        self.held = self.run.values(self._wanted())
+        self.trouble: list[str] = []
+
+    def _wanted(self) -> list[Any]:
+        """Choose the tensors to look at: results and operands of the first bad operations."""
+        wanted: list[Any] = [t for _, t in self.spots if self._is_bad(t)]
+        size = 0
+        for op in self.bad[:DETAILED]:
+            for tensor in (self._worst(op), *(t for t, _ in self._named(op))):
+                size += (tensor.shape.num_elements() or 2**10) * tensor.dtype.size
+                if size <= KEPT:
+                    wanted.append(tensor)
+        return wanted
+
+    def _is_bad(self, tensor: Any) -> bool:
+        found = self.run.bad.get(tensor.name)
+        if found is None:  # an input or a constant
+            array = self.run.values([tensor]).get(tensor.name)
+            return array is not None and bool(is_bad(array))
+        return bool(found)
+
+    def _worst(self, op: Op) -> Any:
+        return next(t for t in op.outs if self.run.bad.get(t.name))
+
+    def result(self) -> Replay:
+        """Give the records and where harm was done."""
+        sinks = self._sinks()
+        # What came after the first harm is left out, and costs nothing.
+        harm = (max(s.parents) for s in sinks if s.parents and not s.masks)
+        bad = self.bad[: next(harm, len(self.bad)) + 1]
+        found = Replay([self._record(i, op) for i, op in enumerate(bad)], sinks, self._notes())
+        found.uncompiled = self.program.compiled and not self.run.compiled
+        found.notes += dict.fromkeys(self.trouble)
+        found.end()
+        opaque = [names.OPAQUE.get(kind) for r in found.records for kind in r.raw.split(", ")]
+        for what in dict.fromkeys(filter(None, opaque)):
+            found.notes.append(f"the inside of a {what} of the graph is not looked into{REMEDY}")
+        return found
+
+    def _notes(self) -> list[str]:
+        types = {node.type for node in self.program.graph.get_operations()}
+        notes = []
+        if types & names.RANDOM:
+            drawn = ", ".join(sorted(types & names.RANDOM))
+            notes.append(f"{drawn} drew other numbers when the step was run again")
+        if self.run.optimized:
+            notes.append(OPTIMIZED)
+        return notes
+
+    # Records.
+
+    def _record(self, index: int, op: Op) -> OpRecord:
+        looped = op.layer in self.session.looped  # it was unrolled: each call is an iteration
+        record = OpRecord(
+            index, op.name, op.raw, op.layer, op.phase, None, source=op.source,
+            params=self._params(op), feeds=self._feeds(op),
+            forward=None if op.forward is None else self.index.get(op.forward.index),
+            call=0 if looped else op.call, iteration=op.call if looped else None,
+        )  # fmt: skip
+        worst = self._worst(op)
+        result = Given("result", self.held.get(worst.name), _light(worst), worst)
+        operands = [self._given(tensor, name) for tensor, name in self._named(op)]
+        builder = Builder(_measured, self._origin, self.trouble.append)
+        builder.describe(record, result, operands, wide=lambda _: self._wide(op))
+        if op.name in SOFTMAX and operands:
+            self._masked_rows(record, op)
+        return record
+
+    def _given(self, tensor: Any, name: str) -> Given:
+        known = _light(tensor) if self.run.bad.get(tensor.name, False) else None
+        return Given(name, self.held.get(tensor.name), known, tensor)
+
+    def _named(self, op: Op) -> list[tuple[Any, str]]:
+        """Name the operands as the cause rules know them."""
+        if op.forward is None:
+            return [(t, names.operand(op.kind, i)) for i, t in enumerate(op.ins)]
+        inside = {resolve(t).name: name for t, name in self._named(op.forward)}
+        results = dict.fromkeys((resolve(t).name for t in op.forward.outs), "result")
+        tensors = {resolve(t).name: t for t in (*op.forward.ins, *op.forward.outs)}
+        known = inside | results
+        return gradient_operands(
+            op.ins,
+            lambda tensor: known.get(resolve(tensor).name),
+            self._other,
+            [(tensors[base], name) for base, name in (*inside.items(), *results.items())],
+        )
+
+    def _other(self, tensor: Any) -> str | None:
+        if self._incoming(tensor):
+            return "grad"
+        return None if tensor.op.type == "Const" else SAVED
+
+    def _incoming(self, tensor: Any) -> bool:
+        """Tell whether a tensor is a gradient that came in."""
+        writer = self.operations.writer(tensor)
+        if writer is not None:
+            return writer.phase == "backward"
+        return str(resolve(tensor).op.name).startswith(("ones", "gradient_tape"))
+
+    def _origin(self, given: Given, record: OpRecord) -> Origin:
+        """Say where an operand's bad values come from."""
+        writer = self.operations.writer(given.key)
+        if writer is None:
+            return Origin((), *self._outside(resolve(given.key)))
+        found = self.index.get(writer.index)
+        return Origin() if found is None or found >= record.index else Origin((found,))
+
+    def _outside(self, tensor: Any) -> tuple[External, str]:
+        node = tensor.op
+        if node.type == "ReadVariableOp":
+            variable = self.program.variables.get(node.inputs[0].op.name)
+            name = None if variable is None else self.session.weights.name(variable)
+            if name is not None:
+                buffer = self.session.weights.is_buffer(name)
+                return ("buffer" if buffer else "parameter"), name
+            return "buffer", str(getattr(variable, "name", "variable")).partition(":")[0]
+        if node.type == "Placeholder" and node.name in self.program.labels:
+            return "input", self.program.labels[node.name]
+        # Only what the call was given is its input: all else stands in the code.
+        return "constant", "a tensor of the closure" if node.type == "Placeholder" else "value"
+
+    def _params(self, op: Op) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if op.name in SOFTMAX:
+            found["dim"] = -1
+        if op.forward is not None:
+            found |= makers(op.name for op in self._before(op.forward))
+        return found
+
+    def _before(self, op: Op) -> Iterator[Op]:
+        """Walk back over what made the first operand of each."""
+        made = self._made(op)
+        while made is not None:
+            yield made
+            made = self._made(made)
+
+    def _made(self, op: Op) -> Op | None:
+        return self.operations.writer(op.ins[0]) if op.ins else None
+
+    def _feeds(self, op: Op) -> tuple[str, ...]:
+        if op.forward is None:
+            return ()
+        found: dict[str, None] = {}
+        for tensor in op.ins:
+            writer = self.operations.writer(tensor)
+            if writer is not None and writer.phase == "backward" and writer is not op:
+                found[writer.name] = None
+        return tuple(found)
+
+    def _masked_rows(self, record: OpRecord, op: Op) -> None:
+        source = (op.forward or op).ins
+        array = self.held.get(source[0].name) if source else None
+        add_masked_rows(record, None if array is None else np.asarray(array), -1)
+
+    def _wide(self, op: Op) -> float | None:
+        if len(op.nodes) != 1 or op.forward is not None:
+            return None
+        arrays = [self.held.get(t.name) for t in op.ins]
+        if any(x is None for x in arrays):
+            return None
+        return widened(op.nodes[0], [t.name for t in op.ins], arrays)
+
+    # Where harm was done.
+
+    def _sinks(self) -> list[Sink]:
+        found = []
+        for spot, tensor in self.spots:
+            array = self.held.get(tensor.name)
+            if spot.phase == "input" or array is None:
+                continue
+            word = kind(array)
+            if word is None:
+                continue
+            writer = self.operations.writer(tensor)
+            at = None if writer is None else self.index.get(writer.index)
+            parents = () if at is None else (at,)
+            label = spot.parameter or spot.tensor
+            found.append(Sink(spot.phase, spot.layer, label, parents, word))
+        return found
+
+
+def _measured(array: Any) -> Summary:
+    return at_first_nan(describe(array), array)
+
+
+def _light(tensor: Any) -> Summary:
+    """Summarise by what is known without the values."""
+    shape = tuple(n or 0 for n in (tensor.shape.as_list() if tensor.shape.rank is not None else ()))
+    return Summary(shape, tensor.dtype.name, "cpu", math.prod(shape), nan=1)

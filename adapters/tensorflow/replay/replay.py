@@ -1,0 +1,208 @@
+"""Run the graph of a failing step again, on copies of its variables, with every operation read."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from anynan._diagnosis.agreement import Passed
+from anynan._diagnosis.evidence import ReplayError
+from anynan._diagnosis.lineage import Replay
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Rows
+from anynan._runtime.context import replay_context
+from anynan.tensorflow.graphs import names
+from anynan.tensorflow.graphs.traces import Traces
+from anynan.tensorflow.read import probes, readings
+from anynan.tensorflow.read.boards import Block
+from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.read.places import Places
+from anynan.tensorflow.read.spots import Spot
+from anynan.tensorflow.replay import nested
+from anynan.tensorflow.replay.program import Programs, first_line
+from anynan.tensorflow.replay.records import Recorder
+from anynan.tensorflow.replay.run import Run, as_written
+from anynan.tensorflow.replay.steps import State, Step
+
+SPREAD = (
+    "the step runs on several replicas, which cannot be run again: the report stays at layer level"
+)
+NESTED = "what runs in a nested function is not run again by itself"
+
+
+class Replays:
+    """Run steps again.
+
+    Args:
+        layers: What is watched.
+        traces: The graphs known.
+        state: What this thread knows.
+        monitor: Knows readings by their sites.
+        rows: Gives the open step.
+        sizes: True where it is read under XLA, too, how large values are.
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        traces: Traces,
+        state: State,
+        monitor: Monitor,
+        rows: Callable[[], Rows],
+        *,
+        sizes: bool,
+    ) -> None:
+        self._layers, self._state, self._monitor = layers, state, monitor
+        self._rows, self._sizes = rows, sizes
+        self._programs = Programs(layers, traces, state)
+
+    def replay(self, step: Step, *, failed: bool = True) -> Replay:
+        """Run a step again, and record its operations with bad results.
+
+        Args:
+            step: What ran.
+            failed: A reading was bad, so it has to be found again, under XLA if need be.
+        """
+        if _is_spread(step):
+            raise ReplayError(SPREAD)
+        with self._again():
+            program = self._programs.prepare(step)
+            run = Run(program)
+            run.flag(failed=failed)
+            if failed:
+                self._trail(run)
+            result = Recorder(self._layers, program, run).result()
+            if step.began is not None:
+                result.notes += step.began.notes()
+            if not (run.optimized or result.uncompiled):  # then the arithmetic itself is another
+                result.passed = self._passed(run)
+            if failed and any(record.raw in names.OPAQUE for record in result.records):
+                deeper = self._deeper(step)
+                if deeper is not None:
+                    deeper.passed, result = result.passed, deeper
+        return result
+
+    def look_again(self, block: Block, values: Any) -> None:
+        """Read exactly what a block says is NaN, and put it in if it is Infs of both signs.
+
+        A sum does not tell the two apart. Where those are only placed, as limits that nothing
+        reaches, they are no failure. What was seen to be a NaN is believed from then on.
+        """
+        nan = np.flatnonzero(np.isnan(values[:, 2])).tolist()
+        doubted = [i for i in nan if i not in block.confirmed]
+        step = self._state.step
+        if not doubted or step is None:
+            return
+        try:
+            found = self._look(step, block, doubted)
+        except ReplayError:
+            block.confirmed.update(doubted)
+            return
+        for i, row in zip(doubted, found, strict=True):
+            # What only XLA makes does not show here, and stays what it is.
+            if np.isinf(row[:2]).any() and not np.isnan(row).any():
+                values[i] = row
+            else:
+                block.confirmed.add(i)
+
+    def _look(self, step: Step, block: Block, places: list[int]) -> Any:
+        """Read exactly some tensors that a block of a step's readings is of.
+
+        Raises:
+            ReplayError: If the step cannot be run again, or the block is of a nested function.
+        """
+        if _is_spread(step):
+            raise ReplayError(SPREAD)
+        with self._again():
+            program = self._programs.prepare(step)
+            if not any(known is block for known in program.trace.blocks):
+                raise ReplayError(NESTED)
+            return Run(program).rows([block.spots[i].name for i in places])
+
+    @contextmanager
+    def _again(self) -> Iterator[None]:
+        """Have nothing that runs count as a step of the user's."""
+        state = self._state
+        before = state.replaying, state.tapes, state.frame, state.outputs
+        state.replaying, state.tapes, state.frame, state.outputs = True, 0, None, []
+        try:
+            with replay_context(), as_written():
+                yield
+        except tf.errors.OpError as error:
+            msg = f"the step failed when it was run again: {type(error).__name__}: {_last(error)}"
+            raise ReplayError(msg) from error
+        finally:
+            state.replaying, state.tapes, state.frame, state.outputs = before
+
+    def _trail(self, run: Run) -> None:
+        """Fill in how large the values of each layer were."""
+        blocks = run.program.trace.blocks
+        spots = [s for block in blocks for s in block.spots if s.phase == "forward" and s.name]
+        places, rows = Places.of(spots, self._monitor), self._rows()
+        keys = zip((site.index for site in places.sites), places.calls, strict=True)
+        found = dict(zip(keys, spots, strict=True))
+        unknown = {
+            order: found[site.index, call].name
+            for order, (site, call) in enumerate(zip(rows.sites, rows.calls, strict=True))
+            if rows.lo[order] > rows.hi[order] and (site.index, call) in found
+        }
+        if not unknown:
+            return
+        low, high, _ = readings.read(run.rows(list(unknown.values())))
+        for order, lo, hi in zip(unknown, low.tolist(), high.tolist(), strict=True):
+            rows.lo[order], rows.hi[order] = lo, hi
+
+    def _passed(self, run: Run) -> list[Passed]:
+        """Read again what the first run read, to be compared with it."""
+        # Each iteration was read if it ran eagerly, and none is in a graph.
+        if self._layers.looped:
+            return []
+        blocks = run.program.trace.blocks
+        spots = [s for b in blocks for s in b.spots if s.name and s.parameter is None]
+        for label, x in run.program.results:
+            tensor = "loss" if label == "result" else label
+            spots.append(
+                Spot(None, "loss", tensor, x.dtype.name, probes.dtype_max(x.dtype), x.name)
+            )
+        if not spots:
+            return []
+        low, high, there = readings.read(run.rows([spot.name for spot in spots]))
+        if run.program.compiled and not self._sizes:  # a sum took Infs of both signs for a NaN
+            both = np.isinf(low) & np.isinf(high) & (low < high)
+            low, high = np.where(both, np.nan, low), np.where(both, np.nan, high)
+        calls = Places.of(spots, self._monitor).calls
+        return [
+            Passed(spot.layer, spot.phase, spot.tensor, call, float(lo), float(hi))
+            for spot, call, lo, hi, ok in zip(spots, calls, low, high, there, strict=True)
+            if ok
+        ]
+
+    def _deeper(self, step: Step) -> Replay | None:
+        """Run a step again with what is nested in place; None if that shows nothing."""
+        for unrolled in (True, False):
+            try:
+                with nested.in_place(self._state, self._layers.alive().values(), unrolled=unrolled):
+                    program = self._programs.prepare(step, fresh=True)
+                run = Run(program)
+                run.flag(failed=True)
+                result = Recorder(self._layers, program, run).result()
+            except (ReplayError, tf.errors.OpError):
+                continue
+            if result.records:
+                return result
+        return None
+
+
+def _is_spread(step: Step) -> bool:
+    return tf.distribute.get_strategy().num_replicas_in_sync > 1 or any(
+        hasattr(x, "values") and not isinstance(x, tf.SparseTensor | tf.RaggedTensor | dict)
+        for x in tf.nest.flatten(step.args)
+    )
+
+
+def _last(error: Exception) -> str:
+    """Give what went wrong, without the stack that TensorFlow puts before it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "node" not in line), first_line(error))[:200]

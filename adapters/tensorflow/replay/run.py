@@ -1,0 +1,149 @@
+"""One run of a program, and what its nodes made."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from anynan.tensorflow.graphs.operations import Operations, results
+from anynan.tensorflow.read import probes, readings
+from anynan.tensorflow.replay.program import Copied, Program
+
+
+class Run:
+    """Run a program, and look at what its nodes make."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.operations = Operations(program.graph, program.trace)
+        self._tensors = [
+            out
+            for node in program.graph.get_operations()
+            if node.type not in ("Placeholder", "Const")
+            for out in results(node)
+        ]
+        self._definition = program.graph.as_graph_def()
+        self.compiled = self.optimized = False
+        self.bad: dict[str, bool] = {}
+
+    def flag(self, *, failed: bool) -> None:
+        """Find what is bad; where something has to be, under XLA if need be."""
+        program = self.program
+        self.bad = self._flags()
+        read = [spot.name for block in program.trace.blocks for spot in block.order]
+        read += [x.name for _, x in program.results]
+        if not failed or any(self.bad.get(name) for name in read):
+            return
+        if program.compiled:
+            self.compiled = True  # what XLA alone does shows only under XLA
+            self.bad = self._flags()
+        self.optimized = program.traced and not program.compiled
+
+    def _wrap(self, tensors: list[Any], look: Callable[[list[Any]], Any]) -> Any:
+        """Make a function of the program's inputs that gives what is seen of some tensors."""
+        # Only what they are made of: no variable is written that nobody reads afterwards.
+        part = _behind(self._definition, [x.op.name for x in tensors])
+        there = {node.name for node in part.node}
+        inputs = self.program.graph.inputs
+
+        def run(*args: Any) -> Any:
+            held = {
+                f"{placeholder.op.name}:0": value
+                for placeholder, value in zip(inputs, args, strict=True)
+                if placeholder.op.name in there
+            }
+            names = [x.name for x in tensors]
+            return look(
+                tf.graph_util.import_graph_def(
+                    part, input_map=held, return_elements=names, name="replay"
+                )
+            )
+
+        signature = [tf.TensorSpec(t.shape, t.dtype) for t in inputs]
+        return tf.compat.v1.wrap_function(run, signature)
+
+    def _flags(self) -> dict[str, bool]:
+        host = self._call(self._wrap(self._tensors, _each_fine)).numpy()
+        return {t.name: not bool(ok) for t, ok in zip(self._tensors, host, strict=False)}
+
+    def _call(self, run: Any) -> Any:
+        """Run on copies of what the step writes, made anew for each run."""
+        copies = {
+            i: tf.Variable(x.content, trainable=False, shape=x.variable.shape)
+            for i, x in enumerate(self.program.feeds)
+            if isinstance(x, Copied)
+        }
+        feeds = [copies[i].handle if i in copies else x for i, x in enumerate(self.program.feeds)]
+        if not self.compiled:
+            return run(*feeds)
+        under = tf.function(run, jit_compile=True, autograph=False)
+        return under(*feeds)
+
+    def rows(self, names: list[str]) -> Any:
+        """Read these tensors exactly."""
+        tensors = [self.program.graph.get_tensor_by_name(name) for name in names]
+        return self._call(self._wrap(tensors, readings.exact)).numpy()
+
+    def values(self, tensors: list[Any]) -> dict[str, Any]:
+        """Give the values of these tensors, as host arrays."""
+        found: dict[str, Any] = {}
+        wanted = []
+        feeds = {
+            p.name: x for p, x in zip(self.program.graph.inputs, self.program.feeds, strict=True)
+        }
+        for tensor in {t.name: t for t in tensors}.values():
+            if tensor.op.type == "Placeholder" and tensor.name in feeds:
+                if isinstance(feeds[tensor.name], tf.Tensor) and tensor.dtype != tf.resource:
+                    found[tensor.name] = probes.on_host(feeds[tensor.name])
+            elif tensor.op.type != "Placeholder":
+                wanted.append(tensor)
+        if wanted:
+            out = self._call(self._wrap(wanted, list))
+            found.update({t.name: probes.on_host(x) for t, x in zip(wanted, out, strict=True)})
+        return found
+
+
+def _behind(definition: Any, wanted: list[str]) -> Any:
+    """Cut a graph down to what some of its nodes are made of."""
+    nodes = {node.name: node for node in definition.node}
+    seen: set[str] = set()
+    todo = list(wanted)
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo += [x.lstrip("^").partition(":")[0] for x in nodes[name].input]
+    part = tf.compat.v1.GraphDef(versions=definition.versions, library=definition.library)
+    part.node.extend(node for node in definition.node if node.name in seen)
+    return part
+
+
+def _each_fine(found: list[Any]) -> Any:
+    """Tell of each tensor whether all of it is finite, whatever its shape was thought to be."""
+    if not found:
+        return tf.constant([True])
+    flat, axis = tf.constant([-1]), tf.constant([0])
+
+    def fine(x: Any) -> Any:
+        if x.dtype.is_complex:
+            return tf.logical_and(fine(tf.math.real(x)), fine(tf.math.imag(x)))
+        if x.dtype.name.startswith("float8"):
+            x = tf.cast(x, tf.float32)
+        # There are thousands of these: the plain operations are made faster.
+        whole = tf.raw_ops.IsFinite(x=tf.raw_ops.Reshape(tensor=x, shape=flat))
+        return tf.raw_ops.All(input=whole, axis=axis)
+
+    return tf.stack([fine(x) for x in found])
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Run graphs without TensorFlow's optimizer, which takes longer than the one run it is for."""
+    name = "disable_meta_optimizer"
+    before = tf.config.optimizer.get_experimental_options().get(name, False)
+    tf.config.optimizer.set_experimental_options({name: True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({name: before})

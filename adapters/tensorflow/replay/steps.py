@@ -1,0 +1,68 @@
+"""A step: how to run it again, and what its thread knows while it runs."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from anynan.tensorflow.read.frames import Frame
+from anynan.tensorflow.replay.reached import Began
+
+
+@dataclass
+class Step:
+    """Know how to run a step again.
+
+    Attributes:
+        fn: A compiled function, or a function that can be compiled.
+        args: Its arguments.
+        kwargs: Likewise.
+        kept: Variables as they were before the step.
+        layer: True where it is a layer that was called outside of every graph.
+        began: What its code could reach, as it was before the step; None if it was compiled.
+    """
+
+    fn: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    kept: list[tuple[Any, Any]] = field(default_factory=list)
+    layer: bool = False
+    began: Began | None = None
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Have Python's iterators keep what this step takes from them."""
+        if self.began is None:
+            yield
+            return
+        with self.began.lending(self.args, self.kwargs) as (self.args, self.kwargs):
+            yield
+
+
+@dataclass
+class State(threading.local):
+    """Hold what belongs to one thread."""
+
+    frame: Frame | None = None
+    tapes: int = 0
+    vectorised: bool = False
+    scaling: int = 0
+    replaying: bool = False
+    backward: bool = False
+    step: Step | None = None
+    depth: int = 0
+    outputs: list[tuple[Any, Any, str, str]] = field(default_factory=list)
+    gradients: Frame | None = None
+    open: bool = False
+    held: bool = False
+    updated: bool = False
+    after: bool = False
+    inline: bool = False
+    xla: bool = False
+    incoming: Any = None
+    seen: dict[Any, int] = field(default_factory=dict)
+
+    def collect(self, graph: Any) -> Frame:
+        """Begin to collect readings."""
+        return Frame(graph, self.replaying, xla=self.xla)

@@ -1,0 +1,266 @@
+"""What runs while it is watched: layers, gradients, compiled functions."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from anynan._steps.tracker import Tracker
+from anynan.options import Options
+from anynan.tensorflow.graphs.traces import Traces
+from anynan.tensorflow.read import readings
+from anynan.tensorflow.read.boards import Block, Boards, replica
+from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
+from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.replay.steps import State, Step
+from anynan.tensorflow.session.steps import Steps
+from anynan.tensorflow.session.updates import Updates
+
+STALE = (
+    "a tf.function that was traced before track() runs the tracked layers, and holds no check: "
+    "call track() before the function runs for the first time, or make the function anew"
+)
+NESTED_GRADIENT = (
+    "the forward pass ran in a tf.function of its own inside the tape: the gradients of its "
+    "weights are read, those of its layers' outputs are not"
+)
+FULL = (
+    "the step was traced so often on several replicas that there is no room for more readings: "
+    "the last traces of it are not read"
+)
+VECTORISED = "GradientTape.jacobian is vectorised: what goes on inside of it is not read"
+INSIDE = "runs inside a loop or a branch of the graph: it is read where that ends"
+
+
+class Calls:
+    """Read what leaves layers, gradients and compiled functions.
+
+    Args:
+        tracker: Is told what cannot be read.
+        options: What is wanted.
+        layers: What is watched.
+        traces: The graphs known.
+        boards: Hold what graphs write.
+        state: What this thread knows.
+        steps: Begins and ends steps.
+        updates: Knows the loss scaler.
+        keras: True where layers of Keras are among them.
+        inner: True to read the gradients of layers' outputs in graphs, too.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        options: Options,
+        layers: Layers,
+        traces: Traces,
+        boards: Boards,
+        state: State,
+        steps: Steps,
+        updates: Updates,
+        *,
+        keras: bool,
+        inner: bool,
+    ) -> None:
+        self._tracker, self._options, self._layers = tracker, options, layers
+        self._traces, self._boards, self._state = traces, boards, state
+        self._steps, self._updates = steps, updates
+        self._keras, self._inner = keras, inner
+        # Functions that hold checks, and those that were asked for tracked weights.
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    # Layers.
+
+    def layer(
+        self, run: Callable[..., Any], layer: Any, path: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a layer, and read what comes out."""
+        state, graph = self._state, here()
+        outer = state.frame
+        if self._builds(graph, outer, args, kwargs):
+            return run(*args, **kwargs)
+        if outer is not None and outer.graph is not graph and is_loop(graph):
+            self._inside(path)
+            return run(*args, **kwargs)
+        fresh = outer is None or outer.graph is not graph
+        frame = state.collect(graph) if fresh or outer is None else outer
+        if fresh:
+            state.frame = frame
+            if graph is None and outer is None:
+                self._enter_root(layer, args, kwargs)
+        try:
+            if fresh and (path == "" or outer is None):
+                self._inputs(frame, layer, args, kwargs)
+            if graph is None:
+                out = run(*args, **kwargs)
+            else:
+                with self._traces.of(graph).inside(graph, layer, path):
+                    out = run(*args, **kwargs)
+            if path in self._layers.chosen:
+                for label, x in tensors(out, "output"):
+                    frame.take(x, path, "forward", label)
+                    if state.tapes:
+                        state.outputs.append((graph, x, path, label))
+        finally:
+            if fresh:
+                state.frame = outer
+        if fresh:
+            self.flush(frame, backward=False)
+        return out
+
+    def _builds(self, graph: Any, outer: Frame | None, args: Any, kwargs: Any) -> bool:
+        """Tell whether Keras only finds out shapes, here or in the call that begins."""
+        while graph is not None and is_loop(graph):
+            graph = graph.outer_graph
+        if graph is not None:
+            # A function that is traced meanwhile may be called on numbers later.
+            return "scratch_graph" in str(getattr(graph, "name", ""))
+        if not self._keras or outer is not None:
+            return False
+        from anynan.keras.layers import is_symbolic, symbolic
+
+        return symbolic() or is_symbolic(args, kwargs)
+
+    def _inside(self, path: str) -> None:
+        if path not in self._layers.looped:
+            self._layers.looped.add(path)
+            if path in self._layers.chosen:
+                self._tracker.judge.remark(f"{path or 'the model'} {INSIDE}")
+
+    def _inputs(
+        self, frame: Frame, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        for name, value in named_arguments(layer, args, kwargs).items():
+            for label, x in tensors(value, name):
+                frame.take(x, None, "input", label)
+
+    def _enter_root(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Open a step where a model is called outside of every graph."""
+        state = self._state
+        if state.open and (state.depth or state.held):  # a part of a step that is more
+            return
+        if self._steps.over():
+            self._steps.end()
+        self._steps.follow(self._steps.of(layer, args, kwargs, updates=False, layer=True))
+
+    def flush(self, frame: Frame, *, backward: bool) -> None:
+        """Write what a frame collected: into the graph, or have it judged at once."""
+        if not frame.spots:
+            return
+        state = self._state
+        if frame.graph is not None:
+            trace = self._traces.of(frame.graph)
+            if state.replaying:
+                trace.blocks.append(Block(-1, frame.spots, frame.order, backward))
+                return
+            block = self._boards.write(frame, backward=backward)
+            if block is None:
+                self._tracker.judge.say(FULL)
+            elif not replica():
+                trace.blocks.append(block)
+            return
+        if state.replaying:
+            return
+        places = self._steps.places(frame.spots)
+        self._steps.judge(places, readings.exact(frame.tensors).numpy(), frame.tensors)
+        if not backward and not state.tapes and not state.depth and not state.held:
+            self._steps.end()
+
+    # Gradients.
+
+    def gradient(
+        self, run: Callable[..., Any], target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Ask for the gradients of the layers' outputs too, and read all of them."""
+        state, graph = self._state, here()
+        flat = tf.nest.flatten(sources)
+        mine = [(i, name) for i, x in enumerate(flat) if (name := self._layers.weights.name(x))]
+        if not mine or not self._options.backward:
+            return run(target, sources, *args, **kwargs)
+        if state.vectorised:
+            self._tracker.judge.say(VECTORISED)
+            return run(target, sources, *args, **kwargs)
+        held = [item for item in state.outputs if item[0] is graph]
+        if not held and state.outputs:
+            self._tracker.judge.remark(NESTED_GRADIENT)
+        found = run(target, [flat, [item[1] for item in held]], *args, **kwargs)
+        grads, of_outputs = found
+        frame = state.collect(graph)
+        for label, x in tensors(target, "loss"):
+            if x.dtype != tf.float16 or self._updates.scaler is None:
+                frame.take(x, None, "loss", label)
+        for (_, _, path, label), grad in zip(reversed(held), reversed(of_outputs), strict=True):
+            for _, x in tensors(grad, ""):
+                name = f"grad of {label}" if label != "output" else "grad"
+                frame.take(x, path, "backward", name, read=graph is None or self._inner)
+        for i, name in reversed(mine):  # in the order in which they are made
+            for _, x in tensors(grads[i], ""):
+                frame.take(
+                    x, self._layers.weights.layer(name), "backward",
+                    f"grad of {name.rpartition('.')[2]}", name,
+                )  # fmt: skip
+        if graph is None:
+            state.backward = True
+            state.incoming = [
+                grad for item, grad in zip(held, of_outputs, strict=True) if item[2] == ""
+            ]
+        self.flush(frame, backward=True)
+        state.gradients = None if graph is None else frame
+        return tf.nest.pack_sequence_as(sources, grads)
+
+    # Compiled functions.
+
+    def function(self, run: Callable[..., Any], fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a compiled function from outside, and read what it wrote."""
+        state = self._state
+        if state.replaying:
+            return run(*args, **kwargs)
+        known = fn in self._known
+        kept = self._steps.keep() if known or fn not in self._asked else []
+        self._boards.ready()
+        count = fn.experimental_get_tracing_count()
+        out = self.compiling(run, fn, *args, **kwargs)
+        state.gradients = None
+        if not state.tapes:
+            state.outputs = []
+        written = self._boards.read()
+        if not written:
+            self._ask(fn, count, args, kwargs)
+            return out
+        self._known.add(fn)
+        forward_only = not any(block.backward for block, _ in written)
+        if self._steps.over():
+            self._steps.end()
+        self._steps.follow(Step(fn, args, kwargs, kept))
+        state.backward = state.backward or not forward_only
+        weights = self._layers.weights.trainable
+        state.updated = state.updated or any(
+            self._traces.writes(block, weights) for block, _ in written
+        )
+        self._steps.judge_all(written)
+        if not (forward_only and state.tapes) and not state.depth and not state.held:
+            self._steps.end()
+        return out
+
+    def compiling(self, run: Callable[..., Any], fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a compiled function, and know meanwhile whether XLA compiles what is traced."""
+        state = self._state
+        before, state.xla = state.xla, state.xla or bool(getattr(fn, "_jit_compile", False))
+        try:
+            return run(*args, **kwargs)
+        finally:
+            state.xla = before
+
+    def _ask(self, fn: Any, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find out, once, whether a function without checks ran the tracked weights."""
+        if fn in self._asked or not count:
+            return
+        self._asked.add(fn)
+        try:
+            graph = fn.get_concrete_function(*args, **kwargs).graph
+        except Exception:  # noqa: BLE001  what cannot be asked is not ours
+            return
+        if any(self._layers.weights.name(v) for v in graph.variables):
+            self._tracker.judge.say(STALE)

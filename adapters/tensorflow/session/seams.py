@@ -1,0 +1,219 @@
+"""The classes that watching changes while anything is tracked, and how they are put back."""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from anynan.tensorflow.replay import nested
+
+if TYPE_CHECKING:
+    from anynan.tensorflow.session.session import Session
+
+_ABSENT = object()
+
+
+class Seams:
+    """Change classes while anything is tracked, and put them back.
+
+    Attributes:
+        sessions: Who watches.
+        layers: A layer's id -> who watches it, under which path.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self.layers: dict[int, list[tuple[weakref.ref[Any], Session, str]]] = {}
+        self._changed: list[tuple[type, str, Any]] = []
+
+    def install(self, session: "Session", layers: dict[str, Any]) -> None:
+        """Watch these layers for a session; change classes if it is the first."""
+        if session not in self.sessions:
+            self.sessions.append(session)
+        first: set[int] = set()
+        for path, layer in layers.items():
+            if id(layer) not in first:  # a shared layer goes by its first path
+                first.add(id(layer))
+                held = self.layers.setdefault(id(layer), [])
+                held[:] = [entry for entry in held if entry[0]() is layer]
+                held.append((weakref.ref(layer), session, path))
+        for owner in dict.fromkeys(_caller(type(layer)) for layer in layers.values()):
+            self._change(owner, "__call__", _layer_call)
+        if any(name == "gradient" for _, name, _ in self._changed):
+            return
+        for name, make in (("gradient", _gradient), ("jacobian", _jacobian)):
+            self._change(tf.GradientTape, name, make)
+        self._change(tf.GradientTape, "batch_jacobian", _jacobian)
+        self._change(tf.GradientTape, "__enter__", _enter)
+        self._change(tf.GradientTape, "__exit__", _exit)
+        self._change(type(tf.function(_nothing)), "__call__", _function_call)
+
+    def install_keras(self, keras: Any) -> None:
+        """Change what Keras trains with."""
+        self._change(keras.optimizers.Optimizer, "apply", _apply)
+        self._change(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
+        for name in ("make_train_function", "make_test_function", "make_predict_function"):
+            self._change(keras.Model, name, functools.partial(_make_function, name=name))
+
+    def uninstall(self, session: "Session") -> None:
+        """Forget a session; after the last one every class is as it was."""
+        if session in self.sessions:
+            self.sessions.remove(session)
+        for key, held in list(self.layers.items()):
+            held[:] = [
+                entry for entry in held if entry[1] is not session and entry[0]() is not None
+            ]
+            if not held:
+                del self.layers[key]
+        if self.sessions:
+            return
+        while self._changed:
+            owner, name, before = self._changed.pop()
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+    def _change(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+        if any(held is owner and known == name for held, known, _ in self._changed):
+            return
+        before = vars(owner).get(name, _ABSENT)
+        original = getattr(owner, name)
+        made = tf.autograph.experimental.do_not_convert(make(original))
+        functools.update_wrapper(made, original)
+        self._changed.append((owner, name, before))
+        setattr(owner, name, made)
+
+
+SEAMS = Seams()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _caller(cls: type) -> type:
+    """Give the class whose ``__call__`` runs the layers of a class."""
+    return next(owner for owner in cls.__mro__ if "__call__" in vars(owner))
+
+
+# What stands in for the methods.
+
+
+def _layer_call(original: Any) -> Any:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        run = functools.partial(original, self)
+        for ref, session, path in SEAMS.layers.get(id(self), ()):
+            if ref() is self and not session.paused:
+                run = functools.partial(session.calls.layer, run, self, path)
+        return run(*args, **kwargs)
+
+    return __call__
+
+
+def _gradient(original: Any) -> Any:
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(original, self)
+        for session in SEAMS.sessions:
+            if not session.paused:
+                run = functools.partial(session.calls.gradient, run)
+        return run(target, sources, *args, **kwargs)
+
+    return gradient
+
+
+def _jacobian(original: Any) -> Any:
+    def jacobian(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = [session.state for session in SEAMS.sessions]
+        before = [state.vectorised for state in found]
+        for state in found:
+            state.vectorised = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            for state, flag in zip(found, before, strict=True):
+                state.vectorised = flag
+
+    return jacobian
+
+
+def _enter(original: Any) -> Any:
+    def __enter__(self: Any) -> Any:  # noqa: N807
+        for session in SEAMS.sessions:
+            state = session.state
+            if not state.tapes:
+                state.outputs = []
+            state.tapes += 1
+        return original(self)
+
+    return __enter__
+
+
+def _exit(original: Any) -> Any:
+    def __exit__(self: Any, *details: Any) -> Any:  # noqa: N807
+        for session in SEAMS.sessions:
+            state = session.state
+            state.tapes = max(0, state.tapes - 1)
+        return original(self, *details)
+
+    return __exit__
+
+
+def _function_call(original: Any) -> Any:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        run = functools.partial(original, self)
+        inside = tf.inside_function()
+        if inside and any(session.state.inline for session in SEAMS.sessions):
+            return nested.call(self, args, kwargs)
+        for session in SEAMS.sessions:
+            if not session.paused:
+                call = session.calls.compiling if inside else session.calls.function
+                run = functools.partial(call, run, self)
+        return run(*args, **kwargs)
+
+    return __call__
+
+
+def _apply(original: Any) -> Any:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        run = functools.partial(original, self)
+        for session in SEAMS.sessions:
+            if not session.paused:
+                run = functools.partial(session.updates.apply, run, self)
+        return run(grads, trainable_variables)
+
+    return apply
+
+
+def _apply_scaled(original: Any) -> Any:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        found = [session.state for session in SEAMS.sessions]
+        for session, state in zip(SEAMS.sessions, found, strict=True):
+            session.updates.scaler = weakref.ref(self)
+            state.scaling += 1
+        try:
+            return original(self, grads, trainable_variables)
+        finally:
+            for state in found:
+                state.scaling -= 1
+
+    return apply
+
+
+def _make_function(original: Any, name: str) -> Any:
+    held = name.removeprefix("make_")
+
+    def make(self: Any, force: bool = False) -> Any:
+        before = getattr(self, held)
+        made = original(self, force)
+        function = getattr(self, held)
+        owners = [s for s in SEAMS.sessions if s.layers.model() is self]
+        if owners and function is not None and function is not before:
+            predicts = held == "predict_function"
+            wrap = owners[0].predictions if predicts else owners[0].batches
+            setattr(self, held, wrap(self, function))
+        return made
+
+    return make

@@ -1,0 +1,200 @@
+"""One tracked target: its parts, its life, what the core asks of it."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
+from anynan._diagnosis.lineage import Replay
+from anynan._readings.norms import Guard
+from anynan._readings.readings import Reading, Rows
+from anynan._steps.adapter import BaseAdapter
+from anynan._steps.tracker import Tracker
+from anynan.tensorflow.graphs.traces import Traces
+from anynan.tensorflow.read import probes, readings
+from anynan.tensorflow.read.boards import Boards
+from anynan.tensorflow.read.frames import Frame, tensors
+from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.read.spots import Spot
+from anynan.tensorflow.replay.replay import Replays
+from anynan.tensorflow.replay.steps import State
+from anynan.tensorflow.session.calls import Calls
+from anynan.tensorflow.session.seams import SEAMS
+from anynan.tensorflow.session.steps import Steps
+from anynan.tensorflow.session.updates import Updates
+
+
+class Session(BaseAdapter):
+    """Watch layers for one tracker.
+
+    Args:
+        layers: By path.
+        model: What was tracked, None for a function.
+        tracker: Judges.
+        keras: True where layers of Keras are among them.
+    """
+
+    backend = "tensorflow"
+
+    def __init__(
+        self,
+        layers: dict[str, Any],
+        model: Any,
+        tracker: Tracker,
+        *,
+        keras: bool = False,
+    ) -> None:
+        super().__init__(tracker)
+        options = self.options
+        self.paused = False
+        self._keras = keras
+        self.layers = Layers(layers, model, options)
+        weights = self.layers.weights
+        norms = Guard(options.policy).on
+        # What an update did to a weight is judged by the gradient it got.
+        sizes = norms or options.sizes or options.parameters
+        replicas = weights.replicas()
+        rows = 3 * len(layers) + 4 * len(weights.names) + 16
+        gated = options.action in ("raise", "skip") or options.patience > 0
+        self.state, traces = State(), Traces()
+        self._boards = Boards(rows, replicas, sizes=sizes)
+        self._replays = Replays(
+            self.layers, traces, self.state, tracker.judge.monitor, tracker.judge.rows, sizes=sizes
+        )
+        self.steps = Steps(
+            tracker, options, self.layers, self.state, self._replays,
+            norms=norms, sizes=sizes,
+            dropped=gated and replicas == 1,  # replicas update all the same
+        )  # fmt: skip
+        self.updates = Updates(weights, self._boards, traces, self.state, self.steps, gated=gated)
+        self.calls = Calls(
+            tracker, options, self.layers, traces, self._boards, self.state, self.steps,
+            self.updates, keras=keras,
+            # The gradients of outputs reach those of weights, and a replay finds the layer.
+            inner=sizes or not options.replay or replicas > 1,
+        )  # fmt: skip
+
+    # Life.
+
+    def start(self) -> Tracker:
+        """Begin to watch, until the tracker is removed or the model is gone."""
+        model = self.layers.model()
+        if model is not None:
+            weakref.finalize(model, _gone, weakref.ref(self)).atexit = False
+        return self.tracker.start(self)
+
+    def attach(self) -> None:
+        """Change the classes; look at the weights once."""
+        if self._keras:
+            import keras
+
+            SEAMS.install_keras(keras)
+        SEAMS.install(self, self.layers.alive())
+        self.renew()
+        self.attached(self._write_weight)
+
+    def _write_weight(self, worst: BadParameter, rows: Rows) -> None:
+        value = self.layers.weights.value(worst.name)
+        spot = Spot(
+            worst.layer, "parameter", worst.name.rpartition(".")[2], value.dtype.name,
+            probes.dtype_max(value.dtype), parameter=worst.name,
+        )  # fmt: skip
+        values = readings.exact([value]).numpy()
+        self.steps.places([spot]).fill(rows, values, {}, [value], norms=False)
+
+    def detach(self) -> None:
+        """Put the classes back; safe to call twice."""
+        SEAMS.uninstall(self)
+        self.renew()
+        state = self.state
+        state.frame, state.step, state.outputs, state.gradients = None, None, [], None
+
+    def batches(self, model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Leave a model's function as Keras made it."""
+        return function
+
+    def predictions(self, model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Leave a model's function as Keras made it."""
+        return function
+
+    def renew(self) -> None:
+        """Have the functions of the model traced anew: with the checks, or without them."""
+
+    def watched(self) -> list[str]:
+        """List the layers that ought to be read when they run."""
+        return self.layers.expected()
+
+    def set_paused(self, paused: bool) -> None:
+        """Stop reading; what was traced goes on writing its rows, and nobody looks."""
+        if paused:
+            self.read()
+        else:
+            self.renew()  # what was traced meanwhile holds no checks
+        self.paused = paused
+
+    def read(self) -> None:
+        """Read and judge what was written and not read."""
+        self.steps.judge_all(self._boards.read())
+
+    def finish(self) -> None:
+        """End the open step."""
+        self.read()
+        if self.tracker.judge.rows().lo:
+            self.steps.end()
+
+    # What the core asks for.
+
+    def replay(self, reading: Reading) -> Replay:
+        """Run the failing step again, operation by operation."""
+        step = self.state.step
+        if step is None:
+            msg = "this step is over, so it cannot be run again: the report stays at layer level"
+            raise ReplayError(msg)
+        return self._replays.replay(step)
+
+    def measure(self, value: Any) -> Summary:
+        """Summarise a tensor."""
+        return probes.measure(value)
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List the weights and buffers that are bad now."""
+        return self.updates.bad_parameters()
+
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
+        """List the rows of a batch that hold bad values."""
+        return probes.bad_rows(value)
+
+    def loss_scale(self) -> float | None:
+        """Give the loss scale in force."""
+        return self.updates.loss_scale()
+
+    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one step of a tracked function, read it and judge it."""
+        state, steps = self.state, self.steps
+        if state.depth or tf.inside_function():
+            return fn(*args, **kwargs)
+        step = steps.of(fn, args, kwargs)
+        steps.open(step)
+        with step.lending():
+            state.depth += 1
+            try:
+                out = fn(*step.args, **step.kwargs)
+                frame = Frame(None)
+                for label, x in tensors(out, "result"):
+                    frame.take(x, None, "loss", "loss" if label == "result" else label)
+                self.calls.flush(frame, backward=False)
+            finally:
+                state.depth -= 1
+                with self.tracker.judge.softly(on=False):
+                    steps.end()
+        return out
+
+
+def _gone(ref: "weakref.ref[Session]") -> None:
+    """Put the classes back when the model is gone."""
+    session = ref()
+    if session is not None and session.tracker.judge.adapter is session:
+        session.tracker.remove()

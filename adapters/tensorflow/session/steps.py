@@ -1,0 +1,189 @@
+"""Where steps begin and end, and what is judged in them."""
+
+from typing import Any
+
+from anynan._diagnosis.agreement import parting
+from anynan._diagnosis.evidence import ReplayError
+from anynan._readings.readings import Rows
+from anynan._steps.tracker import Tracker
+from anynan.errors import AnomalyError
+from anynan.options import Options
+from anynan.tensorflow.read.boards import Block
+from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.read.places import Places
+from anynan.tensorflow.read.spots import Spot
+from anynan.tensorflow.replay.reached import Reached
+from anynan.tensorflow.replay.replay import Replays
+from anynan.tensorflow.replay.steps import State, Step
+
+DIFFERS = (
+    "level='operation' runs each step a second time, and believes nothing of a second run that "
+    "saw other values than the first"
+)
+
+
+class Steps:
+    """Open and end this thread's steps, and have their readings judged.
+
+    Args:
+        tracker: Judges.
+        options: What is wanted.
+        layers: What is watched.
+        state: What this thread knows.
+        replays: Runs steps again.
+        norms: True to keep the norms of weights' gradients.
+        sizes: True where it is read under XLA, too, how large values are.
+        dropped: True where no bad update goes through.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        options: Options,
+        layers: Layers,
+        state: State,
+        replays: Replays,
+        *,
+        norms: bool,
+        sizes: bool,
+        dropped: bool,
+    ) -> None:
+        self._tracker, self._options, self._layers = tracker, options, layers
+        self._state, self._replays = state, replays
+        self._reached = Reached(layers)
+        self._norms, self._sizes, self._dropped = norms, sizes, dropped
+
+    # Beginnings.
+
+    def open(self, step: Step) -> None:
+        """Open this thread's step."""
+        state = self._state
+        state.open, state.backward, state.step, state.incoming = True, False, step, None
+        state.updated = False
+        state.seen.clear()
+        self._tracker.judge.rows()
+
+    def follow(self, step: Step) -> None:
+        """Open a step, or go on with the one that is open."""
+        state = self._state
+        if not state.open:
+            self.open(step)
+        elif not state.depth and not state.held:
+            state.step = step
+
+    def over(self) -> bool:
+        """Tell whether a call that begins now belongs to a step of its own."""
+        state = self._state
+        ended = state.backward or not state.tapes
+        return state.open and ended and not state.depth and not state.held
+
+    def keep(self, *, updates: bool = True) -> list[tuple[Any, Any]]:
+        """Hold what a replay needs of before the step: the buffers, or what an update changes."""
+        every = self._options.level == "operation"
+        return self._layers.weights.keep(all_of_them=every or (updates and not self._dropped))
+
+    def of(
+        self, fn: Any, args: Any, kwargs: Any, *, updates: bool = True, layer: bool = False
+    ) -> Step:
+        """Hold what a replay needs of a step that begins."""
+        kept, began = self.keep(updates=updates), None
+        if self._options.replay and not hasattr(fn, "get_concrete_function"):
+            began = self._reached.begin(fn, args, kwargs)
+            kept += began.variables
+        return Step(fn, args, kwargs, kept, layer=layer, began=began)
+
+    # Readings.
+
+    def rows(self) -> Rows:
+        """Give this thread's open step."""
+        return self._tracker.judge.rows()
+
+    def places(self, spots: list[Spot]) -> Places:
+        """Find what the core knows spots by."""
+        return Places.of(spots, self._tracker.judge.monitor)
+
+    def judge_all(self, written: list[tuple[Block, Any]]) -> None:
+        """Append what graphs wrote to the open step, and have it judged."""
+        for block, values in written:
+            if block.places is None:
+                block.places = self.places(block.spots)
+            if not block.backward and not self._sizes and self._options.replay:
+                self._replays.look_again(block, values)
+            self.judge(block.places, values, last=block is written[-1][0])
+
+    def judge(
+        self, places: Places, values: Any, arrays: list[Any] | None = None, *, last: bool = True
+    ) -> None:
+        """Append these readings to the open step; after the last of them have it judged."""
+        rows, state = self._tracker.judge.rows(), self._state
+        places.fill(rows, values, state.seen, arrays, norms=self._norms)
+        if not last:
+            return
+        try:
+            self._tracker.judge.review(rows)
+        except BaseException:
+            if not state.depth and not state.held:
+                with self._tracker.judge.softly():
+                    self.end()
+            raise
+
+    # Ends.
+
+    def end(self) -> None:
+        """Close this thread's step, and have what is left of it judged."""
+        state, tracker = self._state, self._tracker
+        updated, backward = state.updated, state.backward
+        state.open = state.held = state.backward = False
+        state.outputs = []
+        error = None
+        try:
+            if self._options.parameters and backward:
+                self._read_weights(updated=updated)
+        except AnomalyError as found:
+            error = found
+        rows = tracker.judge.close_step()
+        try:
+            if rows is not None:
+                if self._options.level == "operation" and rows.failed is None:
+                    self._every_operation(rows, state.step)
+                tracker.judge.settle(rows)
+                if rows.failed is not None and updated:
+                    tracker.judge.went_through(rows)
+                if rows.failed is None and rows.lo:
+                    tracker.judge.known_clean(rows.step)
+                    if updated and not self._options.parameters:
+                        tracker.judge.updated(rows.step)
+        finally:
+            state.step = None
+        if error is not None:
+            raise error
+
+    def _read_weights(self, *, updated: bool) -> None:
+        """Read every weight and buffer after a step that took gradients: one read more."""
+        state, rows = self._state, self._tracker.judge.rows()
+        if rows.failed is not None:
+            return
+        if updated:
+            self._tracker.judge.updated(rows.step)
+        spots, values = self._layers.weights.ends()
+        state.after = True
+        try:
+            self.judge(self.places(spots), values, last=False)
+            self._tracker.judge.review(rows)
+        finally:
+            state.after = False
+
+    def _every_operation(self, rows: Rows, step: Step | None) -> None:
+        """Run a step again that went well, and look at every operation of it."""
+        if step is None:
+            return
+        try:
+            seen = self._replays.replay(step, failed=False)
+        except ReplayError as error:
+            self._tracker.judge.say(f"level='operation' does not see every step: {error}")
+            return
+        parted = parting(rows, rows.reading(len(rows.lo) - 1), seen.passed) if rows.lo else None
+        if parted is not None:
+            self._tracker.judge.say(f"{DIFFERS}: {parted}")
+            return
+        self._tracker.judge.operations(rows, seen)

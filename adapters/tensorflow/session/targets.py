@@ -1,0 +1,93 @@
+"""What is in a target: the submodules of a module, the models that a function uses."""
+
+import inspect
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+
+def is_keras(target: Any) -> bool:
+    """Tell whether something is a layer or a model of Keras, without importing Keras."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(target, keras.layers.Layer)
+
+
+def modules_of(module: Any) -> dict[str, Any]:
+    """Give a module's callable submodules by path: its attributes' names, joined by dots."""
+    found = {"": module}
+    seen = {id(module)}
+    todo = [("", module)]
+    while todo:
+        prefix, outer = todo.pop(0)
+        for name, child in _children(outer):
+            if id(child) in seen:
+                continue
+            seen.add(id(child))
+            path = f"{prefix}.{name}" if prefix else name
+            todo.append((path, child))
+            found[path] = child
+    return found
+
+
+def _children(module: Any) -> list[tuple[str, Any]]:
+    found = []
+    for name, value in vars(module).items():
+        if name.startswith("_self_"):  # TensorFlow's own list of the same modules
+            continue
+        items: list[tuple[str, Any]] = [(name, value)]
+        if isinstance(value, list | tuple):
+            items = [(f"{name}.{i}", item) for i, item in enumerate(value)]
+        elif isinstance(value, dict):
+            items = [(f"{name}.{key}", item) for key, item in value.items()]
+        found += [(key, item) for key, item in items if isinstance(item, tf.Module)]
+    return found
+
+
+def layers_in(fn: Any) -> tuple[dict[str, Any], bool]:
+    """Give the layers of the models that a function uses, and whether any is Keras's."""
+    layers: dict[str, Any] = {}
+    found = models_in(fn)
+    keras = False
+    for name, model in found.items():
+        if is_keras(model):
+            from anynan.keras.layers import layers_of
+
+            keras, inside = True, layers_of(model)
+        else:
+            inside = modules_of(model)
+        for path, layer in inside.items():
+            whole = path if len(found) == 1 else f"{name}.{path}" if path else name
+            layers[whole] = layer
+    return layers, keras
+
+
+def variables_in(fn: Any) -> list[tuple[str, Any]]:
+    """List the variables that a function uses by name."""
+    return [(name, x) for name, x in names_in(fn).items() if isinstance(x, tf.Variable)]
+
+
+def names_in(fn: Any) -> dict[str, Any]:
+    """Give what a function's names mean: in its closure and its globals."""
+    python = getattr(fn, "python_function", fn)
+    try:
+        names = inspect.getclosurevars(getattr(python, "__wrapped__", python))
+    except TypeError:
+        return {}
+    return {**names.globals, **names.nonlocals}
+
+
+def models_in(fn: Any) -> dict[str, Any]:
+    """Find the models that a function uses: in its closure and its globals."""
+    python = getattr(fn, "python_function", fn)
+    python = getattr(python, "__wrapped__", python)
+    found: dict[str, Any] = {}
+    owner = getattr(python, "__self__", None)
+    if isinstance(owner, tf.Module) or is_keras(owner):
+        found[type(owner).__name__] = owner
+    for name, value in names_in(fn).items():
+        module = isinstance(value, tf.Module) and not isinstance(value, tf.Variable)
+        runs = value.built if is_keras(value) else module and callable(value)
+        if runs and not any(value is known for known in found.values()):
+            found[name] = value
+    return found

@@ -1,0 +1,157 @@
+"""What happens around an optimizer's update of tracked weights."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter
+from anynan._readings.readings import Rows
+from anynan.tensorflow.graphs.traces import Traces
+from anynan.tensorflow.read import probes, readings
+from anynan.tensorflow.read.boards import Boards
+from anynan.tensorflow.read.frames import here, tensors
+from anynan.tensorflow.read.spots import SCOPE
+from anynan.tensorflow.read.weights import Weights, raw, read
+from anynan.tensorflow.replay.steps import State
+from anynan.tensorflow.session.steps import Steps
+
+
+class Updates:
+    """Know the optimizers of tracked weights, and let no update through that is not wanted.
+
+    Args:
+        weights: The weights.
+        boards: Reads gradients in a graph.
+        traces: The graphs known.
+        state: What this thread knows.
+        steps: Ends a step where an update does.
+        gated: True where bad gradients are not to change a weight.
+
+    Attributes:
+        scaler: The loss scaler, None if there is none.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        boards: Boards,
+        traces: Traces,
+        state: State,
+        steps: Steps,
+        *,
+        gated: bool,
+    ) -> None:
+        self._weights, self._boards, self._traces = weights, boards, traces
+        self._state, self._steps, self._gated = state, steps, gated
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.scaler: weakref.ref[Any] | None = None
+
+    def apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
+        """Update the weights; where bad gradients are not wanted, under a condition."""
+        state, graph = self._state, here()
+        known = optimizer._trainable_variables if variables is None else list(variables)
+        if not any(self._weights.name(v) for v in known):
+            return run(grads, variables)
+        grads = list(grads)
+        self._optimizers.add(optimizer)
+        if graph is None:
+            if state.replaying or self._steps.rows().skip:
+                return None
+            out = run(grads, known)
+            state.updated = True
+            if state.open and not state.depth and not state.held:
+                self._steps.end()
+            return out
+        scope = tf.get_current_name_scope()
+        base = f"{scope}/{optimizer.name}" if scope else optimizer.name
+        self._traces.of(graph).updates.add(base)
+        spread = tf.distribute.get_strategy().num_replicas_in_sync > 1
+        # A loss scaler drops bad updates itself, and replicas may not meet inside of a condition.
+        if not self._gated or state.scaling or spread or state.replaying:
+            return run(grads, known)
+        if not optimizer.built:
+            optimizer.build(known)
+        checked = [x for grad in grads for _, x in tensors(grad, "")]
+        if not checked:
+            return run(grads, known)
+        with tf.name_scope(SCOPE):
+            fine = self._fine(graph, checked)
+        state.gradients = None
+
+        def update() -> Any:
+            run(grads, known)
+            return tf.constant(True)
+
+        tf.cond(fine, update, lambda: tf.constant(False))
+        return None
+
+    def _fine(self, graph: Any, checked: list[Any]) -> Any:
+        """Tell, as a tensor, whether gradients are finite; what was read is not read again."""
+        frame = self._state.gradients
+        known: dict[int, int] = {}
+        rows = None if frame is None or frame.graph is not graph else frame.rows
+        if frame is not None and rows is not None:
+            known = {id(x): i for i, x in enumerate(frame.tensors)}
+        places = [known[id(x)] for x in checked if id(x) in known]
+        changed = [x for x in checked if id(x) not in known]
+        found = []
+        if changed:
+            found.append(readings.all_fine(self._boards.look(changed, xla=self._state.xla)))
+        if places:
+            found.append(readings.all_fine(tf.gather(rows, places)))
+        return tf.reduce_all(found)
+
+    def loss_scale(self) -> float | None:
+        """Give the loss scale in force."""
+        scaler = None if self.scaler is None else self.scaler()
+        if scaler is None or not scaler.built:
+            return None
+        return float(np.asarray(scaler.dynamic_scale))
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List the weights and buffers that are bad, with what the optimizers keep for them.
+
+        What the step itself made of them explains none of its readings: where they were kept they
+        are judged as they were before it.
+        """
+        state = self._state
+        rows = self._steps.rows() if state.after else None
+        kept = [] if state.after or state.step is None else state.step.kept
+        found = []
+        for item in self._weights.bad(kept):
+            held = self._kept_for(self._weights.variable(item.name))
+            gradient = None if rows is None else _gradient(rows, item)
+            found.append(replace(item, state=held, gradient=gradient))
+        return found
+
+    def _kept_for(self, weight: Any) -> dict[str, Summary]:
+        """Measure what the optimizers keep for a weight, under their own names."""
+        found = {}
+        for optimizer in self._optimizers:
+            mine = next((v for v in optimizer._trainable_variables if raw(v) is weight), None)
+            if mine is None:
+                continue
+            prefix = f"{mine.path.replace('/', '_')}_"
+            for variable in optimizer.variables:
+                name = variable.path.rpartition("/")[2]
+                held = raw(variable)
+                if name.startswith(prefix) and held is not None:
+                    found[name.removeprefix(prefix)] = probes.measure(read(held))
+        return found
+
+
+def _gradient(rows: Rows, item: BadParameter) -> Summary | None:
+    """Give what this step read of a weight's gradient: its ends."""
+    for order, site in enumerate(rows.sites):
+        if site.parameter == item.name and site.phase == "backward":
+            lo, hi = rows.lo[order], rows.hi[order]
+            return replace(
+                item.summary, nan=0, posinf=0, neginf=0, zero=0, subnormal=0, min=lo, max=hi,
+                absmax=max(abs(lo), abs(hi)), mean=None, rms=None, first_bad=None,
+            )  # fmt: skip
+    return None
