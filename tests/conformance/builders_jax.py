@@ -23,6 +23,10 @@ class Ops:
         self.softmax = functools.partial(jax.nn.softmax, axis=-1)
         self.stop_gradient = jax.lax.stop_gradient
         self.array = functools.partial(jnp.array, dtype=None)
+        self.log_softmax = functools.partial(jax.nn.log_softmax, axis=-1)
+        self.logit, self.xlogy = jax.scipy.special.logit, jax.scipy.special.xlogy
+        self.rsqrt, self.lgamma = jax.lax.rsqrt, jax.lax.lgamma
+        self.sample_var = functools.partial(jnp.var, ddof=1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._space.xp, name)
