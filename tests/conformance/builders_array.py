@@ -1,5 +1,6 @@
 """How ``anynan.track`` runs the programs of ``recipes_operations``: array code, forward only."""
 
+import functools
 from typing import Any
 
 import anynan
@@ -10,6 +11,7 @@ BACKENDS = (Backend.NUMPY, Backend.STRICT, Backend.TORCH_STANDARD, Backend.JAX, 
 
 # What is varied, and the options of ``track`` for it.
 VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step": {"read": "step"}}
+CAUSE_VARIANTS = {"immediate": VARIANTS["immediate"]}
 
 # Recipes that array code cannot follow, and why.
 _BACKWARD = "array code has no gradients of its own"
@@ -29,6 +31,7 @@ class Ops:
     def __init__(self, space: Space) -> None:
         self._space = space
         self._xp: Any = anynan.namespace(space.xp)
+        self.sample_var = functools.partial(self._xp.var, correction=1.0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._xp, name)

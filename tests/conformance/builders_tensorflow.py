@@ -16,11 +16,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "graph": {"compiled": False},
     "xla": {"compiled": True},
 }
+CAUSE_VARIANTS = {"graph": VARIANTS["graph"]}
 
 # Recipes that TensorFlow, or one way of running it, cannot follow, and why.
 DIFFERENCES = {
-    "where_gradient_trap": "TensorFlow's own kernel takes the slope of a square root for 0 where "
-    "the gradient that comes in is 0; XLA's does not: keras_adapter/test_causes.py",
+    **dict.fromkeys(
+        ["where_gradient_trap[eager]", "where_gradient_trap[graph]"],
+        "TensorFlow's own kernel takes the slope of a square root for 0 where the gradient that "
+        "comes in is 0; XLA's does not",
+    ),
     "near_the_end_of_the_dtype[graph]": "TensorFlow's graph optimizer moves the factor, and makes "
     "a NaN that is not in the code: keras_adapter/test_trouble.py",
 }
@@ -35,6 +39,13 @@ class Ops:
         self.where, self.isnan, self.matmul = tf.where, tf.math.is_nan, tf.matmul
         self.concat, self.softmax = tf.concat, functools.partial(tf.nn.softmax, axis=-1)
         self.stop_gradient, self.array = tf.stop_gradient, tf.constant
+        self.log1p, self.atanh, self.acosh, self.sin = tf.math.log1p, tf.atanh, tf.acosh, tf.sin
+        self.xlogy, self.rsqrt, self.lgamma = tf.math.xlogy, tf.math.rsqrt, tf.math.lgamma
+        self.remainder, self.atan2, self.mean = tf.math.floormod, tf.atan2, tf.reduce_mean
+        self.log_softmax = functools.partial(tf.nn.log_softmax, axis=-1)
+        self.astype, self.float32, self.linalg = tf.cast, tf.float32, tf.linalg
+        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+        self.losses_of_class_1 = functools.partial(cross_entropy, [1])
 
 
 class Program:

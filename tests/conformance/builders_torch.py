@@ -12,6 +12,12 @@ from tests.conformance.recipes_operations import StepRecipe
 
 # What is varied, and the options of ``track`` for it.
 VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step": {"read": "step"}}
+# The causes also where a model is tracked, not a step.
+CAUSE_VARIANTS: dict[str, dict[str, Any]] = {**VARIANTS, "model": {"model": True}}
+
+DIFFERENCES = {
+    "placed[model]": "where a model is tracked its loss is not read, and an infinity may leave it",
+}
 
 
 class Ops:
@@ -23,6 +29,13 @@ class Ops:
         self.softmax = functools.partial(torch.softmax, dim=-1)
         self.stop_gradient = Tensor.detach
         self.array = functools.partial(torch.tensor, device=space.device)
+        self.log_softmax = functools.partial(nn.functional.log_softmax, dim=-1)
+        target = torch.tensor([1], device=space.device)
+        self.losses_of_class_1 = functools.partial(nn.functional.cross_entropy, target=target)
+        self.logit, self.xlogy, self.rsqrt = torch.logit, torch.xlogy, torch.rsqrt
+        self.lgamma, self.linalg, self.astype = torch.lgamma, torch.linalg, Tensor.to
+        self.var = functools.partial(torch.var, correction=0)
+        self.sample_var = torch.var
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._space.xp, name)
@@ -49,7 +62,9 @@ class Layer(nn.Module):
 class Program:
     """A step over three layers, tracked."""
 
-    def __init__(self, recipe: StepRecipe, space: Space, **options: Any) -> None:
+    def __init__(
+        self, recipe: StepRecipe, space: Space, *, model: bool = False, **options: Any
+    ) -> None:
         self.space, self.dtype = space, recipe.dtype
         ops = Ops(space)
         self.weight = space.array([1.0], recipe.dtype)
@@ -68,11 +83,12 @@ class Program:
             loss.backward()
             return loss
 
-        self.tracker: anynan.Tracker = anynan.torch.track(step, **options)
+        self.tracker: anynan.Tracker = anynan.torch.track(net if model else step, **options)
+        self.run = step if model else self.tracker
 
     def step(self, values: Any) -> None:
         """Run one step."""
-        self.tracker(self.space.array(values, self.dtype))
+        self.run(self.space.array(values, self.dtype))
 
     def spoil(self) -> None:
         """Write NaN into the weight, between two steps."""

@@ -7,8 +7,8 @@ last axis), ``stop_gradient``, and ``array(values)``, which makes a constant. Th
 ends in ``# bad``. How a program is built and tracked is each backend's own: ``builders_torch``.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from anynan.events import Kind, Phase, Severity
@@ -49,6 +49,7 @@ class StepRecipe:
         dtype: Data type of the input and the weight.
         spoiled: The weight turns NaN before this step.
         contained: Operation that a watch of every operation shows as contained.
+        but: What is expected otherwise with some builders.
     """
 
     name: str
@@ -68,6 +69,7 @@ class StepRecipe:
     dtype: str = "float32"
     spoiled: int | None = None
     contained: str | None = None
+    but: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def culprit(self) -> Callable[[Any, Any], Any]:

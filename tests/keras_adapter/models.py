@@ -21,5 +21,6 @@ class Root(keras.layers.Layer):
 
 
 def compiled(model, **options):
-    model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", **options)
+    # Plain SGD: what Adam adds to a graph, for each weight, takes longest to trace and compile.
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse", **options)
     return model

@@ -243,7 +243,8 @@ def train(action):
             keras.layers.Dense(3, activation="softmax"),
         ]
     )
-    model.compile("adam", "sparse_categorical_crossentropy")
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)  # with a state of its own
+    model.compile(optimizer, "sparse_categorical_crossentropy")
     tracker = None if action is None else anynan.keras.track(model, action=action)
     x = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
     history = model.fit(x, np.arange(12) % 3, batch_size=4, epochs=2, verbose=0).history
@@ -266,7 +267,7 @@ def test_record_does_what_would_have_happened():
             x = keras.layers.BatchNormalization()(keras.layers.Dropout(0.5)(x))
         x = models.Block(Root(name="inner"), name="block")(x)
         model = keras.Model(inputs, keras.layers.Dense(1, name="last")(x))
-        model.compile("adam", "mse", metrics=["mae"])
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
         zero(model)
         more = {"keep_inputs": True} if BACKEND == "jax" else {}
         tracker = None if action is None else anynan.keras.track(model, action=action, **more)
@@ -411,7 +412,7 @@ def changed():
 def test_remove_leaves_nothing_and_copies_are_not_tracked(tmp_path):
     before = changed()
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="first")])
-    model.compile("adam", "mse")
+    model.compile("sgd", "mse")
     model.fit(*data(), verbose=0)
     held = {name: model.__dict__[name] for name in ("train_function", "test_function")}
     tracker = anynan.keras.track(model)
@@ -496,6 +497,9 @@ def test_monitor(action):
 @pytest.mark.parametrize(("fixed", "said"), [(False, "Found at step"), (True, "no reading went")])
 def test_demo(fixed, said, capsys, monkeypatch):
     monkeypatch.setattr(demo, "EPOCH", 4)  # an empty paragraph comes soon
+    # Most of the time goes into compiling the updates.
+    monkeypatch.setattr(keras.optimizers, "AdamW", keras.optimizers.SGD)
+    monkeypatch.setattr(demo, "WIDTH", 8)
     asked = ["demo", "--framework", "keras", "--bug", "mask"]
     assert main([*asked, "--fixed", "--steps", "5"] if fixed else asked) == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Every cause that PyTorch can produce, produced for real.
+"""Causes that PyTorch produces beyond those of tests/conformance/recipes_causes.py.
 
 Most faults below are the body of a layer: ``Net`` calls it on weighted inputs, and the line at
 fault ends in ``# bad``. The rest are training loops. Each must give the layer, the phase, the
@@ -25,6 +25,7 @@ import anynan
 from anynan import AnomalyError, Event, Policy
 from anynan._diagnosis.causes import RULES
 from anynan.events import Kind, Phase
+from tests.conformance.recipes_causes import produced as conformance
 
 INF = math.inf
 
@@ -118,37 +119,10 @@ def fault(
 # Logarithms.
 
 
-@fault("log_of_zero", "log", "log(0.0) at [0, 0]", x=[[0, 200]], kind="neginf", then="multiply")
-def entropy(x: Tensor) -> Tensor:
-    p = x.softmax(-1)
-    logs = p.log()  # bad
-    return -(p * logs).sum(-1)
-
-
-@fault("log_of_zero", "log1p", "log1p(-1.0) at [0, 1]", x=[[0.5, 1]], kind="neginf")
-def log1p_of_minus_one(x: Tensor) -> Tensor:
-    return torch.log1p(-x)  # bad
-
-
-@fault("log_of_negative", "log", "log(-0.3) at [0, 1]", x=[[0.5, -0.3]])
-def log_of_negative(x: Tensor) -> Tensor:
-    return torch.log(x)  # bad
-
-
-@fault("log_gradient_at_zero", "xlogy", "log(0.0) at [0, 1]", x=[[0.5, 0]], phase="backward")
-def entropy_without_forward_nan(x: Tensor) -> Tensor:
-    return -torch.xlogy(x, x).sum(-1)  # bad
-
-
 @fault("slope_overflow", "log", "the input is 1.001e-42 at [0, 1]", x=[[1, 1e-30]],
        phase="backward", kind="posinf")  # fmt: skip
 def log_next_to_zero(x: Tensor) -> Tensor:
     return torch.log(x * 1e-12)  # bad
-
-
-@fault("logit_of_zero_or_one", "logit", "logit(1.0) at [0, 0]", x=[[1, 0.5]], kind="posinf")
-def logit(x: Tensor) -> Tensor:
-    return x.logit()  # bad
 
 
 @fault("binary_cross_entropy_saturated", "binary_cross_entropy", "a prediction is 1.0 at [0, 0]",
@@ -172,47 +146,9 @@ def divergence_of_masked_scores(x: Tensor) -> Tensor:
 # Division.
 
 
-@fault("divide_by_zero", "divide", "0.0 / 0.0 at [1, 0], 2 zero divisors", x=[[1, 2], [0, 0]])
-def zero_by_zero(x: Tensor) -> Tensor:
-    return x / x.sum(-1, keepdim=True).expand(2, 2)  # bad
-
-
-@fault("divide_by_zero", "divide", "1.0 / 0.0 at [0, 1]", x=[[1, 0]], kind="posinf")
-def number_by_zero(x: Tensor) -> Tensor:
-    return (x + 1) / x  # bad
-
-
 @fault("divide_by_zero", "reciprocal", "reciprocal(0.0) at [0, 1]", x=[[1, 0]], kind="posinf")
 def one_by_zero(x: Tensor) -> Tensor:
     return 1 / x  # bad
-
-
-@fault("divide_by_zero", "rsqrt", "rsqrt(0.0) at [0, 1]", x=[[1, 0]], kind="posinf")
-def rsqrt_of_zero(x: Tensor) -> Tensor:
-    return x.rsqrt()  # bad
-
-
-@fault("inf_over_inf", "divide", "inf / inf at [0, 0]", x=[[1, 2]])
-def inf_over_inf(x: Tensor) -> Tensor:
-    distances = torch.full_like(x, INF)
-    return x * (distances / distances)  # bad
-
-
-@fault("remainder_by_zero", "remainder", "1.0 % 0.0 at [0, 1]", x=[[1, 1]])
-def remainder(x: Tensor) -> Tensor:
-    return torch.remainder(x, torch.tensor([2.0, 0.0]))  # bad
-
-
-@fault("epsilon_underflow", "divide", "1e-08 rounds to 0 in float16", x=[[1, 0]],
-       dtype=torch.float16)  # fmt: skip
-def lost_epsilon(x: Tensor) -> Tensor:
-    return x / (x + 1e-8)  # bad
-
-
-@fault("epsilon_underflow", "sqrt", "1e-08 rounds to 0 in float16", x=[[1, 0]],
-       dtype=torch.float16, phase="backward", kind="posinf")  # fmt: skip
-def lost_epsilon_under_a_root(x: Tensor) -> Tensor:
-    return (x + 1e-8).sqrt()  # bad
 
 
 @fault("cosine_of_zero_vector", "divide", "a vector of length 0 (first at [1, 0])",
@@ -242,97 +178,13 @@ def root_as_power(x: Tensor) -> Tensor:
     return x**0.5  # bad
 
 
-@fault("norm_gradient_at_zero", "sqrt", "the square root of a sum of squares", x=[[0, 0]],
-       phase="backward", kind="posinf", then="pow")  # fmt: skip
-def norm_by_hand(x: Tensor) -> Tensor:
-    return x.pow(2).sum(-1).sqrt()  # bad
-
-
 @fault("norm_gradient_at_zero", "hypot", "1 vector of length 0", x=[[3, 0], [4, 0]],
        phase="backward")  # fmt: skip
 def hypotenuse(x: Tensor) -> Tensor:
     return torch.hypot(x[0], x[1])  # bad
 
 
-@fault("power_domain", "pow", "0.0 ** -1.0 at [0, 1]", x=[[2, 0]], kind="posinf")
-def zero_to_negative(x: Tensor) -> Tensor:
-    return x**-1  # bad
-
-
-@fault("power_domain", "pow", "-1.0 ** 0.5 at [0, 1]", x=[[2, -1]])
-def negative_to_fraction(x: Tensor) -> Tensor:
-    return x**0.5  # bad
-
-
-@fault("power_gradient_domain", "pow", "0.0 ** 0.3 at [0, 1]", x=[[2, 0]], phase="backward",
-       kind="posinf")  # fmt: skip
-def small_power(x: Tensor) -> Tensor:
-    return x**0.3  # bad
-
-
-@fault("power_gradient_domain", "pow", "-2.0 ** 2.0 at [0, 1]", x=[[2, 2]], phase="backward")
-def learned_exponent(x: Tensor) -> Tensor:
-    return torch.tensor([[2.0, -2.0]]) ** x  # bad
-
-
-@fault("inverse_trig_domain", "acos", "acos(1.00001", x=[[1, 1.00001]])
-def angle_past_one(x: Tensor) -> Tensor:
-    return x.acos()  # bad
-
-
-@fault("inverse_trig_domain", "atanh", "atanh(1.0) at [0, 1]", x=[[0.5, 1]], kind="posinf")
-def atanh_of_one(x: Tensor) -> Tensor:
-    return x.atanh()  # bad
-
-
-@fault("inverse_trig_domain", "acosh", "acosh(0.5) at [0, 1]", x=[[1.5, 0.5]])
-def acosh_below_one(x: Tensor) -> Tensor:
-    return x.acosh()  # bad
-
-
-@fault("inverse_trig_gradient_at_one", "acos", "acos(1.0) at [1]", x=[[0, 0.5], [1, 0]],
-       phase="backward", kind="posinf", then="multiply")  # fmt: skip
-def angle_of_equal_vectors(x: Tensor) -> Tensor:
-    cosine = (x * x.detach()).sum(-1)
-    return -cosine.acos()  # bad
-
-
-@fault("trig_of_inf", "sin", "sin(inf) at [0, 1]", x=[[0, 1]])
-def sine_of_inf(x: Tensor) -> Tensor:
-    return torch.sin(x + torch.tensor([0.0, INF]))  # bad
-
-
-@fault("lgamma_pole", "lgamma", "lgamma(0.0) at [0, 1]", x=[[1, 0]], kind="posinf")
-def lgamma_of_zero(x: Tensor) -> Tensor:
-    return x.lgamma()  # bad
-
-
 # Too large.
-
-
-@fault("exp_overflow", "exp", "exp(100.0) at [0, 1]", x=[[2, 100]], kind="posinf", then="divide")
-def softmax_by_hand(x: Tensor) -> Tensor:
-    weights = x.exp()  # bad
-    return weights / weights.sum(-1, keepdim=True)
-
-
-@fault("exp_gradient_overflow", "exp", "a gradient up to 1e+10 times exp up to 5.541e+34",
-       x=[[1, 80]], phase="backward", kind="posinf")  # fmt: skip
-def exp_with_a_large_gradient(x: Tensor) -> Tensor:
-    grown = x.exp()  # bad
-    return 1e10 * (grown - grown.detach())
-
-
-@fault("overflow_in_dtype", "matmul", "in float32 the result reaches 180,000; float16 ends at "
-       "65,504", x=[[300, 300], [300, 300]], dtype=torch.float16, kind="posinf")  # fmt: skip
-def attention_scores_in_half(x: Tensor) -> Tensor:
-    return x @ x.T  # bad
-
-
-@fault("overflow_in_dtype", "pow", "in float32 the result reaches 90,000", x=[[1, 300]],
-       dtype=torch.float16, kind="posinf")  # fmt: skip
-def square_in_half(x: Tensor) -> Tensor:
-    return x**2  # bad
 
 
 @fault("overflow_in_dtype", "sum", "in float32 the result reaches 120,000", x=[[6e4, 6e4]],
@@ -347,12 +199,6 @@ def sum_in_bfloat16(x: Tensor) -> Tensor:
     return x.sum(-1)  # bad
 
 
-@fault("overflow_in_dtype", "astype", "in float32 the result reaches 70,000", x=[[7e4, 1]],
-       kind="posinf")  # fmt: skip
-def cast_to_half(x: Tensor) -> Tensor:
-    return x.half()  # bad
-
-
 @fault("overflow_in_dtype", "add", "bfloat16 ends at 3.39e+38", x=[[1, 2]], dtype=torch.bfloat16,
        kind="neginf", then="softmax")  # fmt: skip
 def two_masks_of_the_smallest_number(x: Tensor) -> Tensor:
@@ -364,17 +210,6 @@ def two_masks_of_the_smallest_number(x: Tensor) -> Tensor:
 # Inf that was placed on purpose.
 
 
-@fault("softmax_fully_masked", "softmax", "1 row is -inf throughout", x=[[1, 2], [3, 4]])
-def masked_scores(x: Tensor) -> Tensor:
-    mask = torch.tensor([[True, True], [False, True]])
-    return x.masked_fill(mask, -INF).softmax(-1)  # bad
-
-
-@fault("softmax_fully_masked", "log_softmax", "2 rows are -inf throughout", x=[[1, 2], [3, 4]])
-def masked_log_scores(x: Tensor) -> Tensor:
-    return F.log_softmax(x + torch.full((2, 2), -INF), -1)  # bad
-
-
 @fault("softmax_fully_masked", "logsumexp", "1 x -inf in the result", x=[[1, 2], [3, 4]],
        phase="backward")  # fmt: skip
 def masked_normaliser(x: Tensor) -> Tensor:
@@ -383,53 +218,9 @@ def masked_normaliser(x: Tensor) -> Tensor:
     return torch.where(total == -INF, 0, total)
 
 
-@fault("softmax_of_inf", "softmax", "1 x inf in the operand", x=[[1, 2]])
-def forced_choice(x: Tensor) -> Tensor:
-    return x.masked_fill(torch.tensor([[True, False]]), INF).softmax(-1)  # bad
-
-
-@fault("target_class_masked", "nll_loss", "the scores hold 1 x -inf", x=[[1, 3]], kind="posinf")
-def masked_target(x: Tensor) -> Tensor:
-    scores = x.masked_fill(x > 2, -INF)
-    return F.cross_entropy(scores, torch.tensor([1]))  # bad
-
-
-@fault("inf_minus_inf", "subtract", "-inf - (-inf) at [0, 0]", x=[[1, 2]])
-def shift_of_a_masked_row(x: Tensor) -> Tensor:
-    scores = x.masked_fill(x > 0, -INF)
-    return (scores - scores.amax(-1, keepdim=True)).exp()  # bad
-
-
-@fault("zero_times_inf", "multiply", "0.0 * -inf at [0]", x=[[1, 2]])
-def mask_by_multiplying(x: Tensor) -> Tensor:
-    mask = torch.tensor([0.0, 1.0])
-    return x + mask * -INF  # bad
-
-
 @fault("normalisation_of_inf", "layer_norm", "the input holds 1 x Inf", x=[[1, 3]])
 def norm_of_masked(x: Tensor) -> Tensor:
     return F.layer_norm(x.masked_fill(x > 2, -INF), (2,))  # bad
-
-
-@fault("where_gradient_trap", "log", "log(0.0) gave -inf at [0, 1]", x=[[1, 0]], kind="neginf",
-       then="log")  # fmt: skip
-def hidden_log(x: Tensor) -> Tensor:
-    logs = x.log()  # bad
-    return torch.where(x > 0, logs, 0)
-
-
-@fault("where_gradient_trap", "sqrt", "the incoming gradient is exactly 0 (from where) at [0, 1]",
-       x=[[1, 0]], phase="backward")  # fmt: skip
-def hidden_root(x: Tensor) -> Tensor:
-    roots = x.sqrt()  # bad
-    return torch.where(x > 0, roots, 0)
-
-
-@fault("where_gradient_trap", "divide", "divide(1.0, 0.0) gave inf at [0, 1]", x=[[1, 0]],
-       kind="posinf", then="divide")  # fmt: skip
-def hidden_quotient(x: Tensor) -> Tensor:
-    ratio = (x + 1) / x  # bad
-    return ratio.masked_fill(x == 0, 0)
 
 
 @fault("written_constant", "full", "is the constant inf", x=[[1, 2]], kind="posinf",
@@ -442,11 +233,6 @@ def best_so_far(x: Tensor) -> Tensor:
 # Too few, or degenerate.
 
 
-@fault("variance_of_one", "std", "1 element, and n - 1 is 0", x=[[1]])
-def std_of_one(x: Tensor) -> Tensor:
-    return x.std()  # bad
-
-
 @fault("variance_of_one", "batch_norm", "1 value per channel", x=[[1, 2]])
 def running_variance_of_one(x: Tensor) -> Tensor:
     # nn.BatchNorm1d itself refuses one value per channel.
@@ -455,33 +241,16 @@ def running_variance_of_one(x: Tensor) -> Tensor:
     return F.batch_norm(x, mean, variance)
 
 
-@fault("empty_mean", "mean", "the input has shape (0,)", x=[[1, 2]])
-def mean_of_nothing(x: Tensor) -> Tensor:
-    return x[x > 5].mean()  # bad
-
-
 @fault("empty_mean", "nll_loss", "2 targets, and all are -100, which is ignored",
        x=[[1, 2], [3, 4]])  # fmt: skip
 def every_target_ignored(x: Tensor) -> Tensor:
     return F.cross_entropy(x, torch.tensor([-100, -100]))  # bad
 
 
-@fault("eigen_gradient_degenerate", "eigh", "values from 1.0 to 1.0", x=[[1, 0], [0, 1]],
-       phase="backward")  # fmt: skip
-def equal_eigenvalues(x: Tensor) -> Tensor:
-    return torch.linalg.eigh(x)[1]  # bad
-
-
 @fault("singular_matrix", "inv", "inv of a finite float32 matrix (2, 2)", x=[[1, 0], [0, 0]])
 def inverse_of_singular(x: Tensor) -> Tensor:
     # torch.linalg.inv itself raises.
     return torch.linalg.inv_ex(x)[0]  # bad
-
-
-@fault("singular_matrix_gradient", "qr", "a matrix of shape (2, 2)", x=[[1, 0], [0, 0]],
-       phase="backward")  # fmt: skip
-def factors_of_singular(x: Tensor) -> Tensor:
-    return torch.linalg.qr(x)[0]  # bad
 
 
 @fault("unknown", "bessel_y0", "0.0", x=[[1, 0]], kind="neginf", modes=("step", "deferred"))
@@ -550,7 +319,7 @@ def check_line(event: Event, function: Callable[..., Any]) -> None:
 
 
 def test_every_tag_is_produced() -> None:
-    produced = {it.tag for it in FAULTS} | CIRCUMSTANCES
+    produced = {it.tag for it in FAULTS} | CIRCUMSTANCES | conformance("torch")
     rows = {rule.tag for rule in RULES} | {"unknown", "outside_the_model"}
     assert produced | set(NOT_IN_TORCH) == rows
     assert not produced & set(NOT_IN_TORCH)

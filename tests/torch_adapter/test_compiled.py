@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -100,9 +101,6 @@ def wrapped_blocks(net: Net, **options: Any) -> Watched:
 
 
 WAYS = [whole_before, whole_after, inner_after, in_place, blocks, wrapped_blocks]
-ways = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-
-
 both_ways = pytest.mark.parametrize(
     ("way", "read"),
     [*((way, "auto") for way in WAYS), (whole_before, "step"), (blocks, "step")],
@@ -127,66 +125,59 @@ def named(tracker: Any) -> dict[tuple[Any, ...], tuple[float, float]]:
     }
 
 
+@cache
+def eager_readings() -> dict[tuple[Any, ...], tuple[float, float]]:
+    torch.manual_seed(1)
+    net = Net()
+    with anynan.torch.track(net) as tracker:
+        train(net, net, 3)
+        return named(tracker)
+
+
+@cache
+def untracked_graphs(*, by_block: bool) -> int:
+    torch.compiler.reset()
+    counters.clear()
+    net = Net()
+    if by_block:
+        for block in net.blocks:
+            block.compile(backend=BACKEND, fullgraph=True)
+    train(torch.compile(net, backend=BACKEND, fullgraph=True) if not by_block else net, net, 3)
+    return counters["stats"]["unique_graphs"]
+
+
+# One life of a model, as compiling it takes most of the time.
 @both_ways
-def test_the_origin_is_named(way: Any, read: Any) -> None:
+def test_readings_are_those_of_the_eager_model_in_as_many_graphs_and_the_origin_is_named(
+    way: Any, read: Any
+) -> None:
+    expected, plain = eager_readings(), untracked_graphs(by_block="blocks" in way.__name__)
+    torch.compiler.reset()
+    counters.clear()
+    torch.manual_seed(1)
     net = Net()
     call, tracker = way(net, read=read)
-    train(call, net, 2)
+    train(call, net, 3)
+    found = named(tracker)
+    assert found.keys() == expected.keys()
+    for key, (lo, hi) in expected.items():
+        assert found[key] == pytest.approx((lo, hi), rel=1e-5, abs=1e-7), key
+    assert counters["stats"]["unique_graphs"] == plain
+    train(call, net, 6)
+    assert counters["stats"]["unique_graphs"] == plain, "nothing is compiled again"
+    assert not counters["graph_break"]
+    assert len(tracker.history) == 9
+    assert not tracker.notes
     spoil(net)
     with pytest.raises(NonFiniteError) as caught:
         train(call, net, 2)
     event = caught.value.event
-    assert (event.layer, event.phase, event.kind, event.step) == ("blocks.1", "forward", "nan", 2)
+    assert (event.layer, event.phase, event.kind, event.step) == ("blocks.1", "forward", "nan", 9)
     assert event.operation is not None
     assert event.operation.name == "log"
     assert event.operation.source.file == __file__
     assert event.cause.tag == "log_of_negative"
     tracker.remove()
-
-
-@ways
-def test_readings_are_those_of_the_eager_model(way: Any) -> None:
-    found = []
-    for how in (lambda net: (net, anynan.torch.track(net)), way):
-        torch.compiler.reset()
-        torch.manual_seed(1)
-        net = Net()
-        call, tracker = how(net)
-        train(call, net, 3)
-        assert len(tracker.history) == 3
-        found.append(named(tracker))
-        assert not tracker.notes
-        tracker.remove()
-    assert found[0].keys() == found[1].keys()
-    for key, (lo, hi) in found[0].items():
-        assert found[1][key] == pytest.approx((lo, hi), rel=1e-5, abs=1e-7), key
-
-
-@both_ways
-def test_no_graph_breaks_and_no_recompiles(way: Any, read: Any) -> None:
-    def graphs(how: Any) -> tuple[int, int]:
-        torch.compiler.reset()
-        counters.clear()
-        net = Net()
-        call, tracker = how(net)
-        train(call, net, 3)
-        warm = counters["stats"]["unique_graphs"]
-        train(call, net, 6)
-        assert not counters["graph_break"]
-        assert counters["stats"]["unique_graphs"] == warm
-        if tracker is not None:
-            assert len(tracker.history) == 9
-            tracker.remove()
-        return warm
-
-    def untracked(net: Net) -> Any:
-        if way in (blocks, wrapped_blocks):
-            for block in net.blocks:
-                block.compile(backend=BACKEND, fullgraph=True)
-            return net, None
-        return torch.compile(net, backend=BACKEND, fullgraph=True), None
-
-    assert graphs(lambda net: way(net, read=read)) == graphs(untracked)
 
 
 def test_dynamic_shapes() -> None:
