@@ -45,6 +45,7 @@ class State(threading.local):
     """Hold what belongs to one thread."""
 
     frame: Frame | None = None
+    arguments: Frame | None = None
     tapes: int = 0
     vectorised: bool = False
     scaling: int = 0

@@ -92,7 +92,7 @@ class Calls:
                 self._enter_root(layer, args, kwargs)
         try:
             if fresh and (path == "" or outer is None):
-                self._inputs(frame, layer, args, kwargs)
+                self.inputs(frame, layer, args, kwargs)
             if graph is None:
                 out = run(*args, **kwargs)
             else:
@@ -129,12 +129,14 @@ class Calls:
             if path in self._layers.chosen:
                 self._tracker.judge.remark(f"{path or 'the model'} {INSIDE}")
 
-    def _inputs(
-        self, frame: Frame, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def inputs(
+        self, frame: Frame, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        for name, value in named_arguments(layer, args, kwargs).items():
+        """Read what a model or a function is called with; variables are no data."""
+        for name, value in named_arguments(called, args, kwargs).items():
             for label, x in tensors(value, name):
-                frame.take(x, None, "input", label)
+                if not isinstance(x, tf.Variable):
+                    frame.take(x, None, "input", label)
 
     def _enter_root(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open a step where a model is called outside of every graph."""
@@ -163,6 +165,9 @@ class Calls:
             return
         if state.replaying:
             return
+        if state.arguments is not None:  # one read for both
+            waiting, state.arguments = state.arguments, None
+            frame.spots[:0], frame.tensors[:0] = waiting.spots, waiting.tensors
         places = self._steps.places(frame.spots)
         self._steps.judge(places, readings.exact(frame.tensors).numpy(), frame.tensors)
         if not backward and not state.tapes and not state.depth and not state.held:

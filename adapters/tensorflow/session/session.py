@@ -181,6 +181,8 @@ class Session(BaseAdapter):
         with step.lending():
             state.depth += 1
             try:
+                state.arguments = Frame(None)
+                self.calls.inputs(state.arguments, fn, args, kwargs)
                 out = fn(*step.args, **step.kwargs)
                 frame = Frame(None)
                 for label, x in tensors(out, "result"):
@@ -188,6 +190,7 @@ class Session(BaseAdapter):
                 self.calls.flush(frame, backward=False)
             finally:
                 state.depth -= 1
+                state.arguments = None
                 with self.tracker.judge.softly(on=False):
                     steps.end()
         return out
