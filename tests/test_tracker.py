@@ -1408,3 +1408,12 @@ def test_without_a_replay_a_bad_batch_is_named_before_what_followed() -> None:
     _, tracker = tracked(Model(Layer("head", ("copy",))), replay=False)
     event = failure(tracker, [1.0, NAN]).event
     assert (event.phase, event.tensor, event.operation) == ("input", "x", None)
+    assert "is inferred" in event.notes[0]
+
+
+def test_data_that_a_layer_dealt_with_is_not_blamed_without_a_replay() -> None:
+    model = Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",)))
+    _, tracker = tracked(model, replay=False)
+    event = failure(tracker, [1.0, NAN, 2.0]).event
+    assert event.phase == "backward"
+    assert "x came in bad, too" in event.notes[-1]

@@ -21,6 +21,10 @@ _NOT_REPRODUCED = (
     "the replay did not reproduce this: data that the step takes by itself, its own random numbers "
     "or state may have been others the second time, so the report stays at layer level"
 )
+_INFERRED = (
+    "that the batch did it is inferred: it was bad before anything else was, and no second run "
+    "shows what came of it"
+)
 _WATCHED = (
     "every operation of the step was watched, and none was seen making this: it came from code "
     "that cannot be watched, or was written past the framework"
@@ -34,11 +38,19 @@ _CLEAN_UNCOMPILED = (
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Hold what is known of bad values that came in with the data."""
+    """Hold what is known of bad values that came in with the data.
+
+    Attributes:
+        reading: Their reading.
+        kind: What is bad.
+        evidence: What the adapter knows of them.
+        harmless: The same came in before, and nothing came of it.
+    """
 
     reading: Reading
     kind: Kind
     evidence: Evidence
+    harmless: bool = False
 
 
 @dataclass(slots=True)
@@ -91,8 +103,12 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
     outside = verdict.outside
     if outside is not None and outside.source == "input":
         return _input_event(case, verdict, outside)
-    if case.came_in and verdict.sink is None:
-        return _input_event(case, verdict, None)
+    if verdict.sink is None and case.came_in:
+        if _comes_of_the_batch(case):
+            case.notes.append(_INFERRED)
+            return _input_event(case, verdict, None)
+        names = ", ".join(arrival.reading.site.tensor for arrival in case.came_in)
+        case.notes.append(f"{names} came in bad, too; whether it matters is not known")
     if outside is not None and outside.source == "handed":
         return _handed_event(case, monitor, verdict, outside)
     blamed = outside is not None and outside.source in ("parameter", "buffer")
@@ -110,6 +126,15 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
             clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
             case.notes.append(_WATCHED if watched else clean)
     return _operation_event(case, monitor, verdict)
+
+
+def _comes_of_the_batch(case: Case) -> bool:
+    """Tell whether nothing since the batch was finite, and no such batch was harmless before."""
+    first = min(arrival.reading.order for arrival in case.came_in)
+    between = (case.rows.reading(order) for order in range(first, case.reading.order))
+    outputs = [reading for reading in between if reading.phase == "forward"]
+    dealt_with = any(reading.kind is None for reading in outputs)
+    return not dealt_with and not all(arrival.harmless for arrival in case.came_in)
 
 
 def _is_before_its_weight(case: Case) -> bool:
@@ -301,11 +326,9 @@ def _input_event(case: Case, verdict: Verdict, outside: Token | None) -> Event:
         layer, tensor, order, kind = came.layer, came.site.tensor, came.order, arrival.kind
         summary, rows = arrival.evidence.summary, arrival.evidence.rows
         case.notes.extend(arrival.evidence.notes)
-    elif origin is not None:
+    if summary is None and origin is not None:
         summary = next((x.summary for x in origin.operands if x.source == "input"), None)
-    if arrival is None and summary is not None:
-        kind, first = summary.kind or kind, summary.first_bad
-        rows = () if not first else (first[0],)
+        kind = (None if summary is None else summary.kind) or kind
     cause = explain(
         Situation(
             phase="input",

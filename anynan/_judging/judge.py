@@ -264,8 +264,15 @@ class Judge(Actor):
         """Say what is known of the bad values that came in."""
         if kind not in NON_FINITE:
             return []
-        asked = self._adapter.evidence
-        return [Arrival(x.reading, x.kind, asked(x.reading, x.value())) for x in rows.doubts]
+        return [
+            Arrival(
+                doubt.reading,
+                doubt.kind,
+                self._adapter.evidence(doubt.reading, doubt.value()),
+                harmless=self._seen[_noted(doubt.reading, doubt.kind)] > 0,
+            )
+            for doubt in rows.doubts
+        ]
 
     def _known(self) -> Evidence:
         """Say where an event is seen that concerns no single reading."""
@@ -516,7 +523,7 @@ class Judge(Actor):
     ) -> None:
         """Record a suspect or an expected reading the first time, count it every time."""
         self._counts["expected" if expected else "suspect"] += 1
-        key = ("noted", reading.layer, reading.phase, kind, reading.site.tensor)
+        key = _noted(reading, kind)
         self._seen[key] += 1
         if self._seen[key] > 1:
             return
@@ -586,6 +593,11 @@ class Judge(Actor):
         )
         with self._lock:
             self._events.append(self._signed(event))
+
+
+def _noted(reading: Reading, kind: Kind) -> tuple[Any, ...]:
+    """Give what a suspect is counted by."""
+    return "noted", reading.layer, reading.phase, kind, reading.site.tensor
 
 
 def _lookup(rows: Rows, order: int, value: Any) -> Callable[[], Any]:

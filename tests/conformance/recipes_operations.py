@@ -222,7 +222,7 @@ FAULTS = (
     StepRecipe(
         "bad_input", (((1, 2), (3, 4)), ((1, 2), (NAN, 4))),
         phase="input", layer=None, kind="nan", operation="multiply", cause="bad_input",
-        evidence="1 of 2 rows is bad: 1", step=1,
+        step=1,
     ),
     StepRecipe(
         "bad_parameter", (((1, 2),), ((1, 2),)), spoiled=1,
