@@ -78,6 +78,7 @@ def test_the_report() -> None:
         "  fix     find these samples in the data set and repair or drop them; look for missing "
         "values, and"
     )
+    meant = 'policy=anynan.Policy(allow=anynan.Allow("*", "nan", "why", "input"))'
     assert str(caught.value).splitlines() == [
         "NaN came in with the batch of step 0",
         "",
@@ -87,6 +88,7 @@ def test_the_report() -> None:
         "  cause   the batch was already bad when it came in",
         fix,
         "          for a normalisation that divides by a standard deviation of 0",
+        f"  note    where it is meant: {meant}",
     ]
 
 
@@ -191,3 +193,13 @@ def test_wrong_arguments_are_named(args: Any, kind: type[Exception], words: str)
         anynan.watch([], action="drop")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"takes an anynan\.Policy"):
         anynan.watch([], policy="strict")  # type: ignore[arg-type]
+
+
+def test_the_report_has_the_line_that_allows_such_data() -> None:
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        list(anynan.watch([np.array([1.0, np.nan])], "train"))
+    text = " ".join(str(caught.value).split())
+    line = 'policy=anynan.Policy(allow=anynan.Allow("*", "nan", "why", "input"))'
+    assert line in text
+    policy = eval(line.removeprefix("policy="))
+    assert len(list(anynan.watch([np.array([1.0, np.nan])], "train", policy=policy))) == 1

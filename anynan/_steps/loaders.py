@@ -28,7 +28,7 @@ from anynan._reports.notices import warn
 from anynan._reports.report import render
 from anynan._runtime import context
 from anynan.errors import AnomalyError, NonFiniteError
-from anynan.events import NON_FINITE, Event, Spread
+from anynan.events import NON_FINITE, Event, Kind, Spread
 from anynan.options import ACTIONS, environment
 
 T = TypeVar("T")
@@ -207,4 +207,10 @@ def _event(finding: Finding, others: list[Finding], number: int) -> Event:
             )
         ),
         spread=Spread(len(others)),
+        notes=(f"where it is meant: {_allowing(finding.kind)}",),
     )
+
+
+def _allowing(kind: Kind) -> str:
+    """Write the option that would let such data pass."""
+    return f'policy=anynan.Policy(allow=anynan.Allow("*", "{kind}", "why", "input"))'
