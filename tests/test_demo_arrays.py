@@ -12,7 +12,7 @@ FOUND: dict[str, tuple[str, str, str]] = {
     "softmax": ("exp", "grown = xp.exp(logits)", "exp of a number this large is beyond"),
     "variance": ("sqrt", "deviation = xp.sqrt(", "the square root of a negative number is NaN"),
     "log": ("log", "logs = xp.log(p)", "the logarithm of 0 is -Inf"),
-    "batch": ("batch   x", "1 of 64 rows is bad: 5", "the batch was already bad"),
+    "batch": ("batch    x", "1 of 64 rows is bad: 5", "the batch was already bad"),
 }
 
 

@@ -151,7 +151,7 @@ def test_an_unknown_override_is_refused_in_words(
         ({"keep": 1}, "keep= has no meaning for array code"),
         ({"across_ranks": True}, "across_ranks= has no meaning for array code"),
         ({"skip": "a"}, "patterns of layers to leave out are exclude="),
-        ({"colour": 1}, "track() has no option 'colour'; the options are policy, action, layers"),
+        ({"colour": 1}, "track() has no option 'colour'; the options are policy, layers"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(given: dict[str, Any], words: str) -> None:

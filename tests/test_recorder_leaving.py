@@ -201,13 +201,13 @@ def test_a_memmap_is_watched_as_the_array_it_is(tmp_path: Path, read: str) -> No
     assert event.operation is not None
     assert event.operation.name == "log"
     np.save(path, np.array([1.0, np.nan]))
-    event = event_of(lambda x: x[:1] * 1, np.load(path, mmap_mode="r"), read=read)
+    event = event_of(lambda x: x * 1, np.load(path, mmap_mode="r"), read=read)
     assert (event.phase, event.tensor) == ("input", "x")
 
 
 def test_an_argument_of_another_class_is_judged_and_named() -> None:
     with pytest.warns(anynan.AnynanWarning, match=r"the argument pair\[0\] is a .*matrix"):
-        event = event_of(lambda pair: 1.0, [np.matrix([[NAN]])])
+        event = event_of(lambda pair: pair[0].sum(), [np.matrix([[NAN]])])
     assert (event.phase, event.tensor) == ("input", "pair[0]")
     event = event_of(lambda x: x * 0 / (x * 0), np.matrix([[1.0]]))
     assert (event.phase, event.kind) == ("forward", "nan")

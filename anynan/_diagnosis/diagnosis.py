@@ -9,6 +9,7 @@ from anynan._diagnosis.agreement import parting
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Token, Verdict, trace
+from anynan._diagnosis.rules.circumstance import is_label
 from anynan._diagnosis.rules.evidence import seen
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import NORM, Finding
@@ -98,15 +99,23 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         shown = any(sink.kind == case.kind for sink in case.replayed.sinks)
         if verdict.placed_only and reading.phase == "forward" and shown:
             return None
-        if case.replayed.incoming:
-            return _incoming_event(case)
     outside = verdict.outside
+    incoming = case.replayed is not None and case.replayed.incoming
+    elsewhere = incoming or verdict.sink is None or (outside and outside.source == "handed")
+    if case.rows.carried and elsewhere:  # a layer was seen handing on what came in
+        return _input_event(case, Verdict(), None)
+    if incoming:
+        return _incoming_event(case)
     if outside is not None and outside.source == "input":
-        return _input_event(case, verdict, outside)
+        return _input_event(case, verdict, outside.label)
+    converted = _converted(case, verdict.origin)
+    if converted is not None:
+        return _input_event(case, verdict, converted.reading.site.tensor)
     if verdict.sink is None and case.came_in:
-        if _comes_of_the_batch(case):
+        guilty = _to_blame(case)
+        if guilty is not None:
             case.notes.append(_INFERRED)
-            return _input_event(case, verdict, None)
+            return _input_event(case, verdict, guilty.reading.site.tensor)
         names = ", ".join(arrival.reading.site.tensor for arrival in case.came_in)
         case.notes.append(f"{names} came in bad, too; whether it matters is not known")
     if outside is not None and outside.source == "handed":
@@ -128,13 +137,33 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
     return _operation_event(case, monitor, verdict)
 
 
-def _comes_of_the_batch(case: Case) -> bool:
-    """Tell whether nothing since the batch was finite, and no such batch was harmless before."""
-    first = min(arrival.reading.order for arrival in case.came_in)
-    between = (case.rows.reading(order) for order in range(first, case.reading.order))
-    outputs = [reading for reading in between if reading.phase == "forward"]
-    dealt_with = any(reading.kind is None for reading in outputs)
-    return not dealt_with and not all(arrival.harmless for arrival in case.came_in)
+def _converted(case: Case, origin: OpRecord | None) -> Arrival | None:
+    """Give what came in and was made into the framework's own array before it was used."""
+    made = None if origin is None or origin.name != "constant" else origin.output
+    if made is None:
+        return None
+
+    def same(held: Summary | None) -> bool:
+        known = (made.shape, made.nan, made.posinf, made.neginf, made.first_bad)
+        return held is not None and known == (
+            held.shape, held.nan, held.posinf, held.neginf, held.first_bad
+        )  # fmt: skip
+
+    return next((arrival for arrival in case.came_in if same(arrival.evidence.summary)), None)
+
+
+def _to_blame(case: Case) -> Arrival | None:
+    """Give what came in and was dealt with nowhere, as far as readings show."""
+    for arrival in case.came_in:
+        name, first = arrival.reading.site.tensor, arrival.reading.order
+        between = (case.rows.reading(order) for order in range(first, case.reading.order))
+        outputs = [reading for reading in between if reading.phase == "forward"]
+        # Labels pass no layer: they meet the outputs in the loss.
+        if not is_label(name) and any(reading.kind is None for reading in outputs):
+            continue
+        if not arrival.harmless:
+            return arrival
+    return None
 
 
 def _is_before_its_weight(case: Case) -> bool:
@@ -313,10 +342,9 @@ def _incoming_event(case: Case) -> Event:
     )
 
 
-def _input_event(case: Case, verdict: Verdict, outside: Token | None) -> Event:
+def _input_event(case: Case, verdict: Verdict, label: str | None) -> Event:
     """Report bad values that came in with the batch, and what first worked with them."""
     reading, origin = case.reading, verdict.origin
-    label = None if outside is None else outside.label
     arrival = next((x for x in case.came_in if label in (None, x.reading.site.tensor)), None)
     layer, tensor, order, kind = None, label or "input", 0, case.kind
     summary: Summary | None = None

@@ -41,8 +41,8 @@ class Judge(Actor):
         self._said: dict[str, None] = {}
         self._remarks: dict[str, None] = {}
         self._seen: Counter[tuple[Any, ...]] = Counter()
-        # Layers that were seen handing on what came in: nothing of their own is bad.
-        self._carriers: set[tuple[Any, ...]] = set()
+        # Layers that hand on what came in, and whether a replay has shown it.
+        self._carriers: dict[tuple[Any, ...], bool] = {}
         self._scaled_streak = 0
         self._clean: int | None = None
         self._updates: list[int] = []
@@ -141,9 +141,11 @@ class Judge(Actor):
             self._note_once(reading, kind, value, expected=reason)
             return
         if site.phase == "input" and kind in NON_FINITE:
-            rows.doubts.append(Doubt(reading, kind, _lookup(rows, order, value)))
+            known = self._seen[_noted(reading, kind)] > 0
+            rows.doubts.append(Doubt(reading, kind, _lookup(rows, order, value, weak=known)))
             return
         if rows.doubts and key in self._carriers:
+            rows.carried = rows.carried or self._carriers[key]
             rows.spread += 1
             return
         mask = site.parameter is None and key in self.monitor.downgraded
@@ -242,7 +244,8 @@ class Judge(Actor):
             return None
         if event.phase == "input" and reading.phase == "forward" and reading.layer and rows.doubts:
             # It may be dealt with before anything leaves the model.
-            self._carriers.add(key)
+            self._carriers[key] = shown = case.replayed is not None
+            rows.carried = rows.carried or shown
             rows.spread += 1
             return None
         spoils = reading.site.parameter is not None or reading.phase in ("loss", "optimizer")
@@ -600,14 +603,15 @@ def _noted(reading: Reading, kind: Kind) -> tuple[Any, ...]:
     return "noted", reading.layer, reading.phase, kind, reading.site.tensor
 
 
-def _lookup(rows: Rows, order: int, value: Any) -> Callable[[], Any]:
-    """Give access to an array for as long as the program keeps it."""
-    if order in rows.live:
-        return rows.live[order]
+def _lookup(rows: Rows, order: int, value: Any, *, weak: bool) -> Callable[[], Any]:
+    """Give access to an array, for as long as the program or a step that may tell of it lasts."""
+    found = rows.live[order]() if order in rows.live else value
+    if not weak:
+        return lambda: found
     try:
-        return weakref.ref(value)
+        return weakref.ref(found)
     except TypeError:
-        return lambda: value
+        return lambda: found
 
 
 def _scales(scale: float | None, now: float | None) -> str:

@@ -133,9 +133,9 @@ class Rows:
     """
 
     __slots__ = (
-        "__weakref__", "applied", "calls", "doubts", "expected", "failed", "guarded", "held", "hi",
-        "holding", "judged", "live", "lo", "norms", "pending", "scale", "sites", "skip", "spread",
-        "stats", "step", "suspect",
+        "__weakref__", "applied", "calls", "carried", "doubts", "expected", "failed", "guarded",
+        "held", "hi", "holding", "judged", "live", "lo", "norms", "pending", "scale", "sites",
+        "skip", "spread", "stats", "step", "suspect",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -154,6 +154,8 @@ class Rows:
         self.live: dict[int, Callable[[], Any]] = {}
         # What came in bad, until something bad follows from it.
         self.doubts: list[Doubt] = []
+        # A layer was seen handing it on.
+        self.carried = False
         self.judged = 0
         self.guarded = 0
         # The loss scale that the step ran under, as a number or the framework's array of one.

@@ -150,7 +150,7 @@ class Walk(RuleBasedStateMachine):
     @rule(options=OPTIONS, part=st.sampled_from(["", "inner", "head"]))
     def track(self, options: dict[str, Any], part: str) -> None:
         target = self.tracked.model.get_submodule(part)
-        known = {id(t.fn) for t in self.trackers if t.adapter is not None}
+        known = {id(t.fn) for t in self.trackers if t.judge.adapter is not None}
         if id(target) not in known:
             tracker = self.alone(lambda: anynan.torch.track(target, **options))
             self.trackers += [tracker] if tracker is not None else []

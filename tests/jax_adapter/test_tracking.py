@@ -116,8 +116,10 @@ def test_untrack_gives_the_function_back():
     assert tracked.fn is step
     assert anynan.jax.untrack(tracked) is step
     assert tracked(jnp.zeros(1)).tolist() == [-np.inf]
-    with pytest.raises(TypeError, match="takes what track"):
+    with pytest.raises(ValueError, match="step is not tracked"):
         anynan.jax.untrack(step)
+    anynan.jax.track(step)
+    assert anynan.jax.untrack(anynan.jax.track(step).fn) is step
 
 
 def test_a_tracked_function_inside_another_is_watched_by_the_outer_one():

@@ -189,7 +189,7 @@ class TestDataParallel:
         event = stopped_at_once(results := two("bad_batch"), rank=1)
         assert (event["phase"], event["cause"]) == ("input", "bad_input")
         assert "1 of 3 rows is bad: 2" in results[1]["message"]
-        assert "  batch   x  float32 (3, 4)" in results[1]["message"]
+        assert "  batch    x  float32 (3, 4)" in results[1]["message"]
 
     def test_a_weights_gradient_is_traced_to_the_rank_that_made_it(self, two: Seen) -> None:
         # Every rank reads the sum at the same position.

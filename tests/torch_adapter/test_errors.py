@@ -123,8 +123,20 @@ def test_tracking_a_tracker() -> None:
 def test_untrack_what_is_not_tracked() -> None:
     with pytest.raises(ValueError, match="not tracked"):
         anynan.torch.untrack(net())
-    with pytest.raises(TypeError, match="not function"):
-        anynan.torch.untrack(lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="<lambda> is not tracked"):
+        anynan.torch.untrack(lambda: None)
+
+
+def test_untrack_takes_a_function_and_a_tracker() -> None:
+    def step() -> None:
+        """Do nothing."""
+
+    tracker = anynan.torch.track(step)
+    anynan.torch.untrack(step)
+    assert "removed" in repr(tracker)
+    model = net()
+    anynan.torch.untrack(anynan.torch.track(model))
+    anynan.torch.track(model).remove()
 
 
 def test_patterns_on_a_step_whose_model_comes_with_the_first_call() -> None:
