@@ -148,9 +148,15 @@ class TrackedArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self._tape.escape(self, dtype, copy)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
+        copy: bool | None = None,
+    ) -> Any:  # fmt: skip
         self._tape.escaped(self, "__dlpack__")
-        return self._raw.__dlpack__(**options)
+        asked = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        # A library of an older standard knows only some of these.
+        given = {name: value for name, value in asked.items() if value is not None}
+        return self._raw.__dlpack__(**given)
 
     def __dlpack_device__(self) -> Any:
         return self._raw.__dlpack_device__()
