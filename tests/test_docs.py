@@ -80,7 +80,8 @@ def outputs(page: list[Example]) -> Iterator[str]:
     try:
         yield from _run(page, namespace)
     finally:
-        namespace.clear()
+        for name in [name for name in namespace if not name.startswith("__")]:
+            del namespace[name]  # the compiler takes its own names out later, and misses them
 
 
 def _run(page: list[Example], namespace: dict[str, Any]) -> Iterator[str]:
