@@ -1417,3 +1417,31 @@ def test_data_that_a_layer_dealt_with_is_not_blamed_without_a_replay() -> None:
     event = failure(tracker, [1.0, NAN, 2.0]).event
     assert event.phase == "backward"
     assert "x came in bad, too" in event.notes[-1]
+
+
+def test_a_mask_that_comes_in_is_never_blamed() -> None:
+    _, tracker = tracked(
+        Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",))), replay=False
+    )
+    event = failure(tracker, [-1.0, -INF]).event
+    assert event.phase != "input"
+    assert tracker.count("suspect") == 1
+
+
+def test_a_large_input_that_the_policy_makes_bad_is_the_batchs() -> None:
+    policy = anynan.Policy(large=5, bad=("large",))
+    _, tracker = tracked(one("copy"), policy=policy)
+    event = failure(tracker, [1.0, 9.0]).event
+    assert (event.phase, event.kind, event.tensor) == ("input", "large", "x")
+    assert event.spread.surfaced is None
+
+
+def test_a_callable_may_remove_the_tracker_in_a_step_with_missing_values() -> None:
+    def remove(_: anynan.Event) -> None:
+        tracker.remove()
+
+    model = Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",)))
+    _, tracker = tracked(model, action=remove)
+    with silence():
+        tracker([-1.0, NAN])
+    assert tracker.count("bad") == 1

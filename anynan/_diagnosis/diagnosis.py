@@ -81,6 +81,9 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
     """
     reading = case.reading
     verdict = Verdict()
+    if reading.phase == "input":  # too large: what is not finite waits for the harm it does
+        case.came_in = [Arrival(reading, case.kind, case.evidence)]
+        return _input_event(case, verdict, None)
     watched = case.seen  # every operation of the first run itself
     if case.replayed is not None:
         case.notes.extend(case.replayed.notes)
@@ -357,6 +360,9 @@ def _input_event(case: Case, verdict: Verdict, label: str | None) -> Event:
     if summary is None and origin is not None:
         summary = next((x.summary for x in origin.operands if x.source == "input"), None)
         kind = (None if summary is None else summary.kind) or kind
+    surfaced = None
+    if reading.phase != "input":
+        surfaced = place(reading.phase, reading.layer, reading.site.parameter)
     cause = explain(
         Situation(
             phase="input",
@@ -378,7 +384,7 @@ def _input_event(case: Case, verdict: Verdict, label: str | None) -> Event:
         summary=summary,
         operation=None if origin is None else operation(origin),
         cause=cause,
-        spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
+        spread=Spread(case.later, surfaced),
     )
 
 

@@ -140,7 +140,7 @@ class Judge(Actor):
         if reason is not None:
             self._note_once(reading, kind, value, expected=reason)
             return
-        if site.phase == "input" and kind in NON_FINITE:
+        if site.phase == "input" and severity == "bad" and kind in NON_FINITE:
             known = self._seen[_noted(reading, kind)] > 0
             rows.doubts.append(Doubt(reading, kind, _lookup(rows, order, value, weak=known)))
             return
@@ -283,7 +283,7 @@ class Judge(Actor):
 
     def _run_again(self, case: Case, key: tuple[Any, ...]) -> None:
         """Have the step replayed, where that can tell more."""
-        if case.reading.phase in ("input", "parameter") or case.kind not in NON_FINITE:
+        if case.reading.phase == "parameter" or case.kind not in NON_FINITE:
             return
         try:
             case.replayed = self._adapter.replay(case.reading)
@@ -439,6 +439,7 @@ class Judge(Actor):
             self._events.clear()
             self._counts.clear()
             self._seen.clear()
+            self._carriers.clear()
             self._first.clear()
             self.monitor.history.clear()
             self._guard.clear()
@@ -530,6 +531,14 @@ class Judge(Actor):
         self._seen[key] += 1
         if self._seen[key] > 1:
             return
+        event = self._suspect(reading, kind, summary=self._measured(value), expected=expected)
+        with self._lock:
+            self._events.append(event)
+        if kind not in NON_FINITE and expected is None:
+            warn(render_line(event, which=self._among_others))
+
+    def _suspect(self, reading: Reading, kind: Kind, **said: Any) -> Event:
+        """Make the event of a reading that does not act."""
         event = Event(
             backend=self._adapter.backend,
             layer=reading.layer,
@@ -541,18 +550,15 @@ class Judge(Actor):
             order=reading.order,
             tensor=reading.site.tensor,
             parameter=reading.site.parameter,
-            summary=self._measured(value),
-            expected=expected,
             rank=self._adapter.rank(),
+            **said,
         )
-        event = self._signed(event)
-        with self._lock:
-            self._events.append(event)
-        if kind not in NON_FINITE and expected is None:
-            warn(render_line(event, which=self._among_others))
+        return self._signed(event)
 
     def _settle_doubts(self, rows: Rows) -> None:
         """Note what came in bad and did no harm."""
+        if self.adapter is None:  # removed by the user's own callback, mid-step
+            return
         if rows.failed is None or rows.failed.phase != "input":
             for doubt in rows.doubts:
                 self._note_once(doubt.reading, doubt.kind, doubt.value())
@@ -580,22 +586,10 @@ class Judge(Actor):
             self.fail(rows, reading, kind)
             return
         self._counts["expected"] += 1
-        event = Event(
-            backend=self._adapter.backend,
-            layer=reading.layer,
-            phase="backward",
-            kind=kind,
-            severity="suspect",
-            step=reading.step,
-            call=reading.call,
-            order=reading.order,
-            tensor=reading.site.tensor,
-            parameter=reading.site.parameter,
-            expected=(_STOPPED if rows.applied else _SKIPPED) + _scales(scale, now),
-            rank=self._adapter.rank(),
-        )
+        expected = (_STOPPED if rows.applied else _SKIPPED) + _scales(scale, now)
+        event = self._suspect(reading, kind, expected=expected)
         with self._lock:
-            self._events.append(self._signed(event))
+            self._events.append(event)
 
 
 def _noted(reading: Reading, kind: Kind) -> tuple[Any, ...]:

@@ -27,15 +27,14 @@ class Verdicts:
     def bad_words(self, spot: Spot) -> Any:
         """Say which words of a reading are bad."""
         found = np.zeros(4, bool)
-        if spot.phase in self._lenient:
-            return found
+        if spot.phase == "input" or spot.phase in self._lenient:
+            return found  # data may hold them, until harm comes of it
         policy = self._policy
         for word in (probes.NEGINF, probes.POSINF, probes.NAN):
             kind = probes.KINDS[word]
             judged = policy.weigh(kind, spot.phase, spot.layer)
             excused = policy.allowed(kind, spot.phase, spot.layer)
             mask = (spot.layer, spot.phase, kind) in self._monitor.downgraded
-            mask = mask or spot.phase == "input"  # data may hold them, until harm comes of it
             found[word] = judged is not None and judged[1] == "bad" and not excused and not mask
         return found
 
