@@ -13,7 +13,6 @@ import io
 import linecache
 import pkgutil
 import re
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any
 import pytest
 
 import anynan
+from anynan._steps.tracker import _watching
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
@@ -45,18 +45,20 @@ class Example:
 
 @pytest.fixture
 def _nothing_stays() -> Iterator[None]:
-    """Take away what is left tracked: a page's models and loss scalers are no other test's."""
+    """Take away what is left tracked, before a page and after it: reports count models."""
     _remove_all()
     yield
     _remove_all()
 
 
 def _remove_all() -> None:
-    updates: Any = sys.modules.get("anynan.torch.update.updates")
-    for each in [] if updates is None else updates.watching():
+    gc.collect()
+    for ref in list(_watching.values()):
+        tracker = ref()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            each.tracker.remove()
+            if tracker is not None:
+                tracker.remove()
     gc.collect()
 
 
