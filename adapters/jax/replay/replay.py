@@ -78,9 +78,7 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     return result
 
 
-def _passed(
-    step: Step, found: dict[int, Flag], failing: int, spots: list[Spot]
-) -> list[Passed]:
+def _passed(step: Step, found: dict[int, Flag], failing: int, spots: list[Spot]) -> list[Passed]:
     """List what the second run read where the first one did, or between the ends it read."""
     passed = []
     for spot in step.watch.spots if step.program.settings.layers else spots:
