@@ -204,7 +204,7 @@ def spoilt(tracked: Run, plain: Run, how: str, good: list[np.ndarray]) -> Fault:
     fault.detected, fault.said = True, said(event)
     if how == "nan weight":
         told = f"{event.layer or ''}.{event.parameter}"
-        words = tracked.place.replace("~", "").split("/")
+        words = tracked.place.replace("~", "").removesuffix("/value").split("/")
         fault.layer = all(word in told for word in (words[-2:] if event.layer else words[-1:]))
         tag = event.cause.tag if event.cause is not None else ""
         fault.cause = tag in ("bad_parameter", "weight_written")
