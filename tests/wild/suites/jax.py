@@ -26,10 +26,9 @@ import anynan
 import anynan.jax
 from tests.wild.jax_programs.program import PROGRAMS, Expected, Loop, Program
 from tests.wild.jax_state import Footprint
-from tests.wild.rows import YES, Fault, Row
+from tests.wild.rows import LEVELS, YES, Fault, Row
 
 SUITE = "jax"
-LEVELS = ("layer", "operation")
 STEPS = 4
 SAMPLE = ["conjugate_gradients", "custom_jvp"]
 MODULES = (
