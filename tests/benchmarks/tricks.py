@@ -1,8 +1,9 @@
 """What each trick gains over the plain way, in one tracked step.
 
-Run it as ``python -m tests.benchmarks.tricks``, with nothing else at work on the machine. A trick is code that a reader would not write first: it stays while a step costs at least 2 % more
-without it. Both ways run the same step, each with a tracker and a model of its own; they take turns
-in one process, in an order that is drawn anew each round, and medians are compared.
+Run it as ``python -m tests.benchmarks.tricks``, with nothing else at work on the machine. A trick
+is code that a reader would not write first: it stays while a step costs at least 2 % more without
+it. Both ways run the same step, each with a tracker and a model of its own; they take turns in one
+process, in an order that is drawn anew each round, and medians are compared.
 """
 
 import random

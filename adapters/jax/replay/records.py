@@ -219,7 +219,9 @@ class Recorder:
             index, op.name, op.raw, op.layer, op.phase, None, source=op.source,
             params=self._params(bad), forward=forward, feeds=self._feeds(op), direct=op.direct,
             call=op.call, iteration=bad.its[-1] if bad.its else None, shard=self._shard(bad),
-            hidden=None if op.phase == "backward" else self._hidden(bad),
+            hidden=None if op.phase == "backward" else self.rounds.hidden(
+                op, lambda index: self._word(index, bad)
+            ),
         )  # fmt: skip
         word = self.rounds.word(bad.worst, bad.its) or 0
         known = _light(self.graph.values[bad.worst].aval, word)
@@ -235,9 +237,6 @@ class Recorder:
             record.name = names.update(op.site.near) or record.name
         self._masked_rows(record, bad)
         return record
-
-    def _hidden(self, bad: Moment) -> tuple[str, ...] | None:
-        return self.rounds.hidden(bad.op, lambda index: self._word(index, bad))
 
     def _word(self, index: int, bad: Moment) -> int | None:
         """Give the worst kind that was read of a value, None if it was not read."""
