@@ -99,8 +99,9 @@ def test_sharing_does_not_multiply_the_work() -> None:
 
 def test_what_is_walked_flat_is_in_the_order_of_a_frameworks_inputs() -> None:
     inner = {"z": X, "a": Y}
-    value = {"second": [inner, inner], "first": Plain(X), "loop": (loop := [Y])}
+    loop: list[Any] = [Y]
     loop.append(loop)
+    value = {"second": [inner, inner], "first": Plain(X), "loop": loop}
     paths = [path for path, _ in leaves(value, "x", flat=True)]
     assert paths == [
         "x['loop'][0]",

@@ -167,7 +167,8 @@ def _role(x: Any) -> Role:
         found = _role_of(kind)
         # What a framework wraps around a container of the user's to see it change.
         if found == "unknown" and any(base.__name__ == "ObjectProxy" for base in kind.__mro__):
-            found = _role_of(type(x.__wrapped__))
+            kind = type(x.__wrapped__)
+            found = _role_of(kind)
     except Exception:  # noqa: BLE001  a metaclass may raise as well
         return "unknown"
     return found

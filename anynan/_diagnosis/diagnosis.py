@@ -158,7 +158,9 @@ def _converted(case: Case, origin: OpRecord | None) -> Arrival | None:
         made.append(origin.output)
 
     def known(held: Summary | None) -> tuple[Any, ...] | None:
-        return held and (held.shape, held.nan, held.posinf, held.neginf, held.first_bad)
+        if held is None:
+            return None
+        return held.shape, held.nan, held.posinf, held.neginf, held.first_bad
 
     same = {known(summary) for summary in made} - {None}
     return next((item for item in case.came_in if known(item.evidence.summary) in same), None)
