@@ -9,7 +9,7 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
-from anynan._diagnosis.lineage import OpRecord, Replay, Token, Verdict, trace
+from anynan._diagnosis.lineage import OpRecord, Replay, Sink, Token, Verdict, trace
 from anynan._diagnosis.rules.circumstance import is_label
 from anynan._diagnosis.rules.evidence import seen
 from anynan._readings.monitor import Monitor
@@ -101,8 +101,7 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         # A forward reading fails for -Inf only where the policy says so.
         neginf = may_mask(case.kind, reading.phase)
         verdict = trace(case.replayed.records, case.replayed.sinks, neginf=neginf)
-        shown = any(sink.kind == case.kind for sink in case.replayed.sinks)
-        if verdict.placed_only and reading.phase == "forward" and shown:
+        if reading.phase == "forward" and _is_placed(case, verdict, case.replayed.sinks):
             return None
     outside = verdict.outside
     incoming = case.replayed is not None and case.replayed.incoming
@@ -142,19 +141,29 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
     return _operation_event(case, monitor, verdict)
 
 
+def _is_placed(case: Case, verdict: Verdict, sinks: list[Sink]) -> bool:
+    """Tell whether what was read of a layer may be meant there, whatever comes of it later."""
+    shown = [sink for sink in sinks if sink.kind == case.kind]
+    own = [s for s in shown if (s.phase, s.layer) == ("forward", case.reading.layer)]
+    alone = verdict.placed_only and bool(shown)
+    return alone or (bool(own) and all(sink in verdict.spared for sink in own))
+
+
 def _converted(case: Case, origin: OpRecord | None) -> Arrival | None:
     """Give what came in and was made into the framework's own array before it was used."""
-    made = None if origin is None or origin.name != "constant" else origin.output
-    if made is None:
+    if origin is None:
         return None
+    made = [item.summary for item in origin.operands if item.source == "constant"]
+    if origin.name == "constant":
+        made.append(origin.output)
 
-    def same(held: Summary | None) -> bool:
-        known = (made.shape, made.nan, made.posinf, made.neginf, made.first_bad)
-        return held is not None and known == (
-            held.shape, held.nan, held.posinf, held.neginf, held.first_bad
-        )  # fmt: skip
+    def known(held: Summary | None) -> tuple[Any, ...] | None:
+        if held is None:
+            return None
+        return held.shape, held.nan, held.posinf, held.neginf, held.first_bad
 
-    return next((arrival for arrival in case.came_in if same(arrival.evidence.summary)), None)
+    same = {known(summary) for summary in made} - {None}
+    return next((item for item in case.came_in if known(item.evidence.summary) in same), None)
 
 
 def _to_blame(case: Case) -> Arrival | None:

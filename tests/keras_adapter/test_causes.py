@@ -221,7 +221,10 @@ def test_nan_that_the_code_writes_is_no_batch(how, run):
     event = caught.value.event
     assert (event.layer, event.phase, event.kind) == ("block.inner", "forward", "nan")
     assert event.operation.source.line == models.line(__file__, f"bad {how}")
-    assert event.cause.text == "the code itself writes this NaN"
+    text = "the code itself writes this NaN"
+    if how in ("table", "closure"):  # an array with NaN among its numbers may be data
+        text = "an array that held these values already is taken in here"
+    assert event.cause.text.startswith(text)
     assert not event.notes
 
 

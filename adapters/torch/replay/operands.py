@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.lineage import Operand, OpRecord
+from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.records import SOFTMAX, Given, makers
 from anynan.torch.read.probes import local, measure, nonfinite, plain, read_ends
 from anynan.torch.replay.names import node_name
@@ -129,17 +129,6 @@ def _before(node: Any) -> Iterator[Any]:
         node = next((item for item, _ in node.next_functions if item is not None), None)
         if node is not None:
             yield node
-
-
-def name_constant(items: Iterable[Operand]) -> None:
-    """Say of a tensor made of host numbers whether it is a constant of the code or data."""
-    for item in items:
-        held = item.summary
-        # Nobody writes an array with NaN among its numbers into a program. It came in by itself,
-        # and is not the batch.
-        data = held is not None and held.nan and held.size > 1
-        item.name = "data" if data else "value"
-        item.source, item.label = ("unknown" if data else "constant"), item.name
 
 
 def light(x: torch.Tensor) -> Summary:

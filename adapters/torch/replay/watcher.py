@@ -376,8 +376,6 @@ class Watcher(TorchDispatchMode):
             expected=made.expected if made is not None else context.expectations(),
             wide=ran.wide,
         )  # fmt: skip
-        if ran.shape.name == "constant":
-            operands.name_constant(record.operands)
         if look:
             operands.add_counts(record, named, ran.arguments)
         if record.phase != "backward":
@@ -415,12 +413,14 @@ class Watcher(TorchDispatchMode):
             params=operands.params(ran.arguments), direct=not again, call=call,
         )  # fmt: skip
 
-    def _origin(self, given: Given, _record: OpRecord) -> Origin:
+    def _origin(self, given: Given, record: OpRecord) -> Origin:
         """Say who wrote an operand's bad values."""
         key, name = _key(given.key), given.name.removeprefix(operands.INNER)
         entry = self._bad.get(key)
         if entry is not None:
             return Origin(tuple(entry[1]))
+        if record.name == "constant":  # made of numbers of the host's
+            return Origin((), "constant")
         if key in self._uninitialised:
             return Origin((), "uninitialised", name)
         return Origin((), *self.outside.get(key, ("unknown", name)))

@@ -68,24 +68,25 @@ def _bad_input(s: Situation) -> str | None:
         return None
     if s.phase == "input":
         return _rows(s, s.summary)
-    item = _from_outside(s, "input") or _from_outside(s, "unknown")
+    places = (_from_outside(s, source) for source in ("input", "data", "unknown"))
+    item = next(filter(None, places), None)
     return None if item is None else f"{called(s, item) or 'input'}: {seen(item.summary)}"
 
 
 def _input_wording(s: Situation) -> tuple[str, str] | None:
-    if s.operation == "constant":
+    if s.phase == "input" or _from_outside(s, "input") is not None:
+        return None
+    if _from_outside(s, "data") is not None:
         return (
             (
-                "an array that held these values already was made into a tensor here: data that "
-                "the step reads itself, or arithmetic in another library"
+                "an array that held these values already is taken in here: data that the step "
+                "reads itself, a table of the code, or arithmetic in another library"
             ),
             (
-                "check that array on the line before, anynan.check(x): repair or drop the samples, "
+                "check that array where it is made, anynan.check(x): repair or drop the samples, "
                 "or do the arithmetic where it can be watched"
             ),
         )
-    if s.phase == "input" or _from_outside(s, "input") is not None:
-        return None
     return (
         (
             "an operand was bad already, and no operation of this step made it: it came from "
