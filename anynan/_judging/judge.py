@@ -224,6 +224,8 @@ class Judge(Actor):
         wanted = self.wants_replay(reading, kind, now=True)
         if value is None and reading.order in rows.live:
             value = rows.live[reading.order]()
+        if replayed is None and rows.seen is not None:
+            replayed = rows.seen(reading, value)
         case = Case(
             reading, kind, rows, self._adapter.evidence(reading, value), later,
             clean=self._clean, updates=list(self._updates), replayed=replayed,

@@ -134,8 +134,8 @@ class Rows:
 
     __slots__ = (
         "__weakref__", "applied", "calls", "carried", "doubts", "expected", "failed", "guarded",
-        "held", "hi", "holding", "judged", "live", "lo", "norms", "pending", "scale", "sites",
-        "skip", "spread", "stats", "step", "suspect",
+        "held", "hi", "holding", "judged", "live", "lo", "norms", "pending", "scale", "seen",
+        "sites", "skip", "spread", "stats", "step", "suspect",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -169,6 +169,9 @@ class Rows:
         self.pending: Reading | None = None
         self.skip = False
         self.spread = 0
+        # Tells what a watcher of operations saw of this very run, up to a bad reading of an array:
+        # nothing is run again then. It gives None where the watcher was blind.
+        self.seen: Callable[[Reading, Any], Any] | None = None
 
     def insert(self, at: int, site: Site, call: int, lo: float, hi: float) -> None:
         """Put in a reading whose place became known after later ones were written."""

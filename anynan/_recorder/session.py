@@ -177,8 +177,8 @@ class ArraySession(BaseAdapter):
         return result
 
     def _is_lazy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self.options.read == "immediate":
-            return False
+        if self.options.read == "immediate" or self.options.level == "operation":
+            return False  # every operation is looked at as it runs, so nothing is left to read
         if self.options.read != "auto":
             return True
         return any(not self.is_near(x) for _, x in leaves((args, kwargs), "") if is_array(x))

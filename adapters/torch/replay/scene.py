@@ -13,7 +13,7 @@ from anynan.torch.call.models import Models
 from anynan.torch.call.regions import Regions
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import storage_number
+from anynan.torch.private import StorageWeakRef, storage_number
 from anynan.torch.read.hooks import CallHook
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
@@ -47,6 +47,15 @@ class Scene:
                 kind: External = "handed" if handed else "input"
                 found.setdefault(key, (kind, name))
         return found
+
+    def storages(self, root: RootCall) -> list[StorageWeakRef]:
+        """Refer to the storages of a call's inputs, without keeping them."""
+        inputs = self._models.inputs(root.fn, root.args, root.kwargs)
+        return [
+            StorageWeakRef(local(x).untyped_storage())
+            for _, x in inputs
+            if _storage(x) is not None
+        ]
 
     def gradients(self, watcher: Watcher) -> None:
         """Note the bad gradients that landed on weights."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 
@@ -168,6 +168,11 @@ class Watcher(TorchDispatchMode):
         # Backward passes of this run: the engine may run them in threads of its own.
         self.tasks: set[int] = set()
 
+    def __enter__(self) -> Self:
+        """Begin to watch, or go on: what was made meanwhile is nobody's here."""
+        self._first = _sequence()
+        return cast(Self, super().__enter__())  # type: ignore[no-untyped-call]
+
     # Every operation.
 
     def __torch_dispatch__(
@@ -225,6 +230,10 @@ class Watcher(TorchDispatchMode):
             if version is not None:
                 version.__exit__()
         self.originals = None
+
+    def forget(self) -> None:
+        """Let go of the tensors of the last backward node: the run is over."""
+        self.incoming, self._taken, self._own = (), [], []
 
     def mine(self) -> bool:
         """Tell whether what runs now belongs to this run, and not to another thread's."""

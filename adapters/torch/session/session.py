@@ -148,9 +148,13 @@ class Session(BaseAdapter):
         if self.replays.reached is not None:
             root.began = self.replays.reached.begin(self.models, given(fn, args, kwargs))
         state.root = root
-        if self.options.level == "operation" and state.operations is None:
+        if self.options.level == "operation":
             with state.aside():
-                state.operations = Operations(self.replays.scene, root, layer)
+                if state.operations is None:
+                    state.operations = Operations(self.replays.scene, root, layer, self.graphs.ran)
+                    rows.seen = state.operations.seen
+                else:
+                    state.operations.enter(root)
         state.step_roots.append((len(rows.sites), weakref.ref(root)))
         for name, x in named:
             # What a part of the model gets from another is no input.

@@ -1,0 +1,104 @@
+"""What a report is made from where a second run does not show the fault."""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan import Event
+
+
+def bad(tracker: Any) -> list[Event]:
+    return [event for event in tracker.events if event.severity == "bad"]
+
+
+def named(event: Event) -> tuple[str | None, str, str | None]:
+    return event.layer, event.phase, event.operation.name if event.operation else None
+
+
+class Odd(nn.Module):
+    """Take something from a queue, which nobody can put back: a second run differs."""
+
+    def __init__(self, *functions: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        for function in functions:
+            self.queue.put(function)
+        self.runs = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        x = self.linear(x)
+        return x if self.queue.empty() else self.queue.get()(x)
+
+
+def nan_forward(x: torch.Tensor) -> torch.Tensor:
+    return (x * 0 - 1).log()
+
+
+def nan_backward(x: torch.Tensor) -> torch.Tensor:
+    return (x * 0).sqrt()
+
+
+# level="operation" saw the first run.
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("tracked", ["model", "step"])
+@pytest.mark.parametrize("fault", [nan_forward, nan_backward])
+def test_level_operation_tells_of_the_run_it_saw(fault: Any, tracked: str, read: Any) -> None:
+    calls = []
+
+    class Odds(Odd):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(anynan.replaying())
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Linear(2, 2), Odds(fault))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    options: Any = {"level": "operation", "read": read, "action": "record"}
+    if tracked == "model":
+        with anynan.torch.track(model, **options) as tracker:
+            step(torch.ones(2, 2))
+    else:
+        tracker = anynan.torch.track(step, **options)
+        tracker(torch.ones(2, 2))
+    (event,) = bad(tracker)
+    word, phase = ("log", "forward") if fault is nan_forward else ("sqrt", "backward")
+    assert named(event) == ("1", phase, word)
+    assert calls == [False]
+    assert not event.notes
+
+
+def test_level_operation_of_a_loss_made_outside_of_the_model() -> None:
+    model = nn.Linear(2, 2)
+    tracker = anynan.torch.track(model, level="operation", action="record")
+    y = model(torch.ones(2, 2))
+    ((y * 0 - 1).log().sum() * y.sum()).backward()
+    (event,) = bad(tracker)
+    assert named(event) == (None, "loss", None)
+    assert event.cause is not None
+    assert "track the training step" in event.cause.fix
+
+
+def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
+    class Log(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 0 - 1).log()
+
+    model = nn.Sequential(nn.Linear(2, 2), Log())
+    compiled = torch.compile(model, backend="eager")
+    tracker = anynan.torch.track(compiled, level="operation", action="record")
+    compiled(torch.ones(2, 2)).sum().backward()
+    tracker.check()
+    assert named(bad(tracker)[0]) == ("1", "forward", "log")
