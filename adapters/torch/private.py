@@ -177,6 +177,11 @@ def original(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+def is_compiled_from(module: Any, name: str) -> bool:
+    """Tell whether what a module is given under this name is what it is compiled from."""
+    return name == "_orig_mod" and type(module).__name__ == "OptimizedModule"
+
+
 # Modes and transforms.
 
 is_tracing = torch._C._is_tracing

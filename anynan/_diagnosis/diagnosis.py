@@ -22,6 +22,10 @@ _NOT_REPRODUCED = (
     "the replay did not reproduce this: data that the step takes by itself, its own random numbers "
     "or state may have been others the second time, so the report stays at layer level"
 )
+_CALL_ALONE = (
+    "a second run of the whole step did not show this; one of the model's own call did, with what "
+    "it was given the first time"
+)
 _INFERRED = (
     "that the batch did it is inferred: it was bad before anything else was, and no second run "
     "shows what came of it"
@@ -95,6 +99,8 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
             "the report stays at layer level (code that takes its own data, counts its own steps "
             "or draws from its own generator runs differently the second time)"
         )
+    if case.replayed is not None and case.replayed.inner and parted is None:
+        case.notes.append(_CALL_ALONE)
     if case.replayed is not None:
         # A forward reading fails for -Inf only where the policy says so.
         neginf = may_mask(case.kind, reading.phase)
@@ -138,6 +144,17 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
             clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
             case.notes.append(_WATCHED if watched else clean)
     return _operation_event(case, monitor, verdict)
+
+
+def shows(case: Case, replayed: Replay) -> bool:
+    """Tell whether a second run saw the fault, and the same values as the first run before it."""
+    if parting(case.rows, case.reading, replayed.passed) is not None:
+        return False
+    if replayed.incoming:
+        return True
+    neginf = may_mask(case.kind, case.reading.phase)
+    verdict = trace(replayed.records, replayed.sinks, neginf=neginf)
+    return verdict.sink is not None or verdict.placed_only
 
 
 def _converted(case: Case, origin: OpRecord | None) -> Arrival | None:
@@ -339,7 +356,7 @@ def _incoming_event(case: Case) -> Event:
             "outside_the_model",
             "the model's outputs were finite, but the gradient that came back into it was not: "
             "the loss, or code between the model and the loss, made it",
-            "track the training step function instead of the model, and the operation is named",
+            _outside_fix(case),
         ),
         spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
     )
@@ -406,12 +423,22 @@ def _handed_event(case: Case, monitor: Monitor, verdict: Verdict, outside: Token
         cause=Cause(
             "made_between_layers",
             f"what {layer} was given was bad already: it was made {where}, outside what is watched",
-            "track the training step function instead of the model, and the operation is named",
+            _outside_fix(case),
             "" if summary is None else seen(summary),
         ),
         trail=_trail(case, monitor, layer, "forward"),
         spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
     )
+
+
+def _outside_fix(case: Case) -> str:
+    """Say how to see what is outside of the model's own call."""
+    if case.replayed is not None and case.replayed.inner:
+        return (
+            "let a second run of the step do what the first did (hand each batch to it as an "
+            "argument), or track with level='operation', and the operation is named"
+        )
+    return "track the training step function instead of the model, and the operation is named"
 
 
 def _layer_before(case: Case, layer: str) -> str | None:

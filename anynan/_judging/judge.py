@@ -8,7 +8,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.diagnosis import Arrival, Case, bare, contained, diagnose, norm_event
+from anynan._diagnosis.diagnosis import (
+    Arrival,
+    Case,
+    bare,
+    contained,
+    diagnose,
+    norm_event,
+    shows,
+)
 from anynan._diagnosis.evidence import Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay, trace
 from anynan._judging.actions import Actor
@@ -287,13 +295,23 @@ class Judge(Actor):
         """Have the step replayed, where that can tell more."""
         if case.reading.phase == "parameter" or case.kind not in NON_FINITE:
             return
-        try:
-            case.replayed = self._adapter.replay(case.reading)
-        except ReplayError as error:
-            self._seen[key] -= 1  # it may be possible the next time
-            case.notes.append(str(error))
-        except Exception as error:  # noqa: BLE001  what was found must not be lost
-            case.notes.append(f"the replay failed: {reason(error)}")
+        notes: list[str] = []
+        for again in (self._adapter.replay, self._adapter.replay_call):
+            try:
+                replayed = again(case.reading)
+                shown = replayed is not None and shows(case, replayed)
+            except ReplayError as error:
+                if again == self._adapter.replay:
+                    self._seen[key] -= 1  # it may be possible the next time
+                notes.append(str(error))
+            except Exception as error:  # noqa: BLE001  what was found must not be lost
+                notes.append(f"the replay failed: {reason(error)}")
+            else:
+                if shown or case.replayed is None:
+                    case.replayed = replayed
+                if shown:
+                    return
+        case.notes += notes
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
         """Tell whether a bad reading is worth a replay, or ``now`` that it has been counted."""

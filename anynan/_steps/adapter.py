@@ -70,6 +70,17 @@ class BaseAdapter:
         msg = "this framework's steps cannot be run again: the report stays at layer level"
         raise ReplayError(msg)
 
+    def replay_call(self, reading: Reading) -> Replay | None:  # noqa: ARG002  as ``replay``
+        """Run only the model's own call inside the failing step again, as it was called.
+
+        Asked for where a second run of the step did not show the fault; None where there is
+        no such call.
+
+        Raises:
+            ReplayError: If it cannot be run again.
+        """
+        return None
+
     def evidence(self, reading: Reading, value: Any) -> Evidence:
         """Hand over what is known of a failure; what cannot be found out is noted.
 

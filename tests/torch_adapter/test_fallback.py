@@ -102,3 +102,83 @@ def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
     compiled(torch.ones(2, 2)).sum().backward()
     tracker.check()
     assert named(bad(tracker)[0]) == ("1", "forward", "log")
+
+
+# A step that cannot be run again: the model's own call can.
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("fault", [nan_forward, nan_backward])
+def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
+    fault: Any, read: Any
+) -> None:
+    class Fault(nn.Module):
+        def forward(self, x: torch.Tensor, harm: bool) -> torch.Tensor:
+            return fault(x) if harm else x
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.fault = nn.Linear(2, 2), Fault()
+
+        def forward(self, x: torch.Tensor, harm: bool) -> torch.Tensor:
+            return self.fault(self.first(x), harm)
+
+    model = Net()
+    data: SimpleQueue[Any] = SimpleQueue()
+
+    def step() -> torch.Tensor:
+        for _ in range(2):  # the fault is in the second call of two
+            harm = not data.empty() and data.get()
+            loss = model(torch.ones(2, 2), harm).sum()
+            loss.backward()
+        return loss
+
+    tracker = anynan.torch.track(step, read=read, action="record")
+    data.put(False)
+    data.put(True)
+    tracker()
+    (event,) = bad(tracker)
+    word, phase = ("log", "forward") if fault is nan_forward else ("sqrt", "backward")
+    assert named(event) == ("fault", phase, word)
+    assert event.call == 1
+    assert any("the model's own call" in note for note in event.notes)
+    grads = [p.grad for p in model.parameters()]
+    assert all(grad is not None for grad in grads)
+
+
+def test_a_gradient_that_came_into_the_models_call_was_made_outside_of_it() -> None:
+    model = nn.Linear(2, 2)
+    data: SimpleQueue[Any] = SimpleQueue()
+    data.put(0.0)
+
+    def step() -> torch.Tensor:
+        factor = 1.0 if data.empty() else data.get()
+        loss = (model(torch.ones(2, 2)) * factor).square().sum().sqrt()
+        loss.backward()
+        return loss
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker()
+    (event,) = bad(tracker)
+    assert named(event) == (None, "loss", None)
+    assert event.cause is not None
+    assert "track the training step" not in event.cause.fix
+
+
+def test_what_a_step_hands_to_its_model_is_not_called_the_batch() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    data: SimpleQueue[Any] = SimpleQueue()
+    data.put(-1.0)
+
+    def step() -> torch.Tensor:
+        x = torch.ones(2, 2) if data.empty() else torch.full((2, 2), data.get()).log()
+        return model(x).sum()
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker()
+    (event,) = bad(tracker)
+    assert event.layer is None
+    assert event.phase == "loss"
+    assert event.cause is not None
+    assert event.cause.tag == "made_between_layers"

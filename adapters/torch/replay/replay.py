@@ -110,6 +110,29 @@ class Replays:
             raise ReplayError(GONE)
         return self.again(state, reading, roots)
 
+    def run_inner(self, state: State, reading: Reading) -> Replay | None:
+        """Run the models' own calls inside a step again that a reading may come from.
+
+        Args:
+            state: The thread's open step.
+            reading: The bad reading.
+
+        Returns:
+            What was seen; None where no such call is known.
+
+        Raises:
+            ReplayError: If they cannot be run again.
+        """
+        now = state.rows is not None and state.rows.step == reading.step
+        if not state.in_step or not now or reading.phase not in ("forward", "backward"):
+            return None
+        roots = [root for root in state.inner_roots(reading) if root.fn is not None]
+        if not roots:
+            return None
+        result = self.again(state, reading, roots)
+        result.inner = True
+        return result
+
     def again(
         self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False
     ) -> Replay:
@@ -150,7 +173,7 @@ class Replays:
                         )
                     watcher = self._run(
                         root, reading, result, kept, interrupts,
-                        whole=state.in_step, together=together,
+                        whole=root is state.root and state.in_step, together=together,
                     )  # fmt: skip
                     if not result.sinks:
                         result.records, result.sinks = watcher.records, watcher.sinks

@@ -42,8 +42,10 @@ class Scene:
         for name, x in self._models.inputs(root.fn, root.args, root.kwargs):
             key = _storage(x)
             if key is not None:
-                # What a part of the model gets from another was computed, nobody saw where.
-                handed = self._models.parts and x.grad_fn is not None
+                # What a part of the model gets from another was computed, nobody saw where;
+                # what a model gets inside a step may have been.
+                inner = self._models.fn is not None and root.fn is not self._models.fn
+                handed = inner or (self._models.parts and x.grad_fn is not None)
                 kind: External = "handed" if handed else "input"
                 found.setdefault(key, (kind, name))
         return found
@@ -52,9 +54,7 @@ class Scene:
         """Refer to the storages of a call's inputs, without keeping them."""
         inputs = self._models.inputs(root.fn, root.args, root.kwargs)
         return [
-            StorageWeakRef(local(x).untyped_storage())
-            for _, x in inputs
-            if _storage(x) is not None
+            StorageWeakRef(local(x).untyped_storage()) for _, x in inputs if _storage(x) is not None
         ]
 
     def gradients(self, watcher: Watcher) -> None:

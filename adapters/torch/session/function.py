@@ -13,11 +13,11 @@ from anynan.torch.call.discovery import find_modules, in_arguments
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
-from anynan.torch.private import version
+from anynan.torch.private import task, version
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session, session_of
-from anynan.torch.step.hooks import read_before
+from anynan.torch.step.hooks import keep_gradients, read_before
 from anynan.torch.weights.optimizers import Held, gradient_site
 from anynan.torch.weights.scalers import in_use
 
@@ -215,19 +215,27 @@ class FunctionSession(Session):
                     self.steps.flag(state, rows, len(rows.lo) - 1, value)
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
-        """Count a model's call; the step itself is the root."""
+        """Keep what a model's own call is given: it can be run again where the step can not."""
         state = self.threads.state()
         if self.replays.lock.locked():
             self.replays.let_pass(state)
-        if not state.idle:
-            self.ranks.rehearses(state)
+        if state.idle or self.ranks.rehearses(state) or not state.depth or task() != -1:
+            return
+        state.depth += 1
+        if state.depth == 2 and self.options.replay and state.operations is None:
+            state.inner = self.note_call(state, module, args, kwargs)
+            state.inners.append((path, weakref.ref(state.inner)))
 
     def exit_root(self, module: Any, output: Any) -> None:
         """Leave the step open: it ends when the function returns."""
         state = self.threads.state()
-        if self.ranks.rehearsed(state):
+        if self.ranks.rehearsed(state) or state.idle:
             return
-        if not state.idle and not state.slots.deferred:
+        if state.depth > 1 and task() == -1:
+            state.depth -= 1
+            if state.depth == 1 and state.inner is not None and output is not None:
+                keep_gradients(state, state.inner, output, self.options)
+        if not state.slots.deferred:
             self.steps.take(state)
 
 

@@ -12,10 +12,9 @@ from anynan._steps.tracker import Tracker
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
-from anynan.torch.private import call_code, task
-from anynan.torch.read.tensors import tensors
+from anynan.torch.private import call_code, original, task
 from anynan.torch.session.session import Session
-from anynan.torch.step.hooks import KeepGradHook
+from anynan.torch.step.hooks import keep_gradients
 from anynan.torch.weights.scalers import all_in, rescaled
 
 # Without an optimizer to end the step, this many readings do.
@@ -93,13 +92,7 @@ class ModelSession(Session):
             return
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
-        for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
-            if x.requires_grad:
-                state.trained = True
-                if self.options.backward:
-                    handle = x.register_hook(KeepGradHook(root, i, self.options.keep))
-                    if x.grad_fn is None:
-                        state.leaves.append(handle)
+        state.trained = keep_gradients(state, root, output, self.options) or state.trained
         if len(state.calls) < 2 and any(module.children()) and not self.graphs.ran_now():
             self.graphs.missed(called=True)
         over = not state.trained and not again
@@ -112,11 +105,14 @@ class ModelSession(Session):
 
 
 def _running(module: torch.nn.Module) -> bool:
-    """Tell whether a call of this module, besides the one that begins, is on the stack."""
-    calls = 0
+    """Tell whether a call of this module, besides the one that begins, is on the stack.
+
+    A compiled module's call is one of the module it was made of.
+    """
+    calls, mine = 0, original(module)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is call_code and frame.f_locals.get("self") is module:
+        if frame.f_code is call_code and original(frame.f_locals.get("self")) is mine:
             calls += 1
         frame = frame.f_back
     return calls > 1

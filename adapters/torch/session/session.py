@@ -144,10 +144,7 @@ class Session(BaseAdapter):
         elif not rows.holding:  # what opened it may have been an evaluation
             self.ranks.begin(state, rows)
         named = list(self.models.inputs(fn, args, kwargs))
-        root = RootCall.now(fn, tuple(args), dict(kwargs), [x for _, x in named], state.calls)
-        if self.replays.reached is not None:
-            root.began = self.replays.reached.begin(self.models, given(fn, args, kwargs))
-        state.root = root
+        root = state.root = self.note_call(state, fn, args, kwargs)
         if self.options.level == "operation":
             with state.aside():
                 if state.operations is None:
@@ -165,6 +162,14 @@ class Session(BaseAdapter):
                 if state.slots.deferred:
                     rows.live[len(rows.sites)] = weakref.ref(x)
                 self.steps.write(state, rows, site, 0, x)
+        return root
+
+    def note_call(self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any) -> RootCall:
+        """Take what a second run of a call will need."""
+        values = [x for _, x in self.models.inputs(fn, args, kwargs)]
+        root = RootCall.now(fn, tuple(args), dict(kwargs), values, state.calls)
+        if self.replays.reached is not None:
+            root.began = self.replays.reached.begin(self.models, given(fn, args, kwargs))
         return root
 
     # What the core asks for.
@@ -198,6 +203,12 @@ class Session(BaseAdapter):
             raise ReplayError(GONE)
         self.ranks.replayed()
         return self.replays.run(self.threads.owner(self.threads.state()), reading)
+
+    def replay_call(self, reading: Reading) -> Replay | None:
+        """Run a model's own call inside the failing step again."""
+        if self._gone:
+            return None
+        return self.replays.run_inner(self.threads.owner(self.threads.state()), reading)
 
 
 tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"

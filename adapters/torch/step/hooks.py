@@ -8,6 +8,7 @@ import torch
 
 from anynan._readings.readings import Rows, Site
 from anynan._runtime import context
+from anynan.options import Options
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
@@ -101,6 +102,19 @@ class KeepGradHook(Hook):
         """Keep the gradient."""
         if grad is not None:  # None where the loss does not use it
             self.root.keep_gradient(self.index, grad, self.keep)
+
+
+def keep_gradients(state: State, root: RootCall, output: Any, options: Options) -> bool:
+    """Have a call keep the gradients that come into its outputs; tell whether any may come."""
+    trains = False
+    for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
+        if x.requires_grad:
+            trains = True
+            if options.backward:
+                handle = x.register_hook(KeepGradHook(root, i, options.keep))
+                if x.grad_fn is None:
+                    state.leaves.append(handle)
+    return trains
 
 
 class ForwardHook(Hook):
