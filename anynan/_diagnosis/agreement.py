@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
+from anynan._diagnosis.sources import is_library
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows
 from anynan.events import Kind, Phase
@@ -105,6 +106,22 @@ def parting(
         if row is failing:
             break
     return None
+
+
+def same_end(first: BaseException, second: BaseException | None) -> bool:
+    """Tell whether two runs ended with one exception, at one line of the program."""
+    return second is not None and _raised_at(first) == _raised_at(second)
+
+
+def _raised_at(error: BaseException) -> tuple[Any, ...]:
+    """Give the type and the last line of the program's own."""
+    trace, place = error.__traceback__, ()
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_library(code.co_filename):
+            place = (code, trace.tb_lineno)
+        trace = trace.tb_next
+    return type(error), *place
 
 
 def _as_passed(reading: Reading) -> Passed:

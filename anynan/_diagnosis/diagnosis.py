@@ -244,7 +244,9 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
         if not here:
             tensor = "output" if phase != "backward" else "grad"
             surfaced = place(reading.phase, reading.layer, reading.site.parameter)
-            if reading.phase == "value":
+            if case.replayed is not None and case.replayed.raised is not None:
+                surfaced = reading.site.tensor
+            elif reading.phase == "value":
                 surfaced = f"the check of {reading.site.tensor}"
         hidden = _hidden_before(origin, verdict)
         if hidden is not None:

@@ -134,6 +134,7 @@ class Replay:
         whole: True if it saw every operation of the failing run itself, or of one that agreed
             with it: what no operation explains was then made out of sight.
         inner: True if it ran a model's own call, and not the step around it.
+        raised: The exception that ended it.
     """
 
     records: list[OpRecord] = field(default_factory=list)
@@ -145,6 +146,7 @@ class Replay:
     substituted: bool = False
     whole: bool = False
     inner: bool = False
+    raised: BaseException | None = None
 
     def end(self) -> None:
         """Leave out what came after the first harm: it is spread, and tells nothing."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.agreement import parting, same_end
 from anynan._diagnosis.diagnosis import (
     Arrival,
     Case,
@@ -18,7 +19,7 @@ from anynan._diagnosis.diagnosis import (
     shows,
 )
 from anynan._diagnosis.evidence import Evidence, ReplayError
-from anynan._diagnosis.lineage import Replay, trace
+from anynan._diagnosis.lineage import PLACING, Replay, Sink, trace
 from anynan._judging.actions import Actor
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
@@ -307,10 +308,12 @@ class Judge(Actor):
             except Exception as error:  # noqa: BLE001  what was found must not be lost
                 notes.append(f"the replay failed: {reason(error)}")
             else:
+                if shown and case.replayed is not None:
+                    notes += case.replayed.notes
                 if shown or case.replayed is None:
                     case.replayed = replayed
                 if shown:
-                    return
+                    break
         case.notes += notes
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
@@ -340,9 +343,43 @@ class Judge(Actor):
             event = contained(record, rows, self._known())
             with self._lock:
                 self._events.append(self._signed(event))
-        sink = verdict.sink
-        if sink is None or rows.failed is not None or rows.held is not None:
+        if verdict.sink is not None and rows.failed is None and rows.held is None:
+            self._surface(rows, verdict.sink, seen)
+
+    def raised(self, rows: Rows, error: BaseException, look: Callable[[], Replay | None]) -> None:
+        """Judge what the program raised an exception over, if that was bad.
+
+        Args:
+            rows: The open rows, read so far.
+            error: The exception.
+            look: Gives what a watcher saw up to it, in this run or in another; its last sink is
+                what the program took last, if that was bad.
+        """
+        self.review(rows)
+        self._seen["raised", type(error)] += 1
+        many = self._seen["raised", type(error)] > MAX_REPLAYS
+        if many or rows.failed is not None or rows.held is not None or not self.options.replay:
             return
+        try:
+            seen = look()
+        except Exception:  # noqa: BLE001  the program's own exception is the news
+            return
+        if seen is None or not seen.sinks or not same_end(error, seen.raised):
+            return
+        last = rows.reading(len(rows.lo) - 1) if rows.lo else None
+        if last is not None and parting(rows, last, seen.passed) is not None:
+            return
+        verdict = trace(seen.records, seen.sinks[-1:])
+        origin = verdict.origin
+        if origin is None or verdict.sink is None:
+            return
+        if origin.name in PLACING and verdict.sink.kind != "nan":
+            return  # a mask may be looked at by anybody
+        label = f"the {type(error).__name__} that the program raised"
+        self._surface(rows, replace(verdict.sink, label=label), seen)
+
+    def _surface(self, rows: Rows, sink: Sink, seen: Replay) -> None:
+        """Judge a place of harm that only a watcher of operations saw."""
         site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
         value = {"nan": math.nan, "posinf": math.inf}.get(sink.kind, -math.inf)
         rows.sites.append(site)

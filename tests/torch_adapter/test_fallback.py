@@ -182,3 +182,101 @@ def test_what_a_step_hands_to_its_model_is_not_called_the_batch() -> None:
     assert event.phase == "loss"
     assert event.cause is not None
     assert event.cause.tag == "made_between_layers"
+
+
+# An exception of the program's, because of a bad value.
+
+
+def _check(x: torch.Tensor) -> torch.Tensor:
+    assert torch.isfinite(x).all(), "not finite"
+    return x
+
+
+DEADLY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "multinomial": lambda x: torch.multinomial(x, 1),
+    "distribution": lambda x: torch.distributions.Categorical(logits=x).sample(),
+    "solver": lambda x: torch.linalg.eigh(x.mT @ x)[0],
+    "assert": _check,
+}
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+@pytest.mark.parametrize("level", ["layer", "operation"])
+@pytest.mark.parametrize("way", DEADLY)
+def test_an_exception_over_a_bad_value_takes_the_report_along(
+    way: str, level: Any, action: Any
+) -> None:
+    model = nn.Linear(2, 3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return DEADLY[way](nan_forward(model(x)))
+
+    with pytest.raises(Exception) as plain:  # noqa: PT011  as many as there are ways
+        step(torch.ones(3, 2))
+    tracker = anynan.torch.track(step, level=level, action=action)
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        tracker(torch.ones(3, 2))
+    (event,) = bad(tracker)
+    assert named(event) == (None, "loss", "log")
+    name = type(plain.value).__name__
+    assert event.spread.surfaced == f"the {name} that the program raised"
+    if action == "raise":
+        assert type(caught.value) is anynan.NonFiniteError
+        assert type(caught.value.__cause__) is type(plain.value)
+    else:
+        assert type(caught.value) is type(plain.value)
+        (note,) = caught.value.__notes__
+        assert note.startswith("NaN first appeared")
+        assert "log(-1.0)" in note
+
+
+def test_rows_that_wait_are_read_when_an_exception_ends_the_step() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if model(x).isnan().any():
+            raise ValueError(7)
+        return x
+
+    tracker = anynan.torch.track(step, read="step", level="operation")
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracker(torch.ones(2, 2))
+    assert named(caught.value.event) == ("1", "forward", "log")
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("way", DEADLY)
+def test_an_exception_inside_of_a_model_takes_the_report_along(way: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return DEADLY[way](nan_forward(self.linear(x)))
+
+    model = Net()
+    anynan.torch.track(model)
+    with pytest.raises(Exception, match=r"\w") as caught:
+        model(torch.ones(3, 2))
+    assert not isinstance(caught.value, anynan.AnomalyError)
+    assert "log(-1.0)" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("level", ["layer", "operation"])
+@pytest.mark.parametrize("error", [KeyError, StopIteration])
+def test_an_exception_over_something_else_stays_what_it_is(error: Any, level: Any) -> None:
+    model = nn.Linear(2, 3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(3).masked_fill(torch.arange(3) > 1, -torch.inf)
+        y = torch.nan_to_num(nan_forward(model(x))) + model(x) + (mask == 0)
+        y.sum().item()
+        mask.max()
+        raise error
+
+    tracker = anynan.torch.track(step, level=level)
+    with pytest.raises(error) as caught:
+        tracker(torch.ones(3, 2))
+    assert not getattr(caught.value, "__notes__", ())
+    assert not bad(tracker)

@@ -98,6 +98,14 @@ class Operations:
             )
         return seen
 
+    def ended(self, error: BaseException) -> Replay:
+        """Tell what was seen up to an exception."""
+        seen = self._seen()
+        seen.raised = error
+        if self.watcher.taken is not None:
+            seen.sinks.append(self.watcher.taken)
+        return seen
+
     def finish(self) -> Replay:
         """Stop watching and hand over what was seen."""
         self._stack.close()

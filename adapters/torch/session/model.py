@@ -9,6 +9,7 @@ import torch
 
 from anynan._readings.readings import Rows
 from anynan._steps.tracker import Tracker
+from anynan.errors import AnomalyError
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
@@ -89,6 +90,11 @@ class ModelSession(Session):
         if output is None and sys.exc_info()[0] is not None:
             # It raised, and torch walks through the hooks: the next call ends the step.
             state.broken = True
+            error = sys.exc_info()[1]
+            if isinstance(error, Exception) and _raised_by(module, error):
+                judge = self.tracker.judge
+                with judge.carried_by(error, state.rows, raising=False), self.ranks.alone():
+                    self.look_back(state, error)
             return
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
@@ -102,6 +108,17 @@ class ModelSession(Session):
             self.steps.take(state)
         if over:
             self.steps.close(state)
+
+
+def _raised_by(module: Any, error: Exception) -> bool:
+    """Tell whether an exception came out of this module's call, and is none of anynan's own."""
+    trace = None if isinstance(error, AnomalyError) else error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code is call_code and frame.f_locals.get("self") is module:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _running(module: torch.nn.Module) -> bool:

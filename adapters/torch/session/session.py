@@ -172,6 +172,24 @@ class Session(BaseAdapter):
             root.began = self.replays.reached.begin(self.models, given(fn, args, kwargs))
         return root
 
+    def look_back(self, state: State, error: BaseException) -> None:
+        """Judge what a call read until an exception ended it, and what it took last."""
+        self.steps.take(state)
+        rows, operations = state.rows, state.operations
+        if rows is None:
+            return
+        with state.aside():
+            state.slots.read()
+            self.tracker.judge.raised(
+                rows,
+                error,
+                lambda: (
+                    self.replays.up_to(state, rows)
+                    if operations is None
+                    else operations.ended(error)
+                ),
+            )
+
     # What the core asks for.
 
     def bad_parameters(self) -> list[BadParameter]:
