@@ -170,7 +170,9 @@ class ArraySession(BaseAdapter):
         except BaseException as error:
             explain(error)
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.judge.softly():
+            with self.tracker.judge.carried_by(error, rows):
+                if isinstance(error, Exception) and not isinstance(error, AnomalyError):
+                    self.tracker.judge.raised(rows, error, lambda: tape.ended(error))
                 self.end(tape, rows, fn, args, kwargs)
             raise
         self.end(tape, rows, fn, args, kwargs)
