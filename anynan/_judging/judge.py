@@ -235,11 +235,14 @@ class Judge(Actor):
             value = rows.live[reading.order]()
         if replayed is None and rows.seen is not None:
             replayed = rows.seen(reading, value)
+        tracker = self._tracker()
         case = Case(
             reading, kind, rows, self._adapter.evidence(reading, value), later,
             clean=self._clean, updates=list(self._updates), replayed=replayed,
             seen=replayed is not None, unread=self._unread(),
             watched=self.options.level == "operation", came_in=self._came_in(rows, kind),
+            of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
+            in_order=self._adapter.in_order,
         )  # fmt: skip
         if replayed is None and wanted:
             self._run_again(case, key)
@@ -269,7 +272,6 @@ class Judge(Actor):
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
             self._spoiled = rows.step
-        tracker = self._tracker()
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
         return event

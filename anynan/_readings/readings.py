@@ -133,7 +133,8 @@ class Rows:
     """
 
     __slots__ = (
-        "__weakref__", "applied", "calls", "carried", "doubts", "expected", "failed", "guarded",
+        "__weakref__", "applied", "calls", "carried", "doubts", "expected", "failed", "given",
+        "guarded",
         "held", "hi", "holding", "judged", "live", "lo", "norms", "pending", "scale", "seen",
         "sites", "skip", "spread", "stats", "step", "suspect",
     )  # fmt: skip
@@ -156,6 +157,9 @@ class Rows:
         self.doubts: list[Doubt] = []
         # A layer was seen handing it on.
         self.carried = False
+        # While a layer's output is judged: gives what the layer was given that is bad, and the
+        # path of the model around it, None where code outside of every layer called it.
+        self.given: Callable[[], tuple[Any, str | None]] | None = None
         self.judged = 0
         self.guarded = 0
         # The loss scale that the step ran under, as a number or the framework's array of one.

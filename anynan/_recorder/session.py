@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,7 @@ class ArraySession(BaseAdapter):
             # What broke the step may be what anynan looks for: judge it, then let it go on.
             with self.tracker.judge.carried_by(error, rows):
                 if isinstance(error, Exception) and not isinstance(error, AnomalyError):
-                    self.tracker.judge.raised(rows, error, lambda: tape.ended(error))
+                    self.tracker.judge.raised(rows, error, partial(tape.ended, error))
                 self.end(tape, rows, fn, args, kwargs)
             raise
         self.end(tape, rows, fn, args, kwargs)

@@ -229,7 +229,7 @@ class Tape:
         self.unwritten.clear()
         self.taken = []
 
-    def ended(self, error: BaseException) -> Replay | None:  # noqa: ARG002  not every tape knows
+    def ended(self, error: BaseException) -> Replay | None:
         """Give what was seen up to an exception, and last what the program took that is bad."""
         return None
 

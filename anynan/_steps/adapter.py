@@ -23,9 +23,11 @@ class BaseAdapter:
         backend: Name of the framework, as events give it.
         options: What the user asked for.
         tracker: What the user holds.
+        in_order: Whether gradients are read in the order in which they are made.
     """
 
     backend: str
+    in_order = False
 
     def __init__(self, tracker: Tracker, options: Options | None = None) -> None:
         self.tracker = tracker

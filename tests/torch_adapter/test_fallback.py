@@ -280,3 +280,68 @@ def test_an_exception_over_something_else_stays_what_it_is(error: Any, level: An
         tracker(torch.ones(3, 2))
     assert not getattr(caught.value, "__notes__", ())
     assert not bad(tracker)
+
+
+# Where nothing can be run again: the loss before its gradients, and no layer for its inputs.
+
+
+def _log(y: torch.Tensor) -> torch.Tensor:
+    return (y * 0 - 1).log().sum() * y.sum()
+
+
+def _slope(y: torch.Tensor) -> torch.Tensor:
+    return (y * 0).square().sum().sqrt()
+
+
+@pytest.mark.parametrize("way", [_log, _slope])
+@pytest.mark.parametrize("tracked", ["model", "step"])
+def test_a_bad_loss_is_told_before_the_gradients_it_spoils(way: Any, tracked: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = way(model(x))
+        loss.backward()
+        return loss.detach()
+
+    with anynan.torch.track(
+        model if tracked == "model" else step, replay=False, action="record"
+    ) as tracker:
+        (step if tracked == "model" else tracker)(torch.ones(2, 2))
+    (event,) = bad(tracker)
+    assert (event.layer, event.phase) == (None, "loss")
+    assert event.cause is not None
+    assert ("track the training step" in event.cause.fix) == (tracked == "model")
+    loss_itself = way is _log and tracked == "step"
+    assert event.tensor == ("loss" if loss_itself else "gradient of the loss")
+
+
+def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.decoder = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.decoder(nan_forward(self.fc(x)))
+
+    model = Net()
+    tracker = anynan.torch.track(model, replay=False, action="record")
+    model(torch.ones(2, 2))
+    (event,) = bad(tracker)
+    assert (event.layer, event.phase) == ("", "forward")
+    assert event.cause is not None
+    assert "what decoder.0 was given was bad already" in event.cause.text
+    assert "between fc and decoder.0, in the model's own code" in event.cause.text
+    tracker.remove()
+
+    def step(x: torch.Tensor) -> torch.Tensor:  # the parts are called, and not the model
+        return model.decoder(nan_forward(model.fc(x))).sum()
+
+    tracker = anynan.torch.track(model, replay=False, action="record")
+    step(torch.ones(2, 2))
+    step(torch.ones(2, 2))
+    event = bad(tracker)[-1]
+    assert (event.layer, event.phase) == (None, "loss")
+    assert event.cause is not None
+    assert "between fc and decoder.0, outside what is watched" in event.cause.text
+    assert "track the training step" in event.cause.fix

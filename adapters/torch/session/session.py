@@ -38,6 +38,7 @@ class Session(BaseAdapter):
     """
 
     backend = "torch"
+    in_order = True
     updates_type: type[Updates] = Updates
 
     def __init__(self, tracker: Tracker, models: Models) -> None:

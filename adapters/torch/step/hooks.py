@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from anynan._arrays.summary import Summary
 from anynan._readings.readings import Rows, Site
 from anynan._runtime import context
 from anynan.options import Options
@@ -15,7 +16,7 @@ from anynan.torch.graphs.compiler import run_outside
 from anynan.torch.graphs.fixed import Layer
 from anynan.torch.private import PROXY, hook_last, is_tracing, mode, own_hooks, task, version
 from anynan.torch.read.hooks import Hook
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite
 from anynan.torch.read.tensors import tensors
 from anynan.torch.read.transforms import capturing, say_traced, say_unseen
 from anynan.torch.step.steps import Steps
@@ -69,6 +70,15 @@ class GradHook(Hook):
             steps = self.steps()
             if steps is not None:
                 steps.flag(state, rows, len(rows.lo) - 1, grad)
+
+
+def bad_input(args: Any) -> Summary | None:
+    """Measure what a layer was given that holds a NaN or +Inf; -Inf may be a mask."""
+    for _, x in tensors(args, "input"):
+        found = measure(x) if nonfinite(x) else None
+        if found is not None and (found.nan or found.posinf):
+            return found
+    return None
 
 
 def read_before(state: State, rows: Rows, x: torch.Tensor) -> tuple[float, float] | None:
@@ -178,16 +188,16 @@ class ForwardHook(Hook):
             calls[path] = call + 1
         if type(output) is not _Tensor:
             for name, x in tensors(output, "output", objects=True):
-                self._read(state, rows, root, x, self._sites(x, name), call)
+                self._read(state, rows, root, x, self._sites(x, name), call, args)
         elif output.dtype is self.dtype:
-            self._read(state, rows, root, output, self.pair, call)
+            self._read(state, rows, root, output, self.pair, call, args)
         else:
             self.dtype, self.pair = output.dtype, self._sites(output, "output")
-            self._read(state, rows, root, output, self.pair, call)
+            self._read(state, rows, root, output, self.pair, call, args)
 
     def _read(
         self, state: State, rows: Rows, root: Any, x: torch.Tensor,
-        pair: tuple[Site, Site] | None, call: int,
+        pair: tuple[Site, Site] | None, call: int, args: Any,
     ) -> None:  # fmt: skip
         if pair is None:
             return
@@ -201,7 +211,11 @@ class ForwardHook(Hook):
         if expected is not None:
             rows.expected[order] = expected
         if bad:
-            self.steps.flag(state, rows, len(rows.lo) - 1, x)
+            rows.given = lambda: (bad_input(args), self.threads.models.around(self.path))
+            try:
+                self.steps.flag(state, rows, len(rows.lo) - 1, x)
+            finally:
+                rows.given = None
         if self.backward and x.requires_grad:
             handle = hook_last(x, GradHook(self.weak, state, root, pair[1], call, expected))
             if handle is not None:
