@@ -94,7 +94,10 @@ def parting(
                 break
             continue
         if group is None or at >= len(group):
-            # Behind the failing reading the first run was not read any more.
+            # Behind the failing reading the first run was not read any more; a second run does
+            # not say when it passes a weight's gradient.
+            if place.phase == "backward" and reading.site.parameter is not None:
+                continue
             if place.layer and (place.layer, place.phase) not in layers and failing.key not in seen:
                 return f"{_where(place)} was passed in the second run only"
             continue

@@ -345,3 +345,116 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
     assert event.cause is not None
     assert "between fc and decoder.0, outside what is watched" in event.cause.text
     assert "track the training step" in event.cause.fix
+
+
+# No optimizer of PyTorch's to wait for.
+
+
+class Steep(torch.autograd.Function):
+    """Give its weight an infinite gradient, and its input a finite one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return grads[0] * weight, (grads[0] * x / 0).sum(0)
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Steep.apply(x, self.weight)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _take(model: nn.Module, gradients: Any) -> None:
+    with torch.no_grad():
+        for p, grad in zip(model.parameters(), gradients, strict=True):
+            p -= 0.1 * grad
+
+
+def _by_hand(model: nn.Module, loss: torch.Tensor, *, zeroed: bool) -> None:
+    loss.backward()
+    _take(model, [p.grad for p in model.parameters()])
+    for p in model.parameters():
+        if zeroed and p.grad is not None:
+            p.grad.zero_()
+        else:
+            p.grad = None
+
+
+def _by_grad(model: nn.Module, loss: torch.Tensor) -> None:
+    _take(model, torch.autograd.grad(loss, list(model.parameters())))
+
+
+HANDS: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {
+    "set to None": lambda model, loss: _by_hand(model, loss, zeroed=False),
+    "zeroed": lambda model, loss: _by_hand(model, loss, zeroed=True),
+    "autograd.grad": _by_grad,
+}
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("way", HANDS)
+def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Scale())
+    before = model[1].weight.detach().clone()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        HANDS[way](model, loss)
+        return loss.detach()
+
+    tracker = anynan.torch.track(step, read=read)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracker(torch.ones(2, 2))
+    event = caught.value.event
+    assert (event.layer, event.phase, event.parameter) == ("1", "backward", "1.weight")
+    if read == "step":  # read when the weights were no longer those of the first run
+        assert any("updated the weights" in note for note in event.notes)
+    else:
+        assert event.operation is not None
+        assert event.operation.name == "divide"
+        assert torch.equal(model[1].weight, before)
+    tracker.remove()
+    assert not model[1].weight._backward_hooks
+
+
+def test_a_bad_update_by_hand_that_went_through_is_told_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Scale(), nn.Softplus())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        HANDS["set to None"](model, loss)
+        return loss.detach()
+
+    tracker = anynan.torch.track(step, action="record")
+    for _ in range(3):
+        tracker(torch.ones(2, 2))
+    assert len(bad(tracker)) == 1
+
+
+def test_an_optimizer_that_comes_late_takes_the_hooks_off_the_weights() -> None:
+    model = nn.Linear(2, 2)
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if not optimizers:
+            optimizers.append(torch.optim.SGD(model.parameters(), 0.1))
+        optimizers[0].zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizers[0].step()
+        return loss.detach()
+
+    tracker = anynan.torch.track(step)
+    tracker(torch.ones(2, 2))
+    tracker(torch.ones(2, 2))
+    assert not model.weight._backward_hooks
+    assert not tracker.events

@@ -18,8 +18,8 @@ from anynan.torch.private import task, version
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session, session_of
-from anynan.torch.step.hooks import keep_gradients, read_before
-from anynan.torch.weights.optimizers import Held, gradient_site
+from anynan.torch.step.hooks import WeightHook, keep_gradients, read_before
+from anynan.torch.weights.optimizers import Held, exact_site, gradient_site
 from anynan.torch.weights.scalers import in_use
 
 
@@ -32,6 +32,8 @@ class FunctionSession(Session):
         # Until an optimizer is seen: the gradients as a step found them, and their slots.
         self._before: dict[int, tuple[weakref.ref[torch.Tensor], int]] | None = None
         self._loose: Held | None = None
+        # What is on weights that no optimizer of PyTorch's holds, each with its slot.
+        self._by_hand: list[Any] = []
         self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def attach(self) -> None:
@@ -104,6 +106,7 @@ class FunctionSession(Session):
                 self._before = {
                     id(p): (weakref.ref(g), version(g)) for p, g in grads if g is not None
                 }
+            self._hook_weights()
             root = self.start_root(state, fn, None, args, kwargs)
             reached = self.replays.reached
             if reached is not None:
@@ -134,6 +137,30 @@ class FunctionSession(Session):
                 other.idle = False
         return result
 
+    def detach(self) -> None:
+        """Undo everything; safe to call twice."""
+        super().detach()
+        self._unhook_weights()
+
+    def _unhook_weights(self) -> None:
+        while self._by_hand:
+            self._by_hand.pop().remove()
+
+    def _hook_weights(self) -> None:
+        """Read gradients as they come where no optimizer is known to take them.
+
+        The step may update its weights by hand, or an optimizer that is none of PyTorch's: the
+        gradients may be gone as it ends.
+        """
+        if self.models.stepped or not self.options.backward or self.optimizers.exist():
+            self._unhook_weights()
+        elif not self._by_hand:
+            for name, p in self.models.parameters():
+                if p.requires_grad:
+                    site = gradient_site(self.tracker.judge.monitor, name, p)
+                    site = exact_site(self.tracker.judge.monitor, site)
+                    self._by_hand.append(p.register_hook(WeightHook(self.steps, site)))
+
     def _read_gradients(self, state: State) -> None:
         """Read the gradients of a backward pass that no known optimizer took.
 
@@ -144,6 +171,8 @@ class FunctionSession(Session):
         if before is None or rows is None or rows.failed is not None or rows.held is not None:
             return
         if self.models.stepped or in_use(state.scales):  # what is scaled may overflow
+            return
+        if self._by_hand and state.operations is None:  # they were read as they came
             return
         pairs = [
             (name, p)
@@ -167,6 +196,9 @@ class FunctionSession(Session):
         rows = state.rows
         if rows is not None:
             # The update may come after the call, as in Lightning's training_step.
+            if self._by_hand and state.saw_backward:
+                self.tracker.judge.updated(rows.step)
+                state.updated = True
             ran = any(site.phase == "forward" and site.layer is not None for site in rows.sites)
             self.updates.ran_before = ran or self.updates.ran_before
             self.steps.close(state)

@@ -16,10 +16,11 @@ from anynan.torch.graphs.compiler import run_outside
 from anynan.torch.graphs.fixed import Layer
 from anynan.torch.private import PROXY, hook_last, is_tracing, mode, own_hooks, task, version
 from anynan.torch.read.hooks import Hook
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain
 from anynan.torch.read.tensors import tensors
 from anynan.torch.read.transforms import capturing, say_traced, say_unseen
 from anynan.torch.step.steps import Steps
+from anynan.torch.weights.scalers import in_use
 
 _Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
@@ -70,6 +71,29 @@ class GradHook(Hook):
             steps = self.steps()
             if steps is not None:
                 steps.flag(state, rows, len(rows.lo) - 1, grad)
+
+
+class WeightHook(Hook):
+    """Read the gradients that come to a weight which no known optimizer takes."""
+
+    __torch_unserializable__ = True
+    __slots__ = ("site", "steps")
+
+    def __init__(self, steps: Steps, site: Site) -> None:
+        self.steps, self.site = weakref.ref(steps), site
+
+    def __call__(self, grad: Any) -> None:
+        """Write the reading of this gradient."""
+        steps = self.steps()
+        state = None if steps is None else steps.threads.owner(steps.threads.state())
+        # What is scaled may overflow, and somebody else divides it again.
+        if steps is None or state is None or state.idle or not state.depth or in_use(state.scales):
+            return
+        x = None if grad is None else plain(grad)
+        if state.rows is not None and x is not None:
+            state.saw_backward = True
+            if state.slots.write(state.rows, self.site, 0, x):
+                steps.flag(state, state.rows, len(state.rows.lo) - 1, grad)
 
 
 def bad_input(args: Any) -> Summary | None:
@@ -277,5 +301,5 @@ class RootExit(Hook):
 
 run_outside(
     ForwardHook.__call__, GradHook.__call__, KeepGradHook.__call__, RootEnter.__call__,
-    RootExit.__call__,
+    RootExit.__call__, WeightHook.__call__,
 )  # fmt: skip
