@@ -77,6 +77,7 @@ class Case:
     watched: bool = False
     came_in: list[Arrival] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unshown: bool = False  # a second run was asked for, and did not show it
     of_model: bool = True
     in_order: bool = False
 

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from anynan._steps.tracker import Tracker
 
 MAX_REPLAYS = 3
+# So many steps are watched operation by operation after a fault that was not reproduced.
+RISEN_STEPS = 100
+_RISING = ("forward", "loss", "backward")
 _SKIPPED = "the loss scale is being found: the scaler skips this update"
 _STOPPED = "the scaled gradient overflowed and reached no weight: the scaler makes this update"
 
@@ -53,6 +56,8 @@ class Judge(Actor):
         # Layers that hand on what came in, and whether a replay has shown it.
         self._carriers: dict[tuple[Any, ...], bool] = {}
         self._scaled_streak = 0
+        # Steps still to be watched operation by operation, since which, and how often that began.
+        self._risen = self._rose = self._rises = 0
         self._clean: int | None = None
         self._updates: list[int] = []
         self._spoiled: int | None = None
@@ -88,6 +93,7 @@ class Judge(Actor):
             self.guard(rows)
         finally:
             self._settle_doubts(rows)
+            self._fall(rows)
             self.monitor.history.append(rows)
             if rows.failed is None:
                 self._streak = 0
@@ -240,7 +246,8 @@ class Judge(Actor):
             reading, kind, rows, self._adapter.evidence(reading, value), later,
             clean=self._clean, updates=list(self._updates), replayed=replayed,
             seen=replayed is not None, unread=self._unread(),
-            watched=self.options.level == "operation", came_in=self._came_in(rows, kind),
+            watched=rows.seen is not None or self.options.level == "operation",
+            came_in=self._came_in(rows, kind),
             of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
             in_order=self._adapter.in_order,
         )  # fmt: skip
@@ -272,6 +279,12 @@ class Judge(Actor):
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
             self._spoiled = rows.step
+        if case.unshown and event.operation is None and event.phase in _RISING:
+            event = replace(event, notes=(*event.notes, *self._rise(rows)))
+        elif case.seen and event.operation is not None and self._risen:
+            self._risen = 0
+            note = f"found because every operation was watched from step {self._rose + 1} on"
+            event = replace(event, notes=(*event.notes, note))
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
         return event
@@ -316,7 +329,41 @@ class Judge(Actor):
                     case.replayed = replayed
                 if shown:
                     break
+        else:
+            case.unshown = True
         case.notes += notes
+
+    @property
+    def level(self) -> str:
+        """Give the level of the step that begins: it rises where a fault was not reproduced."""
+        return "operation" if self._risen else self.options.level
+
+    def _rise(self, rows: Rows) -> list[str]:
+        """Watch every operation of the next steps, until what is not explained comes back."""
+        action = environment() or self.options.action
+        goes_on = action not in ("raise", "off") and getattr(self._local, "softly", None) is None
+        high = self.level == "operation" or not self._adapter.sees_all
+        if not goes_on or high or self._rises >= MAX_REPLAYS:
+            return []
+        self._rises += 1
+        self._risen, self._rose = RISEN_STEPS, rows.step
+        note = (
+            f"every operation of the next {RISEN_STEPS} steps is watched, which is slow, until "
+            "this comes back and is named"
+        )
+        return [note]
+
+    def _fall(self, rows: Rows) -> None:
+        """Count a step that was watched operation by operation."""
+        if not self._risen or rows.step <= self._rose:
+            return
+        self._risen -= 1
+        if not self._risen:
+            note = (
+                f"what was not reproduced in step {self._rose} did not come back in "
+                f"{RISEN_STEPS} steps: their operations are no longer watched"
+            )
+            (self.say if self.options.action == "warn" else self.remark)(note)
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
         """Tell whether a bad reading is worth a replay, or ``now`` that it has been counted."""
@@ -334,7 +381,8 @@ class Judge(Actor):
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             self.say(f"the operations of step {rows.step} could not be judged: {reason(error)}")
             return
-        for record in verdict.contained:
+        contained_here = verdict.contained if self.options.level == "operation" else []
+        for record in contained_here:
             if record.output is None or record.output.kind is None:
                 continue
             self._counts["expected" if record.expected else "suspect"] += 1

@@ -46,6 +46,7 @@ class ArraySession(BaseAdapter):
     """
 
     backend = "array"
+    sees_all = True
     wrapper: type[TrackedArray] = TrackedArray
 
     def __init__(self, tracker: Tracker) -> None:
@@ -180,7 +181,7 @@ class ArraySession(BaseAdapter):
         return result
 
     def _is_lazy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self.options.read == "immediate" or self.options.level == "operation":
+        if self.options.read == "immediate" or self.tracker.judge.level == "operation":
             return False  # every operation is looked at as it runs, so nothing is left to read
         if self.options.read != "auto":
             return True

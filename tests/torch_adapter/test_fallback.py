@@ -458,3 +458,63 @@ def test_an_optimizer_that_comes_late_takes_the_hooks_off_the_weights() -> None:
     tracker(torch.ones(2, 2))
     assert not model.weight._backward_hooks
     assert not tracker.events
+
+
+# The level rises by itself.
+
+
+@pytest.mark.parametrize("tracked", ["model", "step"])
+def test_the_level_rises_until_what_was_not_reproduced_is_named(tracked: str) -> None:
+    values: SimpleQueue[float] = SimpleQueue()
+    levels: list[str] = []
+
+    class Draw(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            levels.append("replay" if anynan.replaying() else tracker.judge.level)
+            return x if values.empty() else x * 0 + torch.tensor(values.get()).log()
+
+    model = nn.Sequential(nn.Linear(2, 2), Draw())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return model(x).sum()
+
+    tracker: Any = anynan.torch.track(model if tracked == "model" else step, action="record")
+    run = step if tracked == "model" else tracker
+    for bad_now in (False, True, False, True, False):
+        if bad_now:
+            values.put(-1.0)
+        run(torch.ones(2, 2))
+    first, second = bad(tracker)
+    assert first.operation is None
+    assert any("every operation of the next" in note for note in first.notes)
+    assert named(second) == ("1", "forward", "log")
+    assert second.notes == ("found because every operation was watched from step 2 on",)
+    seen = [level for level in levels if level != "replay"]
+    assert seen == ["layer", "layer", "operation", "operation", "layer"]
+    assert len(tracker.events) == 2  # and nothing else of what the watcher saw
+
+
+def test_the_level_falls_again_where_nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anynan._judging.judge.RISEN_STEPS", 2)
+    model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
+    model[1].runs = 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x).sum()
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker(torch.ones(2, 2))
+    assert tracker.judge.level == "operation"
+    tracker(torch.ones(2, 2))
+    tracker(torch.ones(2, 2))
+    assert tracker.judge.level == "layer"
+    assert any("did not come back in 2 steps" in remark for remark in tracker.remarks)
+
+
+def test_the_level_stays_where_the_program_stops() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
+    tracker = anynan.torch.track(model)
+    with pytest.raises(anynan.NonFiniteError):
+        model(torch.ones(2, 2))
+    assert tracker.judge.level == "layer"

@@ -38,7 +38,7 @@ class Session(BaseAdapter):
     """
 
     backend = "torch"
-    in_order = True
+    in_order = sees_all = True
     updates_type: type[Updates] = Updates
 
     def __init__(self, tracker: Tracker, models: Models) -> None:
@@ -146,7 +146,7 @@ class Session(BaseAdapter):
             self.ranks.begin(state, rows)
         named = list(self.models.inputs(fn, args, kwargs))
         root = state.root = self.note_call(state, fn, args, kwargs)
-        if self.options.level == "operation":
+        if self.tracker.judge.level == "operation":
             with state.aside():
                 if state.operations is None:
                     state.operations = Operations(self.replays.scene, root, layer, self.graphs.ran)
