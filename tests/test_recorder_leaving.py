@@ -425,8 +425,11 @@ def test_an_exception_after_finite_values_is_only_that() -> None:
 
 
 @pytest.mark.parametrize("action", ["raise", "record"])
+@pytest.mark.parametrize("level", ["step", "layer"])
 @pytest.mark.parametrize("way", ["solver", "assert"])
-def test_an_exception_over_a_bad_value_takes_the_report_along(way: str, action: Any) -> None:
+def test_an_exception_over_a_bad_value_takes_the_report_along(
+    way: str, action: Any, level: Any
+) -> None:
     def step(x: Any) -> Any:
         y = np.log(x - 2)
         if way == "solver":
@@ -434,7 +437,7 @@ def test_an_exception_over_a_bad_value_takes_the_report_along(way: str, action: 
         assert np.isfinite(y).all()
         return y
 
-    tracker = anynan.track(step, action=action)
+    tracker = anynan.track(step, action=action, level=level)
     with pytest.raises(Exception, match=r"finite|nan|NaN|assert|isfinite") as caught:
         tracker(np.ones((2, 2)))
     (event,) = tracker.events

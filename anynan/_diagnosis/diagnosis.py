@@ -1,12 +1,13 @@
 """From a bad reading to an event: replay, follow the lineage, name the cause."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.agreement import parting
+from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Token, Verdict, trace
@@ -75,6 +76,7 @@ class Case:
     seen: bool = False
     unread: str = ""
     watched: bool = False
+    ends: bool = False
     came_in: list[Arrival] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unshown: bool = False  # a second run was asked for, and did not show it
@@ -204,7 +206,7 @@ def _given_bad(case: Case, monitor: Monitor) -> Event | None:
 
 def shows(case: Case, replayed: Replay) -> bool:
     """Tell whether a second run saw the fault, and the same values as the first run before it."""
-    if parting(case.rows, case.reading, replayed.passed) is not None:
+    if parting(case.rows, case.reading, replayed.passed, ends=case.ends) is not None:
         return False
     if replayed.incoming:
         return True
@@ -259,7 +261,7 @@ def _parted(case: Case) -> str | None:
     replayed = case.replayed
     if replayed is None:
         return None
-    return parting(case.rows, case.reading, replayed.passed)
+    return parting(case.rows, case.reading, replayed.passed, ends=case.ends)
 
 
 def bare(case: Case, error: Exception) -> Event:
@@ -378,10 +380,27 @@ def _trail(
     """Give what led to the bad layer, which ends it."""
     if phase not in ("forward", "backward"):
         return ()
-    trail = monitor.trail(case.rows, case.reading.order, layer, phase, call)
+    rows, upto = case.rows, case.reading.order
+    if case.ends and case.replayed is not None:  # nothing between the ends was read before
+        rows = _as_rows(case.replayed.passed, rows)
+        upto = len(rows.sites) - 1
+    trail = monitor.trail(rows, upto, layer, phase, call)
     if trail and layer is not None and case.kind in NON_FINITE:
         trail = (*trail[:-1], (layer, None))  # what was read of it may have been hidden again
     return trail
+
+
+def _as_rows(passed: list[Passed], first: Rows) -> Rows:
+    """Put what a replay passed in the form of the first run's rows."""
+    rows = Rows(first.step)
+    for place in passed:
+        rows.sites.append(
+            Site(-1, place.layer, place.phase, place.tensor, "", None, math.inf, None, bound=False)
+        )
+        rows.calls.append(place.call)
+        rows.lo.append(place.lo)
+        rows.hi.append(place.hi)
+    return rows
 
 
 def _overwritten(case: Case) -> bool:

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 MAX_EVENTS = 10_000
 
 
+def takes_along(error: BaseException) -> bool:
+    """Tell whether an exception may be because of a bad value: no end of a loop or a program is."""
+    passing = StopIteration, StopAsyncIteration, AnomalyError
+    return isinstance(error, Exception) and not isinstance(error, passing)
+
+
 class Actor:
     """Record a tracker's events, and do what its options say about them."""
 
@@ -158,8 +164,7 @@ class Actor:
         Raises:
             AnomalyError: Of what was found inside.
         """
-        passing = StopIteration, StopAsyncIteration, AnomalyError
-        if not isinstance(error, Exception) or isinstance(error, passing):
+        if not takes_along(error):
             with self.softly():
                 yield
             return

@@ -20,7 +20,7 @@ from anynan._diagnosis.diagnosis import (
 )
 from anynan._diagnosis.evidence import Evidence, ReplayError
 from anynan._diagnosis.lineage import PLACING, Replay, Sink, trace
-from anynan._judging.actions import Actor
+from anynan._judging.actions import Actor, takes_along
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
 from anynan._readings.readings import Doubt, Held, Reading, Rows, layer_norms
@@ -247,7 +247,7 @@ class Judge(Actor):
             clean=self._clean, updates=list(self._updates), replayed=replayed,
             seen=replayed is not None, unread=self._unread(),
             watched=rows.seen is not None or self.options.level == "operation",
-            came_in=self._came_in(rows, kind),
+            ends=self.options.level == "step", came_in=self._came_in(rows, kind),
             of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
             in_order=self._adapter.in_order,
         )  # fmt: skip
@@ -406,6 +406,8 @@ class Judge(Actor):
                 what the program took last, if that was bad.
         """
         self.review(rows)
+        if not takes_along(error):
+            return
         self._seen["raised", type(error)] += 1
         many = self._seen["raised", type(error)] > MAX_REPLAYS
         if many or rows.failed is not None or rows.held is not None or not self.options.replay:
@@ -417,7 +419,8 @@ class Judge(Actor):
         if seen is None or not seen.sinks or not same_end(error, seen.raised):
             return
         last = rows.reading(len(rows.lo) - 1) if rows.lo else None
-        if last is not None and parting(rows, last, seen.passed) is not None:
+        ends = self.options.level == "step"
+        if last is not None and parting(rows, last, seen.passed, ends=ends) is not None:
             return
         verdict = trace(seen.records, seen.sinks[-1:])
         origin = verdict.origin

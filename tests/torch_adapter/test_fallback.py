@@ -201,7 +201,7 @@ DEADLY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("action", ["raise", "record"])
-@pytest.mark.parametrize("level", ["layer", "operation"])
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
 @pytest.mark.parametrize("way", DEADLY)
 def test_an_exception_over_a_bad_value_takes_the_report_along(
     way: str, level: Any, action: Any
@@ -263,7 +263,7 @@ def test_an_exception_inside_of_a_model_takes_the_report_along(way: str) -> None
     assert "log(-1.0)" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("level", ["layer", "operation"])
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
 @pytest.mark.parametrize("error", [KeyError, StopIteration])
 def test_an_exception_over_something_else_stays_what_it_is(error: Any, level: Any) -> None:
     model = nn.Linear(2, 3)

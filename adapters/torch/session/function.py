@@ -9,7 +9,6 @@ import torch
 
 from anynan._arrays.containers import leaves
 from anynan._steps.tracker import Tracker
-from anynan.errors import AnomalyError
 from anynan.torch.call.discovery import find_modules, in_arguments
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
@@ -122,8 +121,7 @@ class FunctionSession(Session):
         except BaseException as error:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
             with self.tracker.judge.carried_by(error, state.rows), self.ranks.alone():
-                if isinstance(error, Exception) and not isinstance(error, AnomalyError):
-                    self.look_back(state, error)
+                self.look_back(state, error)
                 self.steps.take(state)
                 self._close(state)
             raise

@@ -60,7 +60,9 @@ class Layers:
         """Hook the layers of a model, and its own call."""
         models = self._models
         chosen = models.paths(prefix, model)
-        root = inner(model)
+        ends = self._steps.options.level == "step"
+        # Of a compiled module the outer one: its hooks run outside the graph.
+        root = model if ends else inner(model)
         enter, leave = self._root_hooks(prefix)
         self.handles.append(
             enter.on(root.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
@@ -75,21 +77,22 @@ class Layers:
         for outer in registered.outer(root):
             self.compiled(outer, root)
         self.grown = registered.count
-        fixed = self._graphs.add(first, model)
-        for module, path in first.items():
+        fixed = {} if ends else self._graphs.add(first, model)
+        for module, path in ((root, prefix),) if ends else first.items():
             hook = ForwardHook(self._steps, path, fixed.get(path), self._called_past)
             self.handles.append(hook.on(module.register_forward_hook(hook)))
         self.handles.append(leave.on(root.register_forward_hook(leave, always_call=True)))
         models.parts = models.parts or (models.fn is None and has_own_loop(root))
         if models.parts:
             self._hook_parts(prefix, root)
-        remark_slow_paths(self._tracker, model)
-        self._graphs.renew(model)
+        if not ends:
+            remark_slow_paths(self._tracker, model)
+            self._graphs.renew(model)
 
     def compiled(self, outer: torch.nn.Module, model: torch.nn.Module) -> None:
         """See the calls of what was compiled from a model: the model's own hooks are in a graph."""
         for prefix, known in self._models.living():
-            if inner(known) is model:
+            if model in (known, inner(known)):
                 enter, leave = self._root_hooks(prefix)
                 self.handles += [
                     enter.on(outer.register_forward_pre_hook(enter, with_kwargs=True)),
