@@ -126,7 +126,8 @@ def same_end(first: BaseException, second: BaseException | None) -> bool:
 
 def _raised_at(error: BaseException) -> tuple[Any, ...]:
     """Give the type and the last line of the program's own."""
-    trace, place = error.__traceback__, ()
+    place: tuple[Any, ...] = ()
+    trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if not is_library(code.co_filename):

@@ -145,10 +145,10 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         if found is not None:
             return found
     if verdict.sink is None:
-        elsewhere = _given_bad(case, monitor) if reading.phase == "forward" else None
-        if elsewhere is not None or _arrived_bad(case):
+        before = _given_bad(case, monitor) if reading.phase == "forward" else None
+        if before is not None or _arrived_bad(case):
             _say_clean(case)
-            return elsewhere or _incoming_event(case)
+            return before or _incoming_event(case)
     if verdict.sink is None and reading.phase != "parameter":
         _say_clean(case)
     elif case.replayed is not None:

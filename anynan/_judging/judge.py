@@ -342,8 +342,10 @@ class Judge(Actor):
         """Watch every operation of the next steps, until what is not explained comes back."""
         action = environment() or self.options.action
         goes_on = action not in ("raise", "off") and getattr(self._local, "softly", None) is None
+        tracker = self._tracker()
+        over = tracker is None or tracker.fn is None  # the model is gone
         high = self.level == "operation" or not self._adapter.sees_all
-        if not goes_on or high or self._rises >= MAX_REPLAYS:
+        if not goes_on or high or over or self._rises >= MAX_REPLAYS:
             return []
         self._rises += 1
         self._risen, self._rose = RISEN_STEPS, rows.step
@@ -381,8 +383,7 @@ class Judge(Actor):
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             self.say(f"the operations of step {rows.step} could not be judged: {reason(error)}")
             return
-        contained_here = verdict.contained if self.options.level == "operation" else []
-        for record in contained_here:
+        for record in () if self._risen else verdict.contained:
             if record.output is None or record.output.kind is None:
                 continue
             self._counts["expected" if record.expected else "suspect"] += 1

@@ -194,12 +194,13 @@ class FunctionSession(Session):
         rows = state.rows
         if rows is not None:
             # The update may come after the call, as in Lightning's training_step.
-            if self._by_hand and state.saw_backward:
-                self.tracker.judge.updated(rows.step)
-                state.updated = True
+            by_hand = bool(self._by_hand) and state.saw_backward
+            state.updated = state.updated or by_hand
             ran = any(site.phase == "forward" and site.layer is not None for site in rows.sites)
             self.updates.ran_before = ran or self.updates.ran_before
             self.steps.close(state)
+            if by_hand and rows.failed is not None:
+                self.tracker.judge.went_through(rows)
 
     def _suspend(self) -> list[State]:
         """Let the outer step own what trackers of its models would report."""
