@@ -211,8 +211,8 @@ class KerasSession(ModelSession):
             if self.options.parameters and state.rows is not None:
                 self.updates.late.on = True
                 self.steps.write_weights(state, state.rows)
-        except BaseException:
-            with self.tracker.judge.softly(), self.ranks.alone():
+        except BaseException as error:
+            with self.tracker.judge.carried_by(error, state.rows), self.ranks.alone():
                 self._close(state)
             raise
         else:

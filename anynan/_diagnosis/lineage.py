@@ -135,6 +135,8 @@ class Replay:
         substituted: True if the gradient it began from stands in for one that was not kept.
         whole: True if it saw every operation of the failing run itself, or of one that agreed
             with it: what no operation explains was then made out of sight.
+        inner: True if it ran a model's own call, and not the step around it.
+        raised: The exception that ended it.
     """
 
     records: list[OpRecord] = field(default_factory=list)
@@ -145,6 +147,8 @@ class Replay:
     passed: list[Passed] = field(default_factory=list)
     substituted: bool = False
     whole: bool = False
+    inner: bool = False
+    raised: BaseException | None = None
 
     def end(self) -> None:
         """Leave out what came after the first harm: it is spread, and tells nothing."""

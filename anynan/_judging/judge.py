@@ -8,10 +8,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.diagnosis import Arrival, Case, bare, contained, diagnose, norm_event
+from anynan._diagnosis.agreement import parting, same_end
+from anynan._diagnosis.diagnosis import (
+    Arrival,
+    Case,
+    bare,
+    contained,
+    diagnose,
+    norm_event,
+    shows,
+)
 from anynan._diagnosis.evidence import Evidence, ReplayError
-from anynan._diagnosis.lineage import Replay, trace
-from anynan._judging.actions import Actor
+from anynan._diagnosis.lineage import PLACING, Replay, Sink, trace
+from anynan._judging.actions import Actor, takes_along
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
 from anynan._readings.readings import Doubt, Held, Reading, Rows, layer_norms
@@ -26,6 +35,9 @@ if TYPE_CHECKING:
     from anynan._steps.tracker import Tracker
 
 MAX_REPLAYS = 3
+# So many steps are watched operation by operation after a fault that was not reproduced.
+RISEN_STEPS = 100
+_RISING = ("forward", "loss", "backward")
 _SKIPPED = "the loss scale is being found: the scaler skips this update"
 _STOPPED = "the scaled gradient overflowed and reached no weight: the scaler makes this update"
 
@@ -44,6 +56,8 @@ class Judge(Actor):
         # Layers that hand on what came in, and whether a replay has shown it.
         self._carriers: dict[tuple[Any, ...], bool] = {}
         self._scaled_streak = 0
+        # Steps still to be watched operation by operation, since which, and how often that began.
+        self._risen = self._rose = self._rises = 0
         self._clean: int | None = None
         self._updates: list[int] = []
         self._spoiled: int | None = None
@@ -79,6 +93,7 @@ class Judge(Actor):
             self.guard(rows)
         finally:
             self._settle_doubts(rows)
+            self._fall(rows)
             self.monitor.history.append(rows)
             if rows.failed is None:
                 self._streak = 0
@@ -224,12 +239,17 @@ class Judge(Actor):
         wanted = self.wants_replay(reading, kind, now=True)
         if value is None and reading.order in rows.live:
             value = rows.live[reading.order]()
+        if replayed is None and rows.seen is not None:
+            replayed = rows.seen(reading, value)
+        tracker = self._tracker()
         case = Case(
             reading, kind, rows, self._adapter.evidence(reading, value), later,
             clean=self._clean, updates=list(self._updates), replayed=replayed,
             seen=replayed is not None, unread=self._unread(),
-            watched=self.options.level == "operation", ends=self.options.level == "step",
-            came_in=self._came_in(rows, kind),
+            watched=rows.seen is not None or self.options.level == "operation",
+            ends=self.options.level == "step", came_in=self._came_in(rows, kind),
+            of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
+            in_order=self._adapter.in_order,
         )  # fmt: skip
         if replayed is None and wanted:
             self._run_again(case, key)
@@ -259,7 +279,12 @@ class Judge(Actor):
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
             self._spoiled = rows.step
-        tracker = self._tracker()
+        if case.unshown and event.operation is None and event.phase in _RISING:
+            event = replace(event, notes=(*event.notes, *self._rise(rows)))
+        elif case.seen and event.operation is not None and self._risen:
+            self._risen = 0
+            note = f"found because every operation was watched from step {self._rose + 1} on"
+            event = replace(event, notes=(*event.notes, note))
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
         return event
@@ -286,13 +311,61 @@ class Judge(Actor):
         """Have the step replayed, where that can tell more."""
         if case.reading.phase == "parameter" or case.kind not in NON_FINITE:
             return
-        try:
-            case.replayed = self._adapter.replay(case.reading)
-        except ReplayError as error:
-            self._seen[key] -= 1  # it may be possible the next time
-            case.notes.append(str(error))
-        except Exception as error:  # noqa: BLE001  what was found must not be lost
-            case.notes.append(f"the replay failed: {reason(error)}")
+        notes: list[str] = []
+        for again in (self._adapter.replay, self._adapter.replay_call):
+            try:
+                replayed = again(case.reading)
+                shown = replayed is not None and shows(case, replayed)
+            except ReplayError as error:
+                if again == self._adapter.replay:
+                    self._seen[key] -= 1  # it may be possible the next time
+                notes.append(str(error))
+            except Exception as error:  # noqa: BLE001  what was found must not be lost
+                notes.append(f"the replay failed: {reason(error)}")
+            else:
+                if shown and case.replayed is not None:
+                    notes += case.replayed.notes
+                if shown or case.replayed is None:
+                    case.replayed = replayed
+                if shown:
+                    break
+        else:
+            case.unshown = True
+        case.notes += notes
+
+    @property
+    def level(self) -> str:
+        """Give the level of the step that begins: it rises where a fault was not reproduced."""
+        return "operation" if self._risen else self.options.level
+
+    def _rise(self, rows: Rows) -> list[str]:
+        """Watch every operation of the next steps, until what is not explained comes back."""
+        action = environment() or self.options.action
+        goes_on = action not in ("raise", "off") and getattr(self._local, "softly", None) is None
+        tracker = self._tracker()
+        over = tracker is None or tracker.fn is None  # the model is gone
+        high = self.level == "operation" or not self._adapter.sees_all
+        if not goes_on or high or over or self._rises >= MAX_REPLAYS:
+            return []
+        self._rises += 1
+        self._risen, self._rose = RISEN_STEPS, rows.step
+        note = (
+            f"every operation of the next {RISEN_STEPS} steps is watched, which is slow, until "
+            "this comes back and is named"
+        )
+        return [note]
+
+    def _fall(self, rows: Rows) -> None:
+        """Count a step that was watched operation by operation."""
+        if not self._risen or rows.step <= self._rose:
+            return
+        self._risen -= 1
+        if not self._risen:
+            note = (
+                f"what was not reproduced in step {self._rose} did not come back in "
+                f"{RISEN_STEPS} steps: their operations are no longer watched"
+            )
+            (self.say if self.options.action == "warn" else self.remark)(note)
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
         """Tell whether a bad reading is worth a replay, or ``now`` that it has been counted."""
@@ -310,7 +383,7 @@ class Judge(Actor):
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             self.say(f"the operations of step {rows.step} could not be judged: {reason(error)}")
             return
-        for record in verdict.contained:
+        for record in () if self._risen else verdict.contained:
             if record.output is None or record.output.kind is None:
                 continue
             self._counts["expected" if record.expected else "suspect"] += 1
@@ -321,9 +394,46 @@ class Judge(Actor):
             event = contained(record, rows, self._known())
             with self._lock:
                 self._events.append(self._signed(event))
-        sink = verdict.sink
-        if sink is None or rows.failed is not None or rows.held is not None:
+        if verdict.sink is not None and rows.failed is None and rows.held is None:
+            self._surface(rows, verdict.sink, seen)
+
+    def raised(self, rows: Rows, error: BaseException, look: Callable[[], Replay | None]) -> None:
+        """Judge what the program raised an exception over, if that was bad.
+
+        Args:
+            rows: The open rows, read so far.
+            error: The exception.
+            look: Gives what a watcher saw up to it, in this run or in another; its last sink is
+                what the program took last, if that was bad.
+        """
+        self.review(rows)
+        if not takes_along(error):
             return
+        self._seen["raised", type(error)] += 1
+        many = self._seen["raised", type(error)] > MAX_REPLAYS
+        if many or rows.failed is not None or rows.held is not None or not self.options.replay:
+            return
+        try:
+            seen = look()
+        except Exception:  # noqa: BLE001  the program's own exception is the news
+            return
+        if seen is None or not seen.sinks or not same_end(error, seen.raised):
+            return
+        last = rows.reading(len(rows.lo) - 1) if rows.lo else None
+        ends = self.options.level == "step"
+        if last is not None and parting(rows, last, seen.passed, ends=ends) is not None:
+            return
+        verdict = trace(seen.records, seen.sinks[-1:])
+        origin = verdict.origin
+        if origin is None or verdict.sink is None:
+            return
+        if origin.name in PLACING and verdict.sink.kind != "nan":
+            return  # a mask may be looked at by anybody
+        label = f"the {type(error).__name__} that the program raised"
+        self._surface(rows, replace(verdict.sink, label=label), seen)
+
+    def _surface(self, rows: Rows, sink: Sink, seen: Replay) -> None:
+        """Judge a place of harm that only a watcher of operations saw."""
         site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
         value = {"nan": math.nan, "posinf": math.inf}.get(sink.kind, -math.inf)
         rows.sites.append(site)

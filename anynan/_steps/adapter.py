@@ -23,9 +23,14 @@ class BaseAdapter:
         backend: Name of the framework, as events give it.
         options: What the user asked for.
         tracker: What the user holds.
+        in_order: Whether gradients are read in the order in which they are made.
+        sees_all: Whether ``judge.level`` is asked at each step, and ``"operation"`` shows the
+            step's own run, not a second one.
     """
 
     backend: str
+    in_order = False
+    sees_all = False
 
     def __init__(self, tracker: Tracker, options: Options | None = None) -> None:
         self.tracker = tracker
@@ -69,6 +74,17 @@ class BaseAdapter:
         """
         msg = "this framework's steps cannot be run again: the report stays at layer level"
         raise ReplayError(msg)
+
+    def replay_call(self, reading: Reading) -> Replay | None:  # noqa: ARG002  as ``replay``
+        """Run only the model's own call inside the failing step again, as it was called.
+
+        Asked for where a second run of the step did not show the fault; None where there is
+        no such call.
+
+        Raises:
+            ReplayError: If it cannot be run again.
+        """
+        return None
 
     def evidence(self, reading: Reading, value: Any) -> Evidence:
         """Hand over what is known of a failure; what cannot be found out is noted.

@@ -89,6 +89,15 @@ class Models:
                 found.setdefault(module, path)
         return found
 
+    def around(self, path: str) -> str | None:
+        """Give the path of the model that a layer is inside of; None for a model itself.
+
+        Where parts of a model are called by themselves nothing is known to be around them.
+        """
+        prefixes = [prefix for prefix, _ in self.living()]
+        inside = [p for p in prefixes if p != path and (not p or path.startswith(f"{p}."))]
+        return max(inside, key=len) if inside and not self.parts else None
+
     # Weights.
 
     def parameters(self) -> list[tuple[str, Any]]:
