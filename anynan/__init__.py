@@ -23,6 +23,7 @@ _WHERE = {
     "Summary": "_arrays.summary",
     "Allow": "_readings.policy",
     "Policy": "_readings.policy",
+    "render": "_reports.forms",
     "expect": "_runtime.context",
     "replaying": "_runtime.context",
     "scope": "_runtime.context",
@@ -54,6 +55,7 @@ __all__ = [
     "check",
     "expect",
     "namespace",
+    "render",
     "replaying",
     "scope",
     "summarize",
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from anynan._readings.history import History
     from anynan._readings.policy import Allow, Policy
     from anynan._recorder.tracking import namespace, track
+    from anynan._reports.forms import render
     from anynan._runtime.context import expect, replaying, scope
     from anynan._steps.loaders import watch
     from anynan._steps.tracker import Tracker

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anynan._diagnosis.diagnosis import place
 from anynan._readings.readings import Rows
+from anynan._reports.logs import log
 from anynan._reports.notices import warn
 from anynan._reports.report import render, render_line
 from anynan.errors import AnomalyError, NonFiniteError
@@ -81,6 +82,7 @@ class Actor:
         with self._lock:
             self._events.append(event)
             self._counts["expected" if event.expected else event.severity] += 1
+        log(event)
 
     def _act(self, event: Event, rows: Rows) -> None:
         self._record(event)

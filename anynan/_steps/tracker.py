@@ -12,6 +12,8 @@ from anynan._judging.judge import Judge
 from anynan._readings.history import History
 from anynan._readings.readings import Reading
 from anynan._reports.escaping import name as printed
+from anynan._runtime.tracebacks import shorten
+from anynan.errors import AnomalyError
 from anynan.events import PHASES, Event
 from anynan.options import Options, environment
 
@@ -146,7 +148,11 @@ class Tracker:
         adapter = self.judge.adapter
         if adapter is None or self.paused:
             return self.fn(*args, **kwargs)
-        return adapter.call(self.fn, args, kwargs)
+        try:
+            return adapter.call(self.fn, args, kwargs)
+        except AnomalyError as error:
+            shorten(error)
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind like a function, so that methods can be tracked."""
