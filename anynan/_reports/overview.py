@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from anynan._diagnosis.rules.evidence import magnitude
+from anynan._diagnosis.rules.evidence import group, magnitude, plural
 from anynan._readings.readings import layer_norms
 from anynan._reports.escaping import name as printed
 from anynan._reports.report import render_line
@@ -108,12 +108,29 @@ def _gradients(tracker: "Tracker") -> list[str]:
     return [text]
 
 
+def verdict(tracker: "Tracker") -> str:
+    """Say in a line what came of the watching: steps, layers, readings, tightest headroom."""
+    last = [*tracker.history.steps()[-1:], *(event.step for event in tracker.events[-1:])]
+    if not last:
+        return printed(f"anynan: {tracker.name}: nothing was read yet", LINE)
+    bad, count = tracker.count("bad"), max(tracker.step, max(last) + 1)
+    text = f"{group(bad)} bad" if bad else "nothing went bad"
+    layers = {site.layer for site in tracker.judge.monitor.sites if site.layer is not None}
+    text += (
+        f" in {plural(count, 'step')}: {plural(len(layers), 'layer')}, "
+        f"{plural(len(tracker.history.last()), 'reading')} in the last step"
+    )
+    for layer, reading in list(tightest(tracker).items())[:1]:
+        text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
+    return printed(f"anynan: {tracker.name}: {text}", LINE)
+
+
 def overview(tracker: "Tracker") -> str:
     """Return what the tracker saw as text."""
     history = tracker.history
     steps = history.steps()
     layers = {site.layer for site in tracker.judge.monitor.sites if site.layer is not None}
-    lines = [f"anynan: {tracker.name}"]
+    lines = [verdict(tracker)]
     if steps:
         lines.append(
             f"  steps     {steps[0]} to {steps[-1]} in the history, "

@@ -51,13 +51,46 @@ def tracker_of(target: Any) -> "Tracker":
     """
     if isinstance(target, Tracker):
         return target
+    tracker = _newest(target)
+    if tracker is not None:
+        return tracker
+    name = getattr(target, "__name__", f"this {type(target).__name__}")
+    msg = f"{name} is not tracked: give untrack() what was given to track(), or what it returned"
+    raise ValueError(msg)
+
+
+def is_tracked(target: Any) -> bool:
+    """Tell whether something is watched as it is, by whatever backend."""
+    return _newest(target) is not None
+
+
+def _newest(target: Any) -> "Tracker | None":
     with _lock:
         known = [tracker for ref in _watching.values() if (tracker := ref()) is not None]
     for tracker in reversed(known):
         if tracker.judge.adapter is not None and tracker.fn is target:
             return tracker
-    name = getattr(target, "__name__", f"this {type(target).__name__}")
-    msg = f"{name} is not tracked: give untrack() what was given to track(), or what it returned"
+    return None
+
+
+def make_way(first: "Tracker", name: str, backend: str) -> None:
+    """End the tracker of what is to be tracked again, if it was only found.
+
+    Args:
+        first: The tracker that watches it.
+        name: Of the model.
+        backend: Whose ``untrack`` ends it.
+
+    Raises:
+        ValueError: If somebody asked for it.
+    """
+    if first.found:
+        first.remove()
+        return
+    msg = (
+        f"this {name} is tracked already, by {first!r}; call its remove(), or "
+        f"anynan.{backend}.untrack(model), before tracking it again"
+    )
     raise ValueError(msg)
 
 
@@ -83,6 +116,7 @@ class Tracker:
         name: What is tracked is called so.
         paused: Whether it stands still, between ``pause`` and ``resume``.
         where: Where in the user's training it is; noted in each event.
+        found: Whether nobody asked for it by name: it gives way to a tracker of the user's own.
         judge: What adapters write readings into, and what acts on them.
     """
 
@@ -91,6 +125,7 @@ class Tracker:
         self.name = name
         self.paused = False
         self.where = ""
+        self.found = False
         self.judge: Judge = Judge(options, self)
 
     # Names.

@@ -43,7 +43,8 @@ class Scene:
             key = _storage(x)
             if key is not None:
                 # What a part of the model gets from another was computed, nobody saw where.
-                handed = self._models.parts and x.grad_fn is not None
+                among = self._models.parts or self._models.handed
+                handed = among and x.grad_fn is not None
                 kind: External = "handed" if handed else "input"
                 found.setdefault(key, (kind, name))
         return found
