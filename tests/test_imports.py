@@ -27,8 +27,8 @@ ADAPTERS = {
     "torch": ({"torch"}, "PyTorch"),
 }
 
-# Keras runs on other frameworks: `jax_steps.py` is where its adapter meets JAX.
-RUNS_ON = {"jax": "jax", "torch": "torch"}
+# A file named after a library is where it is met: `jax_steps.py` is where Keras meets JAX.
+RUNS_ON = {"jax": "jax", "pytest": "pytest", "torch": "torch"}
 
 # What a demo trains a model with, beside its framework.
 TRAINED_WITH = {"jax": {"flax", "optax"}}
