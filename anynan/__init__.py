@@ -36,6 +36,7 @@ _WHERE = {
     "watch": "_steps.loaders",
 }
 _ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy")
+_DOORS = ("lightning", "transformers")
 
 __all__ = [
     "Allow",
@@ -67,8 +68,10 @@ if TYPE_CHECKING:
     from anynan import cupy as cupy
     from anynan import jax as jax
     from anynan import keras as keras
+    from anynan import lightning as lightning
     from anynan import tensorflow as tensorflow
     from anynan import torch as torch
+    from anynan import transformers as transformers
     from anynan._arrays.summary import Summary
     from anynan._checks import check, summarize
     from anynan._readings.history import History
@@ -87,11 +90,11 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"anynan.{_WHERE[name]}"), name)
         globals()[name] = value
         return value
-    if name in _ADAPTERS:
+    if name in _ADAPTERS or name in _DOORS:
         return importlib.import_module(f"anynan.{name}")
     msg = f"module 'anynan' has no attribute {name!r}"
     raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE, *_ADAPTERS})
+    return sorted({*globals(), *_WHERE, *_ADAPTERS, *_DOORS})

@@ -6,6 +6,7 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from anynan._judging.judge import Judge
@@ -126,6 +127,7 @@ class Tracker:
         self.paused = False
         self.where = ""
         self.found = False
+        self._ends: list[Callable[[], object]] = []
         self.judge: Judge = Judge(options, self)
 
     # Names.
@@ -256,6 +258,12 @@ class Tracker:
         finally:
             self.judge.adapter = None
             adapter.detach()
+            while self._ends:
+                self._ends.pop()()
+
+    def at_end(self, call: Callable[[], object]) -> None:
+        """Have something undone when this tracker is removed."""
+        self._ends.append(call)
 
     def pause(self) -> None:
         """Stop watching until ``resume``, at no cost meanwhile."""
