@@ -49,7 +49,7 @@ def track(trainer: transformers.Trainer, **options: Unpack[TorchOptions]) -> Tra
         raise TypeError(msg)
     if isinstance(vars(trainer).get("training_step"), Tracker):
         msg = "this Trainer is tracked already: call its tracker's remove() first"
-        raise ValueError(msg)
+        raise ValueError(msg)  # noqa: TRY004  it is of the right type
     tracker: Tracker = tracking.track(trainer.training_step, **options)
     tracker.name = f"{type(trainer).__name__}.training_step"
     trainer.training_step = tracker  # type: ignore[method-assign]
