@@ -30,7 +30,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--action", choices=ACTIONS, default="warn",
         help="what happens where something is bad; default: warn",
     )  # fmt: skip
-    parser.add_argument("--level", choices=LEVELS, default="layer", help="default: layer")
+    parser.add_argument("--level", choices=LEVELS, default="step", help="default: step")
     parser.add_argument(
         "--report", metavar="FILE",
         help="write every report there: as text, as Markdown (.md) or as JSON lines (.jsonl)",
