@@ -85,6 +85,24 @@ if TYPE_CHECKING:
     from anynan.events import Cause, Event, Operation, Source, Spread
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Answer ``%load_ext anynan``: magics, short tracebacks, events as HTML."""
+    global _extension  # noqa: PLW0603  one process has one shell
+    from anynan._notebooks.extension import Extension
+
+    _extension = Extension(shell)
+    _extension.load()
+
+
+def unload_ipython_extension(shell: Any) -> None:  # noqa: ARG001  as IPython calls it
+    """Answer ``%unload_ext anynan``."""
+    if _extension is not None:
+        _extension.unload()
+
+
+_extension: Any = None
+
+
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(f"anynan.{_WHERE[name]}"), name)

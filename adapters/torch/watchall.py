@@ -17,8 +17,8 @@ from anynan.options import Options
 from anynan.torch.call.discovery import find_modules
 from anynan.torch.session.model import ModelSession
 from anynan.torch.session.session import session_of
-from anynan.torch.step.hooks import ForwardHook
 from anynan.torch.tracking import start
+from anynan.torch.update.updates import watching
 
 # A model that its function drops before the backward pass is still there for a replay.
 HELD = 16
@@ -134,14 +134,14 @@ class _Finder:
 
     @staticmethod
     def _is_others(module: torch.nn.Module) -> bool:
-        """Tell whether it is watched already, or is another part's affair."""
+        """Tell whether it is watched already, or is somebody else's affair."""
         keras: Any = sys.modules.get("keras")
         if isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
             return True
         if keras is not None and isinstance(module, getattr(keras, "Layer", ())):
             return True
-        hooks = module._forward_hooks.values()
-        return any(isinstance(hook, ForwardHook) for hook in hooks)
+        models = (model for each in watching() for _, model in each.models.living())
+        return any(part is module for model in models for part in model.modules())
 
 
 def _state(module: torch.nn.Module) -> Iterator[Any]:

@@ -17,14 +17,14 @@ SHOWN_LAYERS = 5
 LINE = 1000
 
 
-def metrics(tracker: "Tracker") -> dict[str, float]:
-    """Return the last read step's numbers under flat names.
+def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
+    """Return the last read step's numbers under flat names; what is not finite is left out.
 
-    Per layer and phase there is ``anynan/absmax/<phase>/<layer>`` and
-    ``anynan/headroom/<phase>/<layer>``, for the gradients of each layer's own weights
-    ``anynan/gradient_norm/<layer>`` and ``anynan/headroom/gradient/<layer>`` (at least that
-    many bits, as it follows from the norm); then the tightest headroom in bits, the gradient
-    norm over all weights and the counts of events. A number that is not finite has no headroom.
+    They are the step, the tightest headroom in bits, the gradient norm over all weights and the
+    counts of events. With ``layers`` there are, per layer and phase,
+    ``anynan/absmax/<phase>/<layer>`` and ``anynan/headroom/<phase>/<layer>``, too, and for the
+    gradients of each layer's own weights ``anynan/gradient_norm/<layer>`` and
+    ``anynan/headroom/gradient/<layer>`` (at least that many bits, as it follows from the norm).
     """
     numbers: dict[str, float] = {}
     readings = tracker.history.last()
@@ -59,7 +59,11 @@ def metrics(tracker: "Tracker") -> dict[str, float]:
         numbers |= {f"anynan/gradient_norm/{k or 'model'}": v for k, v in norms.items()}
     for word in ("bad", "suspect", "expected"):
         numbers[f"anynan/{word}"] = float(tracker.count(word))
-    return numbers
+    return {
+        name: value
+        for name, value in numbers.items()
+        if math.isfinite(value) and (layers or name.count("/") == 1)
+    }
 
 
 def _nan_first(value: float) -> float:

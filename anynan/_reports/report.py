@@ -1,5 +1,6 @@
 """One event in words: for the terminal, for a log line, and for rich."""
 
+import html
 import math
 import os
 import re
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.rules.evidence import group, magnitude, seen
+from anynan._notebooks.shell import cell
 from anynan._readings.norms import NORM
 from anynan._reports.escaping import escaped, printable, prose
 from anynan._reports.escaping import name as printed
@@ -158,6 +160,18 @@ def render_markdown(event: Event) -> str:
     title, _, rest = render(event, width=WIDTH).partition("\n\n")
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", rest)), default=0))
     return f"**{' '.join(title.split())}**\n\n{fence}text\n{rest}\n{fence}\n"
+
+
+def render_html(event: Event) -> str:
+    """Return the report as HTML: static, without scripts, in the colours of the page."""
+    title, *lines = _lines(printable(event))
+    shown = [f"<b>{html.escape(title[1])}</b>"]
+    for label, line in lines:
+        start = _INDENT + len(label) if label and line[_INDENT:].startswith(label) else 0
+        dim = f'<span style="opacity:.6">{html.escape(line[:start])}</span>' if start else ""
+        shown.append(dim + html.escape(line[start:]))
+    text = "\n".join(shown)
+    return f'<pre style="white-space:pre-wrap">{text}</pre>'
 
 
 def headline(event: Event) -> str:
@@ -436,6 +450,8 @@ def _window(text: str, width: int, start: int | None = None, end: int | None = N
 def _file(source: Source) -> str:
     """Shorten a path below the working directory; another stays whole, so it can be opened."""
     path = source.file
+    if name := cell(path):
+        return f"{name}, line {source.line}"
     try:
         here = escaped(os.path.join(os.getcwd(), ""))
     except OSError:  # the working directory is gone

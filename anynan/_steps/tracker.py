@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import html
 import sys
 import threading
 import types
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from anynan._judging.judge import Judge
+from anynan._notebooks.shell import shell
 from anynan._readings.history import History
 from anynan._readings.readings import Reading
 from anynan._reports.escaping import name as printed
@@ -85,7 +87,7 @@ def make_way(first: "Tracker", name: str, backend: str) -> None:
     Raises:
         ValueError: If somebody asked for it.
     """
-    if first.found:
+    if first.found or shell() is not None:  # the cell that tracks it was run again
         first.remove()
         return
     msg = (
@@ -327,17 +329,24 @@ class Tracker:
         """Forget events, readings and gradient norms; the hooks stay."""
         self.judge.clear()
 
-    def metrics(self) -> dict[str, float]:
-        """Return the last step's numbers as a flat dict, for any logger."""
+    def metrics(self, *, layers: bool = False) -> dict[str, float]:
+        """Return the last step's numbers as a flat dict, for any logger.
+
+        Args:
+            layers: Give those of each layer, too, and not only the handful over all of them.
+        """
         from anynan._reports.overview import metrics
 
-        return metrics(self)
+        return metrics(self, layers=layers)
 
     def report(self) -> str:
         """Return the state as text: steps, tightest headroom, events, what was allowed."""
         from anynan._reports.overview import overview
 
         return overview(self)
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="white-space:pre-wrap">{html.escape(self.report())}</pre>'
 
     def count(self, word: str) -> int:
         """Count events by severity (``bad``, ``suspect``) or ``expected``."""

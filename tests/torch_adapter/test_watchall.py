@@ -159,12 +159,13 @@ def test_the_users_own_tracker_takes_over(found: Found) -> None:
     assert session_of(model) is None
 
 
-def test_the_models_of_the_users_own_step_are_left_to_it(found: Found) -> None:
-    model = net(Log())
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_the_models_of_the_users_own_step_are_left_to_it(level: Any, found: Found) -> None:
+    model = nn.Sequential(net(), Log())
 
-    @anynan.torch.track(action="record")
+    @anynan.torch.track(action="record", level=level)
     def step(x):
-        return model(x).sum()
+        return model[1](model[0](x)).sum()
 
     step(torch.ones(3, 4))
     assert len(step.events) == 1
