@@ -324,9 +324,9 @@ def test_only_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_markdown_can_be_pasted_into_an_issue() -> None:
     title, _, rest = render(EVENTS["forward_nan"]).partition("\n\n")
     assert render_markdown(EVENTS["forward_nan"]) == f"**{title}**\n\n```text\n{rest}\n```\n"
-    code = replace(
-        EVENTS["forward_nan"].operation, source=line(1, "f", "exec('```')")
-    )  # a fence in the code ends no fence
+    operation = EVENTS["forward_nan"].operation
+    assert operation is not None
+    code = replace(operation, source=line(1, "f", "exec('```')"))  # it ends no fence
     assert "\n````text\n" in render_markdown(replace(EVENTS["forward_nan"], operation=code))
 
 

@@ -128,7 +128,7 @@ def test_a_clean_program_ends_with_one_line(tmp_path: Path) -> None:
     assert done.stdout == "worker [3]\ndone\n"
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "anynan: Sequential: nothing went bad in 3 steps: 4 layers, 11 readings in the last step, "
+        "anynan: Sequential: nothing went bad in 3 steps: 4 layers, 10 readings in the last step, "
         "tightest headroom 12"
     )
 

@@ -1012,7 +1012,7 @@ def test_report_puts_the_tightest_layer_first_even_at_no_headroom_at_all() -> No
     tracker([1.0])
     tracker([np.finfo(float).max])
     tracker([1.0])
-    lines = [line for line in tracker.report().splitlines() if "headroom" in line]
+    lines = [line for line in tracker.report().splitlines() if line.startswith("  headroom")]
     assert "0.0 bits" in lines[0]
     assert "step 1" in lines[0]
 

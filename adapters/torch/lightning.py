@@ -16,11 +16,8 @@ from anynan.torch.tracking import track
 try:
     import lightning.pytorch as _lightning
 except ImportError:
-    try:
-        import pytorch_lightning as _lightning  # the same under its other name
-    except ImportError:
-        msg = 'anynan.lightning needs Lightning: pip install "anynan[lightning]"'
-        raise ImportError(msg) from None
+    msg = 'anynan.lightning needs Lightning: pip install "anynan[lightning]"'
+    raise ImportError(msg) from None
 
 ACTIONS = ("stop", "raise", "warn", "record", "skip")
 
@@ -29,7 +26,7 @@ class MonitorOptions(Watching, Weights, total=False):
     """Name the options of ``anynan.lightning.Monitor``."""
 
 
-class Monitor(_lightning.Callback):  # type: ignore[misc]  # one of two packages
+class Monitor(_lightning.Callback):
     """Watch a module while ``fit`` trains it: operation and line, in its own ``training_step`` too.
 
     Args:
@@ -85,7 +82,7 @@ class Monitor(_lightning.Callback):  # type: ignore[misc]  # one of two packages
         self._session.give([pl_module])
         patches = Patches()
         patches.put(loop, "run", self.tracker)
-        self.tracker.at_end(patches.undo)
+        self.tracker.judge.ends.append(patches.undo)
 
     @property
     def _session(self) -> FunctionSession:

@@ -53,7 +53,7 @@ def track(trainer: transformers.Trainer, **options: Unpack[TorchOptions]) -> Tra
     tracker: Tracker = tracking.track(trainer.training_step, **options)
     tracker.name = f"{type(trainer).__name__}.training_step"
     trainer.training_step = tracker  # type: ignore[method-assign]
-    tracker.at_end(lambda: vars(trainer).pop("training_step", None))
+    tracker.judge.ends.append(lambda: vars(trainer).pop("training_step", None))
     return tracker
 
 

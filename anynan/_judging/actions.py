@@ -30,6 +30,9 @@ class Actor:
         self.options = options
         self._tracker = weakref.ref(tracker)  # it holds its judge
         self.adapter: BaseAdapter | None = None
+        # Whether nobody asked for it by name: it gives way to a tracker of the user's own.
+        self.found = False
+        self.ends: list[Callable[[], object]] = []  # what is undone with the tracker
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._counts: Counter[str] = Counter()
         self._lock = threading.RLock()

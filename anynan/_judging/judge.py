@@ -425,8 +425,7 @@ class Judge(Actor):
             if note in self._said:
                 return
             self._said[note] = None
-        tracker = self._tracker()
-        if tracker is None or not tracker.found:
+        if not self.found:
             warn(f"anynan: {prose(note)}")
 
     @property

@@ -42,13 +42,13 @@ class _Waiting(MetaPathFinder):
         if name != self._name:
             return None
         self.leave()  # the others find it, and this must not be asked again
-        for finder in [*sys.meta_path, PathFinder]:
+        spec: ModuleSpec | None = None
+        finders: list[Any] = [*sys.meta_path, PathFinder]
+        for finder in finders:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 break
-        else:
-            return None
-        loader: Any = spec.loader
+        loader: Any = None if spec is None else spec.loader
         if loader is not None and hasattr(loader, "exec_module"):
             run, then = loader.exec_module, self._then
 

@@ -30,7 +30,7 @@ class Found:
 
     def add(self, tracker: Tracker) -> None:
         """Take up the tracker of what was found; it gives way to one of the user's own."""
-        tracker.found = True
+        tracker.judge.found = True
         with self._lock:
             self._let_go()
             self._trackers.append(tracker)

@@ -7,7 +7,6 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from anynan._judging.judge import Judge
@@ -87,7 +86,7 @@ def make_way(first: "Tracker", name: str, backend: str) -> None:
     Raises:
         ValueError: If somebody asked for it.
     """
-    if first.found or shell() is not None:  # the cell that tracks it was run again
+    if first.judge.found or shell() is not None:  # the cell that tracks it was run again
         first.remove()
         return
     msg = (
@@ -119,7 +118,6 @@ class Tracker:
         name: What is tracked is called so.
         paused: Whether it stands still, between ``pause`` and ``resume``.
         where: Where in the user's training it is; noted in each event.
-        found: Whether nobody asked for it by name: it gives way to a tracker of the user's own.
         judge: What adapters write readings into, and what acts on them.
     """
 
@@ -128,8 +126,6 @@ class Tracker:
         self.name = name
         self.paused = False
         self.where = ""
-        self.found = False
-        self._ends: list[Callable[[], object]] = []
         self.judge: Judge = Judge(options, self)
 
     # Names.
@@ -260,12 +256,8 @@ class Tracker:
         finally:
             self.judge.adapter = None
             adapter.detach()
-            while self._ends:
-                self._ends.pop()()
-
-    def at_end(self, call: Callable[[], object]) -> None:
-        """Have something undone when this tracker is removed."""
-        self._ends.append(call)
+            while self.judge.ends:
+                self.judge.ends.pop()()
 
     def pause(self) -> None:
         """Stop watching until ``resume``, at no cost meanwhile."""
