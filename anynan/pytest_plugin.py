@@ -88,9 +88,9 @@ def _policy(item: pytest.Item) -> Any:
 
     allowed = []
     for marker in item.iter_markers("anynan"):
-        kinds, reason = marker.kwargs.get("allow"), marker.kwargs.get("reason")
         if marker.args or set(marker.kwargs) != {"allow", "reason"}:
             pytest.fail("@pytest.mark.anynan: it takes allow= and reason=", pytrace=False)
+        kinds, reason = marker.kwargs["allow"], marker.kwargs["reason"]
         try:
             kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
             allowed += [Allow("*", kind, reason) for kind in kinds]

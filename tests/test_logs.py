@@ -28,7 +28,7 @@ def test_an_event_is_one_record_with_its_facts(caplog: pytest.LogCaptureFixture)
     (event,) = step.events
     assert (record.name, record.levelname) == ("anynan", "ERROR")
     assert record.getMessage() == anynan.render(event, "line")
-    logged = anynan.Event.from_dict(record.anynan)
+    logged = anynan.Event.from_dict(vars(record)["anynan"])
     # What it spread to is known at the step's end.
     assert replace(logged, spread=event.spread) == event
 
@@ -76,30 +76,3 @@ def test_the_traceback_of_a_check_ends_in_the_users_line() -> None:
         anynan.check(BAD, "x")
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert [frame.line for frame in frames] == ['anynan.check(BAD, "x")']
-
-
-def test_the_traceback_of_a_step_ends_in_the_line_of_the_layer() -> None:
-    torch = pytest.importorskip("torch")
-
-    class Log(torch.nn.Module):
-        def forward(self, x):
-            return torch.log(x)
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.log = Log()
-
-        def forward(self, x):
-            return self.log(x)  # here
-
-    model = Net()
-
-    def step(x):
-        return model(x).sum()
-
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.torch.track(step)(-torch.ones(2))
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    assert frames[-1].line == "return self.log(x)  # here"
-    assert not any("anynan/_" in frame.filename for frame in frames)

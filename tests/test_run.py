@@ -153,5 +153,6 @@ def test_a_program_that_is_only_warned_goes_on_and_the_report_is_written(tmp_pat
     # A loss is handed what the model made: that is no batch of its own, and no second fault.
     (line,) = (tmp_path / "found.jsonl").read_text().splitlines()
     event = anynan.Event.from_dict(json.loads(line))
+    assert event.operation is not None
     assert (event.layer, event.operation.name) == ("3", "log")
     assert done.stderr.count("first appeared") == 2  # the report, and the last line

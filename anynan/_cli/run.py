@@ -53,10 +53,10 @@ def run(chosen: argparse.Namespace) -> int:
         return USAGE
     found = Found()
     end = watch_everything(Options(action=chosen.action, level=chosen.level), found)
-    status, error = program.run(begin)
+    status, shown = program.run(begin)
     end()
     bad = found.bad()
-    if bad and chosen.action in ("record", "skip") and error is None:
+    if bad and chosen.action in ("record", "skip") and shown is None:
         print(f"\n{render(bad[0])}\n", file=sys.stderr)
     _sum_up(found)
     if chosen.report:
