@@ -1,7 +1,11 @@
 """A model in Lightning's Trainer, which calls the model's training_step and never the model."""
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,3 +237,49 @@ def test_every_trainer_gets_one_where_the_environment_asks(
     assert [monitor.action for monitor in anynan.lightning.callbacks()] == ["warn"]
     with pytest.raises(ValueError, match="action='nothing' is unknown"):
         anynan.lightning.Monitor("nothing")
+
+
+RANKS = """
+import lightning, torch, anynan
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        loss = self.layer(batch).square().mean()
+        bad = index == 2 and self.global_rank == 1
+        return torch.log(-1 - loss) if bad else loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+if __name__ == "__main__":
+    module, monitor = Module(), anynan.lightning.Monitor("stop")
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[monitor], default_root_dir=".",
+    )
+    data = torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=2)
+    trainer.fit(module, data)
+    (event,) = monitor.events
+    good = all(p.isfinite().all() for p in module.parameters())
+    batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+    print("said", batches, event.rank, event.operation.name, good, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_all_ranks_stop_at_the_batch_that_one_of_them_went_bad_in(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    env = {**os.environ, "PYTHONPATH": str(Path(anynan.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "ranks.py"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env=env, timeout=300,
+    )  # fmt: skip
+    said = [line for line in done.stdout.splitlines() if line.startswith("said ")]
+    assert said == ["said 3 1 log True"] * 2, done.stderr
+    assert (tmp_path / "anynan-step=3.ckpt").exists()
