@@ -133,7 +133,7 @@ def test_a_test_fails_with_the_report(folder: Path) -> None:
     assert "anynan/" not in report
     assert "gradient of sqrt" in shown["test_in_the_backward_pass"]
     assert "AssertionError: mine" in shown["test_fails_by_itself"]
-    assert re.search(r"^-+ anynan call -+$", shown["test_fails_by_itself"], re.MULTILINE)
+    assert re.search(r"^-+ Captured anynan call -+$", shown["test_fails_by_itself"], re.MULTILINE)
     assert "@pytest.mark.anynan: it takes allow= and reason=" in shown["test_without_a_reason"]
 
 
