@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -90,14 +91,18 @@ ASKED = {
     "test_fails_by_itself", "test_without_a_reason", "test_subtests", "test_tracked_by_hand",
 }  # fmt: skip
 
+# Where anynan is installed with its entry points, pytest finds the plugin by itself.
+INSTALLED = entry_points(group="pytest11", name="anynan")
+LOADED = [] if INSTALLED else ["-p", "anynan.pytest_plugin"]
+
 
 def run(folder: Path, *words: str) -> tuple[set[str], str]:
     root = str(Path(anynan.__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": root, "COLUMNS": "100"}
     done = subprocess.run(
         [
-            sys.executable, "-m", "pytest", "-p", "anynan.pytest_plugin", "-p", "no:cacheprovider",
-            "-rfE", "--strict-markers", "-W", "error", *words,
+            sys.executable, "-m", "pytest", *LOADED, "-p", "no:cacheprovider", "-rfE",
+            "--strict-markers", "-W", "error", *words,
         ],
         capture_output=True, text=True, check=False, cwd=folder, env=env,
     )  # fmt: skip
