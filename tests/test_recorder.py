@@ -727,7 +727,7 @@ def test_numbers_are_kept() -> None:
     for i in range(3):
         tracker(np.full(2, i + 1.0))
     assert [(r.step, r.hi) for r in tracker.dump(phase="forward")] == [(0, 2), (1, 4), (2, 6)]
-    assert tracker.metrics()["anynan/absmax/forward/model"] == 6.0
+    assert tracker.metrics(layers=True)["anynan/absmax/forward/model"] == 6.0
 
 
 def test_limits_hold_where_values_leave() -> None:

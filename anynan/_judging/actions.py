@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anynan._diagnosis.diagnosis import place
 from anynan._readings.readings import Rows
+from anynan._reports.logs import log
 from anynan._reports.notices import warn
 from anynan._reports.report import render, render_line
 from anynan.errors import AnomalyError, NonFiniteError
@@ -36,6 +37,9 @@ class Actor:
         self.options = options
         self._tracker = weakref.ref(tracker)  # it holds its judge
         self.adapter: BaseAdapter | None = None
+        # Whether nobody asked for it by name: it gives way to a tracker of the user's own.
+        self.found = False
+        self.ends: list[Callable[[], object]] = []  # what is undone with the tracker
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._counts: Counter[str] = Counter()
         self._lock = threading.RLock()
@@ -88,6 +92,7 @@ class Actor:
         with self._lock:
             self._events.append(event)
             self._counts["expected" if event.expected else event.severity] += 1
+        log(event)
 
     def _act(self, event: Event, rows: Rows) -> None:
         self._record(event)

@@ -527,12 +527,16 @@ class Judge(Actor):
             self._remarks[note] = None
 
     def say(self, note: str) -> None:
-        """Warn once of something that is not watched, and list it in the report."""
+        """Warn once of something that is not watched, and list it in the report.
+
+        A program that was only found is not warned: it did not ask.
+        """
         with self._lock:
             if note in self._said:
                 return
             self._said[note] = None
-        warn(f"anynan: {prose(note)}")
+        if not self.found:
+            warn(f"anynan: {prose(note)}")
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ class Models:
         refs: Each model, held weakly, behind the prefix of its paths.
         hooked: The layers that are hooked, with their paths.
         parts: Whether a call of a part of a model counts as a call of the model.
+        handed: Whether what comes in with a graph is another model's, and no batch.
         stepped: The optimizers that the tracked function stepped itself.
     """
 
@@ -33,7 +34,7 @@ class Models:
         self.options, self.fn = options, fn
         self.refs: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self.hooked: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self.parts = False
+        self.parts = self.handed = False
         self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def living(self) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -45,7 +45,8 @@ class Scene:
                 # What a part of the model gets from another was computed, nobody saw where;
                 # what a model gets inside a step may have been.
                 inner = self._models.fn is not None and root.fn is not self._models.fn
-                handed = inner or (self._models.parts and x.grad_fn is not None)
+                among = self._models.parts or self._models.handed
+                handed = inner or (among and x.grad_fn is not None)
                 kind: External = "handed" if handed else "input"
                 found.setdefault(key, (kind, name))
         return found

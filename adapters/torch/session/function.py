@@ -214,6 +214,12 @@ class FunctionSession(Session):
                     suspended.append(state)
         return suspended
 
+    def read_loss(self, loss: Any) -> None:
+        """Read what the step that runs is about to differentiate, which it need not return."""
+        state = self.threads.state()
+        if state.depth and not state.idle:
+            self._read_result(state, loss)
+
     def _read_result(self, state: State, result: Any) -> None:
         rows = state.rows
         if rows is None or rows.failed is not None:

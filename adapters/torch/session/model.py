@@ -30,6 +30,18 @@ class ModelSession(Session):
     ) -> None:
         super().__init__(tracker, models or Models(tracker.judge.options))
         self.models.refs = [("", weakref.ref(model))]
+        self._joined: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def join(self, module: torch.nn.Module) -> None:
+        """Watch a module that is handed what the model made, as a loss is, in the same steps."""
+        models, name = self.models, type(module).__name__
+        taken = {path.partition(".")[0] for path in models.layers().values()}
+        while name in taken:
+            name += "_"
+        models.refs.append((name, weakref.ref(module)))
+        models.parts = True
+        self._joined.add(module)
+        self.layers.hook(name, module)
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
@@ -47,7 +59,7 @@ class ModelSession(Session):
             self.follow()
         if state.rows is not None:
             self.steps.take(state)
-            if self._over(state):
+            if module not in self._joined and self._over(state):
                 self.steps.close(state)
         self.start_root(state, module, path, args, kwargs)
         if state.operations is not None:

@@ -154,9 +154,10 @@ class Session(BaseAdapter):
                 else:
                     state.operations.enter(root)
         state.step_roots.append((len(rows.sites), weakref.ref(root)))
+        handed = self.models.parts or self.models.handed
         for name, x in named:
             # What a part of the model gets from another is no input.
-            if x.dtype in DTYPE_NAME and not (self.models.parts and x.grad_fn is not None):
+            if x.dtype in DTYPE_NAME and not (handed and x.grad_fn is not None):
                 site = self.tracker.judge.monitor.site(
                     layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
                 )
