@@ -21,6 +21,7 @@ class BadParameter:
         buffer: True for a buffer (running statistics), False for a weight.
         held: False for a weight that none of the optimizers at work holds.
         optimizer: True for a part of the optimizer's state, and no weight.
+        before: False for a buffer that the failing call itself may have written.
         gradient: What its gradient holds, if it has one.
         state: The optimizer's state for it.
     """
@@ -33,6 +34,7 @@ class BadParameter:
     state: Mapping[str, Summary] = field(default_factory=dict)
     held: bool = True
     optimizer: bool = False
+    before: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,9 @@ def _weight(event: Event) -> str:
     name = (event.parameter or "").rpartition(".")[2]
     if event.tensor in (STATE, CARRIED):
         return f"the {event.tensor}"
-    return "a running statistic" if name in _STATISTICS else "a weight"
+    if name in _STATISTICS:
+        return "a running statistic"
+    return "a buffer" if event.severity == "suspect" else "a weight"
 
 
 # Rows.
