@@ -78,7 +78,7 @@ def weights_of(layers: dict[str, Any]) -> list[Weight]:
             while name in names:
                 name += "_"
             names.add(name)
-            weight = any(variable is x for x in layer._trainable_variables)  # noqa: SLF001
+            weight = any(variable is x for x in layer._trainable_variables)
             found.append(Weight(name, path, variable, not (variable.trainable or weight)))
     return found
 

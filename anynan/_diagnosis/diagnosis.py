@@ -433,7 +433,9 @@ def _parameter_event(
     case: Case, monitor: Monitor, verdict: Verdict, outside: Token | None
 ) -> Event | None:
     reading = case.reading
-    bad = sorted(case.evidence.weights(), key=lambda item: item.buffer)
+    bad = sorted(
+        case.evidence.weights(), key=lambda x: (x.buffer, x.buffer and x.summary.kind != case.kind)
+    )
     if outside is None and reading.phase != "parameter":
         bad = [item for item in bad if not item.buffer or _may_have_spoilt(case, item)]
     blamed = outside is not None and outside.label

@@ -145,7 +145,7 @@ class Program:
             structure = tree_util.tree_structure(value)
             if isinstance(value, Slot):  # one array alone is a weight by its name only
                 bare = names[key] if isinstance(key, int) and key < len(names) else str(key)
-                if not (signature._WEIGHTS.match(bare) or signature._STATES.match(bare)):
+                if not signature.is_kept(bare):
                     continue
             for path, item in places:
                 if path in used or any(path[: len(u)] == u for u in used):
@@ -167,10 +167,39 @@ class Program:
             value = self.graph.values[self.graph.results[b]]
             grad = value.writer is not None and self.graph.nodes[value.writer].backward
             found[b] = Result(self.leaves[a].name, a, not grad)
+        self._set_apart(found)
         for path, leaf in tree_util.tree_flatten_with_path(out)[0]:
             if isinstance(leaf, Slot) and leaf not in found:
                 found[leaf] = Result("result" + signature.spelled(path))
         return [found.get(i, Result("result")) for i in range(len(out_shapes))]
+
+    def _set_apart(self, results: Mapping[int, Result]) -> None:
+        """Tell from the weights what a training step carries along, and no gradient reaches."""
+        if not any(node.backward for node in self.graph.nodes):
+            return
+        untrained: set[int] = set()
+        for b, result in results.items():
+            if not result.state or result.source is None:
+                continue
+            leaf, index = self.leaves[result.source], self.graph.results[b]
+            handed_on = self.graph.values[index].argument is not None
+            if leaf.role == "parameter" and not handed_on and not self._trained(index, untrained):
+                self.leaves[result.source] = replace(leaf, role="buffer")
+
+    def _trained(self, index: int, known: set[int]) -> bool:
+        """Tell whether a gradient went into a value; what was seen without one is known."""
+        todo = [index]
+        while todo:
+            value = self.graph.values[todo.pop()]
+            more = list(value.feeds)
+            if value.writer is not None:
+                node = self.graph.nodes[value.writer]
+                if node.backward:
+                    return True
+                more += node.ins
+            todo += [i for i in more if i is not None and i not in known]
+            known.update(todo)
+        return False
 
     def _bare(self) -> bool:
         """Tell whether the function is one jit, with no shardings of its own."""
@@ -223,7 +252,8 @@ class Program:
                 found.append(Spot(index, None, "input", leaf.name))
             elif self.settings.parameters and leaf.role in ("parameter", "buffer"):
                 short = leaf.name.rpartition(".")[2]
-                found.append(Spot(index, self.owner(leaf), "parameter", short, 0, leaf.name))
+                kept = leaf.role == "buffer"
+                found.append(Spot(index, self.owner(leaf), "parameter", short, 0, leaf.name, kept))
         return found
 
     def spots(self, *, backward: bool) -> list[Spot]:

@@ -119,7 +119,7 @@ class Models:
         ]
 
     def statistics(self) -> dict[int, bool]:
-        """Tell of running statistics, by id, whether training updates them and does not use them."""
+        """Tell of running statistics, by id, whether calls only update them, as in training."""
         return {
             id(x): module.training
             for _, model in self.living()
