@@ -75,6 +75,7 @@ class Case:
     watched: bool = False
     came_in: list[Arrival] = field(default_factory=list)
     meant: Mapping[str, int] = field(default_factory=dict)
+    trained: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -253,6 +254,7 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
             parameter=parameter,
             gradient=None if spoilt is None else spoilt.gradient,
             state={} if spoilt is None else spoilt.state,
+            settings={} if spoilt is None else spoilt.settings,
             summary=summary,
             record=origin,
             then=then,
@@ -261,6 +263,7 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
             surfaced=harmed if phase != harmed else None,
             overwritten=origin is None and _overwritten(case),
             watched=case.watched,
+            trained=case.trained or monitor.history.trains(case.rows.sites),
         )
     )
     return _event(
@@ -466,6 +469,7 @@ def _parameter_event(
             since=since,
             gradient=chosen.gradient,
             state=chosen.state,
+            settings=chosen.settings,
             record=write,
             unread=case.unread,
             growth=monitor.history.curve(reading.site),

@@ -24,6 +24,7 @@ class BadParameter:
         before: False for a buffer that the failing call itself may have written.
         gradient: What its gradient holds, if it has one.
         state: The optimizer's state for it.
+        settings: The numbers its optimizer works with (``lr``, ``eps``).
     """
 
     name: str
@@ -35,6 +36,7 @@ class BadParameter:
     held: bool = True
     optimizer: bool = False
     before: bool = True
+    settings: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

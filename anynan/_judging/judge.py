@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import Arrival, Case, bare, contained, diagnose, norm_event
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay, trace
@@ -19,7 +20,7 @@ from anynan._reports.escaping import prose
 from anynan._reports.notices import warn
 from anynan._reports.report import render_line
 from anynan.errors import reason
-from anynan.events import NON_FINITE, Event, Kind
+from anynan.events import NON_FINITE, STATE, Event, Kind
 from anynan.options import Options, environment
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Judge(Actor):
         self._scaled_streak = 0
         self._clean: int | None = None
         self._updates: list[int] = []
+        self._trained = False
         self._spoiled: int | None = None
         # The last failed step after which the program went on, and the last of those whose update
         # was made all the same.
@@ -150,7 +152,7 @@ class Judge(Actor):
             known = self._seen[_noted(reading, kind)] > 0
             rows.doubts.append(Doubt(reading, kind, _lookup(rows, order, value, weak=known)))
             return
-        if site.buffer and kind in NON_FINITE:
+        if site.buffer and site.phase == "parameter" and kind in NON_FINITE:
             self._note_state(reading, kind, value)
             return
         if rows.doubts and key in self._carriers:
@@ -159,6 +161,8 @@ class Judge(Actor):
             return
         mask = site.parameter is None and key in self.monitor.downgraded
         if severity == "suspect" or mask or order in rows.suspect:
+            if value is None and site.tensor == STATE and order in rows.live:
+                value = rows.live[order]()
             self._note_once(reading, kind, value)
             return
         if site.phase == "backward" and kind in NON_FINITE and rows.pending is None:
@@ -238,7 +242,7 @@ class Judge(Actor):
             clean=self._clean, updates=list(self._updates), replayed=replayed,
             seen=replayed is not None, unread=self._unread(),
             watched=self.options.level == "operation", came_in=self._came_in(rows, kind),
-            meant=self._meant,
+            meant=self._meant, trained=self._trained or not self.options.backward,
         )  # fmt: skip
         if replayed is None and wanted:
             self._run_again(case, key)
@@ -404,6 +408,7 @@ class Judge(Actor):
         if rows is not None and rows.failed is not None:
             self.went_through(rows)
             return
+        self._trained = True
         self._updates.append(step)
         del self._updates[:-2]
 
@@ -545,7 +550,8 @@ class Judge(Actor):
         judged = self.options.policy.judge(
             site.phase, rows.lo[order], rows.hi[order], layer=site.layer, dtype_max=site.dtype_max
         )
-        if judged is None or judged[1] != "bad" or order in rows.suspect or site.buffer:
+        meant = order in rows.suspect or (site.buffer and site.phase == "parameter")
+        if judged is None or judged[1] != "bad" or meant:
             return False
         key = (site.layer, site.phase, judged[0])
         if site.parameter is None and key in self.monitor.downgraded:
@@ -577,7 +583,12 @@ class Judge(Actor):
         self._seen[key] += 1
         if self._seen[key] > 1:
             return
-        event = self._suspect(reading, kind, summary=self._measured(value), expected=expected)
+        summary, cause = self._measured(value), None
+        if reading.site.tensor == STATE and summary is not None:
+            parts = (reading.site.parameter or "").split(".")
+            state = dict.fromkeys(parts, summary)
+            cause = explain(Situation("optimizer", kind, tensor=STATE, state=state))
+        event = self._suspect(reading, kind, summary=summary, expected=expected, cause=cause)
         with self._lock:
             self._events.append(event)
         if kind not in NON_FINITE and expected is None:

@@ -1,4 +1,4 @@
-"""NaN and Inf that a program keeps on purpose, between its steps: noted, and named when they harm."""
+"""NaN and Inf that a program keeps on purpose between its steps: noted, named when they harm."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -9,7 +9,7 @@ from jax import tree_util
 
 from anynan._readings.patterns import Patterns, choose
 from anynan._runtime.context import marker
-from anynan.events import STATE
+from anynan.events import CARRIED, STATE
 from anynan.jax.graphs.bodies import JITS
 from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.layers import Layers
@@ -175,7 +175,8 @@ class Program:
 
     def _set_apart(self, results: Mapping[int, Result]) -> None:
         """Tell from the weights what a training step carries along, and no gradient reaches."""
-        if not any(node.backward for node in self.graph.nodes):
+        self.differentiated = any(node.backward for node in self.graph.nodes)
+        if not self.differentiated:
             return
         untrained: set[int] = set()
         for b, result in results.items():
@@ -296,7 +297,9 @@ class Program:
             layer = self.owner(leaf)
             if result.state:
                 short = STATE if leaf.role == "state" else leaf.name.rpartition(".")[2]
-                return Spot(index, layer, "optimizer", short, 0, leaf.name)
+                carried = leaf.role == "buffer" or not self.differentiated
+                short = CARRIED if leaf.role == "buffer" else short
+                return Spot(index, layer, "optimizer", short, 0, leaf.name, carried)
             short = leaf.name.rpartition(".")[2]
             return Spot(index, layer, "backward", f"grad of {short}", 0, leaf.name)
         if any(node.backward for node in nodes) and all(node.backward for node in nodes):

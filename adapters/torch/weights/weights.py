@@ -87,6 +87,7 @@ class Weights:
                     name, layer, measure(x), buffer,
                     None if gradient is None else measure(gradient), state,
                     self._optimizers.holds(x), before=root is None or id(x) in wrote,
+                    settings=self._optimizers.settings(x),
                 )
             )  # fmt: skip
         return found
