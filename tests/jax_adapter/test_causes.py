@@ -17,7 +17,7 @@ NOT_IN_JAX = {
     "product_gradient_at_zero": "the gradient of a product multiplies the other factors",
     "lgamma_gradient_at_pole": "the forward result is +Inf already, which is lgamma_pole",
     "logit_gradient_at_bound": "the forward result is Inf already, which is logit_of_zero_or_one",
-    "optimizer_setting_bad": "a setting is a number of the program: the operation it enters is named",
+    "optimizer_setting_bad": "a setting is a number of the code: its operation is named",
     "ctc_target_too_long": "a loss is made of primitives, and those in use stay finite",
     "optimizer_step_too_large": "an update is named at its operation, such as overflow_in_dtype",
     "weight_written": "a weight comes in as an argument: bad_parameter",
