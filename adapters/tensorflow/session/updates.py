@@ -134,7 +134,7 @@ class Updates:
         return found
 
     def _kept_for(self, weight: Any) -> tuple[dict[str, Summary], dict[str, float]]:
-        """Give what optimizers keep for a weight, measured, and their settings, by their own names."""
+        """Give what optimizers keep for a weight, measured, and their settings, by name."""
         found: dict[str, Summary] = {}
         settings: dict[str, float] = {}
         for optimizer in self._optimizers:

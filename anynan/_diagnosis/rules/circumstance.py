@@ -171,7 +171,7 @@ def _overflow_of_state(s: Situation) -> tuple[str, str] | None:
     return (
         (
             "the square of the gradient is beyond the largest number of the optimizer state's "
-            "dtype: updates divided by it are 0, so this weight stands still from now on"
+            "dtype: updates that are divided by it are 0, so nothing moves here any more"
         ),
         (
             "clip the gradient norm before the step, or keep the optimizer state in float32; then "
