@@ -181,12 +181,12 @@ class KerasSession(BaseAdapter):
         if part is not None:
             return part.bad_parameters()
         found = []
-        for name, layer, variable in self.weights:
+        for name, layer, variable, buffer in self.weights:
             value = variable._value
             if value is None or not probes.checkable(value) or not int(_code(value)):
                 continue
             summary = probes.measure(value)
-            found.append(BadParameter(name, layer, summary, not variable.trainable))
+            found.append(BadParameter(name, layer, summary, buffer))
         return found
 
     def bad_rows(self, value: Any) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """From a bad reading to an event: replay, follow the lineage, name the cause."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -32,6 +32,10 @@ _UNWATCHED = "outside what is watched"
 _INFERRED = (
     "that the batch did it is inferred: it was bad before anything else was, and no second run "
     "shows what came of it"
+)
+_INFERRED_OF_BUFFER = (
+    "that this buffer did it is inferred: it was bad before, nothing that came of its layer was "
+    "finite, and no second run shows what came of it"
 )
 _WATCHED = (
     "every operation of the step was watched, and none was seen making this: it came from code "
@@ -78,6 +82,8 @@ class Case:
     watched: bool = False
     ends: bool = False
     came_in: list[Arrival] = field(default_factory=list)
+    meant: Mapping[str, int] = field(default_factory=dict)
+    trained: bool = False
     notes: list[str] = field(default_factory=list)
     unshown: bool = False  # a second run was asked for, and did not show it
     of_model: bool = True
@@ -334,6 +340,7 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
             parameter=parameter,
             gradient=None if spoilt is None else spoilt.gradient,
             state={} if spoilt is None else spoilt.state,
+            settings={} if spoilt is None else spoilt.settings,
             summary=summary,
             record=origin,
             then=then,
@@ -342,6 +349,7 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
             surfaced=harmed if phase != harmed else None,
             overwritten=origin is None and _overwritten(case),
             watched=case.watched,
+            trained=case.trained or monitor.history.trains(case.rows.sites),
         )
     )
     return _event(
@@ -552,10 +560,15 @@ def _layer_before(case: Case, layer: str) -> str | None:
 def _parameter_event(
     case: Case, monitor: Monitor, verdict: Verdict, outside: Token | None
 ) -> Event | None:
-    bad = case.evidence.weights()
-    if not bad:
-        return None
     reading = case.reading
+    bad = sorted(
+        case.evidence.weights(), key=lambda x: (x.buffer, x.buffer and x.summary.kind != case.kind)
+    )
+    if outside is None and reading.phase != "parameter":
+        bad = [item for item in bad if not item.buffer or _may_have_spoilt(case, item)]
+    blamed = outside is not None and outside.label
+    if not bad or (blamed and all(item.name != blamed for item in bad)):
+        return None
     label = outside.label if outside is not None else reading.site.parameter
     write: OpRecord | None = None
     sink = verdict.sink
@@ -581,12 +594,15 @@ def _parameter_event(
             since=since,
             gradient=chosen.gradient,
             state=chosen.state,
+            settings=chosen.settings,
             record=write,
             unread=case.unread,
             growth=monitor.history.curve(reading.site),
         )
     )
-    others = len(bad) - 1
+    if chosen.buffer and outside is None and reading.phase != "parameter":
+        case.notes.append(_INFERRED_OF_BUFFER)
+    others = sum(item.buffer <= chosen.buffer for item in bad) - 1
     if others:
         word = "parameter or buffer is" if others == 1 else "parameters and buffers are"
         case.notes.append(f"{others} more {word} bad too: {_names(bad, chosen)}")
@@ -611,6 +627,26 @@ def _parameter_event(
         ),
         since=since,
     )
+
+
+def _may_have_spoilt(case: Case, buffer: BadParameter) -> bool:
+    """Tell whether a buffer may have made a reading bad, as far as readings show.
+
+    It is used in its own layer, so that was not read, or what it gave was bad.
+    """
+    reading, own = case.reading, buffer.layer
+    since = case.meant.get(buffer.name)
+    if since is None and not buffer.before:
+        case.notes.append(f"{buffer.name} is bad now; whether it was before this is not known")
+        return False
+    if since is not None and since < reading.step:
+        case.notes.append(f"{buffer.name} is bad, too; whether it matters is not known")
+        return False
+    if reading.layer is not None and not f"{own}.".startswith(f"{reading.layer}.".lstrip(".")):
+        return False
+    read = (case.rows.reading(order) for order in range(reading.order, -1, -1))
+    latest = next((x for x in read if x.phase == "forward" and x.layer == own), None)
+    return latest is None or latest.kind is not None
 
 
 def norm_event(
@@ -670,7 +706,7 @@ def contained(record: OpRecord, rows: Rows, evidence: Evidence) -> Event:
 
 
 def _names(bad: list[BadParameter], chosen: BadParameter) -> str:
-    names = [item.name for item in bad if item is not chosen]
+    names = [x.name for x in bad if x is not chosen and x.buffer <= chosen.buffer]
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.agreement import parting, same_end
+from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import (
     Arrival,
     Case,
@@ -18,7 +19,7 @@ from anynan._diagnosis.diagnosis import (
     norm_event,
     shows,
 )
-from anynan._diagnosis.evidence import Evidence, ReplayError
+from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import PLACING, Replay, Sink, trace
 from anynan._judging.actions import Actor, takes_along
 from anynan._readings.monitor import Monitor
@@ -28,7 +29,7 @@ from anynan._reports.escaping import prose
 from anynan._reports.notices import warn
 from anynan._reports.report import render_line
 from anynan.errors import reason
-from anynan.events import NON_FINITE, Event, Kind
+from anynan.events import NON_FINITE, STATE, Event, Kind
 from anynan.options import Options, environment
 
 if TYPE_CHECKING:
@@ -55,13 +56,18 @@ class Judge(Actor):
         self._seen: Counter[tuple[Any, ...]] = Counter()
         # Layers that hand on what came in, and whether a replay has shown it.
         self._carriers: dict[tuple[Any, ...], bool] = {}
+        # Buffers that hold NaN or Inf by design, for all that is known, and since which step.
+        self._meant: dict[str, int] = {}
         self._scaled_streak = 0
         # Steps still to be watched operation by operation, since which, and how often that began.
         self._risen = self._rose = self._rises = 0
         self._clean: int | None = None
         self._updates: list[int] = []
+        self._trained = False
         self._spoiled: int | None = None
-        # The last failed step whose update was made all the same.
+        # The last failed step after which the program went on, and the last of those whose update
+        # was made all the same.
+        self._went_on: Rows | None = None
         self._through: Rows | None = None
 
     # What adapters call.
@@ -99,6 +105,8 @@ class Judge(Actor):
                 self._streak = 0
             else:
                 self._spread(rows)
+                if self._goes_on(rows):
+                    self._went_on = rows
 
     @property
     def step(self) -> int:
@@ -159,12 +167,17 @@ class Judge(Actor):
             known = self._seen[_noted(reading, kind)] > 0
             rows.doubts.append(Doubt(reading, kind, _lookup(rows, order, value, weak=known)))
             return
+        if site.buffer and site.phase == "parameter" and kind in NON_FINITE:
+            self._note_state(reading, kind, value)
+            return
         if rows.doubts and key in self._carriers:
             rows.carried = rows.carried or self._carriers[key]
             rows.spread += 1
             return
         mask = site.parameter is None and key in self.monitor.downgraded
         if severity == "suspect" or mask or order in rows.suspect:
+            if value is None and site.tensor == STATE and order in rows.live:
+                value = rows.live[order]()
             self._note_once(reading, kind, value)
             return
         if site.phase == "backward" and kind in NON_FINITE and rows.pending is None:
@@ -197,7 +210,7 @@ class Judge(Actor):
             rows.held = rows.held or Held(reading, kind, value, replayed)
             return
         event = self.diagnose(rows, reading, kind, value, later=later, replayed=replayed)
-        if event is not None:
+        if event is not None and not self._came_of(rows, event):
             self.accept(rows, event)
 
     def unscaled(self, rows: Rows) -> None:
@@ -250,6 +263,7 @@ class Judge(Actor):
             ends=self.options.level == "step", came_in=self._came_in(rows, kind),
             of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
             in_order=self._adapter.in_order,
+            meant=self._meant, trained=self._trained or not self.options.backward,
         )  # fmt: skip
         if replayed is None and wanted:
             self._run_again(case, key)
@@ -505,15 +519,30 @@ class Judge(Actor):
         if rows is not None and rows.failed is not None:
             self.went_through(rows)
             return
+        self._trained = True
         self._updates.append(step)
         del self._updates[:-2]
 
     def went_through(self, rows: Rows) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""
-        action = environment() or self.options.action
-        stops = action in ("raise", "skip") or rows.skip
-        if not stops and rows.failed.step == rows.step:
+        if self._goes_on(rows):
             self._through = rows
+
+    def found(self, bad: list[BadParameter]) -> list[BadParameter]:
+        """Note what of the bad weights and buffers may be meant so, and give the rest.
+
+        Args:
+            bad: What tracking finds as it begins.
+        """
+        for item in bad:
+            if item.buffer:
+                local, dtype = item.name.rpartition(".")[2], item.summary.dtype
+                site = self.monitor.site(
+                    item.layer, "parameter", local, dtype, None, parameter=item.name, buffer=True
+                )
+                reading = Reading(self.step, 0, 0, site, math.nan, math.nan)
+                self._note_state(reading, item.summary.kind or "nan", item.summary)
+        return [item for item in bad if not item.buffer]
 
     def known_clean(self, step: int) -> None:
         """Note that every weight and buffer was finite at the start of this step."""
@@ -571,20 +600,42 @@ class Judge(Actor):
             return False
         if kind not in NON_FINITE or reading.phase == "input":
             return False
-        if not self._adapter.bad_weights():  # repaired since
+        if all(item.name in self._meant for item in self._adapter.bad_weights()):  # repaired since
             self._through = None
             return False
-        event: Event = through.failed
-        spread = replace(event.spread, count=event.spread.count + 1 + later)
-        rows.failed = through.failed = replace(event, spread=spread)
-        self._exchange(event, through.failed)
-        note = (
-            f"the weights are bad since the update of step {event.step}, which was made although "
-            f"that step was reported (action={self._action_name()}): what is bad because of it is "
-            "counted there"
-        )
-        (self.say if self.options.action == "warn" else self.remark)(note)
+        made = f"the update of step {through.failed.step}, which was made although that step was"
+        self._add(rows, through, 1 + later, f"the weights are bad since {made} reported")
         return True
+
+    def _came_of(self, rows: Rows, event: Event) -> bool:
+        """Tell whether an event is about a buffer that a failed step before spoilt."""
+        earlier, name = self._went_on, event.parameter
+        if earlier is None or event.phase != "parameter" or earlier.step >= rows.step:
+            return False
+        clean = self._clean is not None and self._clean > earlier.step
+        buffers = {item.name for item in self._adapter.bad_parameters() if item.buffer}
+        if clean or name not in buffers or name in self._meant:
+            return False
+        step = earlier.failed.step
+        said = f"{name} is bad since step {step}, which went on although it was reported"
+        self._add(rows, earlier, 1 + event.spread.count, said)
+        return True
+
+    def _add(self, rows: Rows, first: Rows, count: int, said: str) -> None:
+        """Count what is bad in a step as spread of the event of an earlier one."""
+        event: Event = first.failed
+        count += event.spread.count
+        rows.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
+        self._exchange(event, first.failed)
+        action = self._action_name()
+        note = f"{said} (action={action}): what is bad because of it is counted there"
+        (self.say if self.options.action == "warn" else self.remark)(note)
+
+    def _goes_on(self, rows: Rows) -> bool:
+        """Tell whether the program goes on with what a failed step of its own left behind."""
+        action = environment() or self.options.action
+        stops = action in ("raise", "skip") or rows.skip
+        return not stops and bool(rows.failed.step == rows.step)
 
     def _action_name(self) -> str:
         action = self.options.action
@@ -614,7 +665,8 @@ class Judge(Actor):
         judged = self.options.policy.judge(
             site.phase, rows.lo[order], rows.hi[order], layer=site.layer, dtype_max=site.dtype_max
         )
-        if judged is None or judged[1] != "bad" or order in rows.suspect:
+        meant = order in rows.suspect or (site.buffer and site.phase == "parameter")
+        if judged is None or judged[1] != "bad" or meant:
             return False
         key = (site.layer, site.phase, judged[0])
         if site.parameter is None and key in self.monitor.downgraded:
@@ -646,11 +698,24 @@ class Judge(Actor):
         self._seen[key] += 1
         if self._seen[key] > 1:
             return
-        event = self._suspect(reading, kind, summary=self._measured(value), expected=expected)
+        summary, cause = self._measured(value), None
+        if reading.site.tensor == STATE and summary is not None:
+            parts = (reading.site.parameter or "").split(".")
+            state = dict.fromkeys(parts, summary)
+            cause = explain(Situation("optimizer", kind, tensor=STATE, state=state))
+        event = self._suspect(reading, kind, summary=summary, expected=expected, cause=cause)
         with self._lock:
             self._events.append(event)
         if kind not in NON_FINITE and expected is None:
             warn(render_line(event, which=self._among_others))
+
+    def _note_state(self, reading: Reading, kind: Kind, value: Any) -> None:
+        """Note a buffer that is bad as it is found: it may be meant so."""
+        name = reading.site.parameter or ""
+        if self._went_on is None or name in self._meant:  # else that step may have spoilt it
+            self._meant.setdefault(name, reading.step)
+            if kind != "neginf":  # a mask
+                self._note_once(reading, kind, value)
 
     def _suspect(self, reading: Reading, kind: Kind, **said: Any) -> Event:
         """Make the event of a reading that does not act."""
@@ -680,7 +745,8 @@ class Judge(Actor):
 
     def _measured(self, value: Any) -> Summary | None:
         try:
-            return None if value is None else self._adapter.measure(value)
+            known = value is None or isinstance(value, Summary)
+            return value if known else self._adapter.measure(value)
         except Exception:  # noqa: BLE001  an array that cannot be summarised was still seen
             return None
 
@@ -697,7 +763,8 @@ class Judge(Actor):
         scale = now if rows.scale is None else float(rows.scale)
         policy = self.options.policy
         floor = scale is not None and scale <= policy.scale_floor
-        if self._scaled_streak >= policy.scale_streak or floor:
+        # What came in bad and reached the gradients is no matter of the scale.
+        if self._scaled_streak >= policy.scale_streak or floor or rows.carried:
             self.fail(rows, reading, kind)
             return
         self._counts["expected"] += 1

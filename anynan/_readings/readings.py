@@ -24,6 +24,7 @@ class Site:
         parameter: Name of the weight or buffer it belongs to.
         bound: True if the values only bound the tensor (a norm), so they can clear it but
             not condemn it.
+        buffer: True for what no optimizer trains: it may hold NaN and Inf on purpose.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Site:
     limit: float
     parameter: str | None = None
     bound: bool = False
+    buffer: bool = False
 
     @property
     def place(self) -> tuple[Any, ...]:

@@ -260,7 +260,8 @@ def _headline(event: Event) -> str:
         return f"{kind} came in with the {'labels' if labels else 'batch'} of step {step}"
     if event.phase == "parameter":
         return f"{kind} was already in {_weight(event)} at step {step}"
-    if event.phase == "optimizer" and (event.operation is not None or event.tensor == STATE):
+    kept = event.tensor in (STATE, CARRIED)
+    if event.phase == "optimizer" and (event.operation is not None or kept):
         return f"{kind} was written into {_weight(event)} at step {step}"
     if event.phase == "optimizer":
         return f"{kind} was written into {_weight(event)} by the optimizer at step {step}"
@@ -271,7 +272,9 @@ def _weight(event: Event) -> str:
     name = (event.parameter or "").rpartition(".")[2]
     if event.tensor in (STATE, CARRIED):
         return f"the {event.tensor}"
-    return "a running statistic" if name in _STATISTICS else "a weight"
+    if name in _STATISTICS:
+        return "a running statistic"
+    return "a buffer" if event.severity == "suspect" else "a weight"
 
 
 # Rows.

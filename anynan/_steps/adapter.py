@@ -128,11 +128,15 @@ class BaseAdapter:
         return ()
 
     def bad_parameters(self) -> list[BadParameter]:
-        """List the weights and buffers that hold bad values now."""
+        """List the weights and buffers that hold bad values.
+
+        Where a step fails these are what it began with: what the failing call itself wrote into
+        a buffer is no cause of that call.
+        """
         return []
 
     def bad_weights(self) -> list[BadParameter]:
-        """List of those the ones that the policy calls bad."""
+        """List of those the weights that the policy calls bad, and the buffers that may be."""
         spoils = self.options.policy.spoils
         return [
             item
@@ -141,7 +145,7 @@ class BaseAdapter:
         ]
 
     def attached(self, write: Callable[[BadParameter, Rows], object]) -> None:
-        """Judge the weights as tracking finds them.
+        """Judge the weights as tracking finds them, and note the buffers that are bad.
 
         Args:
             write: Write a reading of a bad weight into the rows.
@@ -150,7 +154,7 @@ class BaseAdapter:
             AnomalyError: As the tracker's action says, if one is bad.
         """
         judge = self.tracker.judge
-        bad = self.bad_weights()
+        bad = judge.found(self.bad_weights())
         if not bad:
             judge.known_clean(judge.step)
             return

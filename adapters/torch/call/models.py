@@ -128,13 +128,13 @@ class Models:
             for name, x in model.named_buffers()
         ]
 
-    def unread(self) -> set[int]:
-        """Give the ids of running statistics that training updates and does not use."""
+    def statistics(self) -> dict[int, bool]:
+        """Tell of running statistics, by id, whether calls only update them, as in training."""
         return {
-            id(x)
+            id(x): module.training
             for _, model in self.living()
             for module in model.modules()
-            if isinstance(module, BatchNorm) and module.training
+            if isinstance(module, BatchNorm)
             for x in module.buffers(recurse=False)
         }
 

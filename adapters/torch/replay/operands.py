@@ -225,6 +225,8 @@ def add_counts(record: OpRecord, named: list[tuple[str, Any]], arguments: dict[s
         _add_masked_rows(record, named)
     elif record.name == "nll_loss" and record.phase != "backward":
         _add_ignored(record, arguments)
+    elif record.name == "ctc_loss":
+        _add_alignment(record, arguments)
 
 
 def _add_masked_rows(record: OpRecord, named: list[tuple[str, Any]]) -> None:
@@ -243,6 +245,22 @@ def _add_ignored(record: OpRecord, arguments: dict[str, Any]) -> None:
     target, index = arguments.get("target"), arguments.get("ignore_index")
     if isinstance(target, torch.Tensor) and isinstance(index, int) and (target == index).all():
         record.params.update(ignored=target.numel(), ignore_index=index)
+
+
+def _add_alignment(record: OpRecord, arguments: dict[str, Any]) -> None:
+    """Find the first target of a CTC loss that is longer than its input."""
+    lengths = [arguments.get(name) for name in ("input_lengths", "target_lengths")]
+    frames, sizes = ([int(x) for x in given] if given is not None else [] for given in lengths)
+    targets, start = arguments.get("targets"), 0
+    for i, (room, size) in enumerate(zip(frames, sizes, strict=False)):
+        needed = size
+        if isinstance(targets, torch.Tensor):
+            own = targets[i, :size] if targets.dim() > 1 else targets[start : start + size]
+            needed += int((own[1:] == own[:-1]).sum())  # a blank goes between two of the same
+        start += size
+        if needed > room:
+            record.params.update(sample=i, needed=needed, frames=room)
+            return
 
 
 def wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:

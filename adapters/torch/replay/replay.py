@@ -243,17 +243,17 @@ class Replays:
         interrupts: Interrupts, *, whole: bool, together: bool, ending: bool,
     ) -> Watcher:  # fmt: skip
         root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
-        watcher = Watcher(self.scene.outside(root))
-        watcher.originals = {}
-        if not together:
-            watcher.stop = functools.partial(_matches, reading, watcher)
-        watcher.within, watcher.called = Replays._run.__code__, root.source()
         if not root.random.is_now():
             root.random.restore()
         if kept.apart is not None:
             result.notes.append(SHARED.format(kept.apart))
         elif root.began is not None:
             result.notes += [MISSED.format(what) for what in root.began.put_back()]
+        watcher = Watcher(self.scene.outside(root))
+        watcher.originals = {}
+        if not together:
+            watcher.stop = functools.partial(_matches, reading, watcher)
+        watcher.within, watcher.called = Replays._run.__code__, root.source()
         with ExitStack() as stack:
             stack.callback(watcher.restore)
             if self.reached is not None:

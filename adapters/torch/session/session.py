@@ -195,8 +195,8 @@ class Session(BaseAdapter):
     # What the core asks for.
 
     def bad_parameters(self) -> list[BadParameter]:
-        """List weights with a NaN or an Inf and buffers with a NaN or +Inf."""
-        return self.weights.bad(read=True)
+        """List weights with a NaN or an Inf, and buffers that were so when the call began."""
+        return self.weights.bad(read=True, root=self.threads.owner(self.threads.state()).root)
 
     def measure(self, value: Any) -> Summary:
         """Summarise a tensor."""

@@ -1,5 +1,6 @@
 """Rules that look beyond one operation: the batch, the weights, the optimizer, the last steps."""
 
+import math
 import re
 
 from anynan._arrays.summary import Summary
@@ -8,6 +9,7 @@ from anynan._diagnosis.rules.evidence import (
     called,
     finite_operands,
     limits,
+    literal,
     magnitude,
     plural,
     rising,
@@ -16,7 +18,7 @@ from anynan._diagnosis.rules.evidence import (
 )
 from anynan._diagnosis.rules.overflow import OVERFLOWING
 from anynan._diagnosis.rules.situation import BACKWARD, FORWARD, Rule, Situation
-from anynan.events import NON_FINITE
+from anynan.events import NON_FINITE, STATE
 
 _RUNNING = ("running_mean", "running_var", "moving_mean", "moving_variance")
 _LABELS = ("label", "target", "truth", "y_true")
@@ -164,6 +166,45 @@ def _optimizer_overflow(s: Situation) -> str | None:
     return ", ".join(part for part in parts if part)
 
 
+def _overflow_of_state(s: Situation) -> tuple[str, str] | None:
+    if s.tensor != STATE:
+        return None
+    return (
+        (
+            "the square of the gradient is beyond the largest number of the optimizer state's "
+            "dtype: updates that are divided by it are 0, so nothing moves here any more"
+        ),
+        (
+            "clip the gradient norm before the step, or keep the optimizer state in float32; then "
+            "reset this state"
+        ),
+    )
+
+
+# What the numbers of optimizers are called.
+_SETTINGS = (
+    "lr", "learning_rate", "weight_decay", "beta", "eps", "momentum", "rho", "alpha", "dampening",
+)  # fmt: skip
+
+
+def _setting(s: Situation) -> str | None:
+    if not _updating(s):
+        return None
+    found = ((name, x) for name, x in s.settings.items() if name.startswith(_SETTINGS))
+    return next((f"{name} is {literal(x)}" for name, x in found if not math.isfinite(x)), None)
+
+
+def _rate(s: Situation) -> str:
+    """Say that the learning rate alone takes the gradient beyond the weight's dtype."""
+    rate = s.settings.get("lr", s.settings.get("learning_rate"))
+    size = None if s.gradient is None else s.gradient.absmax
+    if rate is None or not size or s.summary is None:
+        return ""
+    top = limits(s.summary.dtype)[0]
+    beyond = abs(rate) * size > top
+    return f", and {magnitude(rate)} times that is beyond {magnitude(top)}" if beyond else ""
+
+
 def _optimizer_epsilon(s: Situation) -> str | None:
     moment = _second_moment(s)
     if not _updating(s) or moment is None or moment[1].bad or not moment[1].zero:
@@ -192,7 +233,7 @@ def _optimizer_step(s: Situation) -> str | None:
             return None
         return f"{seen(s.summary)}, all finite at step {s.since[0]}"
     growth = f"; it grew: {told(s.growth)}" if rising(s.growth) else ""
-    return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + growth
+    return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + _rate(s) + growth
 
 
 def _written_in_part(s: Situation) -> str | None:
@@ -303,6 +344,10 @@ def _climb(s: Situation) -> str | None:
     return told(s.growth) + end
 
 
+def _feedback(s: Situation) -> str | None:
+    return None if s.trained else _climb(s)
+
+
 def _large(s: Situation) -> str | None:
     if s.kind != "large":
         return None
@@ -398,12 +443,22 @@ OUTSIDE = (
 
 OPTIMIZER = (
     Rule(
+        "optimizer_setting_bad",
+        frozenset(),
+        ("optimizer",),
+        _setting,
+        "a number that the optimizer works with is not finite, so no update is",
+        "look at the schedule or the configuration that sets it: it divides by 0, reads a missing "
+        "value, or takes a loss that is not finite",
+    ),
+    Rule(
         "optimizer_state_overflow",
         frozenset(),
         ("optimizer",),
         _optimizer_overflow,
         "the square of the gradient is beyond the largest number of the optimizer state's dtype",
         "clip the gradient norm before the step, or keep the optimizer state in float32",
+        wording=_overflow_of_state,
     ),
     Rule(
         "optimizer_epsilon_underflow",
@@ -487,6 +542,17 @@ GROWTH = (
             if s.kind == "spike"
             else None
         ),
+    ),
+    Rule(
+        "growth_without_training",
+        frozenset(),
+        FORWARD,
+        _feedback,
+        "nothing was trained, and this reading grew over the last steps until it overflowed: "
+        "what one step hands to the next is probably larger each time",
+        "normalise or bound what is carried from step to step (a hidden state, a running value), "
+        "or begin it anew more often",
+        sure=False,
     ),
     Rule(
         "learning_rate_divergence",
