@@ -52,12 +52,12 @@ def track(trainer: transformers.Trainer, **options: Unpack[TorchOptions]) -> Tra
         raise ValueError(msg)  # noqa: TRY004  it is of the right type
     tracker: Tracker = tracking.track(trainer.training_step, **options)
     tracker.name = f"{type(trainer).__name__}.training_step"
-    trainer.training_step = tracker
+    vars(trainer)["training_step"] = tracker
     tracker.judge.ends.append(lambda: vars(trainer).pop("training_step", None))
     return tracker
 
 
-class Monitor(transformers.TrainerCallback):  # type: ignore[misc]
+class Monitor(transformers.TrainerCallback):
     """Watch what a Trainer trains: operation and line, in an overridden ``compute_loss`` too.
 
     Args:

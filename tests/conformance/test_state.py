@@ -15,8 +15,9 @@ X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 
 def with_torch(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
     torch = pytest.importorskip("torch")
+    base: Any = torch.nn.Module
 
-    class Model(torch.nn.Module):  # type: ignore[misc]
+    class Model(base):
         def __init__(self) -> None:
             super().__init__()
             self.linear = torch.nn.Linear(2, 1)
@@ -69,8 +70,9 @@ def with_jax(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
 
 def with_tensorflow(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
     tf = pytest.importorskip("tensorflow")
+    base: Any = tf.Module
 
-    class Model(tf.Module):  # type: ignore[misc]
+    class Model(base):
         def __init__(self) -> None:
             super().__init__()
             self.weight = tf.Variable(np.ones((2, 1), np.float32))
