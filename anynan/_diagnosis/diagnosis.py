@@ -1,16 +1,17 @@
 """From a bad reading to an event: replay, follow the lineage, name the cause."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.agreement import parting
-from anynan._diagnosis.causes import Situation, explain
+from anynan._diagnosis.causes import Situation, advise, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Token, Verdict, trace
 from anynan._diagnosis.rules.circumstance import is_label
 from anynan._diagnosis.rules.evidence import seen
+from anynan._diagnosis.rules.repair import Repair
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import NORM, Finding
 from anynan._readings.policy import may_mask
@@ -71,6 +72,7 @@ class Case:
     watched: bool = False
     came_in: list[Arrival] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    repair: Repair | None = None
 
 
 def diagnose(case: Case, monitor: Monitor) -> Event | None:
@@ -239,7 +241,7 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
     if phase == "optimizer" and parameter is not None:
         found = (item for item in case.evidence.weights() if item.name == parameter)
         spoilt = next(found, None)
-    cause = explain(
+    cause, code = advise(
         Situation(
             phase=phase,
             kind=kind,
@@ -258,6 +260,8 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
             watched=case.watched,
         )
     )
+    if origin is not None:
+        case.repair = Repair.of(origin, code)
     return _event(
         case,
         layer=layer,
@@ -276,6 +280,38 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
         shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
     )
+
+
+def another(case: Case, verdict: Verdict) -> tuple[Event, Repair]:
+    """Report a fault that was left in a run with the first one repaired, and how to repair it."""
+    origin, sink, summary = verdict.origin, verdict.sink, None
+    assert origin is not None
+    assert sink is not None
+    phase = origin.phase
+    if origin.output is not None:
+        summary = origin.output
+    kind = (None if summary is None else summary.kind) or case.kind
+    harmed = sink.phase if sink.phase != phase else None
+    cause, code = advise(
+        Situation(
+            phase=phase, kind=kind, layer=origin.layer, summary=summary, record=origin,
+            then=verdict.then, surfaced=harmed,
+        )
+    )  # fmt: skip
+    event = _event(
+        replace(case, notes=[], evidence=replace(case.evidence, notes=())),
+        layer=origin.layer,
+        phase=phase,
+        kind=kind,
+        call=origin.call,
+        tensor="output" if phase != "backward" else "grad",
+        parameter=origin.parameter,
+        summary=summary,
+        operation=operation(origin),
+        cause=cause,
+        then=None if verdict.then is None else operation(verdict.then),
+    )
+    return event, Repair.of(origin, code)
 
 
 def _forward_and_bad(case: Case) -> Iterator[Site]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.diagnosis import Arrival, Case, bare, contained, diagnose, norm_event
 from anynan._diagnosis.evidence import Evidence, ReplayError
-from anynan._diagnosis.lineage import Replay, trace
+from anynan._diagnosis.lineage import Replay, Sink, trace
+from anynan._diagnosis.trials import tried
 from anynan._judging.actions import Actor
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from anynan._steps.tracker import Tracker
 
 MAX_REPLAYS = 3
+_VALUES = {"posinf": math.inf, "neginf": -math.inf}
 _SKIPPED = "the loss scale is being found: the scaler skips this update"
 _STOPPED = "the scaled gradient overflowed and reached no weight: the scaler makes this update"
 
@@ -258,10 +260,36 @@ class Judge(Actor):
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
             self._spoiled = rows.step
+        event = self._tried(event, case)
         tracker = self._tracker()
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
         return event
+
+    def _tried(self, event: Event, case: Case) -> Event:
+        """Add what came of the fix, where a second run may be made for it."""
+        again = self.options.replay and self.options.level != "operation"
+        if not again or case.replayed is None:
+            return event
+        reading = case.reading
+        try:
+            return tried(
+                event, case, lambda repairs: self._adapter.attempt(reading, repairs), self._excused
+            )
+        except Exception:  # noqa: BLE001  nothing is claimed of what could not be tried
+            return event
+
+    def _excused(self, sink: Sink) -> bool:
+        """Tell whether bad values may be there by policy, or by what was said where they arose."""
+        value = _VALUES.get(sink.kind, math.nan)
+        judged = self.options.policy.judge(
+            sink.phase, value, value, layer=sink.layer, dtype_max=None
+        )
+        if judged is None or judged[1] != "bad":
+            return True
+        key = (sink.layer, sink.phase, judged[0])
+        allowed = self.options.policy.allowed(judged[0], sink.phase, sink.layer)
+        return allowed is not None or key in self.monitor.downgraded
 
     def _came_in(self, rows: Rows, kind: Kind) -> list[Arrival]:
         """Say what is known of the bad values that came in."""
@@ -324,7 +352,7 @@ class Judge(Actor):
         if sink is None or rows.failed is not None or rows.held is not None:
             return
         site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
-        value = {"nan": math.nan, "posinf": math.inf}.get(sink.kind, -math.inf)
+        value = _VALUES.get(sink.kind, math.nan)
         rows.sites.append(site)
         rows.calls.append(0)
         rows.lo.append(value)
