@@ -9,7 +9,7 @@ Phase = Literal["input", "forward", "loss", "backward", "parameter", "optimizer"
 Kind = Literal["nan", "posinf", "neginf", "large", "spike", "vanishing"]
 Severity = Literal["bad", "suspect"]
 Outcome = Literal["finite", "another", "insufficient"]
-Extent = Literal["step", "forward", "both"]
+Extent = Literal["step", "call", "forward", "both"]
 
 PHASES: tuple[Phase, ...] = (
     "input",
@@ -105,7 +105,8 @@ class Trial:
             took the place of what it made bad.
         outcome: ``finite`` if nothing bad was left, ``another`` if another fault was, and
             ``insufficient`` if the repaired operation itself still made bad values.
-        extent: What was run: the ``step``, the model's ``forward`` pass, or ``both`` passes.
+        extent: What was run: the ``step``, a ``call`` of array code, the model's ``forward``
+            pass, or ``both`` passes.
         loss: The loss it ended with, where there was one and it was finite.
         gradient_norm: The L2 norm of all gradients of weights, likewise.
     """

@@ -20,12 +20,14 @@ class Attempt:
     Attributes:
         replay: The records and sinks, as of any replay, of the whole run.
         extent: What was run.
+        bad: Whether a repaired operation has made a bad gradient of its own.
         loss: The loss it ended with, None where there was none, or several.
         gradient_norm: The L2 norm over the gradients of all weights, None where there are none.
     """
 
     replay: Replay
     extent: Extent
+    bad: bool = False
     loss: float | None = None
     gradient_norm: float | None = None
 
@@ -70,6 +72,8 @@ def _outcome(
 ) -> Outcome | None:
     """Say what a run shows, None where that is not known."""
     sink, origin = verdict.sink, verdict.origin
+    if run.bad:  # which of several is not known
+        return "insufficient" if len(repairs) == 1 else None
     if sink is None:
         # What is left are masks, or nobody was seen making it.
         masks = all(s.phase == "forward" and s.parents for s in run.replay.sinks)

@@ -269,7 +269,7 @@ class Judge(Actor):
     def _tried(self, event: Event, case: Case) -> Event:
         """Add what came of the fix, where a second run may be made for it."""
         again = self.options.replay and self.options.level != "operation"
-        if not again or case.replayed is None:
+        if not again or case.replayed is None or case.replayed.notes:
             return event
         reading = case.reading
         try:

@@ -39,6 +39,7 @@ _PLACES = {
 }
 _EXTENTS = {
     "step": "the step is",
+    "call": "the call is",
     "forward": "the forward pass is",
     "both": "the forward and the backward pass are",
 }

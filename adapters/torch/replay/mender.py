@@ -65,6 +65,7 @@ class Mender:
         chosen: What to repair; one that is named later stands inside of one named before.
 
     Attributes:
+        bad: Whether the gradient of a repair was bad where what came in was not.
         lost: Why nothing can be told of this run, empty if something can.
         losses: Losses that were seen, the last one that which was returned.
         gradient_norm: Over the gradients of all weights, once the run has ended.
@@ -76,6 +77,7 @@ class Mender:
         self.lost = ""
         self.losses: list[float] = []
         self.gradient_norm: float | None = None
+        self.bad = False
         self._used: set[Repair] = set()
         self._made: dict[int, _Repaired] = {}
 
@@ -189,7 +191,7 @@ class Mender:
             raise Unrepairable("a gradient of a gradient")
         if not all(item.expression for item in made.repairs):
             # What came in bad is another fault's.
-            clean = all(x is None or bool(torch.isfinite(x).all()) for x in incoming)
+            clean = _clean(incoming)
             return tuple(_fill(x) if clean and x is not None else x for x in gradients)
         places = list(_places(made))
         if len(places) != len(gradients):
@@ -210,6 +212,7 @@ class Mender:
             [x for x, _ in pairs], list(leaves.values()),
             [grad.to(x.dtype) for x, grad in pairs], allow_unused=True,
         ) if pairs else [None] * len(leaves)  # fmt: skip
+        self.bad = self.bad or (_clean(incoming) and not _clean(found))
         known = dict(zip(leaves, found, strict=True))
         return tuple(
             None if old is None
@@ -250,6 +253,10 @@ def _filled(own: Callable[..., Any], *new: Any) -> Any:
 
 def _fill(x: Any) -> Any:
     return repairs.neutral(Words(), x) if _is_float(x) else x
+
+
+def _clean(gradients: Any) -> bool:
+    return all(x is None or bool(torch.isfinite(x).all()) for x in gradients)
 
 
 def _is_float(x: Any) -> bool:

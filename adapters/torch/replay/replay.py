@@ -138,7 +138,7 @@ class Replays:
         told = replay.notes or replay.incoming or replay.substituted
         if told or not mender.whole or self._goes_on(state, roots):
             return None
-        found = Attempt(replay, "forward" if reading.phase != "backward" else "both")
+        found = Attempt(replay, "forward" if reading.phase != "backward" else "both", mender.bad)
         if state.in_step:
             found.extent = "step"
             # A scaler's losses and gradients are not the program's own numbers.

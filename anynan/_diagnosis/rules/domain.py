@@ -294,7 +294,7 @@ def _inverse_domain(s: Situation) -> str | None:
 
 def _inverse_wording(s: Situation) -> tuple[str, str] | None:
     if s.operation == "acosh":
-        return "acosh of a number below 1 is NaN", "clamp the argument: `acosh(maximum(x, 1))`"
+        return "acosh of a number below 1 is NaN", "clamp the argument: `acosh(maximum(x, 1 + {margin}))`"
     if s.operation in ("atanh", "erfinv"):
         return (
             "{op} is infinite at 1 and -1, and NaN beyond",
@@ -462,7 +462,7 @@ RULES = (
         _inverse_domain,
         "{op} of a number outside its domain is NaN; for a cosine or a dot product of unit vectors "
         "rounding alone goes past 1",
-        "clamp the argument: `{op}(clip(x, -1, 1))`",
+        "clamp the argument: `{op}(clip(x, -1 + {margin}, 1 - {margin}))`",
         wording=_inverse_wording,
     ),
     Rule(

@@ -1,7 +1,7 @@
 """The part of a fix that is code: shown in the report, and run where the fix is tried.
 
 A rule writes it between backticks into its fix, in the array API's words: ``x`` is what the
-operation works on (``A``, if that is a matrix), ``y`` the second operand, ``p`` the exponent of a
+operation works on (``A`` of size ``n``, if that is a matrix), ``y`` the second operand, ``p`` the exponent of a
 power and else ``x``; ``seen`` are the rows in which a softmax sees anything at all. What is shown
 and what is run is therefore the same text.
 """
@@ -158,6 +158,8 @@ class _Run:
                 for known in _SECOND if second else _FIRST:
                     if known in self._operands:
                         return self._operands[known]
+            case "n":
+                return self._named("A").shape[-1]
             case "seen":
                 anything = self._named("x") > -math.inf
                 return self._words.reduce("any", anything, self._params.get("dim"), keepdims=True)
