@@ -29,8 +29,7 @@ from anynan._recorder.state import State
 from anynan._recorder.tape import Tape, given, now
 from anynan._recorder.trackable import change, is_array, unwrap
 from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._recorder.trials import Call, attempt
-from anynan._runtime.context import replay_context
+from anynan._recorder.trials import Call, attempt, untouched
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracker import Tracker
@@ -140,13 +139,9 @@ class ArraySession(BaseAdapter):
     def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
         tape = LiveTape(self, None)
         tape.judged = False
-        state = np.random.get_state()  # noqa: NPY002  what the function may draw from
-        np.random.set_state(self._local.random)  # noqa: NPY002
-        try:
-            with replay_context():
-                self.run(tape, fn, args, kwargs)
-        finally:
-            np.random.set_state(state)  # noqa: NPY002
+        with untouched(fn, self.tracker.judge.say):
+            np.random.set_state(self._local.random)  # noqa: NPY002  what it may draw from
+            self.run(tape, fn, args, kwargs)
         return tape.replay()
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:

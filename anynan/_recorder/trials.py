@@ -2,12 +2,15 @@
 
 import contextvars
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from anynan._arrays.access import namespace
+from anynan._arrays.chunked import is_chunked
+from anynan._arrays.containers import leaves
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair
@@ -55,36 +58,52 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
     tape, args, kwargs = call.tape, _copied(call.args), _copied(call.kwargs)
     if tape.leaky or tape.overwritten or tape.given != given(args, kwargs) or busy_threads():
         return None
+    if any(is_chunked(x) for _, x in leaves((args, kwargs), "")):
+        return None  # to look at each of its results is to compute it
     first = next((r for r in tape.replay().records if _is_of(chosen[0], r)), None)
     if first is None:
         return None
     mended = call.began.copy().run(MendedTape, session, chosen, first)
-    reach = Reach(call.fn, KINDS)
+    drawn = str(np.random.get_state())  # noqa: NPY002  what the function may draw from
+    closed, tape.closed = tape.closed, True  # an array of the first run is one like any other
+    try:
+        with untouched(call.fn, session.tracker.judge.say):
+            call.began.copy().run(session.run, mended, call.fn, args, kwargs)
+            as_before = drawn == str(np.random.get_state())  # noqa: NPY002
+    except Exception:  # noqa: BLE001  then nothing is told of it
+        return None
+    finally:
+        tape.closed = closed
+    if not as_before or not mended.whole:
+        return None
+    seen = mended.replay()
+    return None if seen.notes else Attempt(seen, "call")
+
+
+@contextmanager
+def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Iterator[None]:
+    """Put back after a second run what the function's code reaches, and NumPy's random numbers.
+
+    Args:
+        fn: The function.
+        say: Is told of what could not be put back.
+    """
+    reach = Reach(fn, KINDS)
     reach.search([])
-    present = reach.now()
+    present, drawn = reach.now(), np.random.get_state()  # noqa: NPY002
     arrays = [(holder, holder.get()) for holder in reach.arrays]
-    drawn = np.random.get_state()  # noqa: NPY002  what the function may draw from
-    closed, tape.closed = tape.closed, True  # what the first run left about is an array like any other
     try:
         for holder, x in arrays:
             if isinstance(x, np.ndarray):
                 holder.set(x.copy())
         with context.replay_context(), reach.again():
-            call.began.copy().run(session.run, mended, call.fn, args, kwargs)
-        as_before = str(drawn) == str(np.random.get_state())  # noqa: NPY002
-    except Exception:  # noqa: BLE001  then nothing is told of it
-        return None
+            yield
     finally:
-        tape.closed = closed
         np.random.set_state(drawn)  # noqa: NPY002
         for holder, x in arrays:
             holder.set(x)
         for what in present.put_back():
-            session.tracker.judge.say(f"the trial of a fix could not put back {what}")
-    if not as_before or not mended.whole:
-        return None
-    seen = mended.replay()
-    return None if seen.notes else Attempt(seen, "call")
+            say(f"a second run could not put back {what}")
 
 
 class MendedTape(LiveTape):

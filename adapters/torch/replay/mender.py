@@ -11,7 +11,7 @@ import torch
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair, Unrepairable
 from anynan.events import Source
-from anynan.torch.private import node_number
+from anynan.torch.private import arguments_of, functional, node_number
 
 _grad = torch.autograd.grad  # as it is while nothing stands before it
 _TENSORS = ("Tensor", "Optional[Tensor]")
@@ -112,6 +112,10 @@ class Mender:
             before: What that held before, by identity.
             number: Of the node that autograd makes for it.
         """
+        taken = [*arguments.values(), *written]
+        if number is None and torch.is_grad_enabled() and any(map(_has_gradient, taken)):
+            self.lost = "its node is not known"  # in place, where what was there is saved
+            return out
         try:
             # What is overwritten later is still needed for the gradient.
             arguments = {
@@ -119,7 +123,7 @@ class Mender:
                 for name, x in arguments.items()
                 if not (written and name == "out")
             }
-            made = _Repaired(_functional(func, written), arguments, found)
+            made = _Repaired(functional(func) if written else func, arguments, found)
             forward = [item for item in found if item.phase != "backward" or item.expression]
             new = self._run(made, arguments, forward, out) if forward else out
         except Exception as error:  # noqa: BLE001  then nothing is told of this run
@@ -224,9 +228,10 @@ class Mender:
 
 def _own(func: Any, arguments: dict[str, Any], *new: Any) -> Any:
     """Run an operator with others in the place of its first operands."""
-    operands = [a.name for a in func._schema.arguments if _takes_operand(a)]
+    declared = arguments_of(func)
+    operands = [a.name for a in declared if _takes_operand(a)]
     arguments = {**arguments, **dict(zip(operands, new, strict=False))}
-    positional = [a.name for a in func._schema.arguments if not a.kwarg_only]
+    positional = [a.name for a in declared if not a.kwarg_only]
     args = [arguments[name] for name in positional if name in arguments]
     rest = {name: x for name, x in arguments.items() if name not in positional}
     return func(*args, **rest)
@@ -253,6 +258,10 @@ def _filled(own: Callable[..., Any], *new: Any) -> Any:
 
 def _fill(x: Any) -> Any:
     return repairs.neutral(Words(), x) if _is_float(x) else x
+
+
+def _has_gradient(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.requires_grad
 
 
 def _clean(gradients: Any) -> bool:
@@ -288,20 +297,11 @@ def _results(out: Any) -> Iterator[torch.Tensor]:
 
 def _places(made: _Repaired) -> Iterator[str]:
     """Name the operands that a node has a gradient for, in order."""
-    for argument in made.func._schema.arguments:
+    for argument in arguments_of(made.func):
         x = made.arguments.get(argument.name)
         number = isinstance(x, float | int) and not isinstance(x, bool)
         if str(argument.type) in _TENSORS and (_is_float(x) or number):
             yield argument.name
-
-
-def _functional(func: Any, written: list[torch.Tensor]) -> Any:
-    """Give the operator that writes nothing and computes the same."""
-    if not written:
-        return func
-    packet = getattr(torch.ops.aten, func._schema.name.rpartition("::")[2].rstrip("_"))
-    overload = func._overloadname
-    return getattr(packet, overload if overload in packet.overloads() else "default")
 
 
 def norm_of(gradients: Sequence[torch.Tensor]) -> float | None:

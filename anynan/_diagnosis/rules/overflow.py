@@ -81,14 +81,13 @@ def _masks(mask: Operand) -> str:
 
 
 def _masked_wording(s: Situation) -> tuple[str, str] | None:
-    if s.record is None or s.record.params.get("masked_rows"):
+    if s.record is None or s.operation != "attention":
         return None
-    if s.operation == "attention":
-        return (
-            "probably a fully masked row: softmax over a row of -inf is 0/0",
-            "let every query see at least one key, or zero the output of fully masked rows",
-        )
-    return None
+    return (
+        f"{'' if s.record.params.get('masked_rows') else 'probably a '}fully masked row: softmax "
+        "over a row of -inf is 0/0",
+        "let every query see at least one key, or zero the output of fully masked rows",
+    )
 
 
 def _masked_target(s: Situation) -> str | None:
@@ -382,7 +381,7 @@ RULES = (
         BOTH,
         _fully_masked,
         "fully masked row: {op} over a row of -inf is 0/0",
-        "let every query see at least one key, or zero fully masked rows before {op} and after it, "
+        "let every query see at least one key, or zero the output of fully masked rows: "
         "`where(seen, {op}(where(seen, x, 0)), 0)`, seen = any(x > -inf, axis=-1, keepdims=True)",
         wording=_masked_wording,
     ),
