@@ -38,7 +38,7 @@ def advise(situation: Situation) -> tuple[Cause, str]:
                 continue
             sharper = None if rule.wording is None else rule.wording(situation)
             text, fix = sharper or (rule.text, rule.fix)
-            fix, code = split(fix.format(**names))
+            fix, code = split(fix.format(**names), situation.operation)
             return Cause(rule.tag, text.format(**names), fix, evidence), code
         except Exception as error:  # noqa: BLE001  the rest of the report is worth more
             return _failed(rule, error), ""
@@ -100,7 +100,7 @@ def table() -> str:
     for rule in RULES:
         operations = ", ".join(f"`{name}`" for name in sorted(rule.operations)) or "any"
         names = facts(example, _example(rule))
-        text, (fix, _) = rule.text.format(**names), split(rule.fix.format(**names))
+        text, (fix, _) = rule.text.format(**names), split(rule.fix.format(**names), "")
         lines.append(
             f"| `{rule.tag}` | {operations} | {_phases(rule)} | {_cell(text)} | {_cell(fix)} |"
         )

@@ -111,6 +111,8 @@ class ArraySession(BaseAdapter):
         if reason is None:
             try:
                 seen = self._run_again(fn, args, kwargs)
+            except ReplayError as error:
+                reason = f"the call was not run again: {error}"
             except Exception as error:  # noqa: BLE001  the first run's own records are left
                 reason = f"the second run failed: {type(error).__name__} {error}".rstrip()
             else:

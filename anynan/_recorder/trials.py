@@ -4,6 +4,7 @@ import contextvars
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,12 +12,13 @@ import numpy as np
 from anynan._arrays.access import namespace
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
+from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.sources import user_source
 from anynan._diagnosis.trials import Attempt
-from anynan._reach import Kinds, Reach
+from anynan._reach import Exhausted, Kinds, Reach
 from anynan._recorder.live import LiveTape, is_finite
 from anynan._recorder.names import canonical, named, params
 from anynan._recorder.records import light
@@ -63,12 +65,13 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
     first = next((r for r in tape.replay().records if _is_of(chosen[0], r)), None)
     if first is None:
         return None
-    mended = call.began.copy().run(MendedTape, session, chosen, first)
+    began = call.began.copy()
+    mended = began.run(MendedTape, session, chosen, first)
     drawn = str(np.random.get_state())  # noqa: NPY002  what the function may draw from
     closed, tape.closed = tape.closed, True  # an array of the first run is one like any other
     try:
         with untouched(call.fn, session.tracker.judge.say):
-            call.began.copy().run(session.run, mended, call.fn, args, kwargs)
+            began.run(_run, session, mended, call.fn, args, kwargs)
             as_before = drawn == str(np.random.get_state())  # noqa: NPY002
     except Exception:  # noqa: BLE001  then nothing is told of it
         return None
@@ -80,6 +83,12 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
     return None if seen.notes else Attempt(seen, "call")
 
 
+def _run(session: "ArraySession", *what: Any) -> None:
+    # NumPy warned of this in the first run.
+    with context.replay_context(), np.errstate(all="ignore"):
+        session.run(*what)
+
+
 @contextmanager
 def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Iterator[None]:
     """Put back after a second run what the function's code reaches, and NumPy's random numbers.
@@ -87,6 +96,9 @@ def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Iterator[
     Args:
         fn: The function.
         say: Is told of what could not be put back.
+
+    Raises:
+        ReplayError: If it would move what cannot be put back.
     """
     reach = Reach(fn, KINDS)
     reach.search([])
@@ -98,6 +110,9 @@ def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Iterator[
                 holder.set(x.copy())
         with context.replay_context(), reach.again():
             yield
+    except Exhausted as error:
+        msg = f"it would have taken more from `{error}`, whose items are not kept"
+        raise ReplayError(msg) from error
     finally:
         np.random.set_state(drawn)  # noqa: NPY002
         for holder, x in arrays:
@@ -184,20 +199,21 @@ class _Mended:
             out = self._function(*args, **kwargs)
             operands = dict(named(self._word, args, kwargs))
             self._tape.met(self._wanted, list(operands.values()), out)
+            return self._run(self._wanted, args, kwargs)
 
-            def run(left: Sequence[Repair], *new: Any) -> Any:
-                given = (*new, *args[len(new) :])
-                if not left:
-                    return self._function(*given, **kwargs)
-                item, *rest = left
-                if not item.expression:
-                    return repairs.neutral(self._words, run(rest, *new))
-                return repairs.run(
-                    item, self._words, lambda *inner: run(rest, *(inner or new)),
-                    dict(named(self._word, given, kwargs)), params(self._word, given, kwargs),
-                )  # fmt: skip
-
-            return run(self._wanted)
+    def _run(
+        self, left: Sequence[Repair], args: tuple[Any, ...], kwargs: dict[str, Any], *new: Any
+    ) -> Any:
+        """Run what is left of the repairs, the last of them around the function itself."""
+        args = (*new, *args[len(new) :])
+        if not left:
+            return self._function(*args, **kwargs)
+        item, *rest = left
+        inner = partial(self._run, rest, args, kwargs)
+        if not item.expression:
+            return repairs.neutral(self._words, inner())
+        operands, options = dict(named(self._word, args, kwargs)), params(self._word, args, kwargs)
+        return repairs.run(item, self._words, inner, operands, options)
 
 
 class _Words:

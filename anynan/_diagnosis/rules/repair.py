@@ -19,6 +19,10 @@ from anynan._diagnosis.rules.situation import OTHER, SELF
 from anynan.events import Phase, Source
 
 _CODE = re.compile("`([^`]*)`")
+# What an expression may stand for without naming it.
+_WRITTEN_OUT = frozenset(
+    {"divide", "reciprocal", "pow", "vector_norm", "matrix_norm", "hypot", "std"}
+)
 _FIRST = (*SELF, "A")
 _SECOND = (*OTHER, "exponent", "target")
 
@@ -77,10 +81,12 @@ class Repair:
         return source is not None or layer == self.layer
 
 
-def split(fix: str) -> tuple[str, str]:
-    """Give a fix as it is printed, and the code in it (empty if none of it is code)."""
+def split(fix: str, operation: str) -> tuple[str, str]:
+    """Give a fix as it is printed, and the code in it that stands for an operation, if any."""
     found = _CODE.search(fix)
-    return fix.replace("`", ""), "" if found is None else found[1]
+    code = "" if found is None else found[1]
+    stands = f"{operation}(" in code or operation in _WRITTEN_OUT
+    return fix.replace("`", ""), code if stands else ""
 
 
 def neutral(words: Words, x: Any) -> Any:
@@ -107,16 +113,10 @@ def run(
     Raises:
         Unrepairable: If the operation is not what the expression is about.
     """
-    if f"{repair.operation}(" not in repair.expression and repair.operation not in _WRITTEN_OUT:
-        raise Unrepairable(repair.operation)
     code = ast.parse(repair.expression, mode="eval").body
     return _Run(repair.operation, words, own, operands, params).value(code)
 
 
-# What an expression may stand for without naming it.
-_WRITTEN_OUT = frozenset(
-    {"divide", "reciprocal", "pow", "vector_norm", "matrix_norm", "hypot", "std"}
-)
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.truediv, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
