@@ -12,7 +12,7 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.causes import RULES, Situation, advise, explain, table
 from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan._diagnosis.rules.evidence import facts, literal, rising, told
-from anynan._diagnosis.rules.repair import Repair, Unrepairable, run
+from anynan._diagnosis.rules.repair import Repair, RepairError, run
 from anynan.events import PHASES
 from tests.cause_cases import BATCH, CLIMB, FIRES, INF, MISSES, NAN, case, held, op
 
@@ -108,7 +108,7 @@ def test_the_code_of_a_fix_runs(tag: str, situation: Situation) -> None:
 @pytest.mark.parametrize("code", ["log(x + open('f'))", "x.real", "[x]", "other(x)", "z"])
 def test_code_of_another_kind_does_not_run(code: str) -> None:
     repair = Repair("log", None, None, "forward", f"log({code})")
-    with pytest.raises(Unrepairable):
+    with pytest.raises(RepairError):
         run(repair, Words(), np.log, {"self": np.ones(2)}, {})
 
 

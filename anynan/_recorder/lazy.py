@@ -162,10 +162,7 @@ class Known:
 
 
 class LazyTape(Tape):
-    """Note every operation and leave its flags on the device until ``finish``.
-
-    Attributes:
-    """
+    """Note every operation and leave its flags on the device until ``finish``."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

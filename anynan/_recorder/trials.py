@@ -132,9 +132,7 @@ class MendedTape(LiveTape):
 
     judged = False
 
-    def __init__(
-        self, session: "ArraySession", chosen: Sequence[Repair], first: OpRecord
-    ) -> None:
+    def __init__(self, session: "ArraySession", chosen: Sequence[Repair], first: OpRecord) -> None:
         super().__init__(session, None)
         self._chosen, self._first = list(chosen), first
         self._names = {item.operation for item in chosen}

@@ -325,7 +325,9 @@ def _trial(event: Event, trial: Trial, nth: str = "first") -> str:
         for name, value in (("loss", trial.loss), ("gradient norm", trial.gradient_norm))
         if value is not None
     ]
-    return f"{what} {_EXTENTS[trial.extent]} finite" + (f": {', '.join(numbers)}" if numbers else "")
+    return f"{what} {_EXTENTS[trial.extent]} finite" + (
+        f": {', '.join(numbers)}" if numbers else ""
+    )
 
 
 def _elsewhere(rank: int, here: int) -> str:

@@ -134,9 +134,9 @@ def test_at_most_three_faults_are_told() -> None:
 
 def test_of_a_model_only_what_ran_is_claimed() -> None:
     model = Two(second=torch.relu)
-    with anynan.torch.track(model, policy=anynan.Policy(neginf="bad")):
-        with pytest.raises(NonFiniteError) as caught:
-            model(torch.ones(2, 3))
+    policy = anynan.Policy(neginf="bad")
+    with anynan.torch.track(model, policy=policy), pytest.raises(NonFiniteError) as caught:
+        model(torch.ones(2, 3))
     trial = caught.value.event.tried
     assert trial == anynan.Trial("log(x + 1e-8)", "finite", "forward")
     assert "the forward pass is finite" in str(caught.value)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from anynan._diagnosis.rules import repair as repairs
-from anynan._diagnosis.rules.repair import Repair, Unrepairable
+from anynan._diagnosis.rules.repair import Repair, RepairError
 from anynan.events import Source
 from anynan.torch.private import arguments_of, functional, node_number
 
@@ -157,7 +157,7 @@ class Mender:
         for item in reversed(found):
             if item.expression:
                 if arguments.get("rounding_mode") is not None:
-                    raise Unrepairable(made.func)
+                    raise RepairError(made.func)
                 given = {name: x for name, x in arguments.items() if x is not None}
                 step = functools.partial(_expression, item, step, given)
             else:
@@ -192,14 +192,16 @@ class Mender:
 
     def _gradients(self, made: _Repaired, gradients: Any, incoming: Any) -> Any:
         if torch.is_grad_enabled():
-            raise Unrepairable("a gradient of a gradient")
+            msg = "a gradient of a gradient"
+            raise RepairError(msg)
         if not all(item.expression for item in made.repairs):
             # What came in bad is another fault's.
             clean = _clean(incoming)
             return tuple(_fill(x) if clean and x is not None else x for x in gradients)
         places = list(_places(made))
         if len(places) != len(gradients):
-            raise Unrepairable("the node takes other operands")
+            msg = "the node takes other operands"
+            raise RepairError(msg)
         leaves = {
             name: made.arguments[name].detach().requires_grad_()
             for name, wanted in zip(places, gradients, strict=True)
@@ -276,14 +278,15 @@ def _like(new: Any, out: Any) -> Any:
     """Give the repaired result the form of the operator's own.
 
     Raises:
-        Unrepairable: If it has another one.
+        RepairError: If it has another one.
     """
     if isinstance(out, tuple | list):
         return type(out)(_like(a, b) for a, b in zip(new, out, strict=True))
     if not isinstance(out, torch.Tensor):
         return out
     if not isinstance(new, torch.Tensor) or new.shape != out.shape:
-        raise Unrepairable("its result has another shape")
+        msg = "its result has another shape"
+        raise RepairError(msg)
     return new.to(out.dtype)
 
 

@@ -114,9 +114,7 @@ class Replays:
             raise ReplayError(GONE)
         return self.again(state, reading, roots)
 
-    def attempt(
-        self, state: State, reading: Reading, chosen: Sequence[Repair]
-    ) -> Attempt | None:
+    def attempt(self, state: State, reading: Reading, chosen: Sequence[Repair]) -> Attempt | None:
         """Run the call behind a reading again, to its end, with operations repaired.
 
         Args:

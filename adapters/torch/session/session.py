@@ -197,7 +197,6 @@ class Session(BaseAdapter):
         self.ranks.replayed()
         return self.replays.run(self.threads.owner(self.threads.state()), reading)
 
-
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the failing call again with operations repaired; not where ranks take part in it."""
         rank = self.rank()

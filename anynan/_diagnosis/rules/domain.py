@@ -294,7 +294,10 @@ def _inverse_domain(s: Situation) -> str | None:
 
 def _inverse_wording(s: Situation) -> tuple[str, str] | None:
     if s.operation == "acosh":
-        return "acosh of a number below 1 is NaN", "clamp the argument: `acosh(maximum(x, 1 + {margin}))`"
+        return (
+            "acosh of a number below 1 is NaN",
+            "clamp the argument: `acosh(maximum(x, 1 + {margin}))`",
+        )
     if s.operation in ("atanh", "erfinv"):
         return (
             "{op} is infinite at 1 and -1, and NaN beyond",
@@ -342,7 +345,8 @@ RULES = (
         FORWARD,
         _zero_vector,
         "a vector of zeros has no direction: dividing it by its length is 0/0",
-        "find out why the vector is all 0 (padding, a dead layer); or give the length a floor: {floored}",
+        "find out why the vector is all 0 (padding, a dead layer); or give the length a floor: "
+        "{floored}",
     ),
     Rule(
         "epsilon_underflow",

@@ -83,9 +83,9 @@ def _masks(mask: Operand) -> str:
 def _masked_wording(s: Situation) -> tuple[str, str] | None:
     if s.record is None or s.operation != "attention":
         return None
+    sure = "" if s.record.params.get("masked_rows") else "probably a "
     return (
-        f"{'' if s.record.params.get('masked_rows') else 'probably a '}fully masked row: softmax "
-        "over a row of -inf is 0/0",
+        f"{sure}fully masked row: softmax over a row of -inf is 0/0",
         "let every query see at least one key, or zero the output of fully masked rows",
     )
 
@@ -262,8 +262,10 @@ def _exp_wording(s: Situation) -> tuple[str, str] | None:
                 "exp of a number this large is beyond {limit}, the largest {dtype}, and Inf / Inf "
                 "is NaN"
             ),
-            "use softmax(x) instead of exp(x) / sum(exp(x)), or subtract the largest of each row, "
-                "`{op}(x - max(x, axis=-1, keepdims=True))`",
+            (
+                "use softmax(x) instead of exp(x) / sum(exp(x)), or subtract the largest of each "
+                "row, `{op}(x - max(x, axis=-1, keepdims=True))`"
+            ),
         )
     return None
 
@@ -372,8 +374,8 @@ RULES = (
         BOTH,
         _softmax_of_inf,
         "a logit of +Inf: {op} subtracts the largest logit, and Inf - Inf is NaN",
-        "keep the logits finite: scale or clamp them, `{op}(clip(x, -1e4, 1e4))`, or compute them in "
-        "float32",
+        "keep the logits finite: scale or clamp them, `{op}(clip(x, -1e4, 1e4))`, or compute them "
+        "in float32",
     ),
     Rule(
         "softmax_fully_masked",

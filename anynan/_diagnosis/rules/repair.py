@@ -1,9 +1,9 @@
 """The part of a fix that is code: shown in the report, and run where the fix is tried.
 
 A rule writes it between backticks into its fix, in the array API's words: ``x`` is what the
-operation works on (``A`` of size ``n``, if that is a matrix), ``y`` the second operand, ``p`` the exponent of a
-power and else ``x``; ``seen`` are the rows in which a softmax sees anything at all. What is shown
-and what is run is therefore the same text.
+operation works on (``A`` of size ``n``, if that is a matrix), ``y`` the second operand, ``p`` the
+exponent of a power and else ``x``; ``seen`` are the rows in which a softmax sees anything at all.
+What is shown and what is run is therefore the same text.
 """
 
 import ast
@@ -27,7 +27,7 @@ _FIRST = (*SELF, "A")
 _SECOND = (*OTHER, "exponent", "target")
 
 
-class Unrepairable(Exception):
+class RepairError(Exception):
     """Raise where an expression cannot stand in an operation's place: then nothing is claimed."""
 
 
@@ -111,7 +111,7 @@ def run(
         params: Its plain arguments, by the names that records give them: ``dim``, ``keepdim``.
 
     Raises:
-        Unrepairable: If the operation is not what the expression is about.
+        RepairError: If the operation is not what the expression is about.
     """
     code = ast.parse(repair.expression, mode="eval").body
     return _Run(repair.operation, words, own, operands, params).value(code)
@@ -149,7 +149,7 @@ class _Run:
             case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
                 options = {item.arg: item.value for item in keywords}
                 return self._called(name, [self.value(item) for item in args], options)
-        raise Unrepairable(ast.unparse(node))
+        raise RepairError(ast.unparse(node))
 
     def _named(self, name: str) -> Any:
         second = name == "y" or (name == "p" and self._operation == "pow")
@@ -163,7 +163,7 @@ class _Run:
             case "seen":
                 anything = self._named("x") > -math.inf
                 return self._words.reduce("any", anything, self._params.get("dim"), keepdims=True)
-        raise Unrepairable(name)
+        raise RepairError(name)
 
     def _called(self, name: str, args: list[Any], options: Mapping[str | None, ast.expr]) -> Any:
         where = self._words.where
@@ -190,12 +190,12 @@ class _Run:
                 return self._words.eye(self._named("A"))
             case "var", [x]:
                 return self._var(x)
-            case ("sum" | "max"), [x]:
+            case (("sum" | "max"), [x]):
                 axis = options.get("axis")
                 chosen = self._params.get("dim") if axis is None else ast.literal_eval(axis)
                 keep = self._params.get("keepdim", False) if axis is None else "keepdims" in options
                 return self._words.reduce(name, x, chosen, keepdims=bool(keep))
-        raise Unrepairable(name)
+        raise RepairError(name)
 
     def _var(self, x: Any) -> Any:
         """Give the variance as the operation takes it."""
