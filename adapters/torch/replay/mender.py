@@ -36,8 +36,9 @@ class Words:
         axes = list(range(x.ndim)) if axis in (None, []) else axis
         if name == "any":
             return torch.any(x, axes, keepdim=keepdims)
-        reduced: torch.Tensor = {"sum": torch.sum, "max": torch.amax}[name](x, axes, keepdims)
-        return reduced
+        if name == "sum":
+            return torch.sum(x, axes, keepdims)
+        return torch.amax(x, axes, keepdims)
 
     @staticmethod
     def eye(x: torch.Tensor) -> torch.Tensor:
