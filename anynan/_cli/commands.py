@@ -1,4 +1,4 @@
-"""The command line: ``anynan demo`` and ``anynan --version``."""
+"""The command line: ``anynan run``, ``anynan demo`` and ``anynan --version``."""
 
 import argparse
 import importlib
@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from anynan import _ADAPTERS, __version__
+from anynan._cli import run
 
 CORE = "numpy"  # its demo is the core's own: array code needs no adapter
 USAGE = 2  # the exit status of a command that could not begin
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command is None:
         parser.print_help()
         return 0
+    if chosen.command == "run":
+        return run.run(chosen)
     try:
         return _demo(chosen)
     except KeyboardInterrupt:
@@ -45,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="anynan", description="Find where a number goes bad.")
     parser.add_argument("--version", action="version", version=f"anynan {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
+    run.add_to(commands)
     demo = commands.add_parser(
         "demo",
         help="train a small model until a real bug strikes, and print the report",

@@ -36,9 +36,8 @@ class Words:
         axes = list(range(x.ndim)) if axis in (None, []) else axis
         if name == "any":
             return torch.any(x, axes, keepdim=keepdims)
-        if name == "sum":
-            return torch.sum(x, axes, keepdims)
-        return torch.amax(x, axes, keepdims)
+        reduced: torch.Tensor = {"sum": torch.sum, "max": torch.amax}[name](x, axes, keepdims)
+        return reduced
 
     @staticmethod
     def eye(x: torch.Tensor) -> torch.Tensor:

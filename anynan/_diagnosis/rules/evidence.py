@@ -259,7 +259,7 @@ def facts(s: Situation, operation: str = "") -> dict[str, str]:
     dtype = s.dtype or "float32"
     limit = limits(dtype)[0]
     operation = s.operation or operation or "the operation"
-    cap = str(math.floor(math.log(limit)))
+    cap = str(math.floor(0.9 * math.log(limit)))  # room for a sum or a product of what comes out
     return {
         "op": operation,
         "guarded": guarded(operation, small(dtype), margin(dtype)),
