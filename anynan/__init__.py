@@ -20,6 +20,7 @@ _WHERE = {
     "Operation": "events",
     "Source": "events",
     "Spread": "events",
+    "Trial": "events",
     "Summary": "_arrays.summary",
     "Allow": "_readings.policy",
     "Policy": "_readings.policy",
@@ -53,6 +54,7 @@ __all__ = [
     "Spread",
     "Summary",
     "Tracker",
+    "Trial",
     "check",
     "expect",
     "namespace",
@@ -82,7 +84,7 @@ if TYPE_CHECKING:
     from anynan._steps.loaders import watch
     from anynan._steps.tracker import Tracker
     from anynan.errors import AnomalyError, AnynanWarning, LostRankError, NonFiniteError
-    from anynan.events import Cause, Event, Operation, Source, Spread
+    from anynan.events import Cause, Event, Operation, Source, Spread, Trial
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -5,6 +5,7 @@ from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -375,6 +376,20 @@ def test_a_second_run_that_takes_another_branch_is_not_believed() -> None:
 
 
 def test_a_second_run_with_other_values_is_not_believed() -> None:
+    values: SimpleQueue[float] = SimpleQueue()
+    for value in (-1.0, -500.0):
+        values.put(value)
+
+    def program(x: Any) -> Any:
+        return np.log(x * values.get_nowait())
+
+    event = event_of(program, np.ones(1), read="step")
+    assert event.operation is not None
+    assert event.operation.inputs[0].min == -1.0
+    assert any("a second run had other values, at log" in note for note in event.notes)
+
+
+def test_a_second_run_takes_nothing_from_an_iterator() -> None:
     values = iter([-1.0, -500.0])
 
     def program(x: Any) -> Any:
@@ -383,7 +398,8 @@ def test_a_second_run_with_other_values_is_not_believed() -> None:
     event = event_of(program, np.ones(1), read="step")
     assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0
-    assert any("a second run had other values, at log" in note for note in event.notes)
+    assert any("it would have taken more from `values`" in note for note in event.notes)
+    assert next(values) == -500.0
 
 
 def refused(x: Any) -> Any:

@@ -20,7 +20,7 @@ from anynan._reports.report import (
     render_markdown,
     render_rich,
 )
-from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread
+from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread, Trial
 
 GOLDEN = Path(__file__).parent / "golden"
 OVERWRITE = os.environ.get("ANYNAN_OVERWRITE_GOLDEN") == "1"
@@ -131,6 +131,20 @@ EVENTS: dict[str, Event] = {
             ("the replay did not reproduce this: data that the step takes by itself, its own "
             "random numbers or state may have been others the second time, so the report stays "
             "at layer level"),
+        ),
+    ),
+    "forward_tried": event(
+        EXP, then=DIVIDE, trail=(("embed", 0.9), ("head", None)), spread=Spread(1),
+        tried=Trial("exp(x - max(x, axis=-1, keepdims=True))", "finite", "step", 2.3104, 0.8377),
+    ),
+    "forward_insufficient": event(
+        EXP, tried=Trial("exp(minimum(x, 88))", "insufficient", "forward"),
+    ),
+    "loss_others": event(
+        LOG, step=5, spread=Spread(3), tried=Trial("log(x + 1e-8)", "another"),
+        others=(
+            event(SQRT, step=5, tensor="grad", tried=Trial("sqrt(x + 1e-8)", "another")),
+            event(MATMUL, step=5, tried=Trial("", "finite", "step", 2.31, 0.84)),
         ),
     ),
     "forward_suspect": event(
@@ -252,7 +266,8 @@ NaN first appeared in the forward pass of step 412
                                   w = scores.softmax(-1)
   input   float16 (8, 12, 128, 128)  min -inf  max 41.2   24,576 x -inf: 2 rows are -inf throughout
   cause   fully masked row: softmax over a row of -inf is 0/0
-  fix     let every query see at least one key, or zero the output of fully masked rows
+  fix     let every query see at least one key, or zero the output of fully masked rows: where(seen,
+          softmax(where(seen, x, 0)), 0), seen = any(x > -inf, axis=-1, keepdims=True)
   trail   encoder.embed 0.9 > encoder.layers.0 3.1 > encoder.layers.1 9.8 > encoder.layers.2 41.2 >
           encoder.layers.3.attn NaN
   spread  37 later readings are bad only because of this one"""

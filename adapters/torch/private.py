@@ -51,6 +51,19 @@ def node_number(of: Any) -> int:
     return int(of._sequence_nr())
 
 
+def arguments_of(operator: Any) -> list[Any]:
+    """List the arguments that an operator declares: their names, their types, how to pass them."""
+    return list(operator._schema.arguments)
+
+
+def functional(operator: Any) -> Any:
+    """Give the operator that computes the same as one that writes, and writes nothing."""
+    name = operator._schema.name.rpartition("::")[2].rstrip("_")
+    packet = getattr(torch.ops.aten, name)
+    overload = operator._overloadname
+    return getattr(packet, overload if overload in packet.overloads() else "default")
+
+
 def version(x: torch.Tensor) -> int:
     """Count the writes to a tensor; -1 for one of inference mode, which keeps no count."""
     return -1 if x.is_inference() else x._version

@@ -8,11 +8,12 @@ from typing import Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.agreement import Passed, parting
-from anynan._diagnosis.causes import Situation, explain
+from anynan._diagnosis.causes import Situation, advise, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink, Token, Verdict, trace
 from anynan._diagnosis.rules.circumstance import is_label
 from anynan._diagnosis.rules.evidence import seen
+from anynan._diagnosis.rules.repair import Repair
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import NORM, Finding
 from anynan._readings.policy import may_mask
@@ -85,6 +86,7 @@ class Case:
     meant: Mapping[str, int] = field(default_factory=dict)
     trained: bool = False
     notes: list[str] = field(default_factory=list)
+    repair: Repair | None = None
     unshown: bool = False  # a second run was asked for, and did not show it
     of_model: bool = True
     in_order: bool = False
@@ -331,7 +333,7 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
     if phase == "optimizer" and parameter is not None:
         found = (item for item in case.evidence.weights() if item.name == parameter)
         spoilt = next(found, None)
-    cause = explain(
+    cause, code = advise(
         Situation(
             phase=phase,
             kind=kind,
@@ -352,6 +354,8 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
             trained=case.trained or monitor.history.trains(case.rows.sites),
         )
     )
+    if origin is not None:
+        case.repair = Repair.of(origin, code)
     return _event(
         case,
         layer=layer,
@@ -370,6 +374,38 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
         shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
     )
+
+
+def another(case: Case, verdict: Verdict) -> tuple[Event, Repair]:
+    """Report a fault that was left in a run with the first one repaired, and how to repair it."""
+    origin, sink, summary = verdict.origin, verdict.sink, None
+    assert origin is not None
+    assert sink is not None
+    phase = origin.phase
+    if origin.output is not None:
+        summary = origin.output
+    kind = (None if summary is None else summary.kind) or case.kind
+    harmed = sink.phase if sink.phase != phase else None
+    cause, code = advise(
+        Situation(
+            phase=phase, kind=kind, layer=origin.layer, summary=summary, record=origin,
+            then=verdict.then, surfaced=harmed,
+        )
+    )  # fmt: skip
+    event = _event(
+        replace(case, notes=[], evidence=replace(case.evidence, notes=())),
+        layer=origin.layer,
+        phase=phase,
+        kind=kind,
+        call=origin.call,
+        tensor="output" if phase != "backward" else "grad",
+        parameter=origin.parameter,
+        summary=summary,
+        operation=operation(origin),
+        cause=cause,
+        then=None if verdict.then is None else operation(verdict.then),
+    )
+    return event, Repair.of(origin, code)
 
 
 def _forward_and_bad(case: Case) -> Iterator[Site]:

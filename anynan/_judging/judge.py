@@ -21,6 +21,7 @@ from anynan._diagnosis.diagnosis import (
 )
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import PLACING, Replay, Sink, trace
+from anynan._diagnosis.trials import tried
 from anynan._judging.actions import Actor, takes_along
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from anynan._steps.tracker import Tracker
 
 MAX_REPLAYS = 3
+_VALUES = {"posinf": math.inf, "neginf": -math.inf}
 # So many steps are watched operation by operation after a fault that was not reproduced.
 RISEN_STEPS = 100
 _RISING = ("forward", "loss", "backward")
@@ -293,6 +295,7 @@ class Judge(Actor):
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
             self._spoiled = rows.step
+        event = self._tried(event, case)
         if case.unshown and event.operation is None and event.phase in _RISING:
             event = replace(event, notes=(*event.notes, *self._rise(rows)))
         elif case.seen and event.operation is not None and self._risen:
@@ -302,6 +305,32 @@ class Judge(Actor):
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
         return event
+
+    def _tried(self, event: Event, case: Case) -> Event:
+        """Add what came of the fix, where a second run may be made for it."""
+        again = self.options.replay and self.options.level != "operation"
+        seen = case.replayed
+        if not again or seen is None or seen.notes or seen.inner:
+            return event
+        reading = case.reading
+        try:
+            return tried(
+                event, case, lambda repairs: self._adapter.attempt(reading, repairs), self._excused
+            )
+        except Exception:  # noqa: BLE001  nothing is claimed of what could not be tried
+            return event
+
+    def _excused(self, sink: Sink) -> bool:
+        """Tell whether bad values may be there by policy, or by what was said where they arose."""
+        value = _VALUES.get(sink.kind, math.nan)
+        judged = self.options.policy.judge(
+            sink.phase, value, value, layer=sink.layer, dtype_max=None
+        )
+        if judged is None or judged[1] != "bad":
+            return True
+        key = (sink.layer, sink.phase, judged[0])
+        allowed = self.options.policy.allowed(judged[0], sink.phase, sink.layer)
+        return allowed is not None or key in self.monitor.downgraded
 
     def _came_in(self, rows: Rows, kind: Kind) -> list[Arrival]:
         """Say what is known of the bad values that came in."""
@@ -449,7 +478,7 @@ class Judge(Actor):
     def _surface(self, rows: Rows, sink: Sink, seen: Replay) -> None:
         """Judge a place of harm that only a watcher of operations saw."""
         site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
-        value = {"nan": math.nan, "posinf": math.inf}.get(sink.kind, -math.inf)
+        value = _VALUES.get(sink.kind, math.nan)
         rows.sites.append(site)
         rows.calls.append(0)
         rows.lo.append(value)

@@ -16,7 +16,7 @@ from anynan._readings.norms import NORM
 from anynan._reports.escaping import escaped, printable, prose
 from anynan._reports.escaping import name as printed
 from anynan.errors import reason
-from anynan.events import CARRIED, STATE, Event, Operation, Source
+from anynan.events import CARRIED, STATE, Event, Operation, Source, Trial
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -41,6 +41,13 @@ _PLACES = {
     "parameter": "the weights",
     "value": "a checked value",
 }
+_EXTENTS = {
+    "step": "the step is",
+    "call": "the call is",
+    "forward": "the forward pass is",
+    "both": "the forward and the backward pass are",
+}
+_NTH = ("second", "third")
 _OF_MODELS = ("__call__", "call", "forward")
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 
@@ -317,6 +324,8 @@ def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
     if cause is not None:
         yield "cause", (cause.text,)
         yield "fix", (cause.fix,)
+    if event.tried is not None and not event.others:
+        yield "tried", (_trial(event, event.tried),)
     if event.expected is not None:
         yield "expected", (event.expected,)
     if len(event.trail) > 1:  # one would only repeat the layer
@@ -329,6 +338,41 @@ def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
         yield "rank", (", ".join(part for part in (rank, shard) if part),)
     for note in event.notes:
         yield "note", (note,)
+    if event.tried is not None and event.others:
+        yield "tried", (_trial(event, event.tried),)
+        for nth, fault in zip(_NTH, event.others, strict=False):
+            yield from _further(nth, fault, width)
+
+
+def _further(nth: str, fault: Event, width: int) -> Iterator[Row]:
+    """Tell of a fault that was left when those before it were repaired."""
+    yield nth, (f"{_KINDS.get(fault.kind, fault.kind)} {_place(fault)}",)
+    tried = fault.tried
+    rows = _each_row(fault, None, width)
+    yield from ((label, texts) for label, texts in rows if label != "tried")
+    if tried is not None:
+        yield "tried", (_trial(fault, tried, nth),)
+
+
+def _trial(event: Event, trial: Trial, nth: str = "first") -> str:
+    """Say what came of the fix."""
+    also = "" if nth == "first" else " as well"
+    what = f"with {trial.repair or '0 in the place of its bad values'}{also}"
+    if trial.outcome == "insufficient":
+        name = "it" if event.operation is None else event.operation.name
+        return f"{what} {name} still makes bad values"
+    if trial.outcome == "another":
+        after = {"first": "second", "second": "third"}.get(nth)
+        left = f"but a {after} fault remains:" if after else "but the step is not finite yet"
+        return f"{what} the {_KINDS.get(event.kind, event.kind)} is gone, {left}"
+    numbers = [
+        f"{name} {magnitude(value)}"
+        for name, value in (("loss", trial.loss), ("gradient norm", trial.gradient_norm))
+        if value is not None
+    ]
+    return f"{what} {_EXTENTS[trial.extent]} finite" + (
+        f": {', '.join(numbers)}" if numbers else ""
+    )
 
 
 def _elsewhere(rank: int, here: int) -> str:

@@ -1,11 +1,13 @@
 """The contract between the core and an adapter; ``adapters/README.md`` says it in prose."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
 from anynan._steps.tracker import Tracker
 from anynan.errors import reason
@@ -74,6 +76,16 @@ class BaseAdapter:
         """
         msg = "this framework's steps cannot be run again: the report stays at layer level"
         raise ReplayError(msg)
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:  # noqa: ARG002
+        """Run the failing step again to its end, with operations repaired, leaving no trace.
+
+        Where several are of one operation, a later one stands for it inside of an earlier one.
+
+        Returns:
+            What was seen; None where it cannot be run so, or ran otherwise than the first time.
+        """
+        return None
 
     def replay_call(self, reading: Reading) -> Replay | None:  # noqa: ARG002  as ``replay``
         """Run only the model's own call inside the failing step again, as it was called.

@@ -210,7 +210,7 @@ CAUSES = (
     ),
     StepRecipe(
         "zero_vector", (((3, 4), (0, 0)),), normalize,
-        kind="nan", operation="divide", cause="cosine_of_zero_vector",
+        kind="nan", operation="divide", cause="cosine_of_zero_vector", left="sqrt",
     ),
     StepRecipe(
         "norm_by_hand", (((0, 0),),), length,
@@ -267,7 +267,7 @@ CAUSES = (
     StepRecipe(
         "square_in_half", (((1, 300),),), square, dtype="float16",
         kind="posinf", operation="pow", cause="overflow_in_dtype",
-        evidence="in float32 the result reaches 90,000",
+        evidence="in float32 the result reaches 90,000", left="multiply",
     ),
     StepRecipe(
         "cast_to_single", (((1e39, 1),),), cast_to_single, dtype="float64",

@@ -30,6 +30,7 @@ from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
 from anynan.torch.read.probes import local, plain, read_ends
 from anynan.torch.replay import collectives, operands
+from anynan.torch.replay.mender import Mender
 from anynan.torch.replay.names import canonical, node_name
 
 # What was there before is no operand of these.
@@ -171,6 +172,8 @@ class Watcher(TorchDispatchMode):
         # Places that were passed, to be compared with another run.
         self.passed: list[Passed] = []
         self._thread = threading.get_ident()
+        # Set where operations are repaired.
+        self.mender: Mender | None = None
         # Backward passes of this run: the engine may run them in threads of its own.
         self.tasks: set[int] = set()
 
@@ -218,11 +221,29 @@ class Watcher(TorchDispatchMode):
         except Exception:
             self._took(shape.name, args, kwargs, ())
             raise
+        if self.mender is not None and shape.name in self.mender.names:
+            out = self._mend(func, shape, args, kwargs, out, written, before, seq, backward)
         try:
             self._look(func, shape, args, kwargs, out, written, before, seq, backward)
         except Exception as error:  # noqa: BLE001
             self.blind(f"{func}: {error}")
         return out
+
+    def _mend(
+        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
+        before: dict[int, torch.Tensor], seq: int, backward: bool,
+    ) -> Any:  # fmt: skip
+        """Put a repaired operation in the place of what the user's code ran."""
+        frame = _caller() if backward else None
+        if backward and (frame is None or frame.f_code.co_name == "_engine_run_backward"):
+            return out
+        assert self.mender is not None
+        found = self.mender.of(shape.name, self.line(frame), self.place()[0])
+        if not found:
+            return out
+        arguments = operands.plain_arguments(shape.argument_names, args, kwargs)
+        number = seq if self._makes_node(seq) else None
+        return self.mender.mend(found, func, arguments, out, written, before, number)
 
     def _preserve(self, x: torch.Tensor, originals: dict[int, Any]) -> None:
         """Copy one of the user's own tensors before it is overwritten."""
@@ -521,6 +542,8 @@ class Watcher(TorchDispatchMode):
             if ends is not None and call is not None:
                 self.passed.append(Passed(layer, phase, label, call, *ends))
             if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
+                if self.mender is not None and phase == "loss" and ends is not None:
+                    self.mender.losses.append(ends[0])
                 return
             kind = operands.light(x).kind or "nan"
             parents = self.parents(x)

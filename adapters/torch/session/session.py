@@ -1,7 +1,7 @@
 """One tracked target: what the core asks of its adapter, and its root calls."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,8 @@ import torch
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker
@@ -229,6 +231,13 @@ class Session(BaseAdapter):
         if self._gone:
             return None
         return self.replays.run_inner(self.threads.owner(self.threads.state()), reading)
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the failing call again with operations repaired; not where ranks take part in it."""
+        rank = self.rank()
+        if self._gone or (rank is not None and torch.distributed.get_world_size() > 1):
+            return None
+        return self.replays.attempt(self.threads.owner(self.threads.state()), reading, repairs)
 
 
 tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"
