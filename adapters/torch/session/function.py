@@ -152,7 +152,9 @@ class FunctionSession(Session):
         """
         if self.models.stepped or not self.options.backward or self.optimizers.exist():
             self._unhook_weights()
-        elif not self._by_hand:
+        elif not self._by_hand and not any(
+            torch.nn.parameter.is_lazy(p) for _, p in self.models.parameters()
+        ):
             for name, p in self.models.parameters():
                 if p.requires_grad:
                     site = gradient_site(self.tracker.judge.monitor, name, p)
