@@ -23,6 +23,8 @@ _WHERE = {
     "Summary": "_arrays.summary",
     "Allow": "_readings.policy",
     "Policy": "_readings.policy",
+    "Run": "_reports.run",
+    "load": "_jsonl.reading",
     "expect": "_runtime.context",
     "replaying": "_runtime.context",
     "scope": "_runtime.context",
@@ -47,12 +49,14 @@ __all__ = [
     "NonFiniteError",
     "Operation",
     "Policy",
+    "Run",
     "Source",
     "Spread",
     "Summary",
     "Tracker",
     "check",
     "expect",
+    "load",
     "namespace",
     "replaying",
     "scope",
@@ -69,9 +73,11 @@ if TYPE_CHECKING:
     from anynan import torch as torch
     from anynan._arrays.summary import Summary
     from anynan._checks import check, summarize
+    from anynan._jsonl.reading import load
     from anynan._readings.history import History
     from anynan._readings.policy import Allow, Policy
     from anynan._recorder.tracking import namespace, track
+    from anynan._reports.run import Run
     from anynan._runtime.context import expect, replaying, scope
     from anynan._steps.loaders import watch
     from anynan._steps.tracker import Tracker

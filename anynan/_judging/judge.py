@@ -59,6 +59,11 @@ class Judge(Actor):
             rows = self._local.rows = Rows(getattr(self._local, "next", 0))
         return rows
 
+    def open_rows(self) -> Rows | None:
+        """Return this thread's open rows if they failed."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        return None if rows is None or rows.failed is None else rows
+
     def close_step(self) -> Rows | None:
         """End this thread's step and count on; ``settle`` the rows when they are read."""
         rows: Rows | None = getattr(self._local, "rows", None)
@@ -84,6 +89,8 @@ class Judge(Actor):
                 self._streak = 0
             else:
                 self._spread(rows)
+            for follower in self.followers:
+                follower.step(rows, self.notes, self.remarks)
 
     @property
     def step(self) -> int:
@@ -317,9 +324,7 @@ class Judge(Actor):
             self._seen[key] += 1
             if self._seen[key] > 1:  # listed once, counted every time
                 continue
-            event = contained(record, rows, self._known())
-            with self._lock:
-                self._events.append(self._signed(event))
+            self._keep(self._signed(contained(record, rows, self._known())))
         sink = verdict.sink
         if sink is None or rows.failed is not None or rows.held is not None:
             return
@@ -514,14 +519,6 @@ class Judge(Actor):
         rows.failed = replace(event, spread=replace(event.spread, count=rows.spread))
         self._exchange(event, rows.failed)
 
-    def _exchange(self, event: Event, new: Event) -> None:
-        """Put a recorded event's successor in its place."""
-        with self._lock:
-            for i in range(len(self._events) - 1, -1, -1):
-                if self._events[i] is event:
-                    self._events[i] = new
-                    return
-
     def _note_once(
         self, reading: Reading, kind: Kind, value: Any, *, expected: str | None = None
     ) -> None:
@@ -532,8 +529,7 @@ class Judge(Actor):
         if self._seen[key] > 1:
             return
         event = self._suspect(reading, kind, summary=self._measured(value), expected=expected)
-        with self._lock:
-            self._events.append(event)
+        self._keep(event)
         if kind not in NON_FINITE and expected is None:
             warn(render_line(event, which=self._among_others))
 
@@ -587,9 +583,7 @@ class Judge(Actor):
             return
         self._counts["expected"] += 1
         expected = (_STOPPED if rows.applied else _SKIPPED) + _scales(scale, now)
-        event = self._suspect(reading, kind, expected=expected)
-        with self._lock:
-            self._events.append(event)
+        self._keep(self._suspect(reading, kind, expected=expected))
 
 
 def _noted(reading: Reading, kind: Kind) -> tuple[Any, ...]:

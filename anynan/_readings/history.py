@@ -11,14 +11,14 @@ from anynan._readings.readings import Reading, Rows, Site, known, layer_norms
 HISTORY_BYTES = 64 * 2**20
 
 
-class _Entry:
+class Entry:
     """Keep one step of the ring, packed."""
 
     __slots__ = ("calls", "hi", "lo", "norms", "sites", "stats", "step")
     sites: list[Site]
     calls: list[int]
 
-    def __init__(self, rows: Rows, before: "_Entry | None") -> None:
+    def __init__(self, rows: Rows, before: "Entry | None") -> None:
         read = len(rows.lo)
         self.step = rows.step
         sites: list[Site] = rows.sites[:read]
@@ -44,9 +44,10 @@ class History:
     Iterating yields ``Reading`` objects, oldest first; ``len`` is the number of steps.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, nbytes: float | None = None) -> None:
         self._steps = steps
-        self._entries: deque[_Entry] = deque()
+        self._most = nbytes
+        self._entries: deque[Entry] = deque()
         self._bytes = 0
         self._lock = RLock()
 
@@ -59,7 +60,7 @@ class History:
         for entry in entries:
             yield from self._unpack(entry)
 
-    def _unpack(self, entry: _Entry) -> Iterator[Reading]:
+    def _unpack(self, entry: Entry) -> Iterator[Reading]:
         pairs = zip(entry.sites, entry.calls, entry.lo, entry.hi, strict=True)
         for order, (site, call, lo, hi) in enumerate(pairs):
             stats = entry.stats.get(order, ())
@@ -70,6 +71,11 @@ class History:
     def nbytes(self) -> int:
         """Give the host memory that the packed readings take."""
         return self._bytes
+
+    def entries(self) -> list[Entry]:
+        """Return the steps held, packed, oldest first."""
+        with self._lock:
+            return list(self._entries)
 
     def steps(self) -> list[int]:
         """List the steps held, oldest first."""
@@ -87,11 +93,12 @@ class History:
         if not self._steps:
             return
         with self._lock:
-            entry = _Entry(rows, self._entries[-1] if self._entries else None)
+            entry = Entry(rows, self._entries[-1] if self._entries else None)
             self._entries.append(entry)
             self._bytes += entry.nbytes
+            most = HISTORY_BYTES if self._most is None else self._most
             while len(self._entries) > 1 and (
-                len(self._entries) > self._steps or self._bytes > HISTORY_BYTES
+                len(self._entries) > self._steps or self._bytes > most
             ):
                 self._bytes -= self._entries.popleft().nbytes
 

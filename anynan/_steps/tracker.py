@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import os
 import sys
 import threading
 import types
@@ -213,6 +214,9 @@ class Tracker:
             with self.judge.softly(on=not raising):
                 adapter.finish()
         finally:
+            for follower in self.judge.followers:
+                follower.end(self)
+            self.judge.followers.clear()
             self.judge.adapter = None
             adapter.detach()
 
@@ -287,8 +291,31 @@ class Tracker:
     def report(self) -> str:
         """Return the state as text: steps, tightest headroom, events, what was allowed."""
         from anynan._reports.overview import overview
+        from anynan._reports.run import of
 
-        return overview(self)
+        return overview(of(self))
+
+    def to_jsonl(self, path: str | os.PathLike[str], *, every: int = 1) -> None:
+        """Write history and events to a file, and go on with every step until ``remove``.
+
+        A line is written as soon as it is known, so that a run that is killed leaves a file
+        that can be read: by ``anynan report FILE``, or ``anynan.load``. From rank 1 on, the
+        rank is put into the file's name.
+
+        Args:
+            path: The file; one that is there is replaced.
+            every: Write one step in so many, and those with an event.
+
+        Raises:
+            ValueError: If ``every`` is no positive whole number.
+            OSError: If the file cannot be opened.
+
+        Example:
+            >>> tracker.to_jsonl("run.jsonl")  # doctest: +SKIP
+        """
+        from anynan._jsonl.writing import Writer
+
+        Writer(self, path, every)
 
     def count(self, word: str) -> int:
         """Count events by severity (``bad``, ``suspect``) or ``expected``."""
