@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from anynan import _ADAPTERS, __version__
-from anynan._cli import report
+from anynan._cli import report, scan
 
 CORE = "numpy"  # its demo is the core's own: array code needs no adapter
 USAGE = 2  # the exit status of a command that could not begin
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=_seed, default=0, metavar="N", help="default: 0")
     demo.add_argument("--list", action="store_true", help="list the bugs and stop")
     demo.set_defaults(run=_demo)
+    scan.add(commands)
     report.add(commands)
     return parser
 
