@@ -159,6 +159,7 @@ def test_every_format_gives_what_is_in_the_arrays(
         assert found.headroom == pytest.approx(wanted.headroom)
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_model_that_keras_saved(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])

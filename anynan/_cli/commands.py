@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from anynan import _ADAPTERS, __version__
-from anynan._cli import report, scan
+from anynan._cli import doctor, report, scan
 
 CORE = "numpy"  # its demo is the core's own: array code needs no adapter
 USAGE = 2  # the exit status of a command that could not begin
@@ -47,7 +47,11 @@ def demos() -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="anynan", description="Find where a number goes bad.")
+    parser = argparse.ArgumentParser(
+        prog="anynan",
+        description="Find where a number goes bad.",
+        epilog="anynan COMMAND --help tells what a command takes, and what its exit status means.",
+    )
     parser.add_argument("--version", action="version", version=f"anynan {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
     demo = commands.add_parser(
@@ -64,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     scan.add(commands)
     report.add(commands)
+    doctor.add(commands)
     return parser
 
 
