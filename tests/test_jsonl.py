@@ -1,5 +1,6 @@
 """A run as a file: written while it goes on, read back whole, cut off or damaged."""
 
+import html
 import json
 import math
 import os
@@ -251,11 +252,14 @@ def test_the_report_of_a_real_failure_can_be_read_from_its_file(
     pytest.importorskip(framework)
     demo(framework, tmp_path / "run.jsonl", monkeypatch)
     told = capsys.readouterr().out
-    assert main(["report", str(tmp_path / "run.jsonl")]) == 1
+    page = tmp_path / "run.html"
+    assert main(["report", str(tmp_path / "run.jsonl"), "--html", str(page)]) == 1
     shown = capsys.readouterr().out
     fact = next(line for line in told.splitlines() if line.startswith("  cause"))
     assert fact in shown
     assert "headroom" in shown
+    assert html.escape(fact) in page.read_text(encoding="utf-8")
+    assert page.stat().st_size < 500_000
     run = anynan.load(tmp_path / "run.jsonl")
     last = run.history.steps()[-1] if run.open is None else run.open.step
     assert last == run.events[-1].step

@@ -13,10 +13,11 @@ def add(commands: Any) -> None:
         "report",
         help="show what a run saw, from the file it wrote: anynan report run.jsonl",
         description="Show what a run saw, from the file that tracker.to_jsonl(path) wrote.",
-        epilog=f"example: anynan report run.jsonl\n{TOLD}",
+        epilog=f"example: anynan report run.jsonl --html report.html\n{TOLD}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", help="what tracker.to_jsonl(path) wrote, whole or cut off")
+    parser.add_argument("--html", metavar="OUT", help="also write the page to this file")
     parser.set_defaults(run=run)
 
 
@@ -33,6 +34,8 @@ def run(chosen: argparse.Namespace) -> int:
 
     try:
         found = load(chosen.file)
+        if chosen.html is not None:
+            found.to_html(chosen.html)
     except (OSError, ValueError) as error:
         print(f"anynan report: {says(error)}", file=sys.stderr)
         return UNREADABLE

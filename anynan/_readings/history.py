@@ -5,8 +5,14 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from threading import RLock
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from anynan._readings.readings import Reading, Rows, Site, known, layer_norms
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 HISTORY_BYTES = 64 * 2**20
 
@@ -61,16 +67,38 @@ class History:
             yield from self._unpack(entry)
 
     def _unpack(self, entry: Entry) -> Iterator[Reading]:
-        pairs = zip(entry.sites, entry.calls, entry.lo, entry.hi, strict=True)
-        for order, (site, call, lo, hi) in enumerate(pairs):
-            stats = entry.stats.get(order, ())
-            norm = hi if site.bound else entry.norms.get(order)
-            yield Reading(entry.step, order, call, site, *known(lo, hi), stats, norm)
+        for order in range(len(entry.sites)):
+            yield self._reading(entry, order)
+
+    @staticmethod
+    def _reading(entry: Entry, order: int) -> Reading:
+        site, lo, hi = entry.sites[order], entry.lo[order], entry.hi[order]
+        stats = entry.stats.get(order, ())
+        norm = hi if site.bound else entry.norms.get(order)
+        return Reading(entry.step, order, entry.calls[order], site, *known(lo, hi), stats, norm)
 
     @property
     def nbytes(self) -> int:
         """Give the host memory that the packed readings take."""
         return self._bytes
+
+    def largest(self) -> Iterator[Reading]:
+        """Give each slot's reading of the largest finite magnitude, the oldest of several."""
+        entries = self.entries()
+        best: dict[int, tuple[NDArray[np.float64], NDArray[np.intp]]] = {}
+        for number, entry in enumerate(entries):
+            with np.errstate(all="ignore"):
+                low, high = np.frombuffer(entry.lo), np.frombuffer(entry.hi)
+                size = np.maximum(np.abs(low), np.abs(high))
+            size[~np.isfinite(size) | (low > high)] = -1.0
+            most, at = best.setdefault(
+                id(entry.sites), (np.full(len(size), -1.0), np.zeros(len(size), np.intp))
+            )
+            better = size > most
+            most[better], at[better] = size[better], number
+        for most, at in best.values():
+            for order in np.flatnonzero(most >= 0).tolist():
+                yield self._reading(entries[at[order]], order)
 
     def entries(self) -> list[Entry]:
         """Return the steps held, packed, oldest first."""
@@ -137,7 +165,13 @@ class History:
         with self._lock:
             entries = list(self._entries)
         points = []
+        bound: dict[int, bool] = {}  # most steps share their list of slots
         for entry in entries:
+            key = id(entry.sites)
+            if key not in bound:
+                bound[key] = any(site.bound for site in entry.sites)
+            if not entry.norms and not bound[key]:
+                continue
             norms = layer_norms(self._unpack(entry))
             if layer is not None:
                 norms = {layer: norms[layer]} if layer in norms else {}

@@ -70,7 +70,7 @@ def _nan_first(value: float) -> float:
 def tightest(run: "Run | Tracker") -> "dict[str, Reading]":
     """Return each layer's reading that came nearest to overflow, tightest first."""
     best: dict[str, Reading] = {}
-    for reading in run.history:
+    for reading in run.history.largest():
         headroom = reading.headroom
         if headroom is None or reading.site.bound or reading.layer is None:
             continue

@@ -1,5 +1,6 @@
 """What a report is written from, whether of a tracker that lives or of a file."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,16 @@ class Run:
 
         bad = [event for event in self.events if event.severity == "bad"][:1]
         return "\n\n".join([*map(render, bad), overview(self)])
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write what was seen as one page of HTML that stands alone.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        from anynan._page.page import write
+
+        write(self, path)
 
 
 def of(tracker: "Tracker") -> Run:

@@ -317,6 +317,24 @@ class Tracker:
 
         Writer(self, path, every)
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write what was seen as one page of HTML: report, layers by steps, curves, numbers.
+
+        The page stands alone, and can be read without scripts.
+
+        Args:
+            path: The file; one that is there is replaced.
+
+        Raises:
+            OSError: If it cannot be written.
+
+        Example:
+            >>> tracker.to_html("report.html")  # doctest: +SKIP
+        """
+        from anynan._reports.run import of
+
+        of(self).to_html(path)
+
     def count(self, word: str) -> int:
         """Count events by severity (``bad``, ``suspect``) or ``expected``."""
         return self.judge.count(word)
