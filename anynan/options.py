@@ -12,7 +12,7 @@ from anynan.events import Event
 
 ACTIONS = ("raise", "warn", "record", "skip")
 STATS = ("absmax", "min", "max", "mean", "rms", "norm")
-LEVELS = ("layer", "operation")
+LEVELS = ("step", "layer", "operation")
 ENVIRONMENT = ("off", "warn", "record", "raise")
 KEEP_BYTES = 64 * 2**20
 
@@ -30,8 +30,9 @@ class Watching(TypedDict, total=False):
         replay: Whether a bad step is run again to name the operation; True by default.
         history: For how many steps the readings are kept; 1000 by default.
         stats: Further numbers for ``metrics()``: absmax, min, max, mean, rms, norm.
-        level: ``"layer"`` (the default), or ``"operation"`` to watch every operation of every
-            step, which is slow.
+        level: What of every step is watched. ``"step"``: what it returns, what the model
+            returns, the gradients of the weights. ``"layer"`` (the default): every layer, too.
+            ``"operation"``: every operation, too, which is slow.
     """
 
     policy: Policy
@@ -40,7 +41,7 @@ class Watching(TypedDict, total=False):
     replay: bool
     history: int
     stats: Stats
-    level: Literal["layer", "operation"]
+    level: Literal["step", "layer", "operation"]
 
 
 class Shared(Watching, total=False):
@@ -103,7 +104,7 @@ class Options:
     stats: tuple[str, ...] = ()
     parameters: bool = False
     read: Literal["auto", "immediate", "step"] | int = "auto"
-    level: Literal["layer", "operation"] = "layer"
+    level: Literal["step", "layer", "operation"] = "layer"
     keep: int | Literal["step"] = KEEP_BYTES
     across_ranks: bool = True
 

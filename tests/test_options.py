@@ -67,7 +67,7 @@ def test_patterns_from_a_generator_can_be_read_more_than_once() -> None:
         ({"action": None}, "action=None is unknown; choose from raise"),
         ({"read": "steps"}, "read='steps' is unknown; choose auto, immediate or step"),
         ({"read": 0}, "read=0 is too small: it must be at least 1"),
-        ({"level": "op"}, "level='op' is unknown; choose from layer, operation"),
+        ({"level": "op"}, "level='op' is unknown; choose from step, layer, operation"),
         ({"stats": ("std",)}, "stats: 'std' is unknown; choose from absmax, min, max, mean"),
         ({"stats": "std"}, "stats: 'std' is unknown"),
         ({"history": -1}, "history=-1 is too small: it must be at least 0"),

@@ -47,10 +47,11 @@ def track(target: Any = None, **options: Unpack[JaxOptions]) -> Any:
             function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
-            ``read`` (``"auto"``, ``"step"``, or every n steps), ``level`` (``"layer"`` or
-            ``"operation"``); and, here only, ``keep_inputs`` (False): keep donated arguments, so
-            that a bad step can always be run again, and ``lag`` (0, or 1 where nothing depends
-            on the answer): with 1 a step is read after the next one has been started.
+            ``read`` (``"auto"``, ``"step"``, or every n steps), ``level`` (``"step"``,
+            ``"layer"`` or ``"operation"``); and, here only, ``keep_inputs`` (False): keep
+            donated arguments, so that a bad step can always be run again, and ``lag`` (0, or 1
+            where nothing depends on the answer): with 1 a step is read after the next one has
+            been started.
 
     Returns:
         A Tracker, to be called in the function's place, or a decorator that makes one.

@@ -104,7 +104,8 @@ class Calls:
             call: Call | None = getattr(self._local, "call", None)
             if call is not None:
                 out = run(*args, **kwargs)
-                self._take(call, path, out)
+                if self.owner.options.level != "step":
+                    self._take(call, path, out)
                 return out
             return self._root(run, layer, path, args, kwargs)
         finally:

@@ -37,8 +37,8 @@ def track(target: Any = None, **options: Unpack[Training]) -> Any:
             function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``parameters`` (False; True reads every weight after each step that took gradients),
-            ``level`` (``"layer"``, or ``"operation"``, which runs every step a second time) and
-            ``stats`` (``"absmax"``, ``"min"``, ``"max"``).
+            ``level`` (``"step"``, ``"layer"``, or ``"operation"``, which runs every step a second
+            time) and ``stats`` (``"absmax"``, ``"min"``, ``"max"``).
 
     Returns:
         A Tracker, or a decorator that makes one.

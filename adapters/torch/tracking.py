@@ -57,8 +57,8 @@ def track(target: Any = None, **options: Unpack[TorchOptions]) -> Any:
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
             ``read`` (``"auto"``, ``"immediate"``, ``"step"`` or every n steps), ``level``
-            (``"layer"`` or ``"operation"``), ``keep`` (bytes of output gradient kept for a
-            replay of the backward pass, 64 MiB), ``across_ranks`` (True: all processes of a
+            (``"step"``, ``"layer"`` or ``"operation"``), ``keep`` (bytes of output gradient kept
+            for a replay of the backward pass, 64 MiB), ``across_ranks`` (True: all processes of a
             distributed run stop at the same step, for one all-reduce of a flag an update).
 
     Returns:

@@ -49,18 +49,25 @@ class Passed:
 
 
 def parting(
-    rows: Rows, reading: Reading, passed: list[Passed], *, factor: float = 2.0
+    rows: Rows,
+    reading: Reading,
+    passed: list[Passed],
+    *,
+    ends: bool = False,
+    factor: float = 2.0,
 ) -> str | None:
     """Say where a replay parted from the first run, None where it did not.
 
     Compared are, up to the failing reading, the places that both passed: their kinds exactly,
     finite magnitudes within a factor; and that the replay passed no layer which the first run
     did not. Places that only the first run passed may belong to what is not run again.
+    (Where of the first run only the ends were read, those alone are compared.)
 
     Args:
         rows: The first run's rows.
         reading: The bad one among them.
         passed: What the replay passed, in order; empty where the adapter does not say.
+        ends: Whether of the first run only the ends were read (``level="step"``).
         factor: How far finite magnitudes may be apart: kernels need not be deterministic.
 
     Returns:
@@ -94,7 +101,8 @@ def parting(
             continue
         if group is None or at >= len(group):
             # Behind the failing reading the first run was not read any more.
-            if place.layer and (place.layer, place.phase) not in layers and failing.key not in seen:
+            strange = place.layer and not ends and (place.layer, place.phase) not in layers
+            if strange and failing.key not in seen:
                 return f"{_where(place)} was passed in the second run only"
             continue
         row = group[at]

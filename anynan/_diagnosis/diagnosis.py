@@ -1,11 +1,12 @@
 """From a bad reading to an event: replay, follow the lineage, name the cause."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.agreement import parting
+from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Token, Verdict, trace
@@ -69,6 +70,7 @@ class Case:
     seen: bool = False
     unread: str = ""
     watched: bool = False
+    ends: bool = False
     came_in: list[Arrival] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -186,7 +188,7 @@ def _parted(case: Case) -> str | None:
     replayed = case.replayed
     if replayed is None:
         return None
-    return parting(case.rows, case.reading, replayed.passed)
+    return parting(case.rows, case.reading, replayed.passed, ends=case.ends)
 
 
 def bare(case: Case, error: Exception) -> Event:
@@ -303,10 +305,27 @@ def _trail(
     """Give what led to the bad layer, which ends it."""
     if phase not in ("forward", "backward"):
         return ()
-    trail = monitor.trail(case.rows, case.reading.order, layer, phase, call)
+    rows, upto = case.rows, case.reading.order
+    if case.ends and case.replayed is not None:  # nothing between the ends was read before
+        rows = _as_rows(case.replayed.passed, rows)
+        upto = len(rows.sites) - 1
+    trail = monitor.trail(rows, upto, layer, phase, call)
     if trail and layer is not None and case.kind in NON_FINITE:
         trail = (*trail[:-1], (layer, None))  # what was read of it may have been hidden again
     return trail
+
+
+def _as_rows(passed: list[Passed], first: Rows) -> Rows:
+    """Put what a replay passed in the form of the first run's rows."""
+    rows = Rows(first.step)
+    for place in passed:
+        rows.sites.append(
+            Site(-1, place.layer, place.phase, place.tensor, "", None, math.inf, None, bound=False)
+        )
+        rows.calls.append(place.call)
+        rows.lo.append(place.lo)
+        rows.hi.append(place.hi)
+    return rows
 
 
 def _overwritten(case: Case) -> bool:

@@ -235,7 +235,8 @@ class Judge(Actor):
             reading, kind, rows, self._adapter.evidence(reading, value), later,
             clean=self._clean, updates=list(self._updates), replayed=replayed,
             seen=replayed is not None, unread=self._unread(),
-            watched=self.options.level == "operation", came_in=self._came_in(rows, kind),
+            watched=self.options.level == "operation", ends=self.options.level == "step",
+            came_in=self._came_in(rows, kind),
         )  # fmt: skip
         if replayed is None and wanted:
             self._run_again(case, key)

@@ -20,7 +20,7 @@ from anynan._recorder.tape import Tape
 from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
 from anynan._runtime import context
 from anynan.errors import reason
-from anynan.events import Phase
+from anynan.events import Event, Phase
 
 # Operations that can only pass values on.
 CARRYING = frozenset(
@@ -167,6 +167,11 @@ class LiveTape(Tape):
         if id(given.array) in self.unwritten:
             return found._replace(source="uninitialised")
         return found
+
+    def checked(self, event: Event, array: Any) -> None:
+        """Note in a second run what a direct check found."""
+        parents = self.parents(array) if is_tracked(array) else self.lost()
+        self.sinks.append(Sink("value", event.layer, event.tensor, parents, event.kind))
 
     def history(self, x: TrackedArray) -> tuple[int, ...]:
         """Give the records that made this array bad."""

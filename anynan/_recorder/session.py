@@ -18,6 +18,7 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading, Rows
+from anynan._recorder.ends import Ends
 from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
 from anynan._recorder.live import LiveTape
 from anynan._recorder.parting import parting
@@ -50,6 +51,7 @@ class ArraySession(BaseAdapter):
     def __init__(self, tracker: Tracker) -> None:
         super().__init__(tracker)
         self._local = threading.local()
+        self._ends = Ends(self)
         self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._matched: set[str] = set()
         self._paths: dict[str, bool] = {}
@@ -98,6 +100,8 @@ class ArraySession(BaseAdapter):
 
     def replay(self, reading: Reading) -> Replay:
         """Run a call again where its operands can be seen, or tell what is known without."""
+        if self._ends.is_running:
+            return self._ends.replay(reading)
         again = getattr(self._local, "again", None)
         if again is None:
             msg = "the call is over and its arguments are gone"
@@ -140,7 +144,7 @@ class ArraySession(BaseAdapter):
         np.random.set_state(self._local.random)  # noqa: NPY002
         try:
             with replay_context():
-                self._run(tape, fn, args, kwargs)
+                self.run(tape, fn, args, kwargs)
         finally:
             np.random.set_state(state)  # noqa: NPY002
         return tape.replay()
@@ -159,6 +163,8 @@ class ArraySession(BaseAdapter):
         """Run one step under a tape, and judge what it saw."""
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
+        if self.options.level == "step" and self._are_near(args, kwargs):
+            return self._ends.call(fn, args, kwargs)
         rows = self.tracker.judge.rows()
         lazy = self._is_lazy(args, kwargs)
         self._local.random = np.random.get_state() if lazy else None  # noqa: NPY002
@@ -166,7 +172,7 @@ class ArraySession(BaseAdapter):
         if isinstance(tape, LazyTape):
             tape.given = _given(args, kwargs)
         try:
-            result = self._run(tape, fn, args, kwargs)
+            result = self.run(tape, fn, args, kwargs)
         except BaseException as error:
             explain(error)
             # What broke the step may be what anynan looks for: judge it, then let it go on.
@@ -181,15 +187,30 @@ class ArraySession(BaseAdapter):
             return False
         if self.options.read != "auto":
             return True
-        return any(not self.is_near(x) for _, x in leaves((args, kwargs), "") if is_array(x))
+        return not self._are_near(args, kwargs)
+
+    def _are_near(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return all(self.is_near(x) for _, x in leaves((args, kwargs), "") if is_array(x))
 
     def is_near(self, raw: Any) -> bool:
         """Tell whether an array lies in host memory, where a look at it costs no wait."""
         return not is_chunked(raw) and on_host(raw) is not None
 
-    def _run(
+    def read_given(self, tape: Tape, given: list[tuple[str, Any]]) -> None:
+        """Read what a call is given."""
+        with _ours(tape, "what the call was given"):
+            for name, value in given:
+                for label, x in self._leaves(value, name):
+                    if is_array(x):
+                        if not tape.inputs:
+                            self._meet(x)
+                        tape.add_input(x, label)
+            self._look_at_others(tape, given)
+
+    def run(
         self, tape: Tape, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Run a call under a tape."""
         token = now.set(tape)
         watched = bound(positional(fn), args, kwargs)
         state = State(fn, watched, self.is_near)
@@ -214,13 +235,13 @@ class ArraySession(BaseAdapter):
             except Exception:
                 with _ours(tape, "what the call had handed out"):
                     for x in tape.handed:
-                        self._arrive(tape, "an array that was handed out", x)
+                        self.arrive(tape, "an array that was handed out", x)
                 raise
             with _ours(tape, "what the call left behind"):
-                self._read_result(tape, result)
+                self.read_result(tape, result)
                 self._read_written(tape, watched, given, result)
                 for path, x in state.spoilt(result):
-                    self._arrive(tape, path, x)
+                    self.arrive(tape, path, x)
             return unwrap(result)
         finally:
             now.reset(token)
@@ -251,9 +272,10 @@ class ArraySession(BaseAdapter):
                     )
                     tape.add_other(x, label)
 
-    def _read_result(self, tape: Tape, result: Any) -> None:
+    def read_result(self, tape: Tape, result: Any) -> None:
+        """Read what a call returns."""
         for label, x in self._leaves(result, "result"):
-            self._arrive(tape, label, x, result=True)
+            self.arrive(tape, label, x, result=True)
 
     def _read_written(
         self, tape: Tape, watched: list[tuple[str, Any]], given: set[int], result: Any
@@ -266,9 +288,9 @@ class ArraySession(BaseAdapter):
                     continue
                 done.add(id(x))
                 if id(x) not in given or (is_tracked(x) and _is_changed(tape, x)):
-                    self._arrive(tape, label, x)
+                    self.arrive(tape, label, x)
 
-    def _arrive(self, tape: Tape, label: str, x: Any, *, result: bool = False) -> None:
+    def arrive(self, tape: Tape, label: str, x: Any, *, result: bool = False) -> None:
         """Read one array that leaves the function."""
         if not is_tracked(x):
             raw = np.asarray(x) if type(x) in (float, complex) else x

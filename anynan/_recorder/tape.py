@@ -107,6 +107,7 @@ class Tape:
         if self.closed or (event.phase == "input" and not is_tracked(array)):
             return False
         if rows is None:  # a second run only collects
+            self.checked(event, array)
             return True
         if rows.failed is not None:
             rows.spread += 1 + later
@@ -128,6 +129,9 @@ class Tape:
         reading = Reading(rows.step, len(rows.sites), 0, site, span, span)
         tracker.judge.fail(rows, reading, event.kind, x._raw, later=later, replayed=seen)
         return True
+
+    def checked(self, event: Event, array: Any) -> None:
+        """Note in a second run what a direct check found."""
 
     # Arrays in and out.
 
@@ -186,7 +190,7 @@ class Tape:
         through = "" if line is None or line.via is None else f" in {line.via.partition(' ')[0]}"
         if len(self.outlets) < _OUTLETS:
             self.outlets[f"{where} ({word}{through})"] = None
-        if not said:
+        if not said or self.rows is None:
             return
         self.session.tracker.judge.say(
             f"a plain array was taken out of a tracked one{where} (by asarray, a conversion or "

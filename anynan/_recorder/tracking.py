@@ -47,7 +47,8 @@ def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
             the Event), ``layers`` and ``exclude`` (globs or predicates on scope paths),
             ``replay`` (True), ``history`` (1000 calls), ``stats`` (absmax, min, max), ``read``
             (``"auto"``, ``"immediate"``, ``"step"`` or every n calls) and ``level``
-            (``"layer"`` or ``"operation"``).
+            (``"step"``, at which the function keeps its own arrays, ``"layer"`` or
+            ``"operation"``).
 
     Returns:
         A Tracker that is called in the function's place, or a decorator that makes one.

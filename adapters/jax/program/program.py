@@ -226,16 +226,22 @@ class Program:
                 found.append(Spot(index, self.owner(leaf), "parameter", short, 0, leaf.name))
         return found
 
-    def spots(self, *, backward: bool) -> list[Spot]:
-        """List what is read, in the order of execution."""
+    def every_step(self) -> list[Spot]:
+        """List what is read of every step, in the order of execution."""
+        settings = self.settings
+        return self.inputs() + self.spots(backward=settings.gradients, layers=settings.layers)
+
+    def spots(self, *, backward: bool, layers: bool = True) -> list[Spot]:
+        """List what there is to read behind the inputs, in the order of execution."""
         keyed: list[tuple[int, int, Spot]] = []
         values = self.graph.values
-        found = [spot for spot in self.layers.outputs() if self.watched(spot.layer)]
+        found = [spot for spot in self.layers.outputs() if layers and self.watched(spot.layer)]
         found += self.layers.checked()
         keyed += [(values[spot.value].writer or 0, 0, spot) for spot in found]
-        if backward:
+        if backward and layers:
             arriving = [spot for spot in self.layers.arriving() if self.watched(spot.layer)]
             keyed += [(values[spot.value].writer or 0, 1, spot) for spot in arriving]
+        if backward:
             keyed += [(values[spot.value].writer or 0, 2, spot) for spot in self.gradients()]
         for i, index in enumerate(self.graph.results):
             value = values[index]

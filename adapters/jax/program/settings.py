@@ -9,6 +9,7 @@ class Settings:
     """Hold what a tracker's options mean for its programs."""
 
     names: tuple[str, ...] = ()
+    layers: bool = True
     backward: bool = True
     gradients: bool = False
     ends: bool = False

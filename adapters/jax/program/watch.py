@@ -91,7 +91,7 @@ class Watch:
         settings = program.settings
         self.program, self.known = program, known
         self.exact = frozenset(exact)
-        self.spots = program.inputs() + program.spots(backward=settings.gradients)
+        self.spots = program.every_step()
         self.groups = {} if settings.ends else self._groups()
         inside = {i for group in self.groups.values() for i in group[1:]}
         hidden = {program.graph.results[i] for i in inside}

@@ -67,8 +67,9 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
         failing = watch.spots[min(first, len(watch.spots) - 1)].value
         wanted[failing] = "code"
         found = flags(program, arrays, wanted)
-        passed = [] if reading is None else _passed(step, found, failing)
-        if reading is None or parting(step.rows, reading, passed) is None:
+        passed = [] if reading is None else _passed(step, found, failing, spots)
+        ends = not program.settings.layers
+        if reading is None or parting(step.rows, reading, passed, ends=ends) is None:
             _trail(step, found)
         result, recorder = record(program, arrays, found, spots)
         result.passed = passed
@@ -77,16 +78,17 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     return result
 
 
-def _passed(step: Step, found: dict[int, Flag], failing: int) -> list[Passed]:
-    """List what the second run read where the first one did."""
+def _passed(step: Step, found: dict[int, Flag], failing: int, spots: list[Spot]) -> list[Passed]:
+    """List what the second run read where the first one did, or between the ends it read."""
     passed = []
-    for spot in step.watch.spots:
+    for spot in step.watch.spots if step.program.settings.layers else spots:
         flag = found.get(spot.value)
         if flag is None or spot.parameter is not None:
             continue
         low, high = probes.UNREAD if flag.row is None else probes.read(flag.row)
         word = flag.word
-        once = int(step.read[step.watch.at[spot.value], 0])
+        at = step.watch.at.get(spot.value)
+        once = word if at is None else int(step.read[at, 0])
         if spot.value != failing and {word, once} == {probes.POSINF, probes.NAN}:
             word = once
         if word:

@@ -53,7 +53,7 @@ class Session(BaseAdapter):
             lag = int(options.only_watches and options.read == "auto")
         self.lag = lag
         # Without a replay a step that is read late is not worth keeping alive.
-        self.light = bool(lag) and not options.replay and options.level == "layer"
+        self.light = bool(lag) and not options.replay and options.level != "operation"
         self._programs: dict[Hashable, Watches] = {}
         self._blind: set[Hashable] = set()
         self._kept: list[Any] = []
@@ -69,6 +69,7 @@ class Session(BaseAdapter):
         guarded = policy.spike is not None or policy.vanishing is not None
         self.settings = Settings(
             names=positional(fn),
+            layers=options.level != "step",
             backward=options.backward,
             gradients=options.backward and (sizes or guarded or not options.replay),
             ends=sizes or guarded,

@@ -59,7 +59,8 @@ class Taps:
         closed_over = list(program.closed.consts)
         arrays = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in (*closed_over, *arrays)]
         split = len(closed_over)
-        spots = program.inputs() + program.spots(backward=False)
+        spots = program.inputs()
+        spots += program.spots(backward=False, layers=program.settings.layers)
         spots = [spot for spot in spots if spot.phase != "backward"]
         report = self._reporter(program.graph, spots)
 

@@ -56,8 +56,7 @@ class Verdicts:
         masks = len(self._monitor.downgraded)
         if known.masks != masks:
             # What only an operation says is expected is known to the rows, not to the policy.
-            spots = program.inputs() + program.spots(backward=program.settings.gradients)
-            for spot in spots:
+            for spot in program.every_step():
                 bad = self.bad_words(spot)
                 if bad[probes.NAN] != bad[probes.POSINF] or program.excused(spot.value):
                     known.exact.add(spot.value)

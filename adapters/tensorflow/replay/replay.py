@@ -42,6 +42,7 @@ class Replays:
         monitor: Knows readings by their sites.
         rows: Gives the open step.
         sizes: True where it is read under XLA, too, how large values are.
+        ends: True where nothing is read between a step's ends.
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Replays:
         rows: Callable[[], Rows],
         *,
         sizes: bool,
+        ends: bool,
     ) -> None:
         self._layers, self._state, self._monitor = layers, state, monitor
-        self._rows, self._sizes = rows, sizes
+        self._rows, self._sizes, self._ends = rows, sizes, ends
         self._programs = Programs(layers, traces, state)
 
     def replay(self, step: Step, *, failed: bool = True) -> Replay:
@@ -155,12 +157,13 @@ class Replays:
             rows.lo[order], rows.hi[order] = lo, hi
 
     def _passed(self, run: Run) -> list[Passed]:
-        """Read again what the first run read, to be compared with it."""
+        """Read again what the first run read, to be compared with it, or all it did not read."""
         # Each iteration was read if it ran eagerly, and none is in a graph.
         if self._layers.looped:
             return []
         blocks = run.program.trace.blocks
-        spots = [s for b in blocks for s in b.spots if s.name and s.parameter is None]
+        read = [s for b in blocks for s in (b.order if self._ends else b.spots)]
+        spots = [s for s in read if s.name and s.parameter is None]
         for label, x in run.program.results:
             tensor = "loss" if label == "result" else label
             spots.append(

@@ -67,6 +67,7 @@ class Calls:
         self._traces, self._boards, self._state = traces, boards, state
         self._steps, self._updates = steps, updates
         self._keras, self._inner = keras, inner
+        self._ends = options.level == "step"
         # Functions that hold checks, and those that were asked for tracked weights.
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._asked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -99,9 +100,10 @@ class Calls:
                 with self._traces.of(graph).inside(graph, layer, path):
                     out = run(*args, **kwargs)
             if path in self._layers.chosen:
+                read = outer is None or not self._ends
                 for label, x in tensors(out, "output"):
-                    frame.take(x, path, "forward", label)
-                    if state.tapes:
+                    frame.take(x, path, "forward", label, read=read)
+                    if state.tapes and read:
                         state.outputs.append((graph, x, path, label))
         finally:
             if fresh:

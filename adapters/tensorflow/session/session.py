@@ -62,8 +62,9 @@ class Session(BaseAdapter):
         self.state, traces = State(), Traces()
         self._boards = Boards(rows, replicas, sizes=sizes)
         self._replays = Replays(
-            self.layers, traces, self.state, tracker.judge.monitor, tracker.judge.rows, sizes=sizes
-        )
+            self.layers, traces, self.state, tracker.judge.monitor, tracker.judge.rows,
+            sizes=sizes, ends=options.level == "step",
+        )  # fmt: skip
         self.steps = Steps(
             tracker, options, self.layers, self.state, self._replays,
             norms=norms, sizes=sizes,

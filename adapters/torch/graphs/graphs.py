@@ -92,6 +92,14 @@ class Graphs:
         """
         if not is_compiler_loaded():
             return False
+        if self._models.options.level == "step":  # nothing is wanted of a graph's inside
+            if not called and count_graphs():
+                self._tracker.judge.say(
+                    "the model's own call is inside compiled code, so of it the gradients of the "
+                    "weights are watched alone: track what torch.compile returned, or the training "
+                    "step"
+                )
+            return not called
         models = [model for _, model in self._models.living()]
         if called and not any(has_graphs(model) for model in models):
             return False

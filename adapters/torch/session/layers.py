@@ -59,7 +59,9 @@ class Layers:
         """Hook the layers of a model, and its own call."""
         models = self._models
         chosen = models.paths(prefix, model)
-        root = inner(model)
+        ends = self._steps.options.level == "step"
+        # Of a compiled module the outer one: its hooks run outside the graph.
+        root = model if ends else inner(model)
         enter, leave = self._root_hooks(prefix)
         self.handles.append(
             enter.on(root.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
@@ -71,16 +73,17 @@ class Layers:
             models.hooked.setdefault(module, path)
         registered.know(model)
         self.grown = registered.count
-        fixed = self._graphs.add(first, model)
-        for module, path in first.items():
+        fixed = {} if ends else self._graphs.add(first, model)
+        for module, path in ((root, prefix),) if ends else first.items():
             hook = ForwardHook(self._steps, path, fixed.get(path), self._called_past)
             self.handles.append(hook.on(module.register_forward_hook(hook)))
         self.handles.append(leave.on(root.register_forward_hook(leave, always_call=True)))
         models.parts = models.parts or (models.fn is None and has_own_loop(root))
         if models.parts:
             self._hook_parts(prefix, root)
-        remark_slow_paths(self._tracker, model)
-        self._graphs.renew(model)
+        if not ends:
+            remark_slow_paths(self._tracker, model)
+            self._graphs.renew(model)
 
     def follow(self) -> bool:
         """Watch the layers that were put in, took another's place, or got another path.

@@ -128,7 +128,7 @@ class ForwardHook(Hook):
         if _is_dynamo() or _compiler._is_compiling_flag or is_tracing() or mode(PROXY) is not None:
             if self.fixed is not None and _is_dynamo() and not _is_exporting():
                 self.fixed.trace(output, self.backward)
-            else:
+            elif self.steps.options.level != "step":
                 say_traced(self.steps.tracker.judge.say)
             return
         threads = self.threads

@@ -1,0 +1,255 @@
+"""``level="step"`` of array code: the function's own arrays, and a second run that explains."""
+
+import inspect
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+
+
+def failing(function: Any, *args: Any, **options: Any) -> anynan.Event:
+    tracked = anynan.track(function, level="step", **options)
+    with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(*args)
+    return caught.value.event
+
+
+def line_of(function: Any, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    (found,) = [first + i for i, line in enumerate(lines) if text in line]
+    return found
+
+
+def entropy(p: Any) -> Any:
+    q = p * np.log(p)
+    return -q.sum()
+
+
+def test_the_function_gets_its_own_arrays() -> None:
+    seen: list[Any] = []
+
+    @anynan.track(level="step")
+    def look(x: Any, more: dict[str, Any]) -> Any:
+        seen.extend([x, more["y"]])
+        return x + more["y"]
+
+    x, y = np.ones(3), np.ones(3)
+    result = look(x, {"y": y})
+    assert seen[0] is x
+    assert seen[1] is y
+    assert type(result) is np.ndarray
+
+
+def test_operation_line_and_cause_come_from_a_second_run() -> None:
+    event = failing(entropy, np.array([0.5, 0.0]))
+    operation, cause = event.operation, event.cause
+    assert operation is not None
+    assert cause is not None
+    assert operation.source is not None
+    assert (operation.name, cause.tag) == ("log", "log_of_zero")
+    assert operation.source.line == line_of(entropy, "np.log")
+
+
+def test_a_class_check_does_not_see_the_tracker() -> None:
+    @anynan.track(level="step")
+    def picky(x: Any) -> Any:
+        if type(x) is not np.ndarray:
+            raise TypeError(type(x).__name__)
+        return x * 2
+
+    assert picky(np.ones(2)).tolist() == [2, 2]
+
+
+def test_an_argument_that_is_written_into_is_read_and_run_again_from_what_it_was() -> None:
+    def centre(x: Any) -> None:
+        x -= x.mean()
+        x /= x.std()
+
+    x = np.array([2.0, 2.0])
+    event = failing(centre, x)
+    assert event.operation is not None
+    assert event.operation.name == "divide"
+    assert event.operation.inputs[0].max == 0
+    assert np.isnan(x).all()  # as without anynan: written once, by the first run
+
+
+def test_a_large_argument_that_was_written_into_is_not_run_again() -> None:
+    def spoil(x: Any) -> Any:
+        x[:] = -1
+        return np.sqrt(x).sum()
+
+    event = failing(spoil, np.ones(20_000))
+    assert event.operation is not None  # of the error log
+    assert event.operation.name == "sqrt"
+    assert any("too large to be kept" in note for note in event.notes)
+
+
+def test_where_the_second_run_is_another_the_error_log_names_the_line() -> None:
+    calls: list[int] = []
+
+    def first_time(x: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            return x
+        return np.sqrt(x - 2)
+
+    event = failing(first_time, np.ones(3))
+    operation = event.operation
+    assert operation is not None
+    assert operation.source is not None
+    assert operation.name == "sqrt"
+    assert operation.source.line == line_of(first_time, "np.sqrt")
+    assert any("error log of the first run" in note for note in event.notes)
+
+
+def test_several_lines_in_the_error_log_name_none() -> None:
+    calls: list[int] = []
+
+    def twice(x: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            return x
+        y = np.nan_to_num(np.sqrt(x - 2))
+        return np.log(x - 2) + y
+
+    event = failing(twice, np.ones(3))
+    assert event.operation is None
+    assert any("sqrt" in note and "log" in note for note in event.notes)
+
+
+def test_random_numbers_are_those_of_the_first_run() -> None:
+    def draw(x: Any) -> Any:
+        return np.sqrt(x - np.random.rand(3).max() - 1)  # noqa: NPY002
+
+    np.random.seed(3)  # noqa: NPY002
+    expected = np.random.rand(3).max()  # noqa: NPY002
+    after = np.random.rand()  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    event = failing(draw, np.ones(1))
+    assert event.operation is not None
+    assert event.operation.inputs[0].min == pytest.approx(-expected)
+    assert np.random.rand() == after  # noqa: NPY002
+
+
+def test_warnings_are_the_users_own_at_the_users_line() -> None:
+    def hidden(x: Any) -> Any:
+        return np.nan_to_num(np.log(x))
+
+    with warnings.catch_warnings(record=True) as plain:
+        warnings.simplefilter("always")
+        expected = hidden(np.array([0.0, 1.0]))
+    with warnings.catch_warnings(record=True) as tracked:
+        warnings.simplefilter("always")
+        result = anynan.track(hidden, level="step")(np.array([0.0, 1.0]))
+    assert result.tolist() == expected.tolist()
+    said = [[(str(w.message), w.filename, w.lineno) for w in heard] for heard in (plain, tracked)]
+    assert said[0] == said[1]
+    assert len(said[0]) == 1
+
+
+@pytest.mark.parametrize("mode", ["raise", "call", "log"])
+def test_what_the_user_asked_numpy_for_is_done(mode: Any) -> None:
+    heard: list[Any] = []
+
+    class Heard:
+        def write(self, text: str) -> None:
+            heard.append(text)
+
+        def __call__(self, kind: str, flag: int) -> None:
+            heard.append(kind)
+
+    handler: Any = None if mode == "raise" else Heard()
+    tracked = anynan.track(lambda x: np.nan_to_num(np.log(x)), level="step")
+    with np.errstate(all=mode, call=handler):
+        if mode == "raise":
+            with pytest.raises(FloatingPointError):
+                tracked(np.zeros(2))
+        else:
+            tracked(np.zeros(2))
+            assert len(heard) == 1
+
+
+def test_bad_input_is_named_with_its_rows() -> None:
+    event = failing(entropy, np.array([0.5, np.nan]))
+    assert (event.phase, event.tensor) == ("input", "p")
+
+
+def test_input_that_is_dealt_with_raises_nothing() -> None:
+    tracked = anynan.track(lambda x: np.nan_to_num(x).sum(), level="step")
+    assert tracked(np.array([1.0, np.nan])) == 1
+    assert tracked.count("bad") == 0
+
+
+def test_an_argument_that_was_overwritten_is_not_blamed_for_coming_in_bad() -> None:
+    def careless(x: Any) -> Any:
+        y = np.asarray(x)
+        y[0] = np.nan
+        return x * 2
+
+    event = failing(careless, np.ones(3))
+    assert event.phase != "input"
+    assert event.cause is not None
+    assert event.cause.tag == "overwritten_input"
+
+
+def test_a_check_inside_fails_with_the_origin_and_obeys_the_action() -> None:
+    def checked(x: Any) -> Any:
+        anynan.check(np.sqrt(x - 2), "root")
+        return x
+
+    event = failing(checked, np.ones(2))
+    assert event.operation is not None
+    assert event.operation.name == "sqrt"
+    tracked = anynan.track(checked, level="step", action="record")
+    with np.errstate(all="ignore"):
+        tracked(np.ones(2))
+    assert tracked.count("bad") == 1
+
+
+def test_an_exception_of_the_function_goes_on_as_it_is() -> None:
+    def broken(x: Any) -> Any:
+        msg = "mine"
+        raise KeyError(msg)
+
+    tracked = anynan.track(broken, level="step")
+    with pytest.raises(KeyError, match="mine"):
+        tracked(np.ones(2))
+    assert not tracked.events
+
+
+def test_a_function_inside_is_part_of_the_outer_call() -> None:
+    inner = anynan.track(lambda x: np.sqrt(x - 2), level="step")
+    outer = anynan.track(lambda x: np.nan_to_num(inner(x)), level="step")
+    with np.errstate(all="ignore"):
+        outer(np.ones(2))
+    assert not inner.events
+    assert not outer.count("bad")
+
+
+def test_containers_are_the_users_own_after_a_second_run() -> None:
+    x = np.array([0.0, 1.0])
+    held = {"x": [x]}
+    failing(lambda batch: entropy(batch["x"][0]), held)
+    assert held["x"][0] is x
+    assert x.tolist() == [0, 1]
+
+
+def test_threads_do_not_meet() -> None:
+    tracked = anynan.track(entropy, level="step", action="record")
+
+    def work(p: Any) -> None:
+        with np.errstate(all="ignore"):
+            for _ in range(20):
+                tracked(p)
+
+    arrays = [np.array([0.5, 0.0]), np.array([0.5, 0.5])]
+    threads = [threading.Thread(target=work, args=(p,)) for p in arrays]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tracked.count("bad") == 20

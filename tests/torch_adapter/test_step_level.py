@@ -1,0 +1,215 @@
+"""``level="step"``: nothing inside a model is touched, and the report is the same."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import anynan
+from anynan.torch.private import BatchNorm
+from tests.torch_adapter.training import LINES, WORDS, Fault, bad, seed
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.fault = Fault()
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.fault(self.norm(self.first(x))))
+
+
+def training(model: nn.Module) -> Callable[[], torch.Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def hooks(model: nn.Module) -> dict[str, int]:
+    return {
+        name: len(module._forward_hooks) + len(module._forward_pre_hooks)
+        for name, module in model.named_modules()
+        if module._forward_hooks or module._forward_pre_hooks
+    }
+
+
+@pytest.mark.parametrize("way", ["model", "function"])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_fault_is_named_as_at_the_layer_level(way: str, phase: str) -> None:
+    seed()
+    model = Net()
+    step = training(model)
+    tracker = anynan.torch.track(model if way == "model" else step, level="step")
+    run = step if way == "model" else tracker
+    run()
+    before = [weight.clone() for weight in model.parameters()]
+    model.fault.armed = phase
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        run()
+    event = caught.value.event
+    assert event.operation is not None
+    assert event.operation.source is not None
+    assert (event.layer, event.phase, event.step) == ("fault", phase, 1)
+    assert event.operation.name == WORDS[phase]
+    assert event.operation.source.text == LINES[phase]
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, new), "no weight takes a bad gradient"
+    if phase == "forward":
+        assert [name for name, _ in event.trail] == ["first", "norm", "fault"]
+
+
+def test_only_the_model_itself_has_hooks() -> None:
+    model = Net()
+    tracker = anynan.torch.track(model, level="step")
+    assert set(hooks(model)) == {""}
+    tracker.remove()
+    assert not hooks(model)
+
+
+def test_loss_output_and_the_gradients_of_weights_are_read() -> None:
+    model = Net()
+    tracker = anynan.torch.track(training(model), level="step")
+    tracker()
+    sites = tracker.judge.monitor.sites
+    weights = {site.parameter for site in sites if site.parameter}
+    assert weights == {name for name, _ in model.named_parameters()}
+    assert {(site.layer, site.phase) for site in sites if site.parameter is None} == {
+        ("", "forward"), ("", "backward"), (None, "loss"),
+    }  # fmt: skip
+
+
+def compiled_graphs(way: str, level: str | None) -> tuple[int, list[int], int]:
+    """Train compiled, and count graphs, their nodes, and what breaks them."""
+    torch.compiler.reset()
+    counters.clear()
+    sizes: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return graph.forward
+
+    seed()
+    model = Net()
+    step_model: nn.Module = model
+    if way == "outer":
+        step_model = torch.compile(model, backend=backend)  # type: ignore[assignment]
+    else:
+        model.compile(backend=backend)
+    step = training(step_model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", anynan.AnynanWarning)
+        if level is not None:
+            anynan.torch.track(step_model, level=level)
+        for _ in range(3):
+            step()
+    return len(sizes), sizes, sum(counters["graph_break"].values())
+
+
+@pytest.mark.parametrize("way", ["outer", "in place"])
+def test_a_compiled_graph_is_the_one_without_anynan(way: str) -> None:
+    plain = compiled_graphs(way, None)
+    assert compiled_graphs(way, "step") == plain
+    torch.compiler.reset()
+
+
+def test_graphs_that_are_there_are_used_and_the_fault_is_named() -> None:
+    torch.compiler.reset()
+    counters.clear()
+    seed()
+    model = Net()
+    compiled = torch.compile(model, backend="eager")
+    step = training(compiled)
+    step()
+    graphs = counters["stats"]["unique_graphs"]
+    tracker = anynan.torch.track(compiled, level="step")
+    step()
+    assert counters["stats"]["unique_graphs"] == graphs, "nothing is compiled again"
+    with torch.no_grad():
+        model.last.weight.fill_(3e38)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        step()
+    assert caught.value.event.layer == "last"
+    tracker.remove()
+    torch.compiler.reset()
+
+
+def test_a_model_called_inside_compiled_code_is_watched_by_its_gradients_and_that_is_said() -> None:
+    torch.compiler.reset()
+    seed()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    tracker = anynan.torch.track(model, level="step")
+    step = training(torch.compile(model, backend="eager"))
+    with pytest.warns(anynan.AnynanWarning, match=r"track what torch\.compile returned"):
+        step()
+    with torch.no_grad():
+        model[1].weight.fill_(3e38)
+    with pytest.raises(anynan.NonFiniteError):
+        step()
+    tracker.remove()
+    torch.compiler.reset()
+
+
+def test_what_leaves_a_layer_and_does_no_harm_is_not_reported() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nan_to_num(x)
+
+    model = nn.Sequential(Fault(), Masked(), nn.Linear(4, 1))
+    model[0].armed = "forward"
+    with anynan.torch.track(model, level="step") as tracker, torch.no_grad():
+        model(torch.randn(2, 4))
+    assert not bad(tracker)
+
+
+def test_a_bad_batch_and_a_bad_weight_are_told_apart() -> None:
+    seed()
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    tracker = anynan.torch.track(step, level="step", action="record")
+    tracker(torch.tensor([[1.0, 2, 3, 4], [torch.nan, 1, 1, 1]]))
+    tracker.remove()
+    (event,) = bad(tracker)
+    assert (event.phase, event.tensor) == ("input", "x")
+    seed()
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(step, level="step")
+    tracker(torch.ones(2, 4))
+    with torch.no_grad():
+        model.weight[0, 0] = torch.nan
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracker(torch.ones(2, 4))
+    assert caught.value.event.parameter == "weight"
+
+
+def test_batch_norm_keeps_its_statistics_through_a_second_run() -> None:
+    seed()
+    model = Net()
+    step = training(model)
+    anynan.torch.track(model, level="step", action="record")
+    model.fault.armed = "forward"
+    step()
+    assert isinstance(model.norm, BatchNorm)
+    assert model.norm.num_batches_tracked == 1
