@@ -25,6 +25,7 @@ _WHERE = {
     "Policy": "_readings.policy",
     "Run": "_reports.run",
     "load": "_jsonl.reading",
+    "render": "_reports.forms",
     "expect": "_runtime.context",
     "replaying": "_runtime.context",
     "scope": "_runtime.context",
@@ -37,6 +38,7 @@ _WHERE = {
     "watch": "_steps.loaders",
 }
 _ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy")
+_DOORS = ("lightning", "transformers")
 
 __all__ = [
     "Allow",
@@ -58,6 +60,7 @@ __all__ = [
     "expect",
     "load",
     "namespace",
+    "render",
     "replaying",
     "scope",
     "summarize",
@@ -69,14 +72,17 @@ if TYPE_CHECKING:
     from anynan import cupy as cupy
     from anynan import jax as jax
     from anynan import keras as keras
+    from anynan import lightning as lightning
     from anynan import tensorflow as tensorflow
     from anynan import torch as torch
+    from anynan import transformers as transformers
     from anynan._arrays.summary import Summary
     from anynan._checks import check, summarize
     from anynan._jsonl.reading import load
     from anynan._readings.history import History
     from anynan._readings.policy import Allow, Policy
     from anynan._recorder.tracking import namespace, track
+    from anynan._reports.forms import render
     from anynan._reports.run import Run
     from anynan._runtime.context import expect, replaying, scope
     from anynan._steps.loaders import watch
@@ -85,16 +91,34 @@ if TYPE_CHECKING:
     from anynan.events import Cause, Event, Operation, Source, Spread
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Answer ``%load_ext anynan``: magics, short tracebacks, events as HTML."""
+    global _extension  # noqa: PLW0603  one process has one shell
+    from anynan._notebooks.extension import Extension
+
+    _extension = Extension(shell)
+    _extension.load()
+
+
+def unload_ipython_extension(shell: Any) -> None:  # noqa: ARG001  as IPython calls it
+    """Answer ``%unload_ext anynan``."""
+    if _extension is not None:
+        _extension.unload()
+
+
+_extension: Any = None
+
+
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(f"anynan.{_WHERE[name]}"), name)
         globals()[name] = value
         return value
-    if name in _ADAPTERS:
+    if name in _ADAPTERS or name in _DOORS:
         return importlib.import_module(f"anynan.{name}")
     msg = f"module 'anynan' has no attribute {name!r}"
     raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE, *_ADAPTERS})
+    return sorted({*globals(), *_WHERE, *_ADAPTERS, *_DOORS})

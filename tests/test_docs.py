@@ -149,8 +149,8 @@ def _modules() -> list[str]:
 
 @pytest.mark.parametrize("name", ["anynan", *_modules()])
 def test_docstrings(name: str) -> None:
-    for adapter in anynan._ADAPTERS:
-        if name.startswith(f"anynan.{adapter}"):
+    for adapter in (*anynan._ADAPTERS, *anynan._DOORS):
+        if name.startswith(f"anynan.{adapter}") or name.endswith(f".{adapter}"):
             pytest.importorskip(adapter)
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert failed == 0

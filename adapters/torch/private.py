@@ -11,7 +11,7 @@ operators hold: ``_sequence_nr``, ``_saved_*``, ``_cdata``, ``_schema`` and
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -177,6 +177,11 @@ def original(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+def is_compiled_from(module: Any, name: str) -> bool:
+    """Tell whether what a module is given under this name is what it is compiled from."""
+    return name == "_orig_mod" and type(module).__name__ == "OptimizedModule"
+
+
 # Modes and transforms.
 
 is_tracing = torch._C._is_tracing
@@ -200,6 +205,27 @@ without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_mode
 def count_modes() -> int:
     """Count the dispatch modes that are entered."""
     return torch._C._len_torch_dispatch_stack()
+
+
+# Backward passes.
+
+
+def backward_roots() -> tuple[Any, ...]:
+    """Give what the backward pass of this thread that runs now was asked for, the loss mostly."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = _ROOTS.get(frame.f_code)
+        if name is not None:
+            roots = frame.f_locals.get(name)
+            return (roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ())
+        frame = frame.f_back
+    return ()
+
+
+_ROOTS = {
+    torch.autograd.backward.__code__: "tensors",
+    torch.autograd.grad.__code__: "outputs",
+}
 
 
 # The compiler.

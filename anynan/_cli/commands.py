@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from anynan import _ADAPTERS, __version__
-from anynan._cli import doctor, report, scan
+from anynan._cli import doctor, report, run, scan
 
 CORE = "numpy"  # its demo is the core's own: array code needs no adapter
 USAGE = 2  # the exit status of a command that could not begin
@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command is None:
         parser.print_help()
         return 0
+    if chosen.command == "run":
+        return run.run(chosen)
     try:
         status: int = chosen.run(chosen)
     except BrokenPipeError:  # the reader of a pipe has seen enough
@@ -54,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"anynan {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
+    run.add_to(commands)
     demo = commands.add_parser(
         "demo",
         help="train a small model until a real bug strikes, and print the report: anynan demo",

@@ -42,7 +42,7 @@ class Scanned:
         """Give the bits left before its dtype overflows, None where that means nothing."""
         kind = format_of(self.tensor.dtype)
         absmax = None if self.tally is None else self.tally.absmax
-        return None if kind is None or not absmax else math.log2(kind.max / absmax)
+        return None if kind is None or not absmax else math.log2(kind.max) - math.log2(absmax)
 
     @property
     def first(self) -> tuple[int, ...] | None:

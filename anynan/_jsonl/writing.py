@@ -201,6 +201,7 @@ def _slot(site: Site) -> dict[str, Any]:
         "dtype_max": site.dtype_max,
         "parameter": site.parameter,
         "bound": site.bound,
+        "buffer": site.buffer,
     }
 
 

@@ -151,6 +151,21 @@ class History:
                 points.append((entry.step, max(values)))
         return tuple(points)
 
+    def trains(self, sites: list[Site], upto: int = 50) -> bool:
+        """Tell whether gradients or updates of weights were read in the last steps.
+
+        Args:
+            sites: What was read in the open step.
+            upto: How many steps are looked at.
+        """
+        with self._lock:
+            read = [sites, *(entry.sites for entry in list(self._entries)[-upto:])]
+        return any(
+            site.phase == "backward" or (site.phase == "optimizer" and not site.buffer)
+            for step in read
+            for site in step
+        )
+
     def norms(self, layer: str | None = None) -> tuple[tuple[int, float], ...]:
         """Give (step, L2 norm of the weights' gradients), oldest first.
 

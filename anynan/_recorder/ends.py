@@ -5,6 +5,7 @@ Only a call that went bad is run again under the recorder, on copies of what it 
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,9 +154,10 @@ class Ends:
             try:
                 with began.log:
                     result = fn(*args, **kwargs)
-            except Exception:
-                with judge.softly():
+            except Exception as error:
+                with judge.carried_by(error, rows):
                     self._written(tape, began, ())
+                    judge.raised(rows, error, partial(self._up_to, began))
                 raise
             if self._draws:
                 self._draws = not _same(began._random, np.random.get_state())  # noqa: NPY002
@@ -202,7 +204,7 @@ class Ends:
             msg = "the call is over and its arguments are gone"
             raise ReplayError(msg)
         try:
-            seen = self._again(began)
+            seen = self._again(began, LiveTape(self._session, None))
         except ReplayError as error:
             return self._logged(began, reading, str(error))
         except Exception as error:  # noqa: BLE001  the log is left
@@ -214,9 +216,17 @@ class Ends:
             return self._logged(began, reading, f"a second run showed something else ({why})")
         return seen
 
-    def _again(self, began: Began) -> Replay:
+    def _up_to(self, began: Began) -> Replay | None:
+        """Run a call that an exception has ended again, up to there."""
+        tape = LiveTape(self._session, None)
+        try:
+            self._again(began, tape)
+        except Exception as error:  # noqa: BLE001  the program's own
+            return tape.ended(error)
+        return None
+
+    def _again(self, began: Began, tape: LiveTape) -> Replay:
         session = self._session
-        tape = LiveTape(session, None)
         tape.judged = False
         originals: dict[int, Any] = {}
 

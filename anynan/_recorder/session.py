@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class ArraySession(BaseAdapter):
     """
 
     backend = "array"
+    sees_all = True
     wrapper: type[TrackedArray] = TrackedArray
 
     def __init__(self, tracker: Tracker) -> None:
@@ -163,7 +165,7 @@ class ArraySession(BaseAdapter):
         """Run one step under a tape, and judge what it saw."""
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
-        if self.options.level == "step" and self._are_near(args, kwargs):
+        if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
             return self._ends.call(fn, args, kwargs)
         rows = self.tracker.judge.rows()
         lazy = self._is_lazy(args, kwargs)
@@ -176,15 +178,16 @@ class ArraySession(BaseAdapter):
         except BaseException as error:
             explain(error)
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.judge.softly():
+            with self.tracker.judge.carried_by(error, rows):
+                self.tracker.judge.raised(rows, error, partial(tape.ended, error))
                 self.end(tape, rows, fn, args, kwargs)
             raise
         self.end(tape, rows, fn, args, kwargs)
         return result
 
     def _is_lazy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self.options.read == "immediate":
-            return False
+        if self.options.read == "immediate" or self.tracker.judge.level == "operation":
+            return False  # every operation is looked at as it runs, so nothing is left to read
         if self.options.read != "auto":
             return True
         return not self._are_near(args, kwargs)

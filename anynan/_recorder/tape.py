@@ -53,6 +53,8 @@ class Tape:
         self.escapes: dict[int, None] = {}
         # The last that were handed out and may be bad: code that refuses one may end the call.
         self.handed: deque[TrackedArray] = deque(maxlen=8)
+        # What the last operation was given: an exception may be because of it.
+        self.taken: list[TrackedArray] = []
         self.outlets: dict[str, None] = {}  # the lines at which plain arrays were handed out
         self.bad_inputs: set[int] = set()
         self.others: dict[str, None] = {}  # arguments of a kind that is not watched
@@ -229,6 +231,11 @@ class Tape:
         self.held.clear()
         self.inputs.clear()
         self.unwritten.clear()
+        self.taken = []
+
+    def ended(self, error: BaseException) -> Replay | None:
+        """Give what was seen up to an exception, and last what the program took that is bad."""
+        return None
 
     # Operations.
 
@@ -242,6 +249,7 @@ class Tape:
         options = {key: strip(value, found) for key, value in kwargs.items()} if kwargs else kwargs
         if self.closed:
             return function(*plain, **options)
+        self.taken = found
         layer = self._enter(found)
         target = writes if is_tracked(writes) else None
         before = None if target is None else self.session.snapshot(target._raw)

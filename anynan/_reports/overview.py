@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from anynan._diagnosis.rules.evidence import magnitude
+from anynan._diagnosis.rules.evidence import group, magnitude, plural
 from anynan._readings.readings import layer_norms
 from anynan._reports.escaping import name as printed
 from anynan._reports.report import render_line
@@ -18,14 +18,14 @@ SHOWN_LAYERS = 5
 LINE = 1000
 
 
-def metrics(tracker: "Tracker") -> dict[str, float]:
-    """Return the last read step's numbers under flat names.
+def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
+    """Return the last read step's numbers under flat names; what is not finite is left out.
 
-    Per layer and phase there is ``anynan/absmax/<phase>/<layer>`` and
-    ``anynan/headroom/<phase>/<layer>``, for the gradients of each layer's own weights
-    ``anynan/gradient_norm/<layer>`` and ``anynan/headroom/gradient/<layer>`` (at least that
-    many bits, as it follows from the norm); then the tightest headroom in bits, the gradient
-    norm over all weights and the counts of events. A number that is not finite has no headroom.
+    They are the step, the tightest headroom in bits, the gradient norm over all weights and the
+    counts of events. With ``layers`` there are, per layer and phase,
+    ``anynan/absmax/<phase>/<layer>`` and ``anynan/headroom/<phase>/<layer>``, too, and for the
+    gradients of each layer's own weights ``anynan/gradient_norm/<layer>`` and
+    ``anynan/headroom/gradient/<layer>`` (at least that many bits, as it follows from the norm).
     """
     numbers: dict[str, float] = {}
     readings = tracker.history.last()
@@ -60,7 +60,11 @@ def metrics(tracker: "Tracker") -> dict[str, float]:
         numbers |= {f"anynan/gradient_norm/{k or 'model'}": v for k, v in norms.items()}
     for word in ("bad", "suspect", "expected"):
         numbers[f"anynan/{word}"] = float(tracker.count(word))
-    return numbers
+    return {
+        name: value
+        for name, value in numbers.items()
+        if math.isfinite(value) and (layers or name.count("/") == 1)
+    }
 
 
 def _nan_first(value: float) -> float:
@@ -109,11 +113,27 @@ def _gradients(run: "Run") -> list[str]:
     return [text]
 
 
+def verdict(run: "Run") -> str:
+    """Say in a line what came of the watching: steps, layers, readings, tightest headroom."""
+    last = [*run.history.steps()[-1:], *(event.step for event in run.events[-1:])]
+    if not last:
+        return printed(f"anynan: {run.name}: nothing was read yet", LINE)
+    bad, count = run.counts["bad"], max(run.step, max(last) + 1)
+    text = f"{group(bad)} bad" if bad else "nothing went bad"
+    text += (
+        f" in {plural(count, 'step')}: {plural(len(run.layers), 'layer')}, "
+        f"{plural(len(run.history.last()), 'reading')} in the last step"
+    )
+    for layer, reading in list(tightest(run).items())[:1]:
+        text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
+    return printed(f"anynan: {run.name}: {text}", LINE)
+
+
 def overview(run: "Run") -> str:
     """Return what was seen of a run as text."""
     history = run.history
     steps = history.steps()
-    lines = [f"anynan: {run.name}"]
+    lines = [verdict(run)]
     if steps:
         lines.append(
             f"  steps     {steps[0]} to {steps[-1]} in the history, "

@@ -32,6 +32,7 @@ class Run:
         versions: What it ran with, by name; empty for a tracker of this process.
         damage: What of a file could not be read, or that it has no end.
         open: What was read of a step that failed before its end.
+        step: The step that a tracker is in.
 
     Example:
         >>> import anynan
@@ -51,6 +52,7 @@ class Run:
     versions: Mapping[str, str] = field(default_factory=dict)
     damage: tuple[str, ...] = ()
     open: Rows | None = None
+    step: int = 0
 
     def report(self) -> str:
         """Return what was seen as text: the first bad event in full, then an overview."""
@@ -94,4 +96,5 @@ def of(tracker: "Tracker") -> Run:
         tracker.remarks,
         tuple(path for path in watched if path not in read),
         open=judge.open_rows(),
+        step=tracker.step,
     )

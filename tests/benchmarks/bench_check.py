@@ -5,6 +5,7 @@ The contestants take turns in one process; medians of their times are divided by
 NaN shows in both. Run it with nothing else on the machine: ``make bench``.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -62,29 +63,38 @@ def normalise(x: np.ndarray[Any, Any]) -> Any:
     return (z - z.mean()) / z.std()
 
 
+def by_element(x: np.ndarray[Any, Any]) -> Any:
+    """Stand for code that goes element by element."""
+    total = 0.0
+    for value in x[:1000]:
+        total += float(value) * 0.5
+    return np.float64(total)
+
+
 def tracked(rounds: int) -> str:
-    """Measure a tracked function beside the function itself; return a Markdown table."""
+    """Measure tracked functions beside the functions themselves; return a Markdown table."""
     lines = [
-        "| elements of float64 | time / untracked | added, for each operation |",
-        "|---|---|---|",
+        '| function | elements of float64 | `level="step"` | `level="layer"` |',
+        "|---|---|---|---|",
     ]
-    for size in SIZES:
+    cases = [("eleven operations", normalise, size) for size in SIZES]
+    for name, function, size in [*cases, ("a loop over 1000 elements", by_element, 1000)]:
         x = np.random.default_rng(0).standard_normal(size)
-        watched = anynan.track(normalise)
-        repeat = max(1, 100_000 // size)
-        times: list[tuple[float, float]] = []
+        runs = (
+            function, anynan.track(function, level="step"), anynan.track(function, level="layer")
+        )  # fmt: skip
+        repeat = max(1, 100_000 // size) if function is normalise else 1
+        times: list[list[float]] = []
         for _ in range(rounds + 1):
             marks = [time.perf_counter()]
-            for run in (normalise, watched):
+            for run in runs:
                 for _ in range(repeat):
                     run(x)
                 marks.append(time.perf_counter())
-            times.append((marks[1] - marks[0], marks[2] - marks[1]))
-        plain, ours = (
-            statistics.median(column) / repeat for column in zip(*times[1:], strict=True)
-        )
-        added = (ours - plain) / 11 * 1e6
-        lines.append(f"| {size:,} | {ours / plain:.2f} | {added:.0f} µs |".replace(",", " "))
+            times.append([b - a for a, b in itertools.pairwise(marks)])
+        plain, *ours = (statistics.median(column) for column in zip(*times[1:], strict=True))
+        cells = " | ".join(f"{each / plain:.2f}" for each in ours)
+        lines.append(f"| {name} | {size} | {cells} |")
     return "\n".join(lines)
 
 

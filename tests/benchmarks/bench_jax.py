@@ -82,6 +82,12 @@ def tracked() -> Callable[..., Any]:
     return step
 
 
+def tracked_ends() -> Callable[..., Any]:
+    """Run with the step's ends read only."""
+    step: Callable[..., Any] = anynan.jax.track(train_step, level="step")
+    return step
+
+
 def tracked_late() -> Callable[..., Any]:
     """Run with each step read after the next one has begun."""
     step: Callable[..., Any] = anynan.jax.track(train_step, lag=1)
@@ -139,6 +145,7 @@ BASE = "plain jit"
 VARIANTS: dict[str, Callable[[], Callable[..., Any]]] = {
     BASE: plain,
     "anynan track(step)": tracked,
+    'anynan track(step, level="step")': tracked_ends,
     "anynan, lag=1": tracked_late,
     'anynan, action="skip"': tracked_skip,
     'anynan, stats="absmax"': tracked_sizes,

@@ -78,6 +78,7 @@ BASE = "fit, no tracking"
 VARIANTS: dict[str, Callable[[Any], list[Any]]] = {
     BASE: plain,
     "anynan track(model)": tracked,
+    'anynan track(model, level="step")': partial(tracked, level="step"),
     "anynan Monitor()": monitor,
     "anynan, backward=False": partial(tracked, backward=False),
     "TerminateOnNaN": terminate,

@@ -30,6 +30,18 @@ def tracked(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
     return step
 
 
+def ends(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
+    """Run the model under the tracker that reads a step's ends."""
+    anynan.torch.track(model, level="step")
+    return step
+
+
+def step_ends(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
+    """Run the step function under the tracker that reads its ends."""
+    tracker: Callable[[], None] = anynan.torch.track(step, level="step")
+    return tracker
+
+
 def forward_only(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
     """Run under the tracker without its backward half."""
     anynan.torch.track(model, backward=False)
@@ -96,6 +108,8 @@ VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]
     BASE: plain,
     "anynan track(model)": tracked,
     "anynan track(step)": tracked_step,
+    'anynan track(model, level="step")': ends,
+    'anynan track(step, level="step")': step_ends,
     "anynan, backward=False": forward_only,
     'anynan, read="step"': deferred,
     "autograd.detect_anomaly": anomaly,

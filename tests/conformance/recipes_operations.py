@@ -143,6 +143,14 @@ def log_loss(ops: Any, x: Any) -> Any:
     return ops.sum(ops.log(x - 2.0))  # bad
 
 
+def unlimited(ops: Any, x: Any) -> Any:
+    return ops.where(x > 0, INF, x)
+
+
+def limited(ops: Any, x: Any) -> Any:
+    return ops.where(x > 9, ops.array([1.0]), x)
+
+
 FAULTS = (
     StepRecipe(
         "log_of_zero", (((1, 0),),), entropy,
@@ -211,6 +219,11 @@ FAULTS = (
     ),
     StepRecipe(
         "in_the_loss", (((1, 3),),), loss=log_loss,
+        phase="loss", layer=None, kind="nan", operation="log", cause="log_of_negative",
+        evidence="log(-1.0) at [0, 0]",
+    ),
+    StepRecipe(
+        "after_an_inf_that_was_meant", (((1, 3),),), unlimited, limited, log_loss,
         phase="loss", layer=None, kind="nan", operation="log", cause="log_of_negative",
         evidence="log(-1.0) at [0, 0]",
     ),

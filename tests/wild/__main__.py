@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from tests.wild.known import KNOWN
 from tests.wild.proof import page, table
-from tests.wild.rows import ROOT, Row, read, reason_for, versions_of, write
+from tests.wild.rows import LEVELS, LEVELS_WANTED, ROOT, Row, read, reason_for, versions_of, write
 from tests.wild.running import Runner
 from tests.wild.suites import SUITES
 
@@ -25,6 +26,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--older", action="store_true", help="a row of another state of anynan is a row too"
     )
+    parser.add_argument("--levels", default=",".join(LEVELS), help="all by default")
     parser.add_argument("--jobs", type=int, default=2, help="how many cases at a time")
     parser.add_argument("--rows", type=Path, default=ROOT / "build" / "wild" / "rows.jsonl")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page from the rows")
@@ -33,15 +35,20 @@ def arguments() -> argparse.Namespace:
     if unknown := set(asked.suites) - set(SUITES):
         parser.error(f"no suite is called {', '.join(sorted(unknown))}")
     asked.suites = asked.suites or list(SUITES)
+    os.environ[LEVELS_WANTED] = asked.levels
     return asked
 
 
-def done(rows: list[Row], runner: Runner, *, older: bool) -> set[str]:
-    """Name the cases that have a row; what ended with an error is tried again."""
+def done(rows: list[Row], runner: Runner, levels: set[str], *, older: bool) -> set[str]:
+    """Name the cases that have a row of these levels; what ended with an error is tried again."""
     versions, anynan = runner.key
     mine = [row for row in rows if row.suite == runner.name and row.versions == versions]
     mine = [row for row in mine if older or row.anynan == anynan]
-    return {row.case for row in mine} - {row.case for row in mine if row.error}
+    found: dict[str, set[str]] = {}
+    for row in mine:
+        found.setdefault(row.case, set()).update(levels if row.skipped else {row.level})
+    failed = {row.case for row in mine if row.error}
+    return {case for case, there in found.items() if there & levels} - failed
 
 
 def unlisted(row: Row) -> Iterator[tuple[str, str]]:
@@ -75,7 +82,11 @@ def run(name: str, asked: argparse.Namespace) -> list[Row]:
     if not asked.sample:
         count_cases(asked.rows.with_name("cases.json"), name, len(cases))
     cases = [case for case in cases if fnmatchcase(case, asked.only)]
-    there = set() if asked.fresh else done(read(asked.rows), runner, older=asked.older)
+    there = (
+        set()
+        if asked.fresh
+        else done(read(asked.rows), runner, set(asked.levels.split(",")), older=asked.older)
+    )
     left = [case for case in cases if case not in there]
     numbers = {case: number for number, case in enumerate(cases, 1)}
     for row in runner.run(left, asked.jobs):

@@ -29,9 +29,11 @@ class Footprint:
 
     @staticmethod
     def _state() -> dict[str, Any]:
+        # Transforms make a class of the same name each time: what is compared is the class itself.
         calls = {
-            f"{kind.__module__}.{kind.__qualname__}.__call__": vars(kind).get("__call__")
+            f"{kind.__module__}.{kind.__qualname__}.__call__ {id(kind)}": vars(kind)["__call__"]
             for kind in classes()
+            if "__call__" in vars(kind)
         }
         return {
             **{f"jax.config.{name}": value for name, value in jax.config.values.items()},
@@ -41,7 +43,9 @@ class Footprint:
     def left(self, tracker: weakref.ref[Any]) -> str:
         """Name what is left of the tracking, ``yes`` if nothing is."""
         after = self._state()
-        wrong = [name for name, value in self._before.items() if after.get(name) is not value]
+        wrong = [
+            name for name, value in self._before.items() if after.get(name, value) is not value
+        ]
         if tracker() is not None:
             wrong.append("the tracker is still held")
         return f"no: {', '.join(wrong)}" if wrong else YES

@@ -13,9 +13,8 @@ import numpy as np
 
 import anynan
 import anynan.keras
-from tests.wild.rows import YES, Fault, Row
+from tests.wild.rows import LEVELS, YES, Fault, Row
 
-LEVELS = ("layer", "operation")
 EXACT = keras.backend.backend() == "torch"
 ZERO, BIG = "0/0", "scaled weight"
 Model = Any

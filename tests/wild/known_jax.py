@@ -19,6 +19,21 @@ KNOWN_JAX = [
         said="*bad_parameter*",
     ),
     Known(
+        "jax",
+        "equinox_attention",
+        "nan weight.layer",
+        "the weight is named at its first use, with the right layer and cause, and not in the "
+        "phase of parameters: the optimizer keeps one moment, so weights and state look alike",
+        said="*layer mlp.layers.0*bad_parameter*",
+    ),
+    Known(
+        "jax",
+        "nnx_recurrent",
+        "scaled weight.detected",
+        "only second moments overflow, and the update that they divide becomes 0: an Inf in the "
+        "optimizer's state, recorded as suspect, while weights and loss stay finite",
+    ),
+    Known(
         "keras_jax",
         "*",
         "nan weight.layer",

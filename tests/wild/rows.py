@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -12,6 +13,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 YES = "yes"
+# The levels at which programs are tracked, for the processes that run them.
+LEVELS_WANTED = "ANYNAN_WILD_LEVELS"
+LEVELS = tuple(os.environ.get(LEVELS_WANTED, "step,layer,operation").split(","))
 
 
 @dataclass

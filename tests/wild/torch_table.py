@@ -10,11 +10,9 @@ from torch import Tensor, nn
 
 import anynan
 import anynan.torch
-from tests.wild.rows import YES, Fault, Row
+from tests.wild.rows import LEVELS, YES, Fault, Row
 from tests.wild.torch_silence import events_of, listening, silence
 from tests.wild.torch_state import Footprint, backward, differing, finite, seed, tensors
-
-LEVELS = ("layer", "operation")
 
 
 @dataclass

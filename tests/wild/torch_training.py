@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import anynan
 import anynan.torch
-from tests.wild.rows import YES, Fault, Row
+from tests.wild.rows import LEVELS, YES, Fault, Row
 from tests.wild.torch_faults import (
     CAUSES,
     KINDS,
@@ -29,7 +29,6 @@ from tests.wild.torch_faults import (
 from tests.wild.torch_silence import events_of, listening, silence
 from tests.wild.torch_state import Footprint, differing, seed
 
-LEVELS = ("layer", "operation")
 STEPS = 2
 TRIES = 4  # layers a fault is tried in, until one does harm
 

@@ -115,7 +115,8 @@ def everything(step: Step) -> Replay | None:
         found = flags(program, arrays, wanted)
         if not any(flag.word for flag in found.values()):
             return None
-        return record(program, arrays, found, spots)[0]
+        harmful = [spot for spot in spots if step.watch.at.get(spot.value) not in step.meant]
+        return record(program, arrays, found, harmful)[0]
 
 
 def record(

@@ -12,7 +12,7 @@ import torch
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._reach import Exhausted
-from anynan._readings.readings import Reading
+from anynan._readings.readings import Reading, Rows, Site
 from anynan._runtime.context import replay_context
 from anynan._runtime.interrupts import Interrupts
 from anynan._runtime.threads import busy_threads
@@ -110,9 +110,46 @@ class Replays:
             raise ReplayError(GONE)
         return self.again(state, reading, roots)
 
+    def run_inner(self, state: State, reading: Reading) -> Replay | None:
+        """Run the models' own calls inside a step again that a reading may come from.
+
+        Args:
+            state: The thread's open step.
+            reading: The bad reading.
+
+        Returns:
+            What was seen; None where no such call is known.
+
+        Raises:
+            ReplayError: If they cannot be run again.
+        """
+        now = state.rows is not None and state.rows.step == reading.step
+        if not state.in_step or not now or reading.phase not in ("forward", "backward"):
+            return None
+        roots = [root for root in state.inner_roots(reading) if root.fn is not None]
+        if not roots:
+            return None
+        result = self.again(state, reading, roots)
+        result.inner = True
+        return result
+
+    def up_to(self, state: State, rows: Rows) -> Replay | None:
+        """Run the call that an exception has just ended again, up to there.
+
+        Raises:
+            ReplayError: If it cannot be run again.
+        """
+        root = state.root
+        if root is None or root.fn is None:
+            return None
+        site = Site(-1, None, "value", "", "", None, 0.0)
+        reading = Reading(rows.step, len(rows.lo), 0, site, 0.0, 0.0)
+        return self.again(state, reading, [root], ending=True)
+
     def again(
-        self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False
-    ) -> Replay:
+        self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False,
+        ending: bool = False,
+    ) -> Replay:  # fmt: skip
         """Run calls again, and leave no trace; where all ranks do so, none stops early.
 
         Args:
@@ -120,6 +157,7 @@ class Replays:
             reading: The bad reading, or one of its phase where another rank has it.
             roots: The calls.
             together: Whether all ranks run theirs at this moment.
+            ending: Whether an exception of the program's is what they are run for.
 
         Raises:
             ReplayError: If they cannot be run on this rank alone.
@@ -150,7 +188,8 @@ class Replays:
                         )
                     watcher = self._run(
                         root, reading, result, kept, interrupts,
-                        whole=state.in_step, together=together,
+                        whole=root is state.root and state.in_step, together=together,
+                        ending=ending,
                     )  # fmt: skip
                     if not result.sinks:
                         result.records, result.sinks = watcher.records, watcher.sinks
@@ -201,20 +240,20 @@ class Replays:
 
     def _run(
         self, root: RootCall, reading: Reading, result: Replay, kept: Kept,
-        interrupts: Interrupts, *, whole: bool, together: bool,
+        interrupts: Interrupts, *, whole: bool, together: bool, ending: bool,
     ) -> Watcher:  # fmt: skip
         root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
-        watcher = Watcher(self.scene.outside(root))
-        watcher.originals = {}
-        if not together:
-            watcher.stop = functools.partial(_matches, reading, watcher)
-        watcher.within, watcher.called = Replays._run.__code__, root.source()
         if not root.random.is_now():
             root.random.restore()
         if kept.apart is not None:
             result.notes.append(SHARED.format(kept.apart))
         elif root.began is not None:
             result.notes += [MISSED.format(what) for what in root.began.put_back()]
+        watcher = Watcher(self.scene.outside(root))
+        watcher.originals = {}
+        if not together:
+            watcher.stop = functools.partial(_matches, reading, watcher)
+        watcher.within, watcher.called = Replays._run.__code__, root.source()
         with ExitStack() as stack:
             stack.callback(watcher.restore)
             if self.reached is not None:
@@ -240,7 +279,11 @@ class Replays:
             except Exhausted as error:
                 result.notes.append(TAKEN.format(error))
             except Exception as error:  # noqa: BLE001  the replay may fail as the step did
-                result.notes.append(_stopped(error))
+                result.raised = error
+                if not ending:
+                    result.notes.append(_stopped(error))
+                elif watcher.taken is not None:
+                    watcher.sinks.append(watcher.taken)
             finally:
                 interrupts.end()
         if not any(sink.phase == reading.phase for sink in watcher.sinks):

@@ -335,6 +335,16 @@ def _kind(s: Situation) -> str:
     return "NaN" if s.made("nan") else "+Inf" if s.made("posinf") else "-Inf"
 
 
+def _target_too_long(s: Situation) -> str | None:
+    sample, needed, frames = s.param("sample"), s.param("needed"), s.param("frames")
+    if sample is None or needed is None or frames is None or needed <= frames:
+        return None
+    return (
+        f"target {sample:g} needs {needed:g} time steps (one for each label, and a blank between "
+        f"repeats), and its input has {frames:g}"
+    )
+
+
 RULES = (
     Rule(
         "cosine_of_zero_vector",
@@ -491,6 +501,15 @@ RULES = (
         "add a little to the diagonal, A + 1e-6 * eye(n), compute in float64, or use a least "
         "squares solution",
         sure=False,
+    ),
+    Rule(
+        "ctc_target_too_long",
+        frozenset({"ctc_loss"}),
+        BOTH,
+        _target_too_long,
+        "a target is longer than its input: no alignment gives it, so its loss is Inf",
+        "check that input lengths are what the model gives after striding, drop or shorten such "
+        "samples, or have infinite losses counted as 0",
     ),
     Rule(
         "index_out_of_range",

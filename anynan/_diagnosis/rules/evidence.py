@@ -258,7 +258,8 @@ def facts(s: Situation) -> dict[str, str]:
         "limit": magnitude(limit),
         "eps": small(dtype),
         "margin": margin(dtype),
-        "cap": str(math.floor(math.log(limit))),
+        # Room is left for a sum or a product of what comes out.
+        "cap": str(math.floor(0.9 * math.log(limit))),
         "parameter": s.parameter or "the parameter",
         "kind": {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}.get(s.kind, "a bad value"),
         "good": str(max(s.since[0], 0)) if s.since is not None else "the last good step",

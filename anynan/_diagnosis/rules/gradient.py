@@ -23,8 +23,8 @@ STEEP = _LOGS | {
 }  # fmt: skip
 _HIDING = frozenset(
     {
-        "where", "masked_fill", "masked_scatter", "masked_select", "clamp", "clip", "maximum",
-        "minimum", "max", "min", "relu", "nan_to_num", "index", "getitem", "index_put", "take",
+        "where", "masked_fill", "masked_scatter", "masked_select", "clip", "maximum",
+        "minimum", "max", "min", "relu", "nan_to_num", "getitem", "index_put", "take",
     }
 )  # fmt: skip
 _DOUBLE_WHERE = (

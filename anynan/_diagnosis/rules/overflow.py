@@ -308,6 +308,12 @@ def _can_overflow(s: Situation, top: float, limit: float) -> bool:
     return top > 1 and 2 * math.log(top) + math.log(max(terms, 1)) > math.log(limit)
 
 
+_UNTRAINED = (
+    "the result of {op} is beyond {limit}, the largest {dtype}",
+    "the numbers themselves are too large: find where they begin to grow and normalise there",
+)
+
+
 def _overflow_wording(s: Situation) -> tuple[str, str] | None:
     op = s.operation
     if op in _CASTS:
@@ -329,7 +335,7 @@ def _overflow_wording(s: Situation) -> tuple[str, str] | None:
             "use slogdet, which returns the logarithm of the determinant",
         )
     if s.dtype not in HALF or s.dtype == "bfloat16":
-        return None
+        return None if s.trained else _UNTRAINED
     if op in ("matmul", "attention", "einsum"):
         return (
             "the product is beyond {limit}, the largest {dtype}",

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from tests.wild.rows import ROOT, YES, Row
+from tests.wild.rows import LEVELS, ROOT, YES, Row
 
 SUITE = "array_api"
-LEVELS = ("layer", "operation")
 LIBRARIES = ("numpy", "array_api_strict")
 EXAMPLES = "5"
 NAMES = (

@@ -26,10 +26,9 @@ import anynan
 import anynan.jax
 from tests.wild.jax_programs.program import PROGRAMS, Expected, Loop, Program
 from tests.wild.jax_state import Footprint
-from tests.wild.rows import YES, Fault, Row
+from tests.wild.rows import LEVELS, YES, Fault, Row
 
 SUITE = "jax"
-LEVELS = ("layer", "operation")
 STEPS = 4
 SAMPLE = ["conjugate_gradients", "custom_jvp"]
 MODULES = (
@@ -204,7 +203,7 @@ def spoilt(tracked: Run, plain: Run, how: str, good: list[np.ndarray]) -> Fault:
     fault.detected, fault.said = True, said(event)
     if how == "nan weight":
         told = f"{event.layer or ''}.{event.parameter}"
-        words = tracked.place.replace("~", "").split("/")
+        words = tracked.place.replace("~", "").removesuffix("/value").split("/")
         fault.layer = all(word in told for word in (words[-2:] if event.layer else words[-1:]))
         tag = event.cause.tag if event.cause is not None else ""
         fault.cause = tag in ("bad_parameter", "weight_written")

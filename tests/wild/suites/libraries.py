@@ -14,10 +14,9 @@ import xarray as xr
 
 import anynan
 from tests.wild.library_calls import CALLS
-from tests.wild.rows import YES, Fault, Row
+from tests.wild.rows import LEVELS, YES, Fault, Row
 
 SUITE = "libraries"
-LEVELS = ("layer", "operation")
 INPUT = ("bad_input", "bad_label")  # an argument called y is a label
 SAMPLE = [
     "sklearn.LogisticRegression",
