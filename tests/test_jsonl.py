@@ -78,10 +78,9 @@ def test_what_is_read_back_is_what_was_seen(tmp_path: Path) -> None:
     assert run.events == tracker.events
     assert (run.counts["bad"], run.damage, run.name) == (1, (), tracker.name)
     assert run.versions["anynan"] == anynan.__version__
-    shown = tracker.report().splitlines()[1:]
-    assert [line for line in run.report().splitlines() if "headroom" in line] == [
-        line for line in shown if "headroom" in line
-    ]
+    for line in tracker.report().splitlines():
+        if line.startswith("  headroom"):
+            assert line in run.report()
 
 
 def test_a_step_that_raises_is_in_the_file_with_its_event(tmp_path: Path) -> None:
