@@ -533,7 +533,7 @@ class Judge(Actor):
         if self._goes_on(rows):
             self._through = rows
 
-    def unmeant(self, bad: list[BadParameter]) -> list[BadParameter]:
+    def not_meant(self, bad: list[BadParameter]) -> list[BadParameter]:
         """Note what of the bad weights and buffers may be meant so, and give the rest.
 
         Args:

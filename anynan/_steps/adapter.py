@@ -154,7 +154,7 @@ class BaseAdapter:
             AnomalyError: As the tracker's action says, if one is bad.
         """
         judge = self.tracker.judge
-        bad = judge.unmeant(self.bad_weights())
+        bad = judge.not_meant(self.bad_weights())
         if not bad:
             judge.known_clean(judge.step)
             return
