@@ -24,6 +24,8 @@ _WHERE = {
     "Summary": "_arrays.summary",
     "Allow": "_readings.policy",
     "Policy": "_readings.policy",
+    "Run": "_reports.run",
+    "load": "_jsonl.reading",
     "render": "_reports.forms",
     "expect": "_runtime.context",
     "replaying": "_runtime.context",
@@ -50,6 +52,7 @@ __all__ = [
     "NonFiniteError",
     "Operation",
     "Policy",
+    "Run",
     "Source",
     "Spread",
     "Summary",
@@ -57,6 +60,7 @@ __all__ = [
     "Trial",
     "check",
     "expect",
+    "load",
     "namespace",
     "render",
     "replaying",
@@ -76,10 +80,12 @@ if TYPE_CHECKING:
     from anynan import transformers as transformers
     from anynan._arrays.summary import Summary
     from anynan._checks import check, summarize
+    from anynan._jsonl.reading import load
     from anynan._readings.history import History
     from anynan._readings.policy import Allow, Policy
     from anynan._recorder.tracking import namespace, track
     from anynan._reports.forms import render
+    from anynan._reports.run import Run
     from anynan._runtime.context import expect, replaying, scope
     from anynan._steps.loaders import watch
     from anynan._steps.tracker import Tracker

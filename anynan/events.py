@@ -204,7 +204,7 @@ class Event:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as plain JSON values; non-finite numbers become strings."""
-        data: dict[str, Any] = _encode(asdict(self))
+        data: dict[str, Any] = plain(asdict(self))
         return data
 
     def to_json(self) -> str:
@@ -259,7 +259,8 @@ _NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-
 _NUMERIC = {"min", "max", "absmax", "mean", "rms", "headroom"}
 
 
-def _encode(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return plain JSON values; non-finite numbers become strings."""
     if isinstance(value, float):
         if value != value:
             return "NaN"
@@ -267,10 +268,15 @@ def _encode(value: Any) -> Any:
             value if abs(value) != _NUMBERS["Infinity"] else f"{'-' if value < 0 else ''}Infinity"
         )
     if isinstance(value, dict):
-        return {key: _encode(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_encode(item) for item in value]
+        return [plain(item) for item in value]
     return value
+
+
+def numbers(values: list[Any]) -> list[float]:
+    """Return numbers that ``plain`` wrote."""
+    return [_NUMBERS[value] if isinstance(value, str) else float(value) for value in values]
 
 
 def _decode(value: Any, key: str = "") -> Any:

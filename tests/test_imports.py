@@ -173,6 +173,11 @@ def test_core_imports_no_framework() -> None:
     assert _strangers(PACKAGE, CORE_MAY, frozenset(ADAPTERS)) == []
 
 
+def test_what_reads_files_is_asked_for_by_name_only() -> None:
+    code = "import anynan._files.scan\nprint(*sorted({'h5py', 'tensorstore'} & set(sys.modules)))"
+    assert _python(code).stdout.split() == []
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapter_imports_only_its_framework(adapter: str) -> None:
     # "." is not in the list: relative imports mean nothing beside adapters/.

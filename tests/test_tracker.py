@@ -1369,7 +1369,7 @@ def test_a_tracker_shows_what_its_users_need() -> None:
     assert names == {
         *("check", "clear", "count", "dump", "events", "fn", "history", "judge", "metrics", "name"),
         *("notes", "pause", "paused", "remarks", "remove", "report", "resume", "start", "step"),
-        *("target", "where"),
+        *("target", "to_html", "to_jsonl", "where"),
     }
 
 

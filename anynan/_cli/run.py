@@ -19,7 +19,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     """Add the command to a parser."""
     parser = commands.add_parser(
         "run",
-        help="run a script or a module, and watch the models in it",
+        help="run a script or a module, and watch the models in it: anynan run train.py",
         description=(
             "Run a script, or a module with -m, as python would, and watch the models in it. "
             "What comes after its name is its own."

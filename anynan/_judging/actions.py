@@ -18,6 +18,7 @@ from anynan.events import NON_FINITE, Event
 from anynan.options import Options, environment
 
 if TYPE_CHECKING:
+    from anynan._jsonl.writing import Writer
     from anynan._steps.adapter import BaseAdapter
     from anynan._steps.tracker import Tracker
 
@@ -42,6 +43,7 @@ class Actor:
         self.ends: list[Callable[[], object]] = []  # what is undone with the tracker
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._counts: Counter[str] = Counter()
+        self.followers: list[Writer] = []
         self._lock = threading.RLock()
         self._local = threading.local()
         self._streak = 0
@@ -57,6 +59,8 @@ class Actor:
         rows.failed, rows.held = event, None
         if event.rank != self._adapter.rank():
             rows.spread = 0  # the other rank has counted its own
+        for follower in self.followers:
+            follower.failed(rows)
         self._act(event, rows)
 
     @property
@@ -90,9 +94,26 @@ class Actor:
     def _record(self, event: Event) -> None:
         event = self._signed(event)
         with self._lock:
-            self._events.append(event)
             self._counts["expected" if event.expected else event.severity] += 1
+            self._keep(event)
         log(event)
+
+    def _keep(self, event: Event) -> None:
+        """List an event, and have it written where the run is."""
+        with self._lock:
+            self._events.append(event)
+            for follower in self.followers:
+                follower.event(event)
+
+    def _exchange(self, event: Event, new: Event) -> None:
+        """Put a recorded event's successor in its place."""
+        with self._lock:
+            for i in range(len(self._events) - 1, -1, -1):
+                if self._events[i] is event:
+                    self._events[i] = new
+                    for follower in self.followers:
+                        follower.event(new, instead=event)
+                    return
 
     def _act(self, event: Event, rows: Rows) -> None:
         self._record(event)

@@ -81,6 +81,11 @@ class Judge(Actor):
             rows = self._local.rows = Rows(getattr(self._local, "next", 0))
         return rows
 
+    def open_rows(self) -> Rows | None:
+        """Return this thread's open rows if they failed."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        return None if rows is None or rows.failed is None else rows
+
     def close_step(self) -> Rows | None:
         """End this thread's step and count on; ``settle`` the rows when they are read."""
         rows: Rows | None = getattr(self._local, "rows", None)
@@ -109,6 +114,8 @@ class Judge(Actor):
                 self._spread(rows)
                 if self._goes_on(rows):
                     self._went_on = rows
+            for follower in self.followers:
+                follower.step(rows, self.notes, self.remarks)
 
     @property
     def step(self) -> int:
@@ -434,9 +441,7 @@ class Judge(Actor):
             self._seen[key] += 1
             if self._seen[key] > 1:  # listed once, counted every time
                 continue
-            event = contained(record, rows, self._known())
-            with self._lock:
-                self._events.append(self._signed(event))
+            self._keep(self._signed(contained(record, rows, self._known())))
         if verdict.sink is not None and rows.failed is None and rows.held is None:
             self._surface(rows, verdict.sink, seen)
 
@@ -710,14 +715,6 @@ class Judge(Actor):
         rows.failed = replace(event, spread=replace(event.spread, count=rows.spread))
         self._exchange(event, rows.failed)
 
-    def _exchange(self, event: Event, new: Event) -> None:
-        """Put a recorded event's successor in its place."""
-        with self._lock:
-            for i in range(len(self._events) - 1, -1, -1):
-                if self._events[i] is event:
-                    self._events[i] = new
-                    return
-
     def _note_once(
         self, reading: Reading, kind: Kind, value: Any, *, expected: str | None = None
     ) -> None:
@@ -733,8 +730,7 @@ class Judge(Actor):
             state = dict.fromkeys(parts, summary)
             cause = explain(Situation("optimizer", kind, tensor=STATE, state=state))
         event = self._suspect(reading, kind, summary=summary, expected=expected, cause=cause)
-        with self._lock:
-            self._events.append(event)
+        self._keep(event)
         if kind not in NON_FINITE and expected is None:
             warn(render_line(event, which=self._among_others))
 
@@ -798,9 +794,7 @@ class Judge(Actor):
             return
         self._counts["expected"] += 1
         expected = (_STOPPED if rows.applied else _SKIPPED) + _scales(scale, now)
-        event = self._suspect(reading, kind, expected=expected)
-        with self._lock:
-            self._events.append(event)
+        self._keep(self._suspect(reading, kind, expected=expected))
 
 
 def _noted(reading: Reading, kind: Kind) -> tuple[Any, ...]:

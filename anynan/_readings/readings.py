@@ -99,7 +99,7 @@ class Reading:
         absmax = self.absmax
         if self.site.dtype_max is None or not absmax or not math.isfinite(absmax):
             return None
-        return round(math.log2(self.site.dtype_max / absmax), 6)
+        return round(math.log2(self.site.dtype_max) - math.log2(absmax), 6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from functools import partial
 
 from anynan import _ADAPTERS
 from anynan._reports.overview import verdict
+from anynan._reports.run import of
 from anynan._runtime.imports import when_imported
 from anynan._steps.tracker import Tracker
 from anynan.errors import reason
@@ -83,7 +84,7 @@ class Found:
 
     @staticmethod
     def _line(tracker: Tracker) -> str:
-        return verdict(tracker) if len(tracker.history) or tracker.events else ""
+        return verdict(of(tracker)) if len(tracker.history) or tracker.events else ""
 
 
 def watch_everything(options: Options, found: Found) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import html
+import os
 import sys
 import threading
 import types
@@ -254,6 +255,9 @@ class Tracker:
             with self.judge.softly(on=not raising):
                 adapter.finish()
         finally:
+            for follower in self.judge.followers:
+                follower.end(self)
+            self.judge.followers.clear()
             self.judge.adapter = None
             adapter.detach()
             while self.judge.ends:
@@ -334,8 +338,49 @@ class Tracker:
     def report(self) -> str:
         """Return the state as text: steps, tightest headroom, events, what was allowed."""
         from anynan._reports.overview import overview
+        from anynan._reports.run import of
 
-        return overview(self)
+        return overview(of(self))
+
+    def to_jsonl(self, path: str | os.PathLike[str], *, every: int = 1) -> None:
+        """Write history and events to a file, and go on with every step until ``remove``.
+
+        A line is written as soon as it is known, so that a run that is killed leaves a file
+        that can be read: by ``anynan report FILE``, or ``anynan.load``. From rank 1 on, the
+        rank is put into the file's name.
+
+        Args:
+            path: The file; one that is there is replaced.
+            every: Write one step in so many, and those with an event.
+
+        Raises:
+            ValueError: If ``every`` is no positive whole number.
+            OSError: If the file cannot be opened.
+
+        Example:
+            >>> tracker.to_jsonl("run.jsonl")  # doctest: +SKIP
+        """
+        from anynan._jsonl.writing import Writer
+
+        Writer(self, path, every)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write what was seen as one page of HTML: report, layers by steps, curves, numbers.
+
+        The page stands alone, and can be read without scripts.
+
+        Args:
+            path: The file; one that is there is replaced.
+
+        Raises:
+            OSError: If it cannot be written.
+
+        Example:
+            >>> tracker.to_html("report.html")  # doctest: +SKIP
+        """
+        from anynan._reports.run import of
+
+        of(self).to_html(path)
 
     def _repr_html_(self) -> str:
         return f'<pre style="white-space:pre-wrap">{html.escape(self.report())}</pre>'
