@@ -25,7 +25,9 @@ def test_two_faults_come_in_one_report(read: Any) -> None:
     event = failing(preprocess, np.ones(3), read=read)
     assert event.tried == anynan.Trial("sqrt(maximum(x, 1e-8))", "another", "call")
     (other,) = event.others
+    assert other.operation is not None
     assert other.operation.name == "acos"
+    assert other.tried is not None
     assert other.tried.outcome == "finite"
 
 
@@ -36,7 +38,7 @@ def test_an_argument_may_hold_its_arrays_in_containers() -> None:
             logs = np.log(params["w"][0] @ x - 4)
         return logs.sum()
 
-    params = {"w": [np.ones((2, 2))], "seen": False}
+    params: dict[str, Any] = {"w": [np.ones((2, 2))], "seen": False}
     event = failing(apply, params, np.ones(2))
     assert event.tried is not None
     assert (event.layer, event.tried.outcome) == ("head", "finite")

@@ -455,7 +455,8 @@ def test_a_folder_without_weights_says_so(
 def test_names_from_a_file_cannot_move_the_cursor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    np.savez(tmp_path / "x.npz", **{"\x1b[2Ja": np.asarray([np.nan])})
+    arrays: dict[str, Any] = {"\x1b[2Ja": np.asarray([np.nan])}
+    np.savez(tmp_path / "x.npz", **arrays)
     main(["scan", str(tmp_path)])
     assert "\x1b" not in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import Any
 
 from anynan._files.formats import format_of, itemsize
 from anynan._files.tensors import Tensor, UnreadableError, numbers_in, stretch
@@ -44,13 +45,16 @@ def tensors(path: str) -> list[Tensor]:
 
 
 def _tensor(path: str, name: str, said: dict[str, object], start: int, end: int) -> Tensor:
-    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+    dtype = said["dtype"]
+    shape: Any = said["shape"]
+    offsets: Any = said["data_offsets"]
     known = _DTYPES.get(str(dtype), str(dtype))
     whole = [shape, offsets]
     if not all(isinstance(x, list) and all(type(i) is int and i >= 0 for i in x) for x in whole):
         msg = f"{name}: its shape or its place in the file is not given in whole numbers"
         raise UnreadableError(msg)
-    sizes, (begin, stop) = tuple(shape), offsets  # type: ignore[arg-type, misc]
+    sizes = tuple(shape)
+    begin, stop = offsets
     if format_of(known) is None:
         note = "" if known != dtype else f"numbers of the type {dtype} are not looked at"
         return Tensor(name, known, sizes, None, note=note)

@@ -75,7 +75,7 @@ def stream(file: Any, count: int, dtype: str, *, swapped: bool = False) -> Itera
     buffer = np.empty(min(BLOCK // width, count), kind)
     while count:
         part = buffer[: min(count, buffer.size)]
-        if _fill(file, memoryview(part).cast("B")) != part.nbytes:
+        if _fill(file, part.data.cast("B")) != part.nbytes:
             msg = "cut off: the file ends inside of it"
             raise UnreadableError(msg)
         count -= part.size

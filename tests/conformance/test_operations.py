@@ -7,6 +7,7 @@ library that array code is written over.
 
 import importlib
 import inspect
+import math
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import anynan
 from tests.backends import Backend, Space, parse
 from tests.conformance import recipes_causes, recipes_operations
-from tests.conformance.recipes_causes import CAUSES, INF, NOT_IN
+from tests.conformance.recipes_causes import CAUSES, NOT_IN
 from tests.conformance.recipes_operations import FAULTS, SILENT, StepRecipe
 
 # NumPy says by itself that it divided by zero.
@@ -130,15 +131,15 @@ def reported(recipe: StepRecipe, variant: Any, source_file: str, **more: Any) ->
         marked = [first + i for i, line in enumerate(lines) if line.rstrip().endswith("# bad")]
         assert (source.file, [source.line]) == (source_file, marked)
         assert source.function == recipe.culprit.__name__
-    tries = getattr(made, "TRIES", frozenset())
+    tries: frozenset[Backend] = getattr(made, "TRIES", frozenset())
     if variant[0].backend in tries and operation is not None and event.phase != "input":
         trial = event.tried
         assert trial is not None, str(caught.value)
         assert trial.repair in cause.fix
         assert trial.outcome == ("another" if event.others else "finite"), str(caught.value)
-        left = [item.operation.name for item in event.others]
+        left = [item.operation and item.operation.name for item in event.others]
         assert left == ([expected.left] if expected.left and trial.extent == "step" else [])
-        assert all(item.tried.outcome == "finite" for item in event.others)
+        assert all(item.tried and item.tried.outcome == "finite" for item in event.others)
         repairs(recipe, variant, event)
     else:
         assert event.tried is None
@@ -165,9 +166,9 @@ class Repaired:
             "minimum": lambda a, b: where(a > b, 0 * a + b, a),
             "clip": lambda a, b, c: where(a < b, 0 * a + b, where(a > c, 0 * a + c, a)),
             "max": lambda a, **_: self._ops.max(a),
-            "isfinite": lambda a: abs(a) < INF,
+            "isfinite": lambda a: abs(a) < math.inf,
             "where": lambda c, a, b: where(c, 0 * x + a, 0 * x + b),
-            "seen": self._ops.max(x) > -INF,
+            "seen": self._ops.max(x) > -math.inf,
             self._name: getattr(self._ops, self._name),
         }
         return eval(self._code, known)
@@ -175,8 +176,11 @@ class Repaired:
 
 def repairs(recipe: StepRecipe, variant: Any, event: anynan.Event) -> None:
     """Hold that a fix which is a function of the recipe's ``ops`` does what was told of it."""
+    assert event.operation is not None
+    assert event.operation.source is not None
+    assert event.tried is not None
     name, code = event.operation.name, event.tried.repair
-    if recipe.culprit is not recipe.body or f"ops.{name}(" not in event.operation.source.text:
+    if recipe.culprit is not recipe.body or f"ops.{name}(" not in str(event.operation.source.text):
         return
     if not code or code.startswith("where(seen") or recipe.name in _MEANT_OTHERWISE:
         return

@@ -36,7 +36,8 @@ class Words:
         axes = list(range(x.ndim)) if axis in (None, []) else axis
         if name == "any":
             return torch.any(x, axes, keepdim=keepdims)
-        reduced: torch.Tensor = {"sum": torch.sum, "max": torch.amax}[name](x, axes, keepdims)
+        function: Any = torch.sum if name == "sum" else torch.amax
+        reduced: torch.Tensor = function(x, axes, keepdims)
         return reduced
 
     @staticmethod
