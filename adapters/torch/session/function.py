@@ -33,6 +33,7 @@ class FunctionSession(Session):
         self._loose: Held | None = None
         # What is on weights that no optimizer of PyTorch's holds, each with its slot.
         self._by_hand: list[Any] = []
+        self._written: list[int] = []  # how often each weight was written to as the step began
         self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def attach(self) -> None:
@@ -106,6 +107,7 @@ class FunctionSession(Session):
                     id(p): (weakref.ref(g), version(g)) for p, g in grads if g is not None
                 }
             self._hook_weights()
+            self._written = self._writes() if self._by_hand else []
             root = self.start_root(state, fn, None, args, kwargs)
             reached = self.replays.reached
             if reached is not None:
@@ -197,12 +199,16 @@ class FunctionSession(Session):
         if rows is not None:
             # The update may come after the call, as in Lightning's training_step.
             by_hand = bool(self._by_hand) and state.saw_backward
-            state.updated = state.updated or by_hand
+            state.updated = state.updated or (by_hand and self._written != self._writes())
             ran = any(site.phase == "forward" and site.layer is not None for site in rows.sites)
             self.updates.ran_before = ran or self.updates.ran_before
             self.steps.close(state)
             if by_hand and rows.failed is not None:
                 self.tracker.judge.went_through(rows)
+
+    def _writes(self) -> list[int]:
+        """Count the writes to each weight."""
+        return [version(p) for _, p in self.models.parameters()]
 
     def _suspend(self) -> list[State]:
         """Let the outer step own what trackers of its models would report."""
