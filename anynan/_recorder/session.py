@@ -154,6 +154,8 @@ class ArraySession(BaseAdapter):
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the call again with operations repaired, where its arguments are as they were."""
+        if self._ends.is_running:
+            return self._ends.attempt(repairs)
         call: Call | None = getattr(self._local, "call", None)
         if call is None or call.tape.rows is None or call.tape.rows.step != reading.step:
             return None
