@@ -8,7 +8,8 @@ named.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from anynan._runtime.about import ADAPTERS as _ADAPTERS
+from anynan._runtime.about import __version__ as __version__
 
 _WHERE = {
     "AnomalyError": "errors",
@@ -38,7 +39,6 @@ _WHERE = {
     "track": "_recorder.tracking",
     "watch": "_steps.loaders",
 }
-_ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy")
 _DOORS = ("lightning", "transformers")
 
 __all__ = [

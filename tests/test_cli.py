@@ -150,7 +150,7 @@ def test_wrong_words_are_refused_in_a_line(
 
 
 def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *names: str) -> Any:
-    monkeypatch.setattr("anynan._cli.doctor._ADAPTERS", names)
+    monkeypatch.setattr("anynan._cli.doctor.ADAPTERS", names)
     status = cli.main(["doctor"])
     return status, capsys.readouterr().out
 

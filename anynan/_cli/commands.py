@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from anynan import _ADAPTERS, __version__
 from anynan._cli import doctor, report, run, scan
+from anynan._runtime.about import ADAPTERS, __version__
 
 CORE = "numpy"  # its demo is the core's own: array code needs no adapter
 USAGE = 2  # the exit status of a command that could not begin
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def demos() -> list[str]:
     """List the demos: those of the adapters, found by the names of their folders, then NumPy's."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    found = [name for name in _ADAPTERS if os.path.isfile(os.path.join(folder, name, "demo.py"))]
+    found = [name for name in ADAPTERS if os.path.isfile(os.path.join(folder, name, "demo.py"))]
     return [*found, CORE]
 
 

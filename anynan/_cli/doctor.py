@@ -9,8 +9,8 @@ import sys
 from importlib import metadata
 from typing import Any
 
-from anynan import _ADAPTERS, __version__
 from anynan._cli.statuses import BAD, FINE
+from anynan._runtime.about import ADAPTERS, __version__
 
 # Each framework is asked in a process of its own: one that crashes or hangs is a line too.
 SECONDS = 120
@@ -52,7 +52,7 @@ def run(_: argparse.Namespace) -> int:
     _say("numpy", f"{_version('numpy')}, array-api-compat {_version('array-api-compat')}")
     _say("", "watched: functions over arrays, and single arrays")
     status = FINE
-    for name in _ADAPTERS:
+    for name in ADAPTERS:
         lines, works = _asked(name)
         for i, line in enumerate(lines):
             _say(name if i == 0 else "", line)

@@ -16,6 +16,7 @@ from anynan._jsonl.codes import encode
 from anynan._readings.readings import Rows, Site
 from anynan._reports.notices import warn
 from anynan._reports.run import of
+from anynan._runtime.about import __version__
 from anynan.errors import reason
 from anynan.events import Event, plain
 
@@ -183,8 +184,6 @@ class Writer:
 
 def versions(backend: str | None) -> dict[str, str]:
     """Name what runs, with versions."""
-    from anynan import __version__
-
     found = {"anynan": __version__, "python": platform.python_version(), "numpy": np.__version__}
     module = sys.modules.get(backend or "")
     if module is not None:

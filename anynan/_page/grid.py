@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anynan._readings.readings import Rows, Site
-from anynan._reports.run import Run
 
 if TYPE_CHECKING:
     from anynan._readings.history import Entry
+    from anynan._reports.run import Run
 
 # A cell's code; the larger one wins where cells are put together. From FIRST on it tells the
 # bits of headroom: TOP for none, and one less for each 32nd of a bit.
@@ -94,7 +94,7 @@ def _depth(layer: str | None) -> int:
     return len(layer.split(".")) if layer else 0
 
 
-def grids(run: Run) -> dict[str, Grid]:
+def grids(run: "Run") -> dict[str, Grid]:
     """Return the panels that a run has readings for."""
     steps: list[Entry | Rows] = [*run.history.entries()]
     if run.open is not None:

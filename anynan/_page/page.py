@@ -3,6 +3,7 @@
 import math
 import os
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,8 +13,10 @@ from anynan._page.picture import curves, heat_map, key, shown
 from anynan._reports.escaping import name as printed
 from anynan._reports.overview import overview
 from anynan._reports.report import headline, render
-from anynan._reports.run import Run
 from anynan.events import Event
+
+if TYPE_CHECKING:
+    from anynan._reports.run import Run
 
 ROWS = 250  # of a picture; more layers are put together under their parents
 LISTED = 1000  # rows of a table
@@ -27,7 +30,7 @@ _HATCH = (
 )
 
 
-def write(run: Run, path: str | os.PathLike[str]) -> None:
+def write(run: "Run", path: str | os.PathLike[str]) -> None:
     """Write the page to a file.
 
     Raises:
@@ -37,7 +40,7 @@ def write(run: Run, path: str | os.PathLike[str]) -> None:
         file.write(page(run))
 
 
-def page(run: Run) -> str:
+def page(run: "Run") -> str:
     """Return the page: text first, then the picture, then the numbers behind it."""
     bad = [event for event in run.events if event.severity == "bad"]
     event = bad[0] if bad else None
@@ -76,7 +79,7 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def _about(run: Run) -> str:
+def _about(run: "Run") -> str:
     steps = run.history.steps()
     parts = [printed(run.name)]
     if steps:
@@ -91,7 +94,7 @@ def _origin(event: Event | None, panel: str) -> tuple[str | None, int] | None:
     return event.layer, event.step
 
 
-def _pictures(run: Run, panels: dict[str, Grid], event: Event | None) -> list[str]:
+def _pictures(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[str]:
     if not panels:
         return ["<p>No step was read.</p>"]
     parts = [_HATCH, "<h2>Headroom, layer by layer and step by step</h2>", key()]
@@ -112,7 +115,7 @@ def _pictures(run: Run, panels: dict[str, Grid], event: Event | None) -> list[st
     return parts
 
 
-def _growth(run: Run, panels: dict[str, Grid], event: Event | None) -> list[str]:
+def _growth(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[str]:
     """Draw the layers that led there, or those nearest to overflow, and the gradient's norm."""
     panel = "backward" if event is not None and event.phase == "backward" else "forward"
     grid = panels.get(panel)

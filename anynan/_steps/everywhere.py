@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from anynan import _ADAPTERS
 from anynan._reports.overview import verdict
 from anynan._reports.run import of
+from anynan._runtime.about import ADAPTERS
 from anynan._runtime.imports import when_imported
 from anynan._steps.tracker import Tracker
 from anynan.errors import reason
@@ -107,7 +107,7 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
         except Exception as error:  # noqa: BLE001  the program goes on unwatched
             found.fail(name, error)
 
-    for name in _ADAPTERS:
+    for name in ADAPTERS:
         if os.path.isfile(os.path.join(folder, name, "watchall.py")):
             waiting = when_imported(name, partial(begin, name))
             undo.insert(0, waiting)
