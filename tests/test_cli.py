@@ -10,6 +10,7 @@ import pytest
 
 import anynan
 from anynan._cli import commands as cli
+from anynan._runtime.about import ADAPTERS
 
 BUGS = {"first": "the default", "second": "another"}
 
@@ -206,7 +207,7 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_demos_are_found_by_folder_known_ones_first() -> None:
     found = cli.demos()
-    assert found[0] == anynan._ADAPTERS[0]
+    assert found[0] == ADAPTERS[0]
     assert found[-1] == "numpy"
     assert len(found) == len(set(found))
 

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 import anynan
+from anynan._runtime.about import ADAPTERS
 from anynan._steps.tracker import _watching
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +150,7 @@ def _modules() -> list[str]:
 
 @pytest.mark.parametrize("name", ["anynan", *_modules()])
 def test_docstrings(name: str) -> None:
-    for adapter in (*anynan._ADAPTERS, *anynan._DOORS):
+    for adapter in (*ADAPTERS, *anynan._DOORS):
         if name.startswith(f"anynan.{adapter}") or name.endswith(f".{adapter}"):
             pytest.importorskip(adapter)
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import anynan
+from anynan._runtime import about
 
 PACKAGE = Path(anynan.__file__).parent
 FRAMEWORKS = ("cupy", "dask", "jax", "keras", "tensorflow", "torch", "transformers")
@@ -70,7 +71,7 @@ def test_every_public_name_resolves() -> None:
 
 
 def test_these_tests_know_every_adapter() -> None:
-    assert set(ADAPTERS) == set(anynan._ADAPTERS)
+    assert set(about.ADAPTERS) == set(ADAPTERS)
 
 
 def test_unknown_names_stay_unknown() -> None:
