@@ -115,6 +115,11 @@ def everything(step: Step) -> Replay | None:
         found = flags(program, arrays, wanted)
         if not any(flag.word for flag in found.values()):
             return None
+        results = (found[i].word for i in program.graph.results if i in found)
+        if max(results, default=0) <= probes.NEGINF:
+            # A gradient that reached nothing that the step returns was dropped, as a loss
+            # scaler's is.
+            spots = program.spots(backward=program.settings.gradients)
         return record(program, arrays, found, spots)[0]
 
 
