@@ -120,7 +120,9 @@ def test_rows_of_inf_that_stay_empty_are_a_failure_of_what_is_made_of_them():
 def test_a_gradient_that_the_step_itself_drops_is_no_failure(level):
     def step(w, x, scale):
         def loss(w):
-            return ((x @ w).astype(jnp.float16).astype(jnp.float32) ** 2).mean() * scale
+            with jax.named_scope("head"):
+                y = (x @ w).astype(jnp.float16) + 1
+            return (y.astype(jnp.float32) ** 2).mean() * scale
 
         value, slope = jax.value_and_grad(loss)(w)
         return jnp.where(jnp.isfinite(slope).all(), w - slope / scale, w), value / scale
