@@ -20,9 +20,13 @@ _WHERE = {
     "Operation": "events",
     "Source": "events",
     "Spread": "events",
+    "Trial": "events",
     "Summary": "_arrays.summary",
     "Allow": "_readings.policy",
     "Policy": "_readings.policy",
+    "Run": "_reports.run",
+    "load": "_jsonl.reading",
+    "render": "_reports.forms",
     "expect": "_runtime.context",
     "replaying": "_runtime.context",
     "scope": "_runtime.context",
@@ -35,6 +39,7 @@ _WHERE = {
     "watch": "_steps.loaders",
 }
 _ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy")
+_DOORS = ("lightning", "transformers")
 
 __all__ = [
     "Allow",
@@ -47,13 +52,17 @@ __all__ = [
     "NonFiniteError",
     "Operation",
     "Policy",
+    "Run",
     "Source",
     "Spread",
     "Summary",
     "Tracker",
+    "Trial",
     "check",
     "expect",
+    "load",
     "namespace",
+    "render",
     "replaying",
     "scope",
     "summarize",
@@ -65,18 +74,41 @@ if TYPE_CHECKING:
     from anynan import cupy as cupy
     from anynan import jax as jax
     from anynan import keras as keras
+    from anynan import lightning as lightning
     from anynan import tensorflow as tensorflow
     from anynan import torch as torch
+    from anynan import transformers as transformers
     from anynan._arrays.summary import Summary
     from anynan._checks import check, summarize
+    from anynan._jsonl.reading import load
     from anynan._readings.history import History
     from anynan._readings.policy import Allow, Policy
     from anynan._recorder.tracking import namespace, track
+    from anynan._reports.forms import render
+    from anynan._reports.run import Run
     from anynan._runtime.context import expect, replaying, scope
     from anynan._steps.loaders import watch
     from anynan._steps.tracker import Tracker
     from anynan.errors import AnomalyError, AnynanWarning, LostRankError, NonFiniteError
-    from anynan.events import Cause, Event, Operation, Source, Spread
+    from anynan.events import Cause, Event, Operation, Source, Spread, Trial
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Answer ``%load_ext anynan``: magics, short tracebacks, events as HTML."""
+    global _extension  # noqa: PLW0603  one process has one shell
+    from anynan._notebooks.extension import Extension
+
+    _extension = Extension(shell)
+    _extension.load()
+
+
+def unload_ipython_extension(shell: Any) -> None:  # noqa: ARG001  as IPython calls it
+    """Answer ``%unload_ext anynan``."""
+    if _extension is not None:
+        _extension.unload()
+
+
+_extension: Any = None
 
 
 def __getattr__(name: str) -> Any:
@@ -84,11 +116,11 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"anynan.{_WHERE[name]}"), name)
         globals()[name] = value
         return value
-    if name in _ADAPTERS:
+    if name in _ADAPTERS or name in _DOORS:
         return importlib.import_module(f"anynan.{name}")
     msg = f"module 'anynan' has no attribute {name!r}"
     raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE, *_ADAPTERS})
+    return sorted({*globals(), *_WHERE, *_ADAPTERS, *_DOORS})

@@ -15,9 +15,11 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.sources import user_source
 from anynan._readings.policy import DEFAULT, Policy, reading_kind
 from anynan._reports.escaping import name as printed
+from anynan._reports.logs import log
 from anynan._reports.notices import warn
 from anynan._reports.report import render
 from anynan._runtime import context
+from anynan._runtime.tracebacks import shorten
 from anynan.errors import AnomalyError, NonFiniteError, reason
 from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Severity, Source
 from anynan.options import environment
@@ -83,7 +85,11 @@ def check(x: T, name: str = "array", *, policy: Policy | None = None) -> T:
             found = [finding for finding in found if finding.severity == "suspect"]
     if found and action != "record":
         # The stack is only of use here, where the caller is still at a known distance.
-        _act(found, action, layer, user_source(skip=2))
+        try:
+            _act(found, action, layer, user_source(skip=2))
+        except AnomalyError as error:
+            shorten(error)
+            raise
     return x
 
 
@@ -221,11 +227,13 @@ def _act(
     if action == "warn":
         _warn(event)
         return
+    log(event)
     error = NonFiniteError if event.kind in NON_FINITE else AnomalyError
     raise error(render(event), event)
 
 
 def _warn(event: Event) -> None:
+    log(event)
     warn(render(event))
 
 

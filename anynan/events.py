@@ -8,6 +8,8 @@ from anynan._arrays.summary import Summary
 Phase = Literal["input", "forward", "loss", "backward", "parameter", "optimizer", "value"]
 Kind = Literal["nan", "posinf", "neginf", "large", "spike", "vanishing"]
 Severity = Literal["bad", "suspect"]
+Outcome = Literal["finite", "another", "insufficient"]
+Extent = Literal["step", "call", "forward", "both"]
 
 PHASES: tuple[Phase, ...] = (
     "input",
@@ -95,6 +97,28 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """Say what came of the step when it was run once more with the origin repaired.
+
+    Attributes:
+        repair: The code that took the operation's place (``log(x + 1e-8)``); empty where 0
+            took the place of what it made bad.
+        outcome: ``finite`` if nothing bad was left, ``another`` if another fault was, and
+            ``insufficient`` if the repaired operation itself still made bad values.
+        extent: What was run: the ``step``, a ``call`` of array code, the model's ``forward``
+            pass, or ``both`` passes.
+        loss: The loss it ended with, where there was one and it was finite.
+        gradient_norm: The L2 norm of all gradients of weights, likewise.
+    """
+
+    repair: str
+    outcome: Outcome
+    extent: Extent = "step"
+    loss: float | None = None
+    gradient_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Count what is bad only because of the origin.
 
@@ -138,6 +162,9 @@ class Event:
         notes: What could not be seen or reproduced, said plainly.
         target: What is tracked: ``model Generator``, ``function preprocess``; numbered where
             several models of one name are tracked.
+        tried: What came of the step with the origin repaired; None where it was not tried.
+        others: The faults that were left then, each tried in its turn with those before it
+            repaired: events of their own, which are told here and nowhere else.
 
     Example:
         >>> import json, anynan, numpy
@@ -172,10 +199,12 @@ class Event:
     since: tuple[int, int] | None = None
     notes: tuple[str, ...] = ()
     target: str = ""
+    tried: Trial | None = None
+    others: tuple["Event", ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as plain JSON values; non-finite numbers become strings."""
-        data: dict[str, Any] = _encode(asdict(self))
+        data: dict[str, Any] = plain(asdict(self))
         return data
 
     def to_json(self) -> str:
@@ -205,6 +234,8 @@ class Event:
             spread=Spread(**data["spread"]),
             since=None if since is None else tuple(since),
             notes=tuple(data["notes"]),
+            tried=None if data.get("tried") is None else Trial(**data["tried"]),
+            others=tuple(map(cls.from_dict, data.get("others", ()))),
         )
         return cls(**data)
 
@@ -228,7 +259,8 @@ _NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-
 _NUMERIC = {"min", "max", "absmax", "mean", "rms", "headroom"}
 
 
-def _encode(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return plain JSON values; non-finite numbers become strings."""
     if isinstance(value, float):
         if value != value:
             return "NaN"
@@ -236,10 +268,15 @@ def _encode(value: Any) -> Any:
             value if abs(value) != _NUMBERS["Infinity"] else f"{'-' if value < 0 else ''}Infinity"
         )
     if isinstance(value, dict):
-        return {key: _encode(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_encode(item) for item in value]
+        return [plain(item) for item in value]
     return value
+
+
+def numbers(values: list[Any]) -> list[float]:
+    """Return numbers that ``plain`` wrote."""
+    return [_NUMBERS[value] if isinstance(value, str) else float(value) for value in values]
 
 
 def _decode(value: Any, key: str = "") -> Any:

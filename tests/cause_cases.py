@@ -7,7 +7,7 @@ from typing import Any
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.causes import Situation
 from anynan._diagnosis.lineage import Operand, OpRecord
-from anynan.events import Source
+from anynan.events import STATE, Source
 
 INF, NAN = math.inf, math.nan
 CLIMB = ((396, 0.9), (397, 3.1), (398, 48.0), (399, 7200.0))
@@ -290,8 +290,13 @@ FIRES: dict[str, list[Situation]] = {
         back("sqrt", INF, dtype="float16", grad=6e4, result=2e-3),
     ],
     "exp_gradient_overflow": [back("exp", INF, grad=1e30, result=held(1e20))],
+    "optimizer_setting_bad": [
+        case(phase="optimizer", gradient=held(0.1), settings={"lr": NAN}),
+        case(phase="optimizer", settings={"lr": 0.1, "betas[0]": INF}),
+    ],
     "optimizer_state_overflow": [
-        case(phase="optimizer", gradient=held(1e30), state=state(exp_avg_sq=held(INF)))
+        case(phase="optimizer", gradient=held(1e30), state=state(exp_avg_sq=held(INF))),
+        case(phase="optimizer", tensor=STATE, state=state(nu=held(INF))),
     ],
     "optimizer_epsilon_underflow": [
         case(
@@ -310,6 +315,7 @@ FIRES: dict[str, list[Situation]] = {
     "optimizer_step_too_large": [
         case(phase="optimizer", kind="posinf", gradient=held(1e30)),
         case(phase="optimizer", kind="posinf", gradient=held(1e30), growth=CLIMB),
+        case(phase="optimizer", gradient=held(1e9), settings={"lr": 1e30}, summary=held(INF)),
     ],
     "loss_scale_floor": [
         replace(back("matmul", INF, self=held(3e38), mat2=held(10.0)), scale=1.0),
@@ -322,6 +328,9 @@ FIRES: dict[str, list[Situation]] = {
         replace(back("matmul", INF, self=held(3e38), mat2=held(10.0)), growth=CLIMB),
         case(phase="backward", kind="posinf", growth=CLIMB),
         case(phase="backward", kind="spike", growth=((1, 1.0), (2, 80.0))),
+    ],
+    "growth_without_training": [
+        case(op("matmul", INF, self=held(3e38), mat2=held(10.0)), growth=CLIMB, trained=False),
     ],
     "learning_rate_divergence": [
         case(op("matmul", INF, self=held(3e38), mat2=held(10.0)), growth=CLIMB),
@@ -353,6 +362,10 @@ FIRES: dict[str, list[Situation]] = {
         case(phase="value", summary=held(NAN)),
     ],
 }
+
+FIRES["ctc_target_too_long"] = [
+    case(op("ctc_loss", INF, log_probs=-1.0, params={"sample": 1, "needed": 6, "frames": 5}))
+]
 
 MISSES: list[tuple[str, Situation]] = [
     ("log_of_zero", case(op("log", NAN, self=1.0))),
@@ -410,4 +423,7 @@ MISSES: list[tuple[str, Situation]] = [
     ("running_statistics_bad", case(phase="parameter", parameter="norm.weight")),
     ("lgamma_pole", case(op("lgamma", INF, self=1e38))),
     ("index_out_of_range", case(op("take", self=held(NAN)))),
+    ("ctc_target_too_long", case(op("ctc_loss", INF, log_probs=-INF))),
+    ("optimizer_setting_bad", case(phase="optimizer", settings={"lr": 1e38, "max_norm": INF})),
+    ("growth_without_training", case(growth=CLIMB)),
 ]

@@ -152,5 +152,6 @@ def space(backend: Backend, xp: Any, device: Any) -> Space:
 
 @pytest.fixture(autouse=True)
 def _no_override(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own ANYNAN must not decide what the tests see."""
+    """A developer's own ANYNAN and terminal must not decide what the tests see."""
     monkeypatch.delenv("ANYNAN", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")

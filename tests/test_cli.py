@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,84 @@ def test_bad_values_are_refused(
     assert left.value.code == 2
     assert says in capsys.readouterr().err
     assert not calls
+
+
+COMMANDS = ("demo", "scan", "report", "doctor")
+
+
+def test_the_help_has_an_example_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for command in ("run", *COMMANDS):
+        assert f": anynan {command}" in shown
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_every_command_tells_its_exit_statuses(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"example: anynan {command}" in shown
+    assert "exit status: 0 " in shown
+
+
+@pytest.mark.parametrize(
+    "words", [["scan"], ["report"], ["sacn", "x"], ["scan", "--as", "int8", "x"]]
+)
+def test_wrong_words_are_refused_in_a_line(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(words)
+    assert left.value.code == 2
+    assert "anynan" in capsys.readouterr().err.splitlines()[-1]
+
+
+def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *names: str) -> Any:
+    monkeypatch.setattr("anynan._cli.doctor._ADAPTERS", names)
+    status = cli.main(["doctor"])
+    return status, capsys.readouterr().out
+
+
+def test_the_doctor_tells_versions_devices_and_what_is_watched(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("ANYNAN", "warn")
+    status, shown = doctor(capsys, monkeypatch, "torch", "nowhere")
+    assert status == 0
+    assert shown.startswith(f"anynan {anynan.__version__}, Python {sys.version.split()[0]}, ")
+    assert f"  torch       {torch.__version__}, cpu with " in shown
+    assert "watched: modules and training steps" in shown
+    assert "'warn' overrides every action" in shown
+    assert 'nowhere     not installed: pip install "anynan[nowhere]"' in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("raise ImportError('libcuda is gone')", "cannot be used: ImportError: libcuda is gone"),
+        ("import os; os._exit(9)", "cannot be used: exit status 9"),
+        ("import time; time.sleep(60)", "did not answer within 1 s"),
+    ],
+)
+def test_the_doctor_survives_a_framework_that_is_broken(
+    content: str,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "brokenwork.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("anynan._cli.doctor.SECONDS", 1 if "sleep" in content else 60)
+    status, shown = doctor(capsys, monkeypatch, "brokenwork")
+    assert status == 1
+    assert f"  brokenwork  installed, but {says}" in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,36 @@ def test_sharing_does_not_multiply_the_work() -> None:
     assert len(list(leaves(nested, "x"))) == 1
 
 
+def test_what_is_walked_flat_is_in_the_order_of_a_frameworks_inputs() -> None:
+    inner = {"z": X, "a": Y}
+    loop: list[Any] = [Y]
+    loop.append(loop)
+    value = {"second": [inner, inner], "first": Plain(X), "loop": loop}
+    paths = [path for path, _ in leaves(value, "x", flat=True)]
+    assert paths == [
+        "x['loop'][0]",
+        *(f"x['second'][{i}]['{key}']" for i in (0, 1) for key in ("a", "z")),
+    ]
+
+
+def test_a_framework_opens_what_only_it_can() -> None:
+    class Ragged:
+        dtype, shape = "float32", (2, None)
+
+    def parts(x: Any) -> Any:
+        return [(".values", X), (".rows", [Y])] if isinstance(x, Ragged) else None
+
+    paths = [path for path, _ in leaves([Ragged(), X], "x", parts=parts)]
+    assert paths == ["x[0].values", "x[0].rows[0]", "x[1]"]
+
+
+def test_a_container_in_a_proxy_is_opened() -> None:
+    wrapt = pytest.importorskip("wrapt")  # TensorFlow's layers keep dicts and tuples in these
+    value = wrapt.ObjectProxy({"a": X, "b": wrapt.ObjectProxy((Y,))})
+    assert [path for path, _ in leaves(value, "x")] == ["x['a']", "x['b'][0]"]
+    assert not list(leaves(wrapt.ObjectProxy(object()), "x"))
+
+
 def test_one_array_in_two_places_has_two_paths() -> None:
     assert [path for path, _ in leaves([X, X], "x")] == ["x[0]", "x[1]"]
 

@@ -168,3 +168,18 @@ def test_a_worker_that_is_killed_half_way_loses_nothing(tmp_path: Path) -> None:
         number, _, worker = name.partition(".")
         readers.setdefault(number, set()).add(worker)
     assert len(readers) == 20
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_dasks_own_functions_take_an_array_out_of_sight_and_that_is_said() -> None:
+    def shifted(x: Any) -> Any:
+        masked = da.where(x > 0, -INF, x)
+        return masked - masked.max(axis=-1, keepdims=True)
+
+    tracked = anynan.track(shifted, action="record")
+    with pytest.warns(anynan.AnynanWarning, match=r"taken out of a tracked one at test_dask\.py"):
+        tracked(da.from_array(np.ones((2, 2)), chunks=(1, 2)))
+    (event,) = tracked.events
+    assert event.operation is None
+    line = shifted.__code__.co_firstlineno + 1
+    assert f"left anynan's sight at test_dask.py:{line} (" in " ".join(event.notes)

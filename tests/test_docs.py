@@ -13,6 +13,7 @@ import io
 import linecache
 import pkgutil
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ def outputs(page: list[Example]) -> Iterator[str]:
     """Run the blocks of a page in order, and give what each prints."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     try:
-        yield from _run(page, namespace)
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            yield from _run(page, namespace)
     finally:
         for name in [name for name in namespace if not name.startswith("__")]:
             del namespace[name]  # the compiler takes its own names out later, and misses them
@@ -147,8 +149,8 @@ def _modules() -> list[str]:
 
 @pytest.mark.parametrize("name", ["anynan", *_modules()])
 def test_docstrings(name: str) -> None:
-    for adapter in anynan._ADAPTERS:
-        if name.startswith(f"anynan.{adapter}"):
+    for adapter in (*anynan._ADAPTERS, *anynan._DOORS):
+        if name.startswith(f"anynan.{adapter}") or name.endswith(f".{adapter}"):
             pytest.importorskip(adapter)
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert failed == 0

@@ -4,7 +4,7 @@ import copy
 import json
 import math
 import pickle
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import anynan
 from anynan._arrays.summary import Summary
 from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
-from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread
+from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread, Trial
 
 NAN, INF = math.nan, math.inf
 
@@ -55,7 +55,15 @@ operations = st.builds(
     layer=paths,
     phase=st.sampled_from(PHASES),
 )
-events = st.builds(
+trials = st.builds(
+    Trial,
+    repair=words,
+    outcome=st.sampled_from(["finite", "another", "insufficient"]),
+    extent=st.sampled_from(["step", "call", "forward", "both"]),
+    loss=st.none() | finite,
+    gradient_norm=st.none() | finite,
+)
+one_event = st.builds(
     Event,
     backend=words,
     layer=paths,
@@ -79,6 +87,12 @@ events = st.builds(
     then=st.none() | operations,
     since=st.none() | st.tuples(counts, counts),
     notes=st.lists(words, max_size=2).map(tuple),
+    tried=st.none() | trials,
+)
+events = st.builds(
+    lambda event, others: replace(event, others=tuple(others)),
+    one_event,
+    st.lists(one_event, max_size=1),
 )
 
 
@@ -94,6 +108,8 @@ def full() -> Event:
         operation=operation, cause=Cause("tag", "text", "fix", "evidence"),
         trail=(("a", 1.5), ("a.b", None)), spread=Spread(37, "the loss"), expected="why", rank=0,
         shard=1, then=operation, since=(400, 412), notes=("note",),
+        tried=Trial("log(x + 1e-8)", "another", "step", 2.5, 0.5),
+        others=(Event("toy", "b", "backward", "nan", "bad", 412),),
     )  # fmt: skip
 
 

@@ -27,8 +27,8 @@ ADAPTERS = {
     "torch": ({"torch"}, "PyTorch"),
 }
 
-# Keras runs on other frameworks: `jax_steps.py` is where its adapter meets JAX.
-RUNS_ON = {"jax": "jax", "torch": "torch"}
+# A file named after a library is where it is met: `jax_steps.py` is where Keras meets JAX.
+RUNS_ON = {name: name for name in ("jax", "lightning", "pytest", "torch", "transformers")}
 
 # What a demo trains a model with, beside its framework.
 TRAINED_WITH = {"jax": {"flax", "optax"}}
@@ -84,7 +84,7 @@ def test_functions_outlive_the_modules_beside_them() -> None:
         "import anynan, importlib, pathlib\n"
         "before = {name: getattr(anynan, name) for name in anynan.__all__}\n"
         "for path in pathlib.Path(anynan.__file__).parent.glob('*.py'):\n"
-        "    if path.stem not in ('__init__', '__main__'):\n"
+        "    if path.stem not in ('__init__', '__main__', *anynan._DOORS):\n"
         "        importlib.import_module(f'anynan.{path.stem}')\n"
         "for name, value in before.items():\n"
         "    assert getattr(anynan, name) is value, name\n"
@@ -171,6 +171,11 @@ def _strangers(folder: Path, allowed: set[str], skip: frozenset[str] = frozenset
 
 def test_core_imports_no_framework() -> None:
     assert _strangers(PACKAGE, CORE_MAY, frozenset(ADAPTERS)) == []
+
+
+def test_what_reads_files_is_asked_for_by_name_only() -> None:
+    code = "import anynan._files.scan\nprint(*sorted({'h5py', 'tensorstore'} & set(sys.modules)))"
+    assert _python(code).stdout.split() == []
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

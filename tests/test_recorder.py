@@ -727,7 +727,7 @@ def test_numbers_are_kept() -> None:
     for i in range(3):
         tracker(np.full(2, i + 1.0))
     assert [(r.step, r.hi) for r in tracker.dump(phase="forward")] == [(0, 2), (1, 4), (2, 6)]
-    assert tracker.metrics()["anynan/absmax/forward/model"] == 6.0
+    assert tracker.metrics(layers=True)["anynan/absmax/forward/model"] == 6.0
 
 
 def test_limits_hold_where_values_leave() -> None:
@@ -871,3 +871,19 @@ def test_array_namespace_gives_the_recording_one() -> None:
     assert event.operation is not None
     assert event.operation.name == "divide"
     assert inspect.getsource(program)
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+def test_level_operation_runs_nothing_a_second_time(read: Any) -> None:
+    calls: list[bool] = []
+
+    def step(x: Any) -> Any:
+        calls.append(anynan.replaying())
+        return np.log(x - len(calls) - 1)
+
+    tracker = anynan.track(step, level="operation", read=read, action="record")
+    tracker(np.ones(3))
+    (event,) = tracker.events
+    assert event.operation is not None
+    assert (event.operation.name, event.operation.inputs[0].min) == ("log", -1.0)
+    assert calls == [False]

@@ -158,7 +158,7 @@ def test_a_constant_of_the_code_is_a_cause() -> None:
     assert (event.phase, event.layer) == ("loss", None)
     assert event.cause is not None
     assert (event.cause.tag, event.cause.evidence) == (
-        "written_constant", "other is the constant inf",
+        "written_constant", "value is the constant inf",
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -375,6 +376,20 @@ def test_a_second_run_that_takes_another_branch_is_not_believed() -> None:
 
 
 def test_a_second_run_with_other_values_is_not_believed() -> None:
+    values: SimpleQueue[float] = SimpleQueue()
+    for value in (-1.0, -500.0):
+        values.put(value)
+
+    def program(x: Any) -> Any:
+        return np.log(x * values.get_nowait())
+
+    event = event_of(program, np.ones(1), read="step")
+    assert event.operation is not None
+    assert event.operation.inputs[0].min == -1.0
+    assert any("a second run had other values, at log" in note for note in event.notes)
+
+
+def test_a_second_run_takes_nothing_from_an_iterator() -> None:
     values = iter([-1.0, -500.0])
 
     def program(x: Any) -> Any:
@@ -383,7 +398,8 @@ def test_a_second_run_with_other_values_is_not_believed() -> None:
     event = event_of(program, np.ones(1), read="step")
     assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0
-    assert any("a second run had other values, at log" in note for note in event.notes)
+    assert any("it would have taken more from `values`" in note for note in event.notes)
+    assert next(values) == -500.0
 
 
 def refused(x: Any) -> Any:
@@ -422,3 +438,40 @@ def test_an_exception_after_finite_values_is_only_that() -> None:
     with pytest.raises(KeyError):
         tracker(np.ones(3))
     assert tracker.events == ()
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+@pytest.mark.parametrize("level", ["step", "layer"])
+@pytest.mark.parametrize("way", ["solver", "assert"])
+def test_an_exception_over_a_bad_value_takes_the_report_along(
+    way: str, action: Any, level: Any
+) -> None:
+    def step(x: Any) -> Any:
+        y = np.log(x - 2)
+        if way == "solver":
+            return np.linalg.eigvals(y)
+        assert np.isfinite(y).all()
+        return y
+
+    tracker = anynan.track(step, action=action, level=level)
+    with pytest.raises(Exception, match=r"finite|nan|NaN|assert|isfinite") as caught:
+        tracker(np.ones((2, 2)))
+    (event,) = tracker.events
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    broke = caught.value.__cause__ if action == "raise" else caught.value
+    assert isinstance(broke, np.linalg.LinAlgError if way == "solver" else AssertionError)
+    if action == "record":
+        assert "log(-1.0)" in caught.value.__notes__[0]
+
+
+def test_an_exception_over_something_else_says_nothing() -> None:
+    def step(x: Any) -> Any:
+        y = np.nan_to_num(np.log(x - 2))
+        raise KeyError(float(y.sum() + x.sum()))
+
+    tracker = anynan.track(step)
+    with pytest.raises(KeyError) as caught:
+        tracker(np.ones(2))
+    assert not tracker.events
+    assert not hasattr(caught.value, "__notes__")

@@ -12,8 +12,15 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import operation
 from anynan._diagnosis.lineage import Operand, OpRecord
-from anynan._reports.report import WIDTH, headline, render, render_line, render_rich
-from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread
+from anynan._reports.report import (
+    WIDTH,
+    headline,
+    render,
+    render_line,
+    render_markdown,
+    render_rich,
+)
+from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread, Trial
 
 GOLDEN = Path(__file__).parent / "golden"
 OVERWRITE = os.environ.get("ANYNAN_OVERWRITE_GOLDEN") == "1"
@@ -124,6 +131,20 @@ EVENTS: dict[str, Event] = {
             ("the replay did not reproduce this: data that the step takes by itself, its own "
             "random numbers or state may have been others the second time, so the report stays "
             "at layer level"),
+        ),
+    ),
+    "forward_tried": event(
+        EXP, then=DIVIDE, trail=(("embed", 0.9), ("head", None)), spread=Spread(1),
+        tried=Trial("exp(x - max(x, axis=-1, keepdims=True))", "finite", "step", 2.3104, 0.8377),
+    ),
+    "forward_insufficient": event(
+        EXP, tried=Trial("exp(minimum(x, 88))", "insufficient", "forward"),
+    ),
+    "loss_others": event(
+        LOG, step=5, spread=Spread(3), tried=Trial("log(x + 1e-8)", "another"),
+        others=(
+            event(SQRT, step=5, tensor="grad", tried=Trial("sqrt(x + 1e-8)", "another")),
+            event(MATMUL, step=5, tried=Trial("", "finite", "step", 2.31, 0.84)),
         ),
     ),
     "forward_suspect": event(
@@ -245,7 +266,8 @@ NaN first appeared in the forward pass of step 412
                                   w = scores.softmax(-1)
   input   float16 (8, 12, 128, 128)  min -inf  max 41.2   24,576 x -inf: 2 rows are -inf throughout
   cause   fully masked row: softmax over a row of -inf is 0/0
-  fix     let every query see at least one key, or zero the output of fully masked rows
+  fix     let every query see at least one key, or zero the output of fully masked rows: where(seen,
+          softmax(where(seen, x, 0)), 0), seen = any(x > -inf, axis=-1, keepdims=True)
   trail   encoder.embed 0.9 > encoder.layers.0 3.1 > encoder.layers.1 9.8 > encoder.layers.2 41.2 >
           encoder.layers.3.attn NaN
   spread  37 later readings are bad only because of this one"""
@@ -260,17 +282,67 @@ def test_every_line_fits(name: str) -> None:
     assert "\N{NO-BREAK SPACE}" not in text
 
 
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("name", EVENTS)
+def test_a_narrow_terminal_breaks_no_word(
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = render(EVENTS[name])
+    monkeypatch.setenv("COLUMNS", str(width))
+    narrow = render(EVENTS[name])
+    assert all(len(row) <= width for row in narrow.splitlines()[1:]), narrow
+    # A long line of code is cut, with dots where it was; evidence may get a row of its own.
+    words = {*whole.replace(":", " ").split(), *whole.split(), "...", "seen"}
+    operation = EVENTS[name].operation
+    code = "" if operation is None or operation.source is None else operation.source.text
+    assert [word for word in narrow.split() if word not in words and word not in code] == []
+
+
+@pytest.mark.parametrize("columns", ["", "10000", "wide", None])
+def test_without_a_width_to_fit_it_is_a_hundred(
+    columns: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    assert render(EVENTS["forward_nan"]) == render(EVENTS["forward_nan"], width=100)
+
+
 @pytest.mark.parametrize("name", EVENTS)
 def test_rich_says_the_same(name: str) -> None:
     from rich.console import Console
 
-    def shown(width: int) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=40, legacy_windows=False, soft_wrap=True)
+    console.print(render_rich(EVENTS[name]))
+    assert out.getvalue() == render(EVENTS[name]) + "\n"
+
+
+def test_only_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    def shown(*, terminal: bool) -> str:
         out = io.StringIO()
-        Console(file=out, width=width, legacy_windows=False).print(render_rich(EVENTS[name]))
+        Console(file=out, force_terminal=terminal, legacy_windows=False).print(
+            render_rich(EVENTS["forward_nan"])
+        )
         return out.getvalue()
 
-    assert shown(200).split() == render(EVENTS[name]).split()
-    assert shown(60).split()[:3] == render(EVENTS[name]).split()[:3]
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;31m" in shown(terminal=True)
+    assert "\x1b[" not in shown(terminal=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "31m" not in shown(terminal=True)
+
+
+def test_markdown_can_be_pasted_into_an_issue() -> None:
+    title, _, rest = render(EVENTS["forward_nan"]).partition("\n\n")
+    assert render_markdown(EVENTS["forward_nan"]) == f"**{title}**\n\n```text\n{rest}\n```\n"
+    operation = EVENTS["forward_nan"].operation
+    assert operation is not None
+    code = replace(operation, source=line(1, "f", "exec('```')"))  # it ends no fence
+    assert "\n````text\n" in render_markdown(replace(EVENTS["forward_nan"], operation=code))
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -74,6 +74,15 @@ def torchs(name: str) -> bool:
     return not all(overload.has_kernel_for_dispatch_key(composite) for overload in found)
 
 
+def test_pytorchs_names_are_the_standards() -> None:
+    pytest.importorskip("torch")
+    from anynan.torch.replay.names import canonical, node_name
+
+    raw = ("clamp", "clamp_min_", "index", "index_select", "topk")
+    assert [canonical(f"aten::{name}") for name in raw] == ["clip", "clip", "take", "take", "top_k"]
+    assert [node_name(name) for name in ("ClampBackward1", "IndexBackward0")] == ["clip", "take"]
+
+
 def test_tables_are_found() -> None:
     assert len(FILES) == 4
     assert all(given(file) for file in FILES)

@@ -15,7 +15,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._readings.patterns import choose
 from anynan._readings.readings import Reading, Rows
 from anynan._steps.adapter import BaseAdapter
-from anynan._steps.tracker import Tracker, tracker_of
+from anynan._steps.tracker import Tracker, make_way, tracker_of
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program.trace import tracing
 from anynan.jax.read import probes
@@ -49,11 +49,7 @@ def track(model: Any, **options: Unpack[KerasOnJax]) -> Tracker:
     name = type(model).__name__
     first = session_of(model)
     if first is not None:
-        msg = (
-            f"this {name} is tracked already, by {first.tracker!r}; call its remove(), or "
-            "anynan.keras.untrack(model), before tracking it again"
-        )
-        raise ValueError(msg)
+        make_way(first.tracker, name, "keras")
     refuse_unbuilt(model)
     tracker = Tracker(weakref.ref(model), chosen, name)
     session = KerasSession(model, tracker, keep_inputs=keep)
@@ -185,12 +181,12 @@ class KerasSession(BaseAdapter):
         if part is not None:
             return part.bad_parameters()
         found = []
-        for name, layer, variable in self.weights:
+        for name, layer, variable, buffer in self.weights:
             value = variable._value
             if value is None or not probes.checkable(value) or not int(_code(value)):
                 continue
             summary = probes.measure(value)
-            found.append(BadParameter(name, layer, summary, not variable.trainable))
+            found.append(BadParameter(name, layer, summary, buffer))
         return found
 
     def bad_rows(self, value: Any) -> tuple[int, ...]:

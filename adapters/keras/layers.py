@@ -11,11 +11,13 @@ class Weight(NamedTuple):
         name: Its layer's path and its own name: ``block.dense.kernel``.
         layer: Path of the layer that holds it.
         variable: The Keras variable.
+        buffer: True for what is never trained, such as running statistics; a frozen weight is.
     """
 
     name: str
     layer: str
     variable: Any
+    buffer: bool
 
 
 def refuse_unbuilt(model: Any) -> None:
@@ -76,7 +78,8 @@ def weights_of(layers: dict[str, Any]) -> list[Weight]:
             while name in names:
                 name += "_"
             names.add(name)
-            found.append(Weight(name, path, variable))
+            weight = any(variable is x for x in layer._trainable_variables)
+            found.append(Weight(name, path, variable, not (variable.trainable or weight)))
     return found
 
 

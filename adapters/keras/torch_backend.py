@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -75,11 +75,11 @@ class KerasModels(Models):
 
     def parameters(self) -> list[tuple[str, Any]]:
         """List the weights."""
-        return [(w.name, w.variable._value) for w in self.weights() if w.variable.trainable]
+        return [(w.name, w.variable._value) for w in self.weights() if not w.buffer]
 
     def buffers(self) -> list[tuple[str, torch.Tensor]]:
         """List the variables that are not trained."""
-        return [(w.name, w.variable._value) for w in self.weights() if not w.variable.trainable]
+        return [(w.name, w.variable._value) for w in self.weights() if w.buffer]
 
     def inputs(
         self, fn: Callable[..., Any], args: Any, kwargs: Any
@@ -211,8 +211,8 @@ class KerasSession(ModelSession):
             if self.options.parameters and state.rows is not None:
                 self.updates.late.on = True
                 self.steps.write_weights(state, state.rows)
-        except BaseException:
-            with self.tracker.judge.softly(), self.ranks.alone():
+        except BaseException as error:
+            with self.tracker.judge.carried_by(error, state.rows), self.ranks.alone():
                 self._close(state)
             raise
         else:
@@ -369,7 +369,7 @@ class KerasSession(ModelSession):
             for w in self.models.weights()
             if (value := before.get(id(w.variable))) is not None and not nonfinite(value)
         }
-        return [item for item in found if item.name not in made]
+        return [replace(item, before=True) for item in found if item.name not in made]
 
     def replay(self, reading: Reading) -> Replay:
         """Run the failing call again under the operation watcher."""

@@ -125,6 +125,7 @@ def start(target: Any, options: Options) -> Tracker:
     """Watch a model with options that were checked."""
     from dataclasses import fields
 
-    given = {f.name: getattr(options, f.name) for f in fields(options)}
-    made: Tracker = track(target, **given)
+    # A backend refuses what it has not, if only by name.
+    held = {f.name: (getattr(options, f.name), f.default) for f in fields(options)}
+    made: Tracker = track(target, **{k: x for k, (x, default) in held.items() if x != default})
     return made

@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 
 import tensorflow as tf
 
-from anynan._steps.tracker import Tracker, refuse_target, tracker_of
+from anynan._steps.tracker import Tracker, make_way, refuse_target, tracker_of
 from anynan.options import Options, Training
 from anynan.tensorflow.session.seams import SEAMS
 from anynan.tensorflow.session.session import Session
@@ -162,8 +162,4 @@ def _refuse_twice(model: Any) -> None:
     """
     first = session_of(model)
     if first is not None:
-        msg = (
-            f"this {type(model).__name__} is tracked already, by {first.tracker!r}; call its "
-            "remove(), or anynan.tensorflow.untrack(model), before tracking it again"
-        )
-        raise ValueError(msg)
+        make_way(first.tracker, type(model).__name__, "tensorflow")

@@ -11,7 +11,7 @@ operators hold: ``_sequence_nr``, ``_saved_*``, ``_cdata``, ``_schema`` and
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -49,6 +49,19 @@ set_grad_enabled = torch._C._set_grad_enabled
 def node_number(of: Any) -> int:
     """Give the number that a node got when it was made."""
     return int(of._sequence_nr())
+
+
+def arguments_of(operator: Any) -> list[Any]:
+    """List the arguments that an operator declares: their names, their types, how to pass them."""
+    return list(operator._schema.arguments)
+
+
+def functional(operator: Any) -> Any:
+    """Give the operator that computes the same as one that writes, and writes nothing."""
+    name = operator._schema.name.rpartition("::")[2].rstrip("_")
+    packet = getattr(torch.ops.aten, name)
+    overload = operator._overloadname
+    return getattr(packet, overload if overload in packet.overloads() else "default")
 
 
 def version(x: torch.Tensor) -> int:
@@ -177,6 +190,11 @@ def original(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+def is_compiled_from(module: Any, name: str) -> bool:
+    """Tell whether what a module is given under this name is what it is compiled from."""
+    return name == "_orig_mod" and type(module).__name__ == "OptimizedModule"
+
+
 # Modes and transforms.
 
 is_tracing = torch._C._is_tracing
@@ -200,6 +218,27 @@ without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_mode
 def count_modes() -> int:
     """Count the dispatch modes that are entered."""
     return torch._C._len_torch_dispatch_stack()
+
+
+# Backward passes.
+
+
+def backward_roots() -> tuple[Any, ...]:
+    """Give what the backward pass of this thread that runs now was asked for, the loss mostly."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = _ROOTS.get(frame.f_code)
+        if name is not None:
+            roots = frame.f_locals.get(name)
+            return (roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ())
+        frame = frame.f_back
+    return ()
+
+
+_ROOTS = {
+    torch.autograd.backward.__code__: "tensors",
+    torch.autograd.grad.__code__: "outputs",
+}
 
 
 # The compiler.

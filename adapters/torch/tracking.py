@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack, overload
 
 import torch
 
-from anynan._steps.tracker import Tracker, refuse_target, tracker_of
+from anynan._steps.tracker import Tracker, make_way, refuse_target, tracker_of
 from anynan.options import Options, Training
 from anynan.torch.private import original
 from anynan.torch.session.function import FunctionSession
@@ -132,11 +132,7 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
     first = next((found for x in same if (found := session_of(x)) is not None), None)
     name = type(same[-1]).__name__
     if first is not None:
-        msg = (
-            f"this {name} is tracked already, by {first.tracker!r}; call its remove(), or "
-            "anynan.torch.untrack(model), before tracking it again"
-        )
-        raise ValueError(msg)
+        make_way(first.tracker, name, "torch")
     meta = [key for key, p in model.named_parameters() if p.is_meta]
     if meta:
         msg = (

@@ -4,10 +4,11 @@ Containers are the user's, and so is the code that opens them: whatever it raise
 stops neither the walk nor the program.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Literal
 
 from anynan._reports.notices import warn
@@ -18,13 +19,21 @@ Role = Literal[
 ]
 # Is told of what could not be opened: one sentence.
 Tell = Callable[[str], None]
+# Gives what a framework's own container is made of, and how the path goes on; None for all else.
+Parts = Callable[[Any], Iterable[tuple[str, Any]] | None]
 
 _MISSING = object()
 _NOTHING = (str, bytes, bytearray, memoryview, range, type, int, type(None))
 
 
 def leaves(
-    x: Any, name: str, tell: Tell | None = None, *, objects: bool = False
+    x: Any,
+    name: str,
+    tell: Tell | None = None,
+    *,
+    objects: bool = False,
+    parts: Parts | None = None,
+    flat: bool = False,
 ) -> Iterator[tuple[str, Any]]:
     """Yield the arrays and Python floats in ``x``, each with its path.
 
@@ -37,6 +46,9 @@ def leaves(
         name: What to call ``x``; the paths begin with it.
         tell: Is told of a container that raises while it is opened; a warning by default.
         objects: Look into the attributes of other objects, too, one level deep.
+        parts: Opens what only a framework can.
+        flat: Walk as frameworks flatten arguments: mappings by key, a container in two places
+            twice, and no dataclass.
 
     Yields:
         The path (``batch['image'][0]``, ``batch.mask``) and the array.
@@ -47,24 +59,26 @@ def leaves(
         [("out['loss']", 0.5), ("out['aux'][0]", 1.5)]
     """
     tell = _warn if tell is None else tell
-    inner = _open(x, name, tell)
+    inner = _open(x, name, tell, parts, flat)
     if inner is None:
         yield from _leaf(x, name, objects=objects)
         return
     # The containers are kept, not only their ids: an id may be used again once one is gone.
     seen = {id(x): x}
-    stack = [inner]
+    stack = [(x, inner)]
     while stack:
-        for path, item in stack[-1]:
-            inner = _open(item, path, tell)
+        for path, item in stack[-1][1]:
+            inner = _open(item, path, tell, parts, flat)
             if inner is None:
                 yield from _leaf(item, path, objects=objects)
             elif id(item) not in seen:
                 seen[id(item)] = item
-                stack.append(inner)
+                stack.append((item, inner))
                 break
         else:
-            stack.pop()
+            done, _ = stack.pop()
+            if flat:
+                del seen[id(done)]
 
 
 def _leaf(x: Any, name: str, *, objects: bool) -> Iterator[tuple[str, Any]]:
@@ -150,9 +164,14 @@ def _warn(text: str) -> None:
 def _role(x: Any) -> Role:
     kind: Any = type(x)
     try:
-        return _role_of(kind)
+        found = _role_of(kind)
+        # What a framework wraps around a container of the user's to see it change.
+        if found == "unknown" and any(base.__name__ == "ObjectProxy" for base in kind.__mro__):
+            kind = type(x.__wrapped__)
+            found = _role_of(kind)
     except Exception:  # noqa: BLE001  a metaclass may raise as well
         return "unknown"
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -188,18 +207,23 @@ def _role_of(kind: type) -> Role:
     return "unknown"
 
 
-def _open(x: Any, path: str, tell: Tell) -> Iterator[tuple[str, Any]] | None:
+def _open(
+    x: Any, path: str, tell: Tell, parts: Parts | None, flat: bool
+) -> Iterator[tuple[str, Any]] | None:
+    own = None if parts is None else parts(x)
+    if own is not None:
+        return ((f"{path}{rest}", item) for rest, item in own)
     kind = _role(x)
-    if kind in ("array", "nothing", "unknown"):
+    if kind in ("array", "nothing", "unknown") or (flat and kind == "dataclass"):
         return None
-    return _each(x, path, kind, tell)
+    return _each(x, path, kind, tell, flat)
 
 
-def _each(x: Any, path: str, kind: Role, tell: Tell) -> Iterator[tuple[str, Any]]:
+def _each(x: Any, path: str, kind: Role, tell: Tell, flat: bool) -> Iterator[tuple[str, Any]]:
     """Yield what a container holds, as far as it lets itself be read."""
     try:
         if kind == "mapping":
-            for key, item in x.items():
+            for key, item in sorted(x.items(), key=itemgetter(0)) if flat else x.items():
                 yield f"{path}[{shown(key)}]", item
         elif kind == "columns":
             for column in x.get_columns():

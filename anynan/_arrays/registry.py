@@ -34,12 +34,6 @@ def register(reader: Reader) -> None:
         _readers.append(reader)
 
 
-def unregister(reader: Reader) -> None:
-    """Stop asking this reader; one that is not registered is no error."""
-    if reader in _readers:
-        _readers.remove(reader)
-
-
 def reader_of(x: Any) -> Reader | None:
     """Return the reader that owns ``x``, None if no adapter does."""
     for reader in _readers:

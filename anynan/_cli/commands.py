@@ -1,4 +1,4 @@
-"""The command line: ``anynan demo`` and ``anynan --version``."""
+"""The command line: its commands, and ``anynan --version``."""
 
 import argparse
 import importlib
@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from anynan import _ADAPTERS, __version__
+from anynan._cli import doctor, report, run, scan
 
 CORE = "numpy"  # its demo is the core's own: array code needs no adapter
 USAGE = 2  # the exit status of a command that could not begin
@@ -28,10 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.command is None:
         parser.print_help()
         return 0
+    if chosen.command == "run":
+        return run.run(chosen)
     try:
-        return _demo(chosen)
+        status: int = chosen.run(chosen)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         return 130
+    return status
 
 
 def demos() -> list[str]:
@@ -42,12 +49,17 @@ def demos() -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="anynan", description="Find where a number goes bad.")
+    parser = argparse.ArgumentParser(
+        prog="anynan",
+        description="Find where a number goes bad.",
+        epilog="anynan COMMAND --help tells what a command takes, and what its exit status means.",
+    )
     parser.add_argument("--version", action="version", version=f"anynan {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command")
+    run.add_to(commands)
     demo = commands.add_parser(
         "demo",
-        help="train a small model until a real bug strikes, and print the report",
+        help="train a small model until a real bug strikes, and print the report: anynan demo",
         description="Train a small model until a real bug strikes, and print the report.",
     )
     demo.add_argument("--framework", choices=demos(), help="default: the first that is installed")
@@ -56,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=_count, metavar="N", help="stop after this many steps")
     demo.add_argument("--seed", type=_seed, default=0, metavar="N", help="default: 0")
     demo.add_argument("--list", action="store_true", help="list the bugs and stop")
+    demo.set_defaults(run=_demo)
+    scan.add(commands)
+    report.add(commands)
+    doctor.add(commands)
     return parser
 
 

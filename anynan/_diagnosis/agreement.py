@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
+from anynan._diagnosis.sources import is_library
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows
 from anynan.events import Kind, Phase
@@ -100,7 +101,10 @@ def parting(
                 break
             continue
         if group is None or at >= len(group):
-            # Behind the failing reading the first run was not read any more.
+            # Behind the failing reading the first run was not read any more; a second run does
+            # not say when it passes a weight's gradient.
+            if place.phase == "backward" and reading.site.parameter is not None:
+                continue
             strange = place.layer and not ends and (place.layer, place.phase) not in layers
             if strange and failing.key not in seen:
                 return f"{_where(place)} was passed in the second run only"
@@ -113,6 +117,23 @@ def parting(
         if row is failing:
             break
     return None
+
+
+def same_end(first: BaseException, second: BaseException | None) -> bool:
+    """Tell whether two runs ended with one exception, at one line of the program."""
+    return second is not None and _raised_at(first) == _raised_at(second)
+
+
+def _raised_at(error: BaseException) -> tuple[Any, ...]:
+    """Give the type and the last line of the program's own."""
+    place: tuple[Any, ...] = ()
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_library(code.co_filename):
+            place = (code, trace.tb_lineno)
+        trace = trace.tb_next
+    return type(error), *place
 
 
 def _as_passed(reading: Reading) -> Passed:

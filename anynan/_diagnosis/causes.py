@@ -3,6 +3,7 @@
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.rules import RULES, Rule, Situation
 from anynan._diagnosis.rules.evidence import called, facts, literal, seen
+from anynan._diagnosis.rules.repair import split
 from anynan._diagnosis.rules.situation import BACKWARD, BOTH, FORWARD
 from anynan.errors import reason
 from anynan.events import Cause
@@ -22,6 +23,11 @@ def explain(situation: Situation) -> Cause:
     Args:
         situation: Everything that is known of the failure.
     """
+    return advise(situation)[0]
+
+
+def advise(situation: Situation) -> tuple[Cause, str]:
+    """Name the cause, and give the code in its fix: empty where the fix is no code."""
     names = facts(situation)
     for rule in RULES:
         if not _concerns(rule, situation):
@@ -32,10 +38,11 @@ def explain(situation: Situation) -> Cause:
                 continue
             sharper = None if rule.wording is None else rule.wording(situation)
             text, fix = sharper or (rule.text, rule.fix)
-            return Cause(rule.tag, text.format(**names), fix.format(**names), evidence)
+            fix, code = split(fix.format(**names), situation.operation)
+            return Cause(rule.tag, text.format(**names), fix, evidence), code
         except Exception as error:  # noqa: BLE001  the rest of the report is worth more
-            return _failed(rule, error)
-    return _unknown(situation)
+            return _failed(rule, error), ""
+    return _unknown(situation), ""
 
 
 def _failed(rule: Rule, error: Exception) -> Cause:
@@ -92,8 +99,8 @@ def table() -> str:
     lines = ["| tag | operations | phase | cause | fix |", "| --- | --- | --- | --- | --- |"]
     for rule in RULES:
         operations = ", ".join(f"`{name}`" for name in sorted(rule.operations)) or "any"
-        names = facts(example) | {"op": _example(rule)}
-        text, fix = rule.text.format(**names), rule.fix.format(**names)
+        names = facts(example, _example(rule))
+        text, (fix, _) = rule.text.format(**names), split(rule.fix.format(**names), "")
         lines.append(
             f"| `{rule.tag}` | {operations} | {_phases(rule)} | {_cell(text)} | {_cell(fix)} |"
         )

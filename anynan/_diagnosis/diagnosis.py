@@ -1,17 +1,19 @@
 """From a bad reading to an event: replay, follow the lineage, name the cause."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.agreement import Passed, parting
-from anynan._diagnosis.causes import Situation, explain
+from anynan._diagnosis.causes import Situation, advise, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
-from anynan._diagnosis.lineage import OpRecord, Replay, Token, Verdict, trace
+from anynan._diagnosis.lineage import OpRecord, Replay, Sink, Token, Verdict, trace
 from anynan._diagnosis.rules.circumstance import is_label
 from anynan._diagnosis.rules.evidence import seen
+from anynan._diagnosis.rules.repair import Repair
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import NORM, Finding
 from anynan._readings.policy import may_mask
@@ -23,9 +25,18 @@ _NOT_REPRODUCED = (
     "the replay did not reproduce this: data that the step takes by itself, its own random numbers "
     "or state may have been others the second time, so the report stays at layer level"
 )
+_CALL_ALONE = (
+    "a second run of the whole step did not show this; one of the model's own call did, with what "
+    "it was given the first time"
+)
+_UNWATCHED = "outside what is watched"
 _INFERRED = (
     "that the batch did it is inferred: it was bad before anything else was, and no second run "
     "shows what came of it"
+)
+_INFERRED_OF_BUFFER = (
+    "that this buffer did it is inferred: it was bad before, nothing that came of its layer was "
+    "finite, and no second run shows what came of it"
 )
 _WATCHED = (
     "every operation of the step was watched, and none was seen making this: it came from code "
@@ -72,7 +83,13 @@ class Case:
     watched: bool = False
     ends: bool = False
     came_in: list[Arrival] = field(default_factory=list)
+    meant: Mapping[str, int] = field(default_factory=dict)
+    trained: bool = False
     notes: list[str] = field(default_factory=list)
+    repair: Repair | None = None
+    unshown: bool = False  # a second run was asked for, and did not show it
+    of_model: bool = True
+    in_order: bool = False
 
 
 def diagnose(case: Case, monitor: Monitor) -> Event | None:
@@ -97,12 +114,13 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
             "the report stays at layer level (code that takes its own data, counts its own steps "
             "or draws from its own generator runs differently the second time)"
         )
+    if case.replayed is not None and case.replayed.inner and parted is None:
+        case.notes.append(_CALL_ALONE)
     if case.replayed is not None:
         # A forward reading fails for -Inf only where the policy says so.
         neginf = may_mask(case.kind, reading.phase)
         verdict = trace(case.replayed.records, case.replayed.sinks, neginf=neginf)
-        shown = any(sink.kind == case.kind for sink in case.replayed.sinks)
-        if verdict.placed_only and reading.phase == "forward" and shown:
+        if reading.phase == "forward" and _is_placed(case, verdict, case.replayed.sinks):
             return None
     outside = verdict.outside
     incoming = case.replayed is not None and case.replayed.incoming
@@ -133,28 +151,100 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         found = _parameter_event(case, monitor, verdict, outside if blamed else None)
         if found is not None:
             return found
-    unseen = verdict.sink is None and reading.phase != "parameter"
-    if case.replayed is not None:
+    if verdict.sink is None:
+        before = _given_bad(case, monitor) if reading.phase == "forward" else None
+        if before is not None or _arrived_bad(case):
+            _say_clean(case)
+            return before or _incoming_event(case)
+    if verdict.sink is None and reading.phase != "parameter":
+        _say_clean(case)
+    elif case.replayed is not None:
         case.watched = case.watched or watched or case.replayed.whole
-        if unseen and not case.replayed.whole:  # else its own notes say it
-            clean = _CLEAN_UNCOMPILED if case.replayed.uncompiled else _NOT_REPRODUCED
-            case.notes.append(_WATCHED if watched else clean)
     return _operation_event(case, monitor, verdict)
+
+
+def _is_placed(case: Case, verdict: Verdict, sinks: list[Sink]) -> bool:
+    """Tell whether what was read of a layer may be meant there, whatever comes of it later."""
+    shown = [sink for sink in sinks if sink.kind == case.kind]
+    own = [s for s in shown if (s.phase, s.layer) == ("forward", case.reading.layer)]
+    alone = verdict.placed_only and bool(shown)
+    return alone or (bool(own) and all(sink in verdict.spared for sink in own))
+
+
+def _say_clean(case: Case) -> None:
+    """Note that no operation of a second run, or of the watched first one, explains a reading."""
+    replayed = case.replayed
+    if replayed is None:
+        return
+    watched, case.watched = case.seen, case.watched or case.seen or replayed.whole
+    if not replayed.whole:  # else its own notes say it
+        clean = _CLEAN_UNCOMPILED if replayed.uncompiled else _NOT_REPRODUCED
+        case.notes.append(_WATCHED if watched else clean)
+
+
+def _arrived_bad(case: Case) -> bool:
+    """Tell whether the first gradient that was read of a backward pass was bad already."""
+    reading, rows = case.reading, case.rows
+    if reading.phase != "backward" or reading.site.parameter is not None:
+        return False
+    if not case.in_order or case.kind not in NON_FINITE:
+        return False
+    if case.replayed is not None and case.replayed.uncompiled:
+        return False
+    return not reading.order or rows.sites[reading.order - 1].phase != "backward"
+
+
+def _given_bad(case: Case, monitor: Monitor) -> Event | None:
+    """Report what a layer was given, where that was bad and no operation is known to have made it.
+
+    Between two layers runs the code of what holds both.
+    """
+    summary, model = (None, None) if case.rows.given is None else case.rows.given()
+    layer = case.reading.layer
+    if summary is None or not layer or case.kind not in NON_FINITE:
+        return None
+    if model is None:
+        return _between(case, monitor, layer, summary, "input")
+    names = zip(layer.split("."), (_layer_before(case, layer) or "").split("."), strict=False)
+    around = ".".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], names))
+    around = around if len(around) > len(model) else model
+    event = _between(case, monitor, layer, summary, "input")
+    assert event.cause is not None
+    where = "the model's own code" if not around else f"the code of {around}"
+    cause = replace(
+        event.cause,
+        text=event.cause.text.replace(_UNWATCHED, f"in {where}"),
+        fix="wrap what is computed there in anynan.check(...), or track with level='operation'",
+    )
+    return replace(event, layer=around, phase="forward", cause=cause)
+
+
+def shows(case: Case, replayed: Replay) -> bool:
+    """Tell whether a second run saw the fault, and the same values as the first run before it."""
+    if parting(case.rows, case.reading, replayed.passed, ends=case.ends) is not None:
+        return False
+    if replayed.incoming:
+        return True
+    neginf = may_mask(case.kind, case.reading.phase)
+    verdict = trace(replayed.records, replayed.sinks, neginf=neginf)
+    return verdict.sink is not None or verdict.placed_only
 
 
 def _converted(case: Case, origin: OpRecord | None) -> Arrival | None:
     """Give what came in and was made into the framework's own array before it was used."""
-    made = None if origin is None or origin.name != "constant" else origin.output
-    if made is None:
+    if origin is None:
         return None
+    made = [item.summary for item in origin.operands if item.source == "constant"]
+    if origin.name == "constant":
+        made.append(origin.output)
 
-    def same(held: Summary | None) -> bool:
-        known = (made.shape, made.nan, made.posinf, made.neginf, made.first_bad)
-        return held is not None and known == (
-            held.shape, held.nan, held.posinf, held.neginf, held.first_bad
-        )  # fmt: skip
+    def known(held: Summary | None) -> tuple[Any, ...] | None:
+        if held is None:
+            return None
+        return held.shape, held.nan, held.posinf, held.neginf, held.first_bad
 
-    return next((arrival for arrival in case.came_in if same(arrival.evidence.summary)), None)
+    same = {known(summary) for summary in made} - {None}
+    return next((item for item in case.came_in if known(item.evidence.summary) in same), None)
 
 
 def _to_blame(case: Case) -> Arrival | None:
@@ -229,7 +319,9 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
         if not here:
             tensor = "output" if phase != "backward" else "grad"
             surfaced = place(reading.phase, reading.layer, reading.site.parameter)
-            if reading.phase == "value":
+            if case.replayed is not None and case.replayed.raised is not None:
+                surfaced = reading.site.tensor
+            elif reading.phase == "value":
                 surfaced = f"the check of {reading.site.tensor}"
         hidden = _hidden_before(origin, verdict)
         if hidden is not None:
@@ -241,7 +333,7 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
     if phase == "optimizer" and parameter is not None:
         found = (item for item in case.evidence.weights() if item.name == parameter)
         spoilt = next(found, None)
-    cause = explain(
+    cause, code = advise(
         Situation(
             phase=phase,
             kind=kind,
@@ -250,6 +342,7 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
             parameter=parameter,
             gradient=None if spoilt is None else spoilt.gradient,
             state={} if spoilt is None else spoilt.state,
+            settings={} if spoilt is None else spoilt.settings,
             summary=summary,
             record=origin,
             then=then,
@@ -258,8 +351,11 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
             surfaced=harmed if phase != harmed else None,
             overwritten=origin is None and _overwritten(case),
             watched=case.watched,
+            trained=case.trained or monitor.history.trains(case.rows.sites),
         )
     )
+    if origin is not None:
+        case.repair = Repair.of(origin, code)
     return _event(
         case,
         layer=layer,
@@ -278,6 +374,38 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
         shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
     )
+
+
+def another(case: Case, verdict: Verdict) -> tuple[Event, Repair]:
+    """Report a fault that was left in a run with the first one repaired, and how to repair it."""
+    origin, sink, summary = verdict.origin, verdict.sink, None
+    assert origin is not None
+    assert sink is not None
+    phase = origin.phase
+    if origin.output is not None:
+        summary = origin.output
+    kind = (None if summary is None else summary.kind) or case.kind
+    harmed = sink.phase if sink.phase != phase else None
+    cause, code = advise(
+        Situation(
+            phase=phase, kind=kind, layer=origin.layer, summary=summary, record=origin,
+            then=verdict.then, surfaced=harmed,
+        )
+    )  # fmt: skip
+    event = _event(
+        replace(case, notes=[], evidence=replace(case.evidence, notes=())),
+        layer=origin.layer,
+        phase=phase,
+        kind=kind,
+        call=origin.call,
+        tensor="output" if phase != "backward" else "grad",
+        parameter=origin.parameter,
+        summary=summary,
+        operation=operation(origin),
+        cause=cause,
+        then=None if verdict.then is None else operation(verdict.then),
+    )
+    return event, Repair.of(origin, code)
 
 
 def _forward_and_bad(case: Case) -> Iterator[Site]:
@@ -358,7 +486,7 @@ def _incoming_event(case: Case) -> Event:
             "outside_the_model",
             "the model's outputs were finite, but the gradient that came back into it was not: "
             "the loss, or code between the model and the loss, made it",
-            "track the training step function instead of the model, and the operation is named",
+            _outside_fix(case),
         ),
         spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
     )
@@ -413,24 +541,46 @@ def _handed_event(case: Case, monitor: Monitor, verdict: Verdict, outside: Token
     operands = () if origin is None else origin.operands
     summary = next((item.summary for item in operands if item.source == "handed"), None)
     layer = (reading.layer if origin is None else origin.layer) or ""
-    before = _layer_before(case, layer)
+    return _between(case, monitor, layer, summary, outside.label or "input")
+
+
+def _between(
+    case: Case, monitor: Monitor, layer: str, summary: Summary | None, label: str
+) -> Event:
+    """Report what a layer was given, and between which layers it was made."""
+    reading, before = case.reading, _layer_before(case, layer)
     where = f"between {before} and {layer}" if before else f"before {layer}"
     return _event(
         case,
         layer=None,
         phase="loss",
         kind=(None if summary is None else summary.kind) or case.kind,
-        tensor=f"{outside.label or 'input'} of {layer}",
+        tensor=f"{label} of {layer}",
         summary=summary,
         cause=Cause(
             "made_between_layers",
-            f"what {layer} was given was bad already: it was made {where}, outside what is watched",
-            "track the training step function instead of the model, and the operation is named",
+            f"what {layer} was given was bad already: it was made {where}, {_UNWATCHED}",
+            _outside_fix(case),
             "" if summary is None else seen(summary),
         ),
         trail=_trail(case, monitor, layer, "forward"),
         spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
     )
+
+
+def _outside_fix(case: Case) -> str:
+    """Say how to see what is outside of the model's own call."""
+    if case.replayed is not None and case.replayed.inner:
+        return (
+            "let a second run of the step do what the first did (hand each batch to it as an "
+            "argument), or track with level='operation', and the operation is named"
+        )
+    if not case.of_model:
+        return (
+            "check the loss and what it is made of with anynan.check(...), or track with "
+            "level='operation', and the operation is named"
+        )
+    return "track the training step function instead of the model, and the operation is named"
 
 
 def _layer_before(case: Case, layer: str) -> str | None:
@@ -446,10 +596,15 @@ def _layer_before(case: Case, layer: str) -> str | None:
 def _parameter_event(
     case: Case, monitor: Monitor, verdict: Verdict, outside: Token | None
 ) -> Event | None:
-    bad = case.evidence.weights()
-    if not bad:
-        return None
     reading = case.reading
+    bad = sorted(
+        case.evidence.weights(), key=lambda x: (x.buffer, x.buffer and x.summary.kind != case.kind)
+    )
+    if outside is None and reading.phase != "parameter":
+        bad = [item for item in bad if not item.buffer or _may_have_spoilt(case, item)]
+    blamed = outside is not None and outside.label
+    if not bad or (blamed and all(item.name != blamed for item in bad)):
+        return None
     label = outside.label if outside is not None else reading.site.parameter
     write: OpRecord | None = None
     sink = verdict.sink
@@ -475,12 +630,15 @@ def _parameter_event(
             since=since,
             gradient=chosen.gradient,
             state=chosen.state,
+            settings=chosen.settings,
             record=write,
             unread=case.unread,
             growth=monitor.history.curve(reading.site),
         )
     )
-    others = len(bad) - 1
+    if chosen.buffer and outside is None and reading.phase != "parameter":
+        case.notes.append(_INFERRED_OF_BUFFER)
+    others = sum(item.buffer <= chosen.buffer for item in bad) - 1
     if others:
         word = "parameter or buffer is" if others == 1 else "parameters and buffers are"
         case.notes.append(f"{others} more {word} bad too: {_names(bad, chosen)}")
@@ -505,6 +663,26 @@ def _parameter_event(
         ),
         since=since,
     )
+
+
+def _may_have_spoilt(case: Case, buffer: BadParameter) -> bool:
+    """Tell whether a buffer may have made a reading bad, as far as readings show.
+
+    It is used in its own layer, so that was not read, or what it gave was bad.
+    """
+    reading, own = case.reading, buffer.layer
+    since = case.meant.get(buffer.name)
+    if since is None and not buffer.before:
+        case.notes.append(f"{buffer.name} is bad now; whether it was before this is not known")
+        return False
+    if since is not None and since < reading.step:
+        case.notes.append(f"{buffer.name} is bad, too; whether it matters is not known")
+        return False
+    if reading.layer is not None and not f"{own}.".startswith(f"{reading.layer}.".lstrip(".")):
+        return False
+    read = (case.rows.reading(order) for order in range(reading.order, -1, -1))
+    latest = next((x for x in read if x.phase == "forward" and x.layer == own), None)
+    return latest is None or latest.kind is not None
 
 
 def norm_event(
@@ -564,7 +742,7 @@ def contained(record: OpRecord, rows: Rows, evidence: Evidence) -> Event:
 
 
 def _names(bad: list[BadParameter], chosen: BadParameter) -> str:
-    names = [item.name for item in bad if item is not chosen]
+    names = [x.name for x in bad if x is not chosen and x.buffer <= chosen.buffer]
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 

@@ -21,8 +21,10 @@ class BadParameter:
         buffer: True for a buffer (running statistics), False for a weight.
         held: False for a weight that none of the optimizers at work holds.
         optimizer: True for a part of the optimizer's state, and no weight.
+        before: False for a buffer that the failing call itself may have written.
         gradient: What its gradient holds, if it has one.
         state: The optimizer's state for it.
+        settings: The numbers its optimizer works with (``lr``, ``eps``).
     """
 
     name: str
@@ -33,6 +35,8 @@ class BadParameter:
     state: Mapping[str, Summary] = field(default_factory=dict)
     held: bool = True
     optimizer: bool = False
+    before: bool = True
+    settings: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

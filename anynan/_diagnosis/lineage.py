@@ -10,8 +10,9 @@ from anynan._readings.policy import may_mask
 from anynan.events import Phase, Source
 
 External = Literal[
-    "handed", "input", "parameter", "buffer", "constant", "uninitialised", "overwritten", "unknown"
-]
+    "handed", "input", "parameter", "buffer", "constant", "data", "uninitialised", "overwritten",
+    "unknown",
+]  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -24,7 +25,8 @@ class Operand:
         value: Its element at the output's first bad index, where shapes broadcast.
         parents: Indices of the records that wrote its bad values.
         source: Where a bad operand that no record wrote came from; ``handed`` if code between
-            the watched layers gave it to one of them.
+            the watched layers gave it to one of them, ``constant`` if the code writes it,
+            ``data`` for other arrays that the code holds.
         label: The name of that source (``batch['image']``, ``encoder.weight``).
     """
 
@@ -133,6 +135,8 @@ class Replay:
         substituted: True if the gradient it began from stands in for one that was not kept.
         whole: True if it saw every operation of the failing run itself, or of one that agreed
             with it: what no operation explains was then made out of sight.
+        inner: True if it ran a model's own call, and not the step around it.
+        raised: The exception that ended it.
     """
 
     records: list[OpRecord] = field(default_factory=list)
@@ -143,11 +147,14 @@ class Replay:
     passed: list[Passed] = field(default_factory=list)
     substituted: bool = False
     whole: bool = False
+    inner: bool = False
+    raised: BaseException | None = None
 
     def end(self) -> None:
         """Leave out what came after the first harm: it is spread, and tells nothing."""
+        roots = _all_roots(self.records)
         for i, sink in enumerate(self.sinks):
-            if sink.parents and not sink.masks:
+            if sink.parents and not sink.masks and not _only_placed(sink, _of(sink, roots)):
                 last = max(sink.parents)
                 self.records = self.records[: last + 1]
                 self.sinks = [s for s in self.sinks[: i + 1] if all(p <= last for p in s.parents)]
@@ -175,6 +182,7 @@ class Verdict:
         sink: Where the harm was done.
         contained: Origins whose bad values reached nothing that matters.
         placed_only: True if every sink held only placed values (masks).
+        spared: Layers' outputs that held only placed values.
     """
 
     origin: OpRecord | None = None
@@ -183,6 +191,7 @@ class Verdict:
     sink: Sink | None = None
     contained: list[OpRecord] = field(default_factory=list)
     placed_only: bool = False
+    spared: list[Sink] = field(default_factory=list)
 
 
 PLACING = frozenset(
@@ -236,21 +245,20 @@ def trace(records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False) -
         neginf: Take a computed -Inf that leaves a layer as harm too.
     """
     by_index = {record.index: record for record in records}
-    roots: dict[int, _Roots] = {}
-    for record in records:
-        roots[record.index] = _roots(record, roots)
+    roots = _all_roots(records)
     verdict = Verdict(placed_only=bool(sinks))
     harmful: set[int] = set()
     left: list[Sink] = []
     for sink in sinks:
-        found = _join(_passed(parent, roots) for parent in sink.parents)
+        found = _of(sink, roots)
         chosen = found.first
         mask = sink.masks
         if chosen is None:
             # Values that nobody was seen writing are not known to be placed.
             verdict.placed_only = verdict.placed_only and mask
             continue
-        if chosen.placed and sink.phase == "forward":
+        if _only_placed(sink, found):
+            verdict.spared.append(sink)
             continue
         if mask and not neginf:
             if not sink.layer:  # nothing of the model can hide it any more
@@ -288,6 +296,31 @@ def trace(records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False) -
             None,
         )
     return verdict
+
+
+def _all_roots(records: Iterable[OpRecord]) -> dict[int, _Roots]:
+    roots: dict[int, _Roots] = {}
+    numbers: dict[int, OpRecord] = {}
+    for record in records:
+        if record.name == "constant" and record.output is not None and record.output.size == 1:
+            numbers[record.index] = record
+        for operand in record.operands:
+            made = [numbers.get(parent) for parent in operand.parents]
+            # A number written where it is used is an operand, and no operation of its own.
+            if made and all(one is not None and one.source == record.source for one in made):
+                operand.parents, operand.source, operand.label = (), "constant", "value"
+        roots[record.index] = _roots(record, roots)
+    return roots
+
+
+def _of(sink: Sink, roots: dict[int, _Roots]) -> _Roots:
+    """Give the roots of what arrived."""
+    return _join(_passed(parent, roots) for parent in sink.parents)
+
+
+def _only_placed(sink: Sink, found: _Roots) -> bool:
+    """Tell whether a layer's output holds only what may be meant there: it does no harm yet."""
+    return sink.phase == "forward" and found.first is not None and found.first.placed
 
 
 def _turned(records: list[OpRecord], roots: dict[int, _Roots], sink: Sink) -> OpRecord | None:

@@ -11,6 +11,9 @@ from anynan._arrays.access import BLOCK, type_name
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import Operand
 
+# What a constant is called that has no name of its own.
+VALUE = "value"
+
 
 def constant(label: str, number: complex) -> Operand:
     """Describe a Python number as an operand."""
@@ -28,7 +31,7 @@ def constant(label: str, number: complex) -> Operand:
         first_bad=None if finite else (),
     )  # fmt: skip
     value = number if isinstance(number, complex) else float(number)
-    return Operand(label, summary, value, source=None if finite else "constant", label=label)
+    return Operand(label, summary, value, source=None if finite else "constant", label=VALUE)
 
 
 def at(array: Any, index: tuple[int, ...] | None) -> float | complex | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import External, Operand, OpRecord
-from anynan._diagnosis.operands import at, at_broadcast, constant
+from anynan._diagnosis.operands import VALUE, at, at_broadcast, constant
 from anynan.errors import reason
 
 # Records of one replay whose arrays are measured: the first ones tell the story.
@@ -151,8 +151,15 @@ class Builder:
         return array if self._view is None else self._view(array)
 
     def _trace(self, item: Operand, given: Given, record: OpRecord) -> None:
-        if item.summary is not None and item.summary.bad:
-            item.parents, item.source, item.label = self._origin(given, record)
+        held = item.summary
+        if held is None or not held.bad:
+            return
+        item.parents, item.source, item.label = self._origin(given, record)
+        if item.source == "constant":
+            item.label = item.label or VALUE
+            if held.nan and held.size > 1:
+                # Few write an array with NaN among its numbers into a program: it may be data.
+                item.source, item.label = "data", "data"
 
     def _unseen(self, given: Given, record: OpRecord) -> Operand:
         """Say of an operand that could not be described at least who wrote it."""

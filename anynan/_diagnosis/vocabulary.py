@@ -161,10 +161,8 @@ _NETWORKS = (
     Word("weight_norm", 2, "g * v / length of v", "v other than 0"),
 )
 _CHOOSING = (
-    Word("clamp", None, "clip, under its other name"),
     Word("clip", None, "bound from below and above"),
     Word("getitem", 1, "read a part"),
-    Word("index", None, "read elements by index"),
     Word("masked_select", 2, "the elements under a mask"),
     Word("maximum", 2, "larger of two"),
     Word("minimum", 2, "smaller of two"),

@@ -3,12 +3,14 @@
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._diagnosis.diagnosis import place
 from anynan._readings.readings import Rows
+from anynan._reports.logs import log
 from anynan._reports.notices import warn
 from anynan._reports.report import render, render_line
 from anynan.errors import AnomalyError, NonFiniteError
@@ -16,10 +18,17 @@ from anynan.events import NON_FINITE, Event
 from anynan.options import Options, environment
 
 if TYPE_CHECKING:
+    from anynan._jsonl.writing import Writer
     from anynan._steps.adapter import BaseAdapter
     from anynan._steps.tracker import Tracker
 
 MAX_EVENTS = 10_000
+
+
+def takes_along(error: BaseException) -> bool:
+    """Tell whether an exception may be because of a bad value: no end of a loop or a program is."""
+    passing = StopIteration, StopAsyncIteration, AnomalyError
+    return isinstance(error, Exception) and not isinstance(error, passing)
 
 
 class Actor:
@@ -29,8 +38,12 @@ class Actor:
         self.options = options
         self._tracker = weakref.ref(tracker)  # it holds its judge
         self.adapter: BaseAdapter | None = None
+        # Whether nobody asked for it by name: it gives way to a tracker of the user's own.
+        self.found = False
+        self.ends: list[Callable[[], object]] = []  # what is undone with the tracker
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._counts: Counter[str] = Counter()
+        self.followers: list[Writer] = []
         self._lock = threading.RLock()
         self._local = threading.local()
         self._streak = 0
@@ -46,6 +59,8 @@ class Actor:
         rows.failed, rows.held = event, None
         if event.rank != self._adapter.rank():
             rows.spread = 0  # the other rank has counted its own
+        for follower in self.followers:
+            follower.failed(rows)
         self._act(event, rows)
 
     @property
@@ -79,12 +94,34 @@ class Actor:
     def _record(self, event: Event) -> None:
         event = self._signed(event)
         with self._lock:
-            self._events.append(event)
             self._counts["expected" if event.expected else event.severity] += 1
+            self._keep(event)
+        log(event)
+
+    def _keep(self, event: Event) -> None:
+        """List an event, and have it written where the run is."""
+        with self._lock:
+            self._events.append(event)
+            for follower in self.followers:
+                follower.event(event)
+
+    def _exchange(self, event: Event, new: Event) -> None:
+        """Put a recorded event's successor in its place."""
+        with self._lock:
+            for i in range(len(self._events) - 1, -1, -1):
+                if self._events[i] is event:
+                    self._events[i] = new
+                    for follower in self.followers:
+                        follower.event(new, instead=event)
+                    return
 
     def _act(self, event: Event, rows: Rows) -> None:
         self._record(event)
         self._streak += 1
+        carried = getattr(self._local, "carried", None)
+        if carried is not None:  # an exception is on its way, which takes the report along
+            carried.append(event)
+            return
         softly = getattr(self._local, "softly", None)
         action: Any = softly or environment() or self.options.action
         patient = softly is None and self._streak <= self.options.patience
@@ -137,6 +174,46 @@ class Actor:
             return f"{text}\n\n  {note}" if note else text
         line = render_line(event, which=self._among_others)
         return f"{line}; {count} times since step {step}{note and '; '}{note}"
+
+    @contextmanager
+    def carried_by(
+        self, error: BaseException, rows: Rows | None, *, raising: bool = True
+    ) -> Iterator[None]:
+        """Let an exception of the program's take along the report of what is found inside.
+
+        Args:
+            error: The exception. One that only ends a loop or the program takes nothing along:
+                what is found is warned about.
+            rows: The open rows. What failed them before was told, and is only noted.
+            raising: Whether an error may be raised from it here, as ``action="raise"`` says.
+
+        Raises:
+            AnomalyError: Of what was found inside.
+        """
+        if not takes_along(error):
+            with self.softly():
+                yield
+            return
+        told = None if rows is None else rows.failed
+        found: list[Event] = []
+        before, self._local.carried = getattr(self._local, "carried", None), found
+        try:
+            yield
+        finally:
+            self._local.carried = before
+        action = environment() or self.options.action
+        if action == "off" or not (found or told):
+            return
+        if told is not None:
+            error.add_note(self._text(told))
+            return
+        if callable(action):
+            action(found[0])
+        text = self._text(found[0])
+        if action == "raise" and raising:
+            kind = NonFiniteError if found[0].kind in NON_FINITE else AnomalyError
+            raise kind(text, found[0], self._tracker()) from error
+        error.add_note(text)
 
     def softly(self, *, on: bool = True) -> "_Softly":
         """Warn instead of raising inside, for rows that are read when nobody can catch."""

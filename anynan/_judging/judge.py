@@ -8,10 +8,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.diagnosis import Arrival, Case, bare, contained, diagnose, norm_event
-from anynan._diagnosis.evidence import Evidence, ReplayError
-from anynan._diagnosis.lineage import Replay, trace
-from anynan._judging.actions import Actor
+from anynan._diagnosis.agreement import parting, same_end
+from anynan._diagnosis.causes import Situation, explain
+from anynan._diagnosis.diagnosis import (
+    Arrival,
+    Case,
+    bare,
+    contained,
+    diagnose,
+    norm_event,
+    shows,
+)
+from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
+from anynan._diagnosis.lineage import PLACING, Replay, Sink, trace
+from anynan._diagnosis.trials import tried
+from anynan._judging.actions import Actor, takes_along
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
 from anynan._readings.readings import Doubt, Held, Reading, Rows, layer_norms
@@ -19,13 +30,17 @@ from anynan._reports.escaping import prose
 from anynan._reports.notices import warn
 from anynan._reports.report import render_line
 from anynan.errors import reason
-from anynan.events import NON_FINITE, Event, Kind
+from anynan.events import NON_FINITE, STATE, Event, Kind
 from anynan.options import Options, environment
 
 if TYPE_CHECKING:
     from anynan._steps.tracker import Tracker
 
 MAX_REPLAYS = 3
+_VALUES = {"posinf": math.inf, "neginf": -math.inf}
+# So many steps are watched operation by operation after a fault that was not reproduced.
+RISEN_STEPS = 100
+_RISING = ("forward", "loss", "backward")
 _SKIPPED = "the loss scale is being found: the scaler skips this update"
 _STOPPED = "the scaled gradient overflowed and reached no weight: the scaler makes this update"
 
@@ -43,11 +58,18 @@ class Judge(Actor):
         self._seen: Counter[tuple[Any, ...]] = Counter()
         # Layers that hand on what came in, and whether a replay has shown it.
         self._carriers: dict[tuple[Any, ...], bool] = {}
+        # Buffers that hold NaN or Inf by design, for all that is known, and since which step.
+        self._meant: dict[str, int] = {}
         self._scaled_streak = 0
+        # Steps still to be watched operation by operation, since which, and how often that began.
+        self._risen = self._rose = self._rises = 0
         self._clean: int | None = None
         self._updates: list[int] = []
+        self._trained = False
         self._spoiled: int | None = None
-        # The last failed step whose update was made all the same.
+        # The last failed step after which the program went on, and the last of those whose update
+        # was made all the same.
+        self._went_on: Rows | None = None
         self._through: Rows | None = None
 
     # What adapters call.
@@ -58,6 +80,11 @@ class Judge(Actor):
         if rows is None:
             rows = self._local.rows = Rows(getattr(self._local, "next", 0))
         return rows
+
+    def open_rows(self) -> Rows | None:
+        """Return this thread's open rows if they failed."""
+        rows: Rows | None = getattr(self._local, "rows", None)
+        return None if rows is None or rows.failed is None else rows
 
     def close_step(self) -> Rows | None:
         """End this thread's step and count on; ``settle`` the rows when they are read."""
@@ -79,11 +106,16 @@ class Judge(Actor):
             self.guard(rows)
         finally:
             self._settle_doubts(rows)
+            self._fall(rows)
             self.monitor.history.append(rows)
             if rows.failed is None:
                 self._streak = 0
             else:
                 self._spread(rows)
+                if self._goes_on(rows):
+                    self._went_on = rows
+            for follower in self.followers:
+                follower.step(rows, self.notes, self.remarks)
 
     @property
     def step(self) -> int:
@@ -144,12 +176,17 @@ class Judge(Actor):
             known = self._seen[_noted(reading, kind)] > 0
             rows.doubts.append(Doubt(reading, kind, _lookup(rows, order, value, weak=known)))
             return
+        if site.buffer and site.phase == "parameter" and kind in NON_FINITE:
+            self._note_state(reading, kind, value)
+            return
         if rows.doubts and key in self._carriers:
             rows.carried = rows.carried or self._carriers[key]
             rows.spread += 1
             return
         mask = site.parameter is None and key in self.monitor.downgraded
         if severity == "suspect" or mask or order in rows.suspect:
+            if value is None and site.tensor == STATE and order in rows.live:
+                value = rows.live[order]()
             self._note_once(reading, kind, value)
             return
         if site.phase == "backward" and kind in NON_FINITE and rows.pending is None:
@@ -182,7 +219,7 @@ class Judge(Actor):
             rows.held = rows.held or Held(reading, kind, value, replayed)
             return
         event = self.diagnose(rows, reading, kind, value, later=later, replayed=replayed)
-        if event is not None:
+        if event is not None and not self._came_of(rows, event):
             self.accept(rows, event)
 
     def unscaled(self, rows: Rows) -> None:
@@ -224,12 +261,18 @@ class Judge(Actor):
         wanted = self.wants_replay(reading, kind, now=True)
         if value is None and reading.order in rows.live:
             value = rows.live[reading.order]()
+        if replayed is None and rows.seen is not None:
+            replayed = rows.seen(reading, value)
+        tracker = self._tracker()
         case = Case(
             reading, kind, rows, self._adapter.evidence(reading, value), later,
             clean=self._clean, updates=list(self._updates), replayed=replayed,
             seen=replayed is not None, unread=self._unread(),
-            watched=self.options.level == "operation", ends=self.options.level == "step",
-            came_in=self._came_in(rows, kind),
+            watched=rows.seen is not None or self.options.level == "operation",
+            ends=self.options.level == "step", came_in=self._came_in(rows, kind),
+            of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
+            in_order=self._adapter.in_order,
+            meant=self._meant, trained=self._trained or not self.options.backward,
         )  # fmt: skip
         if replayed is None and wanted:
             self._run_again(case, key)
@@ -259,10 +302,42 @@ class Judge(Actor):
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
             self._spoiled = rows.step
-        tracker = self._tracker()
+        event = self._tried(event, case)
+        if case.unshown and event.operation is None and event.phase in _RISING:
+            event = replace(event, notes=(*event.notes, *self._rise(rows)))
+        elif case.seen and event.operation is not None and self._risen:
+            self._risen = 0
+            note = f"found because every operation was watched from step {self._rose + 1} on"
+            event = replace(event, notes=(*event.notes, note))
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
         return event
+
+    def _tried(self, event: Event, case: Case) -> Event:
+        """Add what came of the fix, where a second run may be made for it."""
+        again = self.options.replay and self.options.level != "operation"
+        seen = case.replayed
+        if not again or seen is None or seen.notes or seen.inner:
+            return event
+        reading = case.reading
+        try:
+            return tried(
+                event, case, lambda repairs: self._adapter.attempt(reading, repairs), self._excused
+            )
+        except Exception:  # noqa: BLE001  nothing is claimed of what could not be tried
+            return event
+
+    def _excused(self, sink: Sink) -> bool:
+        """Tell whether bad values may be there by policy, or by what was said where they arose."""
+        value = _VALUES.get(sink.kind, math.nan)
+        judged = self.options.policy.judge(
+            sink.phase, value, value, layer=sink.layer, dtype_max=None
+        )
+        if judged is None or judged[1] != "bad":
+            return True
+        key = (sink.layer, sink.phase, judged[0])
+        allowed = self.options.policy.allowed(judged[0], sink.phase, sink.layer)
+        return allowed is not None or key in self.monitor.downgraded
 
     def _came_in(self, rows: Rows, kind: Kind) -> list[Arrival]:
         """Say what is known of the bad values that came in."""
@@ -286,13 +361,61 @@ class Judge(Actor):
         """Have the step replayed, where that can tell more."""
         if case.reading.phase == "parameter" or case.kind not in NON_FINITE:
             return
-        try:
-            case.replayed = self._adapter.replay(case.reading)
-        except ReplayError as error:
-            self._seen[key] -= 1  # it may be possible the next time
-            case.notes.append(str(error))
-        except Exception as error:  # noqa: BLE001  what was found must not be lost
-            case.notes.append(f"the replay failed: {reason(error)}")
+        notes: list[str] = []
+        for again in (self._adapter.replay, self._adapter.replay_call):
+            try:
+                replayed = again(case.reading)
+                shown = replayed is not None and shows(case, replayed)
+            except ReplayError as error:
+                if again == self._adapter.replay:
+                    self._seen[key] -= 1  # it may be possible the next time
+                notes.append(str(error))
+            except Exception as error:  # noqa: BLE001  what was found must not be lost
+                notes.append(f"the replay failed: {reason(error)}")
+            else:
+                if shown and case.replayed is not None:
+                    notes += case.replayed.notes
+                if shown or case.replayed is None:
+                    case.replayed = replayed
+                if shown:
+                    break
+        else:
+            case.unshown = True
+        case.notes += notes
+
+    @property
+    def level(self) -> str:
+        """Give the level of the step that begins: it rises where a fault was not reproduced."""
+        return "operation" if self._risen else self.options.level
+
+    def _rise(self, rows: Rows) -> list[str]:
+        """Watch every operation of the next steps, until what is not explained comes back."""
+        action = environment() or self.options.action
+        goes_on = action not in ("raise", "off") and getattr(self._local, "softly", None) is None
+        tracker = self._tracker()
+        over = tracker is None or tracker.fn is None  # the model is gone
+        high = self.level == "operation" or not self._adapter.sees_all
+        if not goes_on or high or over or self._rises >= MAX_REPLAYS:
+            return []
+        self._rises += 1
+        self._risen, self._rose = RISEN_STEPS, rows.step
+        note = (
+            f"every operation of the next {RISEN_STEPS} steps is watched, which is slow, until "
+            "this comes back and is named"
+        )
+        return [note]
+
+    def _fall(self, rows: Rows) -> None:
+        """Count a step that was watched operation by operation."""
+        if not self._risen or rows.step <= self._rose:
+            return
+        self._risen -= 1
+        if not self._risen:
+            note = (
+                f"what was not reproduced in step {self._rose} did not come back in "
+                f"{RISEN_STEPS} steps: their operations are no longer watched"
+            )
+            (self.say if self.options.action == "warn" else self.remark)(note)
 
     def wants_replay(self, reading: Reading, kind: Kind, *, now: bool = False) -> bool:
         """Tell whether a bad reading is worth a replay, or ``now`` that it has been counted."""
@@ -310,7 +433,7 @@ class Judge(Actor):
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             self.say(f"the operations of step {rows.step} could not be judged: {reason(error)}")
             return
-        for record in verdict.contained:
+        for record in () if self._risen else verdict.contained:
             if record.output is None or record.output.kind is None:
                 continue
             self._counts["expected" if record.expected else "suspect"] += 1
@@ -318,14 +441,49 @@ class Judge(Actor):
             self._seen[key] += 1
             if self._seen[key] > 1:  # listed once, counted every time
                 continue
-            event = contained(record, rows, self._known())
-            with self._lock:
-                self._events.append(self._signed(event))
-        sink = verdict.sink
-        if sink is None or rows.failed is not None or rows.held is not None:
+            self._keep(self._signed(contained(record, rows, self._known())))
+        if verdict.sink is not None and rows.failed is None and rows.held is None:
+            self._surface(rows, verdict.sink, seen)
+
+    def raised(self, rows: Rows, error: BaseException, look: Callable[[], Replay | None]) -> None:
+        """Judge what the program raised an exception over, if that was bad.
+
+        Args:
+            rows: The open rows, read so far.
+            error: The exception.
+            look: Gives what a watcher saw up to it, in this run or in another; its last sink is
+                what the program took last, if that was bad.
+        """
+        self.review(rows)
+        if not takes_along(error):
             return
+        self._seen["raised", type(error)] += 1
+        many = self._seen["raised", type(error)] > MAX_REPLAYS
+        if many or rows.failed is not None or rows.held is not None or not self.options.replay:
+            return
+        try:
+            seen = look()
+        except Exception:  # noqa: BLE001  the program's own exception is the news
+            return
+        if seen is None or not seen.sinks or not same_end(error, seen.raised):
+            return
+        last = rows.reading(len(rows.lo) - 1) if rows.lo else None
+        ends = self.options.level == "step"
+        if last is not None and parting(rows, last, seen.passed, ends=ends) is not None:
+            return
+        verdict = trace(seen.records, seen.sinks[-1:])
+        origin = verdict.origin
+        if origin is None or verdict.sink is None:
+            return
+        if origin.name in PLACING and verdict.sink.kind != "nan":
+            return  # a mask may be looked at by anybody
+        label = f"the {type(error).__name__} that the program raised"
+        self._surface(rows, replace(verdict.sink, label=label), seen)
+
+    def _surface(self, rows: Rows, sink: Sink, seen: Replay) -> None:
+        """Judge a place of harm that only a watcher of operations saw."""
         site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
-        value = {"nan": math.nan, "posinf": math.inf}.get(sink.kind, -math.inf)
+        value = _VALUES.get(sink.kind, math.nan)
         rows.sites.append(site)
         rows.calls.append(0)
         rows.lo.append(value)
@@ -395,15 +553,30 @@ class Judge(Actor):
         if rows is not None and rows.failed is not None:
             self.went_through(rows)
             return
+        self._trained = True
         self._updates.append(step)
         del self._updates[:-2]
 
     def went_through(self, rows: Rows) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""
-        action = environment() or self.options.action
-        stops = action in ("raise", "skip") or rows.skip
-        if not stops and rows.failed.step == rows.step:
+        if self._goes_on(rows):
             self._through = rows
+
+    def not_meant(self, bad: list[BadParameter]) -> list[BadParameter]:
+        """Note what of the bad weights and buffers may be meant so, and give the rest.
+
+        Args:
+            bad: What tracking finds as it begins.
+        """
+        for item in bad:
+            if item.buffer:
+                local, dtype = item.name.rpartition(".")[2], item.summary.dtype
+                site = self.monitor.site(
+                    item.layer, "parameter", local, dtype, None, parameter=item.name, buffer=True
+                )
+                reading = Reading(self.step, 0, 0, site, math.nan, math.nan)
+                self._note_state(reading, item.summary.kind or "nan", item.summary)
+        return [item for item in bad if not item.buffer]
 
     def known_clean(self, step: int) -> None:
         """Note that every weight and buffer was finite at the start of this step."""
@@ -417,12 +590,16 @@ class Judge(Actor):
             self._remarks[note] = None
 
     def say(self, note: str) -> None:
-        """Warn once of something that is not watched, and list it in the report."""
+        """Warn once of something that is not watched, and list it in the report.
+
+        A program that was only found is not warned: it did not ask.
+        """
         with self._lock:
             if note in self._said:
                 return
             self._said[note] = None
-        warn(f"anynan: {prose(note)}")
+        if not self.found:
+            warn(f"anynan: {prose(note)}")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -457,20 +634,42 @@ class Judge(Actor):
             return False
         if kind not in NON_FINITE or reading.phase == "input":
             return False
-        if not self._adapter.bad_weights():  # repaired since
+        if all(item.name in self._meant for item in self._adapter.bad_weights()):  # repaired since
             self._through = None
             return False
-        event: Event = through.failed
-        spread = replace(event.spread, count=event.spread.count + 1 + later)
-        rows.failed = through.failed = replace(event, spread=spread)
-        self._exchange(event, through.failed)
-        note = (
-            f"the weights are bad since the update of step {event.step}, which was made although "
-            f"that step was reported (action={self._action_name()}): what is bad because of it is "
-            "counted there"
-        )
-        (self.say if self.options.action == "warn" else self.remark)(note)
+        made = f"the update of step {through.failed.step}, which was made although that step was"
+        self._add(rows, through, 1 + later, f"the weights are bad since {made} reported")
         return True
+
+    def _came_of(self, rows: Rows, event: Event) -> bool:
+        """Tell whether an event is about a buffer that a failed step before spoilt."""
+        earlier, name = self._went_on, event.parameter
+        if earlier is None or event.phase != "parameter" or earlier.step >= rows.step:
+            return False
+        clean = self._clean is not None and self._clean > earlier.step
+        buffers = {item.name for item in self._adapter.bad_parameters() if item.buffer}
+        if clean or name not in buffers or name in self._meant:
+            return False
+        step = earlier.failed.step
+        said = f"{name} is bad since step {step}, which went on although it was reported"
+        self._add(rows, earlier, 1 + event.spread.count, said)
+        return True
+
+    def _add(self, rows: Rows, first: Rows, count: int, said: str) -> None:
+        """Count what is bad in a step as spread of the event of an earlier one."""
+        event: Event = first.failed
+        count += event.spread.count
+        rows.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
+        self._exchange(event, first.failed)
+        action = self._action_name()
+        note = f"{said} (action={action}): what is bad because of it is counted there"
+        (self.say if self.options.action == "warn" else self.remark)(note)
+
+    def _goes_on(self, rows: Rows) -> bool:
+        """Tell whether the program goes on with what a failed step of its own left behind."""
+        action = environment() or self.options.action
+        stops = action in ("raise", "skip") or rows.skip
+        return not stops and bool(rows.failed.step == rows.step)
 
     def _action_name(self) -> str:
         action = self.options.action
@@ -500,7 +699,8 @@ class Judge(Actor):
         judged = self.options.policy.judge(
             site.phase, rows.lo[order], rows.hi[order], layer=site.layer, dtype_max=site.dtype_max
         )
-        if judged is None or judged[1] != "bad" or order in rows.suspect:
+        meant = order in rows.suspect or (site.buffer and site.phase == "parameter")
+        if judged is None or judged[1] != "bad" or meant:
             return False
         key = (site.layer, site.phase, judged[0])
         if site.parameter is None and key in self.monitor.downgraded:
@@ -515,14 +715,6 @@ class Judge(Actor):
         rows.failed = replace(event, spread=replace(event.spread, count=rows.spread))
         self._exchange(event, rows.failed)
 
-    def _exchange(self, event: Event, new: Event) -> None:
-        """Put a recorded event's successor in its place."""
-        with self._lock:
-            for i in range(len(self._events) - 1, -1, -1):
-                if self._events[i] is event:
-                    self._events[i] = new
-                    return
-
     def _note_once(
         self, reading: Reading, kind: Kind, value: Any, *, expected: str | None = None
     ) -> None:
@@ -532,11 +724,23 @@ class Judge(Actor):
         self._seen[key] += 1
         if self._seen[key] > 1:
             return
-        event = self._suspect(reading, kind, summary=self._measured(value), expected=expected)
-        with self._lock:
-            self._events.append(event)
+        summary, cause = self._measured(value), None
+        if reading.site.tensor == STATE and summary is not None:
+            parts = (reading.site.parameter or "").split(".")
+            state = dict.fromkeys(parts, summary)
+            cause = explain(Situation("optimizer", kind, tensor=STATE, state=state))
+        event = self._suspect(reading, kind, summary=summary, expected=expected, cause=cause)
+        self._keep(event)
         if kind not in NON_FINITE and expected is None:
             warn(render_line(event, which=self._among_others))
+
+    def _note_state(self, reading: Reading, kind: Kind, value: Any) -> None:
+        """Note a buffer that is bad as it is found: it may be meant so."""
+        name = reading.site.parameter or ""
+        if self._went_on is None or name in self._meant:  # else that step may have spoilt it
+            self._meant.setdefault(name, reading.step)
+            if kind != "neginf":  # a mask
+                self._note_once(reading, kind, value)
 
     def _suspect(self, reading: Reading, kind: Kind, **said: Any) -> Event:
         """Make the event of a reading that does not act."""
@@ -566,7 +770,8 @@ class Judge(Actor):
 
     def _measured(self, value: Any) -> Summary | None:
         try:
-            return None if value is None else self._adapter.measure(value)
+            known = value is None or isinstance(value, Summary)
+            return value if known else self._adapter.measure(value)
         except Exception:  # noqa: BLE001  an array that cannot be summarised was still seen
             return None
 
@@ -583,14 +788,13 @@ class Judge(Actor):
         scale = now if rows.scale is None else float(rows.scale)
         policy = self.options.policy
         floor = scale is not None and scale <= policy.scale_floor
-        if self._scaled_streak >= policy.scale_streak or floor:
+        # What came in bad and reached the gradients is no matter of the scale.
+        if self._scaled_streak >= policy.scale_streak or floor or rows.carried:
             self.fail(rows, reading, kind)
             return
         self._counts["expected"] += 1
         expected = (_STOPPED if rows.applied else _SKIPPED) + _scales(scale, now)
-        event = self._suspect(reading, kind, expected=expected)
-        with self._lock:
-            self._events.append(event)
+        self._keep(self._suspect(reading, kind, expected=expected))
 
 
 def _noted(reading: Reading, kind: Kind) -> tuple[Any, ...]:

@@ -5,20 +5,26 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from threading import RLock
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from anynan._readings.readings import Reading, Rows, Site, known, layer_norms
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 HISTORY_BYTES = 64 * 2**20
 
 
-class _Entry:
+class Entry:
     """Keep one step of the ring, packed."""
 
     __slots__ = ("calls", "hi", "lo", "norms", "sites", "stats", "step")
     sites: list[Site]
     calls: list[int]
 
-    def __init__(self, rows: Rows, before: "_Entry | None") -> None:
+    def __init__(self, rows: Rows, before: "Entry | None") -> None:
         read = len(rows.lo)
         self.step = rows.step
         sites: list[Site] = rows.sites[:read]
@@ -44,9 +50,10 @@ class History:
     Iterating yields ``Reading`` objects, oldest first; ``len`` is the number of steps.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, nbytes: float | None = None) -> None:
         self._steps = steps
-        self._entries: deque[_Entry] = deque()
+        self._most = nbytes
+        self._entries: deque[Entry] = deque()
         self._bytes = 0
         self._lock = RLock()
 
@@ -59,17 +66,44 @@ class History:
         for entry in entries:
             yield from self._unpack(entry)
 
-    def _unpack(self, entry: _Entry) -> Iterator[Reading]:
-        pairs = zip(entry.sites, entry.calls, entry.lo, entry.hi, strict=True)
-        for order, (site, call, lo, hi) in enumerate(pairs):
-            stats = entry.stats.get(order, ())
-            norm = hi if site.bound else entry.norms.get(order)
-            yield Reading(entry.step, order, call, site, *known(lo, hi), stats, norm)
+    def _unpack(self, entry: Entry) -> Iterator[Reading]:
+        for order in range(len(entry.sites)):
+            yield self._reading(entry, order)
+
+    @staticmethod
+    def _reading(entry: Entry, order: int) -> Reading:
+        site, lo, hi = entry.sites[order], entry.lo[order], entry.hi[order]
+        stats = entry.stats.get(order, ())
+        norm = hi if site.bound else entry.norms.get(order)
+        return Reading(entry.step, order, entry.calls[order], site, *known(lo, hi), stats, norm)
 
     @property
     def nbytes(self) -> int:
         """Give the host memory that the packed readings take."""
         return self._bytes
+
+    def largest(self) -> Iterator[Reading]:
+        """Give each slot's reading of the largest finite magnitude, the oldest of several."""
+        entries = self.entries()
+        best: dict[int, tuple[NDArray[np.float64], NDArray[np.intp]]] = {}
+        for number, entry in enumerate(entries):
+            with np.errstate(all="ignore"):
+                low, high = np.frombuffer(entry.lo), np.frombuffer(entry.hi)
+                size = np.maximum(np.abs(low), np.abs(high))
+            size[~np.isfinite(size) | (low > high)] = -1.0
+            most, at = best.setdefault(
+                id(entry.sites), (np.full(len(size), -1.0), np.zeros(len(size), np.intp))
+            )
+            better = size > most
+            most[better], at[better] = size[better], number
+        for most, at in best.values():
+            for order in np.flatnonzero(most >= 0).tolist():
+                yield self._reading(entries[at[order]], order)
+
+    def entries(self) -> list[Entry]:
+        """Return the steps held, packed, oldest first."""
+        with self._lock:
+            return list(self._entries)
 
     def steps(self) -> list[int]:
         """List the steps held, oldest first."""
@@ -87,11 +121,12 @@ class History:
         if not self._steps:
             return
         with self._lock:
-            entry = _Entry(rows, self._entries[-1] if self._entries else None)
+            entry = Entry(rows, self._entries[-1] if self._entries else None)
             self._entries.append(entry)
             self._bytes += entry.nbytes
+            most = HISTORY_BYTES if self._most is None else self._most
             while len(self._entries) > 1 and (
-                len(self._entries) > self._steps or self._bytes > HISTORY_BYTES
+                len(self._entries) > self._steps or self._bytes > most
             ):
                 self._bytes -= self._entries.popleft().nbytes
 
@@ -116,6 +151,21 @@ class History:
                 points.append((entry.step, max(values)))
         return tuple(points)
 
+    def trains(self, sites: list[Site], upto: int = 50) -> bool:
+        """Tell whether gradients or updates of weights were read in the last steps.
+
+        Args:
+            sites: What was read in the open step.
+            upto: How many steps are looked at.
+        """
+        with self._lock:
+            read = [sites, *(entry.sites for entry in list(self._entries)[-upto:])]
+        return any(
+            site.phase == "backward" or (site.phase == "optimizer" and not site.buffer)
+            for step in read
+            for site in step
+        )
+
     def norms(self, layer: str | None = None) -> tuple[tuple[int, float], ...]:
         """Give (step, L2 norm of the weights' gradients), oldest first.
 
@@ -130,7 +180,13 @@ class History:
         with self._lock:
             entries = list(self._entries)
         points = []
+        bound: dict[int, bool] = {}  # most steps share their list of slots
         for entry in entries:
+            key = id(entry.sites)
+            if key not in bound:
+                bound[key] = any(site.bound for site in entry.sites)
+            if not entry.norms and not bound[key]:
+                continue
             norms = layer_norms(self._unpack(entry))
             if layer is not None:
                 norms = {layer: norms[layer]} if layer in norms else {}

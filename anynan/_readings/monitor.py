@@ -33,6 +33,7 @@ class Monitor:
         *,
         parameter: str | None = None,
         bound: bool = False,
+        buffer: bool = False,
     ) -> Site:
         """Return the slot for this tensor, made once."""
         key = (layer, phase, tensor, dtype, parameter, bound)
@@ -44,7 +45,7 @@ class Monitor:
                     limit = self.policy.limit(layer, dtype_max)
                     found = Site(
                         len(self.sites), layer, phase, tensor, dtype, dtype_max, limit,
-                        parameter, bound,
+                        parameter, bound, buffer,
                     )  # fmt: skip
                     self.sites.append(found)
                     self._table[key] = found

@@ -221,9 +221,9 @@ class Policy:
         return None if level == "ignore" else (kind, level)
 
     def spoils(self, kind: Kind | None, layer: str | None, *, buffer: bool = False) -> bool:
-        """Tell whether a weight or a buffer that holds a value of this kind is bad.
+        """Tell whether a weight that holds a value of this kind is bad, or a buffer may be.
 
-        A buffer of -Inf is a mask until something bad follows.
+        One of -Inf is a mask.
         """
         if kind is None:
             return False

@@ -24,6 +24,7 @@ class Site:
         parameter: Name of the weight or buffer it belongs to.
         bound: True if the values only bound the tensor (a norm), so they can clear it but
             not condemn it.
+        buffer: True for what no optimizer trains: it may hold NaN and Inf on purpose.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Site:
     limit: float
     parameter: str | None = None
     bound: bool = False
+    buffer: bool = False
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -97,7 +99,7 @@ class Reading:
         absmax = self.absmax
         if self.site.dtype_max is None or not absmax or not math.isfinite(absmax):
             return None
-        return round(math.log2(self.site.dtype_max / absmax), 6)
+        return round(math.log2(self.site.dtype_max) - math.log2(absmax), 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,10 @@ class Rows:
     """
 
     __slots__ = (
-        "__weakref__", "applied", "calls", "carried", "doubts", "expected", "failed", "guarded",
-        "held", "hi", "holding", "judged", "live", "lo", "norms", "pending", "scale", "sites",
-        "skip", "spread", "stats", "step", "suspect",
+        "__weakref__", "applied", "calls", "carried", "doubts", "expected", "failed", "given",
+        "guarded",
+        "held", "hi", "holding", "judged", "live", "lo", "norms", "pending", "scale", "seen",
+        "sites", "skip", "spread", "stats", "step", "suspect",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -156,6 +159,9 @@ class Rows:
         self.doubts: list[Doubt] = []
         # A layer was seen handing it on.
         self.carried = False
+        # While a layer's output is judged: gives what the layer was given that is bad, and the
+        # path of the model around it, None where code outside of every layer called it.
+        self.given: Callable[[], tuple[Any, str | None]] | None = None
         self.judged = 0
         self.guarded = 0
         # The loss scale that the step ran under, as a number or the framework's array of one.
@@ -169,6 +175,9 @@ class Rows:
         self.pending: Reading | None = None
         self.skip = False
         self.spread = 0
+        # Tells what a watcher of operations saw of this very run, up to a bad reading of an array:
+        # nothing is run again then. It gives None where the watcher was blind.
+        self.seen: Callable[[Reading, Any], Any] | None = None
 
     def insert(self, at: int, site: Site, call: int, lo: float, hi: float) -> None:
         """Put in a reading whose place became known after later ones were written."""

@@ -4,7 +4,10 @@ Only a call that went bad is run again under the recorder, on copies of what it 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,16 +18,18 @@ from anynan._arrays.probe import Span, probe
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows
 from anynan._recorder.errorlog import ErrorLog
 from anynan._recorder.live import LiveTape
 from anynan._recorder.names import canonical
 from anynan._recorder.state import State
-from anynan._recorder.tape import now
+from anynan._recorder.tape import given, now
 from anynan._recorder.trackable import change, is_array
 from anynan._recorder.tracked import TrackedArray
-from anynan._runtime.context import replay_context
+from anynan._recorder.trials import Call, attempt, untouched
 from anynan.events import Event, Phase
 
 if TYPE_CHECKING:
@@ -89,6 +94,7 @@ class Began:
         self._copies = {id(x): x.copy() for _, x in self.arrays if x.nbytes <= SMALL}
         self._marks = {id(x): _mark(x) for _, x in self.arrays if x.nbytes > SMALL}
         self._random = np.random.get_state() if draws else None  # noqa: NPY002
+        self.context = copy_context()
         self.log = ErrorLog()
 
     def written(self) -> list[tuple[str, Any]]:
@@ -115,6 +121,24 @@ class Began:
             )
             raise ReplayError(msg)
         return raw.copy() if isinstance(raw, np.ndarray) else raw
+
+    @contextmanager
+    def lent(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Give the arguments as they were, in containers that are the user's own afterwards."""
+        originals: dict[int, Any] = {}
+
+        def fresh(raw: Any, _: str) -> Any:
+            copy = self.fresh(raw)
+            originals[id(copy)] = raw
+            return copy
+
+        values = [change(value, name, is_array, fresh) for name, value in self.given]
+        try:
+            args = tuple(values[: len(self.args)])
+            yield args, dict(zip(self.kwargs, values[len(self.args) :], strict=True))
+        finally:
+            for value in values:
+                change(value, "", lambda x: id(x) in originals, lambda x, _: originals[id(x)])
 
     def roll(self) -> None:
         """Put NumPy's global random numbers to where they were."""
@@ -153,9 +177,10 @@ class Ends:
             try:
                 with began.log:
                     result = fn(*args, **kwargs)
-            except Exception:
-                with judge.softly():
+            except Exception as error:
+                with judge.carried_by(error, rows):
                     self._written(tape, began, ())
+                    judge.raised(rows, error, partial(self._up_to, began))
                 raise
             if self._draws:
                 self._draws = not _same(began._random, np.random.get_state())  # noqa: NPY002
@@ -187,7 +212,7 @@ class Ends:
             judge.settle(rows)
         finally:
             rows.live.clear()
-            self._local.began = None
+            self._local.began = self._local.tape = None
 
     # The second run.
 
@@ -201,8 +226,9 @@ class Ends:
         if began is None:
             msg = "the call is over and its arguments are gone"
             raise ReplayError(msg)
+        tape = self._local.tape = LiveTape(self._session, None)
         try:
-            seen = self._again(began)
+            seen = self._again(began, tape)
         except ReplayError as error:
             return self._logged(began, reading, str(error))
         except Exception as error:  # noqa: BLE001  the log is left
@@ -214,31 +240,37 @@ class Ends:
             return self._logged(began, reading, f"a second run showed something else ({why})")
         return seen
 
-    def _again(self, began: Began) -> Replay:
-        session = self._session
-        tape = LiveTape(session, None)
-        tape.judged = False
-        originals: dict[int, Any] = {}
-
-        def fresh(raw: Any, _: str) -> Any:
-            copy = began.fresh(raw)
-            originals[id(copy)] = raw
-            return copy
-
-        state = np.random.get_state()  # noqa: NPY002
-        values = [change(value, name, is_array, fresh) for name, value in began.given]
-        args = tuple(values[: len(began.args)])
-        kwargs = dict(zip(began.kwargs, values[len(began.args) :], strict=True))
-        token = now.set(None)
+    def attempt(self, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the call once more, with operations repaired that its second run saw."""
+        began: Began | None = getattr(self._local, "began", None)
+        tape: LiveTape | None = getattr(self._local, "tape", None)
+        if began is None or tape is None:
+            return None
         try:
+            with began.lent() as (args, kwargs):
+                tape.given = given(args, kwargs)
+                return attempt(
+                    self._session, Call(tape, began.fn, args, kwargs, began.context), repairs
+                )
+        except ReplayError:
+            return None
+
+    def _up_to(self, began: Began) -> Replay | None:
+        """Run a call that an exception has ended again, up to there."""
+        tape = LiveTape(self._session, None)
+        try:
+            self._again(began, tape)
+        except Exception as error:  # noqa: BLE001  the program's own
+            return tape.ended(error)
+        return None
+
+    def _again(self, began: Began, tape: LiveTape) -> Replay:
+        session = self._session
+        tape.judged = False
+        with began.lent() as (args, kwargs), untouched(began.fn, session.tracker.judge.say):
             began.roll()
-            with replay_context(), np.errstate(all="ignore"):
+            with np.errstate(all="ignore"):
                 result = session.run(tape, began.fn, args, kwargs)
-        finally:
-            now.reset(token)
-            np.random.set_state(state)  # noqa: NPY002
-            for value in values:  # containers are the user's own
-                change(value, "", lambda x: id(x) in originals, lambda x, _: originals[id(x)])
         seen = tape.replay()
         seen.passed = [
             Passed("", "forward", label, 0, *span)

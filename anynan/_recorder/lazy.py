@@ -162,18 +162,11 @@ class Known:
 
 
 class LazyTape(Tape):
-    """Note every operation and leave its flags on the device until ``finish``.
-
-    Attributes:
-        overwritten: True once an operation wrote into one of the call's arguments.
-        given: Which objects the arguments were made of when the call began.
-    """
+    """Note every operation and leave its flags on the device until ``finish``."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.nodes: list[Node] = []
-        self.overwritten = False
-        self.given: list[tuple[str, int]] = []
         self.slots: Slots = self.session.new_slots()
         self._rows: list[tuple[int, int]] = []
         self._arrivals: list[tuple[Phase, str | None, str, tuple[int, ...], int]] = []

@@ -51,6 +51,8 @@ class LiveTape(Tape):
         super().__init__(*args)
         self.records: list[OpRecord] = []
         self.sinks: list[Sink] = []
+        self._answers: dict[int, tuple[TrackedArray, tuple[int, ...]]] = {}
+        self._last: tuple[int, ...] = ()
 
     def _clean(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[TrackedArray],
@@ -89,6 +91,8 @@ class LiveTape(Tape):
         if writes is not None and not any(x is writes for x in bad):
             self._cleared(writes)
         if not bad:
+            if self.records:
+                self._answered(results)
             return
         index = len(self.records)
         raw = self.named(raw, bad[0])
@@ -119,6 +123,33 @@ class LiveTape(Tape):
                     x._cell.writes[:] = [index]
             else:
                 x._node = index
+
+    def _answered(self, results: list[TrackedArray]) -> None:
+        """Remember truths and whole numbers that were made of bad values, or of such."""
+        found = self._bad_among(self.taken)
+        for x in results if found else ():
+            if getattr(getattr(x._raw, "dtype", None), "kind", "") in "biu":
+                self._answers[id(x)] = x, found
+
+    def _bad_among(self, given: list[TrackedArray]) -> tuple[int, ...]:
+        known = [self.parents(x) or self._answers.get(id(x), (x, ()))[1] for x in given]
+        return tuple(dict.fromkeys(index for indices in known for index in indices))
+
+    def close(self) -> None:
+        """End the recording; what was given last is looked up before it goes."""
+        self._last = self._bad_among(self.taken)
+        self._answers.clear()
+        super().close()
+
+    def ended(self, error: BaseException) -> Replay | None:
+        """Give what was seen up to an exception, and last what the program took that is bad."""
+        seen = self.replay()
+        seen.raised = error
+        if self._last:
+            output = self.records[self._last[0]].output
+            kind = (None if output is None else output.kind) or "nan"
+            seen.sinks.append(Sink("value", None, "", self._last, kind))
+        return seen
 
     def _cleared(self, x: TrackedArray) -> None:
         x._node = CLEAN

@@ -46,7 +46,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "clip": ("self", "min", "max"),
     "setitem": ("self", "value"),
 }
-_AXES = ("axis", "dim")
 _PARAMS = {
     "axis": "dim", "dim": "dim", "ddof": "correction", "correction": "correction", "ord": "ord",
     "eps": "eps", "keepdims": "keepdim", "exponent": "exponent",

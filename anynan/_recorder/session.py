@@ -2,9 +2,11 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from anynan._arrays.measures import measure
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
 from anynan._recorder.ends import Ends
 from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
@@ -24,10 +28,10 @@ from anynan._recorder.live import LiveTape
 from anynan._recorder.parting import parting
 from anynan._recorder.refusals import explain
 from anynan._recorder.state import State
-from anynan._recorder.tape import Tape, now
+from anynan._recorder.tape import Tape, given, now
 from anynan._recorder.trackable import change, is_array, unwrap
 from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._runtime.context import replay_context
+from anynan._recorder.trials import Call, attempt, untouched
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracker import Tracker
@@ -46,6 +50,7 @@ class ArraySession(BaseAdapter):
     """
 
     backend = "array"
+    sees_all = True
     wrapper: type[TrackedArray] = TrackedArray
 
     def __init__(self, tracker: Tracker) -> None:
@@ -112,6 +117,8 @@ class ArraySession(BaseAdapter):
         if reason is None:
             try:
                 seen = self._run_again(fn, args, kwargs)
+            except ReplayError as error:
+                reason = f"the call was not run again: {error}"
             except Exception as error:  # noqa: BLE001  the first run's own records are left
                 reason = f"the second run failed: {type(error).__name__} {error}".rstrip()
             else:
@@ -133,21 +140,26 @@ class ArraySession(BaseAdapter):
             if self.options.read == "auto":
                 return ""  # no function was called: there is nothing to run again
             return "the arguments of this call were not kept (read= waits for several calls)"
-        if tape.overwritten or tape.given != _given(args, kwargs) or tape.is_changed():
+        if tape.overwritten or tape.given != given(args, kwargs) or tape.is_changed():
             return "the call wrote into its own arguments, so it was not run again"
         return None
 
     def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
         tape = LiveTape(self, None)
         tape.judged = False
-        state = np.random.get_state()  # noqa: NPY002  what the function may draw from
-        np.random.set_state(self._local.random)  # noqa: NPY002
-        try:
-            with replay_context():
-                self.run(tape, fn, args, kwargs)
-        finally:
-            np.random.set_state(state)  # noqa: NPY002
+        with untouched(fn, self.tracker.judge.say):
+            np.random.set_state(self._local.random)  # noqa: NPY002  what it may draw from
+            self.run(tape, fn, args, kwargs)
         return tape.replay()
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the call again with operations repaired, where its arguments are as they were."""
+        if self._ends.is_running:
+            return self._ends.attempt(repairs)
+        call: Call | None = getattr(self._local, "call", None)
+        if call is None or call.tape.rows is None or call.tape.rows.step != reading.step:
+            return None
+        return attempt(self, call, repairs)
 
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""
@@ -163,28 +175,33 @@ class ArraySession(BaseAdapter):
         """Run one step under a tape, and judge what it saw."""
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
-        if self.options.level == "step" and self._are_near(args, kwargs):
+        if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
             return self._ends.call(fn, args, kwargs)
         rows = self.tracker.judge.rows()
         lazy = self._is_lazy(args, kwargs)
+        began = copy_context()
         self._local.random = np.random.get_state() if lazy else None  # noqa: NPY002
         tape: Tape = LazyTape(self, rows) if lazy else LiveTape(self, rows)
-        if isinstance(tape, LazyTape):
-            tape.given = _given(args, kwargs)
+        tape.given = given(args, kwargs)
+        self._local.call = Call(tape, fn, args, kwargs, began)
         try:
-            result = self.run(tape, fn, args, kwargs)
-        except BaseException as error:
-            explain(error)
-            # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.judge.softly():
-                self.end(tape, rows, fn, args, kwargs)
-            raise
-        self.end(tape, rows, fn, args, kwargs)
+            try:
+                result = self.run(tape, fn, args, kwargs)
+            except BaseException as error:
+                explain(error)
+                # What broke the step may be what anynan looks for: judge it, then let it go on.
+                with self.tracker.judge.carried_by(error, rows):
+                    self.tracker.judge.raised(rows, error, partial(tape.ended, error))
+                    self.end(tape, rows, fn, args, kwargs)
+                raise
+            self.end(tape, rows, fn, args, kwargs)
+        finally:
+            self._local.call = None
         return result
 
     def _is_lazy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self.options.read == "immediate":
-            return False
+        if self.options.read == "immediate" or self.tracker.judge.level == "operation":
+            return False  # every operation is looked at as it runs, so nothing is left to read
         if self.options.read != "auto":
             return True
         return not self._are_near(args, kwargs)
@@ -210,7 +227,7 @@ class ArraySession(BaseAdapter):
     def run(
         self, tape: Tape, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a call under a tape."""
+        """Run a call under a tape, and read what leaves it."""
         token = now.set(tape)
         watched = bound(positional(fn), args, kwargs)
         state = State(fn, watched, self.is_near)
@@ -227,7 +244,7 @@ class ArraySession(BaseAdapter):
                 watched[i] = name, change(value, name, is_array, watch)
             with _ours(tape, "what the call was given"):
                 self._look_at_others(tape, watched)
-            given = {id(x) for _, value in watched for _, x in self._leaves(value, "")}
+            known = {id(x) for _, value in watched for _, x in self._leaves(value, "")}
             values = [value for _, value in watched]
             named = dict(zip(kwargs, values[len(args) :], strict=True))
             try:
@@ -239,7 +256,7 @@ class ArraySession(BaseAdapter):
                 raise
             with _ours(tape, "what the call left behind"):
                 self.read_result(tape, result)
-                self._read_written(tape, watched, given, result)
+                self._read_written(tape, watched, known, result)
                 for path, x in state.spoilt(result):
                     self.arrive(tape, path, x)
             return unwrap(result)
@@ -406,8 +423,3 @@ def _ancestors(path: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(".")[0]
-
-
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
-    """List which objects the arguments are made of."""
-    return [(path, id(x)) for path, x in leaves((args, kwargs), "")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anynan._arrays.access import dtype_max, dtype_name, library_name, type_name
+from anynan._arrays.containers import leaves
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.records import Origin
 from anynan._diagnosis.sources import user_source
@@ -39,6 +40,8 @@ class Tape:
         rows: Where readings go.
         base: The scope that the call itself was made in.
         closed: True once the call has returned: what is left over is only an array.
+        overwritten: True once an operation wrote into one of the call's arguments.
+        given: Which objects the arguments were made of when the call began.
         scoped: True once an operation ran in a scope of the function's own.
     """
 
@@ -46,6 +49,8 @@ class Tape:
         self.session, self.rows = session, rows
         self.base = context.scope_path()
         self.closed = self.scoped = False
+        self.overwritten = False
+        self.given: list[tuple[str, int]] = []
         self.leaky = False  # True once a plain array was handed out, which anyone may write into
         self.inputs: dict[int, str] = {}
         self.unwritten: set[int] = set()  # arrays of uninitialised memory
@@ -53,6 +58,8 @@ class Tape:
         self.escapes: dict[int, None] = {}
         # The last that were handed out and may be bad: code that refuses one may end the call.
         self.handed: deque[TrackedArray] = deque(maxlen=8)
+        # What the last operation was given: an exception may be because of it.
+        self.taken: list[TrackedArray] = []
         self.outlets: dict[str, None] = {}  # the lines at which plain arrays were handed out
         self.bad_inputs: set[int] = set()
         self.others: dict[str, None] = {}  # arguments of a kind that is not watched
@@ -229,6 +236,11 @@ class Tape:
         self.held.clear()
         self.inputs.clear()
         self.unwritten.clear()
+        self.taken = []
+
+    def ended(self, error: BaseException) -> Replay | None:
+        """Give what was seen up to an exception, and last what the program took that is bad."""
+        return None
 
     # Operations.
 
@@ -242,6 +254,7 @@ class Tape:
         options = {key: strip(value, found) for key, value in kwargs.items()} if kwargs else kwargs
         if self.closed:
             return function(*plain, **options)
+        self.taken = found
         layer = self._enter(found)
         target = writes if is_tracked(writes) else None
         before = None if target is None else self.session.snapshot(target._raw)
@@ -288,7 +301,8 @@ class Tape:
         self.session.tracker.judge.say(f"{what} could not be looked at: {reason(error)}")
 
     def about_to_write(self, target: TrackedArray) -> None:
-        """Get ready for an operation that overwrites its operand."""
+        """Remember whether an argument is lost for a second run."""
+        self.overwritten = self.overwritten or target._cell.label is not None
 
     def _enter(self, found: list[TrackedArray]) -> str | None:
         layer = context.scope_path()
@@ -391,6 +405,15 @@ class Tape:
             return layer, "forward"
         # A function without scopes is the layer itself.
         return (None, "loss") if self.scoped else (self.base or "", "forward")
+
+
+def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, int]]:
+    """List which objects arguments are made of."""
+    return [(path, id(x)) for path, x in leaves((args, kwargs), "", _silent)]
+
+
+def _silent(_: str) -> None:
+    """Say nothing: it is said where they are read."""
 
 
 def _inside(layer: str | None, path: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from anynan._arrays.chunked import is_chunked
 from anynan._recorder.names import VIEWS, WRITING, WRITING_METHODS, asked_by, canonical, signature
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class TrackedArray:
         if name in _CLOSED:
             msg = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(msg)
+        if name == "to_dask_array" and is_chunked(self._raw):
+            return self._to_dask_array
         value = getattr(self._raw, name)
         if callable(value) and not self._tape.is_array(value):
             return _Method(self, name)
@@ -76,6 +79,11 @@ class TrackedArray:
         if name in _WINDOWS:
             self._tape.escaped(self, f".{name}", said=False)
         return _At(self) if name == "at" else value
+
+    def _to_dask_array(self) -> Any:
+        """Hand the plain array to Dask's own functions, which have no way to hand it on."""
+        self._tape.escaped(self, "to_dask_array")
+        return self._raw
 
     def __len__(self) -> int:
         return len(self._raw)

@@ -54,7 +54,7 @@ def printable(event: Event) -> Event:
             fix=prose(cause.fix),
             evidence=prose(cause.evidence),
         )
-    spread = event.spread
+    tried, spread = event.tried, event.spread
     if spread.surfaced is not None:
         spread = replace(spread, surfaced=name(spread.surfaced))
     return replace(
@@ -71,6 +71,8 @@ def printable(event: Event) -> Event:
         expected=None if event.expected is None else prose(event.expected),
         notes=tuple(map(prose, event.notes)),
         target=name(event.target),
+        tried=None if tried is None else replace(tried, repair=name(tried.repair)),
+        others=tuple(map(printable, event.others)),
     )
 
 

@@ -3,13 +3,14 @@
 import math
 from typing import TYPE_CHECKING
 
-from anynan._diagnosis.rules.evidence import magnitude
+from anynan._diagnosis.rules.evidence import group, magnitude, plural
 from anynan._readings.readings import layer_norms
 from anynan._reports.escaping import name as printed
 from anynan._reports.report import render_line
 
 if TYPE_CHECKING:
     from anynan._readings.readings import Reading
+    from anynan._reports.run import Run
     from anynan._steps.tracker import Tracker
 
 SHOWN_EVENTS = 10
@@ -17,14 +18,14 @@ SHOWN_LAYERS = 5
 LINE = 1000
 
 
-def metrics(tracker: "Tracker") -> dict[str, float]:
-    """Return the last read step's numbers under flat names.
+def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
+    """Return the last read step's numbers under flat names; what is not finite is left out.
 
-    Per layer and phase there is ``anynan/absmax/<phase>/<layer>`` and
-    ``anynan/headroom/<phase>/<layer>``, for the gradients of each layer's own weights
-    ``anynan/gradient_norm/<layer>`` and ``anynan/headroom/gradient/<layer>`` (at least that
-    many bits, as it follows from the norm); then the tightest headroom in bits, the gradient
-    norm over all weights and the counts of events. A number that is not finite has no headroom.
+    They are the step, the tightest headroom in bits, the gradient norm over all weights and the
+    counts of events. With ``layers`` there are, per layer and phase,
+    ``anynan/absmax/<phase>/<layer>`` and ``anynan/headroom/<phase>/<layer>``, too, and for the
+    gradients of each layer's own weights ``anynan/gradient_norm/<layer>`` and
+    ``anynan/headroom/gradient/<layer>`` (at least that many bits, as it follows from the norm).
     """
     numbers: dict[str, float] = {}
     readings = tracker.history.last()
@@ -59,17 +60,21 @@ def metrics(tracker: "Tracker") -> dict[str, float]:
         numbers |= {f"anynan/gradient_norm/{k or 'model'}": v for k, v in norms.items()}
     for word in ("bad", "suspect", "expected"):
         numbers[f"anynan/{word}"] = float(tracker.count(word))
-    return numbers
+    return {
+        name: value
+        for name, value in numbers.items()
+        if math.isfinite(value) and (layers or name.count("/") == 1)
+    }
 
 
 def _nan_first(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def tightest(tracker: "Tracker") -> "dict[str, Reading]":
+def tightest(run: "Run | Tracker") -> "dict[str, Reading]":
     """Return each layer's reading that came nearest to overflow, tightest first."""
     best: dict[str, Reading] = {}
-    for reading in tracker.history:
+    for reading in run.history.largest():
         headroom = reading.headroom
         if headroom is None or reading.site.bound or reading.layer is None:
             continue
@@ -83,17 +88,17 @@ def _bits(reading: "Reading") -> float:
     return math.inf if reading.headroom is None else reading.headroom
 
 
-def _at_first(tracker: "Tracker", reading: "Reading") -> str:
+def _at_first(run: "Run", reading: "Reading") -> str:
     """Say how much headroom the same place had in the oldest step that is still known."""
-    first = next((r for r in tracker.history if r.site.place == reading.site.place), reading)
+    first = next((r for r in run.history if r.site.place == reading.site.place), reading)
     if first.step == reading.step or first.headroom is None:
         return ""
     return f" ({first.headroom:.1f} at step {first.step})"
 
 
-def _gradients(tracker: "Tracker") -> list[str]:
+def _gradients(run: "Run") -> list[str]:
     """Give the last gradient norms in a line: all weights, the largest and the smallest layer."""
-    readings = tracker.history.last()
+    readings = run.history.last()
     norms = layer_norms(readings)
     if not norms:
         return []
@@ -108,42 +113,48 @@ def _gradients(tracker: "Tracker") -> list[str]:
     return [text]
 
 
-def overview(tracker: "Tracker") -> str:
-    """Return what the tracker saw as text."""
-    history = tracker.history
+def verdict(run: "Run") -> str:
+    """Say in a line what came of the watching: steps, layers, readings, tightest headroom."""
+    last = [*run.history.steps()[-1:], *(event.step for event in run.events[-1:])]
+    if not last:
+        return printed(f"anynan: {run.name}: nothing was read yet", LINE)
+    bad, count = run.counts["bad"], max(run.step, max(last) + 1)
+    text = f"{group(bad)} bad" if bad else "nothing went bad"
+    text += (
+        f" in {plural(count, 'step')}: {plural(len(run.layers), 'layer')}, "
+        f"{plural(len(run.history.last()), 'reading')} in the last step"
+    )
+    for layer, reading in list(tightest(run).items())[:1]:
+        text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
+    return printed(f"anynan: {run.name}: {text}", LINE)
+
+
+def overview(run: "Run") -> str:
+    """Return what was seen of a run as text."""
+    history = run.history
     steps = history.steps()
-    layers = {site.layer for site in tracker.judge.monitor.sites if site.layer is not None}
-    lines = [f"anynan: {tracker.name}"]
+    lines = [verdict(run)]
     if steps:
         lines.append(
             f"  steps     {steps[0]} to {steps[-1]} in the history, "
-            f"{len(layers)} layers, {history.nbytes / 2**20:.1f} MiB"
+            f"{len(run.layers)} layers, {history.nbytes / 2**20:.1f} MiB"
         )
     else:
         lines.append("  steps     none yet")
     lines.append(
-        f"  events    {tracker.count('bad')} bad, {tracker.count('suspect')} suspect, "
-        f"{tracker.count('expected')} expected"
+        f"  events    {run.counts['bad']} bad, {run.counts['suspect']} suspect, "
+        f"{run.counts['expected']} expected"
     )
     lines += [
         f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
-        f"{reading.phase}, step {reading.step}, {reading.site.dtype}{_at_first(tracker, reading)}"
-        for layer, reading in list(tightest(tracker).items())[:SHOWN_LAYERS]
+        f"{reading.phase}, step {reading.step}, {reading.site.dtype}{_at_first(run, reading)}"
+        for layer, reading in list(tightest(run).items())[:SHOWN_LAYERS]
     ]
-    lines += _gradients(tracker)
-    lines += [f"  event     {render_line(event)}" for event in tracker.events[-SHOWN_EVENTS:]]
-    given = tracker.judge.options.policy
-    lines += [
-        f"  allowed   {entry.kind} in {entry.layers!r}: {entry.reason}"
-        for policy in (given, *given.overrides.values())
-        for entry in policy.allow
-    ]
-    lines += [
-        f"  allowed   {kind} in {phase} {path or '(the model itself)'}: {why}"
-        for (path, phase, kind), why in tracker.judge.monitor.downgraded.items()
-    ]
-    lines += [f"  note      {note}" for note in (*tracker.notes, *tracker.remarks)]
-    never = unseen(tracker)
+    lines += _gradients(run)
+    lines += [f"  event     {render_line(event)}" for event in run.events[-SHOWN_EVENTS:]]
+    lines += [f"  allowed   {text}" for text in run.allowed]
+    lines += [f"  note      {note}" for note in (*run.notes, *run.remarks, *run.damage)]
+    never = run.unseen
     if steps and never:
         names = ", ".join(name or "(the model itself)" for name in never[:SHOWN_LAYERS])
         more = ", ..." if len(never) > SHOWN_LAYERS else ""
@@ -153,11 +164,3 @@ def overview(tracker: "Tracker") -> str:
             "outputs)"
         )
     return "\n".join(printed(line, LINE) for line in lines)
-
-
-def unseen(tracker: "Tracker") -> list[str]:
-    """List the watched layers whose outputs were never read."""
-    if tracker.judge.adapter is None:
-        return []
-    read = {site.layer for site in tracker.judge.monitor.sites if site.phase == "forward"}
-    return [path for path in tracker.judge.adapter.watched() if path not in read]

@@ -1,23 +1,27 @@
 """One event in words: for the terminal, for a log line, and for rich."""
 
+import html
 import math
 import os
+import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.rules.evidence import group, magnitude, seen
+from anynan._notebooks.shell import cell
 from anynan._readings.norms import NORM
 from anynan._reports.escaping import escaped, printable, prose
 from anynan._reports.escaping import name as printed
 from anynan.errors import reason
-from anynan.events import CARRIED, STATE, Event, Operation, Source
+from anynan.events import CARRIED, STATE, Event, Operation, Source, Trial
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.text import Text
 
-WIDTH = 100
+WIDTH, NARROW = 100, 60  # columns: the most, and the least
 _INDENT = 2
 _LABELS = 8  # the narrowest label column, its gap included
 _OPERATION = 24  # where the line of an operation stands beside its name
@@ -37,6 +41,13 @@ _PLACES = {
     "parameter": "the weights",
     "value": "a checked value",
 }
+_EXTENTS = {
+    "step": "the step is",
+    "call": "the call is",
+    "forward": "the forward pass is",
+    "both": "the forward and the backward pass are",
+}
+_NTH = ("second", "third")
 _OF_MODELS = ("__call__", "call", "forward")
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 
@@ -44,9 +55,14 @@ Row = tuple[str, tuple[str, ...]]
 
 
 def render(
-    event: Event, *, calls: int | None = None, here: int | None = None, which: bool = False
+    event: Event,
+    *,
+    calls: int | None = None,
+    here: int | None = None,
+    which: bool = False,
+    width: int | None = None,
 ) -> str:
-    """Return the report of one event as plain text, at most 100 columns wide.
+    """Return the report of one event as plain text; a name or path is never broken.
 
     Args:
         event: What happened.
@@ -54,16 +70,31 @@ def render(
         here: Rank that prints this. The event of another rank is told in short, since that
             rank prints the whole.
         which: Say which model it is about: several are tracked.
+        width: Columns; by default those of the terminal that messages go to, 60 to 100.
     """
     try:
-        return _render(printable(event), calls, here, which=which)
+        lines = _lines(printable(event), calls, here, which=which, width=width or columns())
+        return "\n".join(line for _, line in lines).rstrip()
     except Exception as error:  # noqa: BLE001  what was found must not be lost
         place = f"{event.kind} in {printed(event.layer or event.tensor)} at step {event.step}"
         return f"{place}\n\n  note  the report could not be written: {prose(reason(error))}"
 
 
-def _render(event: Event, calls: int | None, here: int | None, *, which: bool) -> str:
-    title, found = headline(event), _rows(event, calls)
+def columns() -> int:
+    """Give the columns of the terminal that messages go to, 100 where they go to none."""
+    try:
+        seen = int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stderr.fileno()).columns)
+    except (AttributeError, OSError, ValueError):
+        return WIDTH
+    return min(max(seen, NARROW), WIDTH)
+
+
+def _lines(
+    event: Event, calls: int | None = None, here: int | None = None, *, which: bool = False,
+    width: int = WIDTH,
+) -> list[tuple[str, str]]:  # fmt: skip
+    """Lay the report out: every line of it, with the label that it stands under."""
+    title, found = headline(event), _rows(event, calls, width)
     if which and event.target:
         what, _, name = event.target.partition(" ")
         found.insert(0, (what, (name,)))
@@ -72,12 +103,12 @@ def _render(event: Event, calls: int | None, here: int | None, *, which: bool) -
         found = [(label, texts) for label, texts in found if label in _SHORT]
         found.append(("rank", (_elsewhere(event.rank, here),)))
     column = max([_LABELS, *(len(label) + 2 for label, _ in found)])
-    lines = [title, ""]
+    lines = [("", title), ("", "")]
     for label, texts in found:
         for i, text in enumerate(texts):
             start = " " * _INDENT + (label if i == 0 else "").ljust(column)
-            lines.extend(_wrap(text, start))
-    return "\n".join(lines).rstrip()
+            lines.extend((label, line) for line in _wrap(text, start, width))
+    return lines
 
 
 def render_line(event: Event, *, which: bool = False) -> str:
@@ -109,28 +140,45 @@ def render_line(event: Event, *, which: bool = False) -> str:
     return " ".join(text.split())
 
 
-def render_rich(event: Event, *, calls: int | None = None) -> "RenderableType":
-    """Return the report as a rich renderable: the same facts, lightly coloured.
+def render_rich(event: Event, *, calls: int | None = None) -> "Text":
+    """Return the report as rich text, lightly coloured: print it with ``soft_wrap``.
 
     Args:
         event: What happened.
         calls: How often the layer was called in this step.
     """
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
     event = printable(event)
     styles = {"layer": "bold", "cause": "bold", "fix": "green"}
     alarm = "bold red" if event.severity == "bad" and event.expected is None else "bold yellow"
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, texts in _rows(event, calls):
-        text = "\n".join(texts).replace("\N{NO-BREAK SPACE}", " ")
-        grid.add_row(label, Text(text, style=styles.get(label, "")))
-    return Group(Text(headline(event), style=alarm), Text(""), Padding(grid, (0, 0, 0, _INDENT)))
+    text, titled = Text(), False
+    for label, line in _lines(event, calls, width=columns()):
+        titled = titled or not line
+        start = _INDENT + len(label) if label and line[_INDENT:].startswith(label) else 0
+        text.append(line[:start], "dim" if label else "")
+        text.append(f"{line[start:]}\n", styles.get(label, "") if titled else alarm)
+    text.rstrip()
+    return text
+
+
+def render_markdown(event: Event) -> str:
+    """Return the report to paste into an issue: the headline, and the rest as a block of code."""
+    title, _, rest = render(event, width=WIDTH).partition("\n\n")
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", rest)), default=0))
+    return f"**{' '.join(title.split())}**\n\n{fence}text\n{rest}\n{fence}\n"
+
+
+def render_html(event: Event) -> str:
+    """Return the report as HTML: static, without scripts, in the colours of the page."""
+    title, *lines = _lines(printable(event))
+    shown = [f"<b>{html.escape(title[1])}</b>"]
+    for label, line in lines:
+        start = _INDENT + len(label) if label and line[_INDENT:].startswith(label) else 0
+        dim = f'<span style="opacity:.6">{html.escape(line[:start])}</span>' if start else ""
+        shown.append(dim + html.escape(line[start:]))
+    text = "\n".join(shown)
+    return f'<pre style="white-space:pre-wrap">{text}</pre>'
 
 
 def headline(event: Event) -> str:
@@ -219,7 +267,8 @@ def _headline(event: Event) -> str:
         return f"{kind} came in with the {'labels' if labels else 'batch'} of step {step}"
     if event.phase == "parameter":
         return f"{kind} was already in {_weight(event)} at step {step}"
-    if event.phase == "optimizer" and (event.operation is not None or event.tensor == STATE):
+    kept = event.tensor in (STATE, CARRIED)
+    if event.phase == "optimizer" and (event.operation is not None or kept):
         return f"{kind} was written into {_weight(event)} at step {step}"
     if event.phase == "optimizer":
         return f"{kind} was written into {_weight(event)} by the optimizer at step {step}"
@@ -230,35 +279,37 @@ def _weight(event: Event) -> str:
     name = (event.parameter or "").rpartition(".")[2]
     if event.tensor in (STATE, CARRIED):
         return f"the {event.tensor}"
-    return "a running statistic" if name in _STATISTICS else "a weight"
+    if name in _STATISTICS:
+        return "a running statistic"
+    return "a buffer" if event.severity == "suspect" else "a weight"
 
 
 # Rows.
 
 
-def _rows(event: Event, calls: int | None) -> list[Row]:
-    return list(_each_row(event, calls))
+def _rows(event: Event, calls: int | None, width: int) -> list[Row]:
+    return list(_each_row(event, calls, width))
 
 
-def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
+def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
     operation, cause = event.operation, event.cause
     if event.layer or not (_outside(event) or event.phase in ("value", "input")):
         yield "layer", (_layer(event.layer) + _call(event, calls),)
-    yield from _subject(event)
+    yield from _subject(event, width)
     evidence = "" if cause is None else cause.evidence
     if operation is not None and event.phase == "value":
         if operation.source is not None:
-            yield "at", _source(operation.source, 0)
+            yield "at", _source(operation.source, 0, width)
     elif operation is not None:
         # What came in bad was made by no operation: this one only met it first.
         yield (
             "used by" if event.phase in ("input", "parameter") else "op",
-            _operation(operation, event),
+            _operation(operation, event, width),
         )
         held = [describe(summary) for summary in operation.inputs]
         bad = [i for i, summary in enumerate(operation.inputs) if summary.bad]
         # Evidence about the one operand that is not finite reads best beside its counts.
-        if len(bad) == 1 and evidence and len(held[bad[0]]) + len(evidence) < WIDTH - _LABELS - 4:
+        if len(bad) == 1 and evidence and len(held[bad[0]]) + len(evidence) < width - _LABELS - 4:
             held[bad[0]] += f": {evidence}"
             evidence = ""
         for text in held:
@@ -266,13 +317,15 @@ def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
         if operation.output is not None:
             yield "output", (describe(operation.output),)
     if event.then is not None:
-        yield "then", _operation(event.then, event, note="made NaN of it")
+        yield "then", _operation(event.then, event, width, note="made NaN of it")
     # What the tensor's own row says is not said twice.
     if evidence and evidence != seen(event.summary):
         yield "seen", (evidence,)
     if cause is not None:
         yield "cause", (cause.text,)
         yield "fix", (cause.fix,)
+    if event.tried is not None and not event.others:
+        yield "tried", (_trial(event, event.tried),)
     if event.expected is not None:
         yield "expected", (event.expected,)
     if len(event.trail) > 1:  # one would only repeat the layer
@@ -285,38 +338,73 @@ def _each_row(event: Event, calls: int | None) -> Iterator[Row]:
         yield "rank", (", ".join(part for part in (rank, shard) if part),)
     for note in event.notes:
         yield "note", (note,)
+    if event.tried is not None and event.others:
+        yield "tried", (_trial(event, event.tried),)
+        for nth, fault in zip(_NTH, event.others, strict=False):
+            yield from _further(nth, fault, width)
+
+
+def _further(nth: str, fault: Event, width: int) -> Iterator[Row]:
+    """Tell of a fault that was left when those before it were repaired."""
+    yield nth, (f"{_KINDS.get(fault.kind, fault.kind)} {_place(fault)}",)
+    tried = fault.tried
+    rows = _each_row(fault, None, width)
+    yield from ((label, texts) for label, texts in rows if label != "tried")
+    if tried is not None:
+        yield "tried", (_trial(fault, tried, nth),)
+
+
+def _trial(event: Event, trial: Trial, nth: str = "first") -> str:
+    """Say what came of the fix."""
+    also = "" if nth == "first" else " as well"
+    what = f"with {trial.repair or '0 in the place of its bad values'}{also}"
+    if trial.outcome == "insufficient":
+        name = "it" if event.operation is None else event.operation.name
+        return f"{what} {name} still makes bad values"
+    if trial.outcome == "another":
+        after = {"first": "second", "second": "third"}.get(nth)
+        left = f"but a {after} fault remains:" if after else "but the step is not finite yet"
+        return f"{what} the {_KINDS.get(event.kind, event.kind)} is gone, {left}"
+    numbers = [
+        f"{name} {magnitude(value)}"
+        for name, value in (("loss", trial.loss), ("gradient norm", trial.gradient_norm))
+        if value is not None
+    ]
+    return f"{what} {_EXTENTS[trial.extent]} finite" + (
+        f": {', '.join(numbers)}" if numbers else ""
+    )
 
 
 def _elsewhere(rank: int, here: int) -> str:
     return f"{rank}, which has the full report; this is rank {here}"
 
 
-def _subject(event: Event) -> Iterator[Row]:
+def _subject(event: Event, width: int) -> Iterator[Row]:
     """Describe the bad tensor, where the operation's own rows do not."""
     held = "" if event.summary is None else describe(event.summary)
     if event.phase in ("parameter", "optimizer") and event.parameter is not None:
         label = "state" if event.tensor in (STATE, CARRIED) else "parameter"
-        yield label, _two(event.parameter, held)
+        yield label, _two(event.parameter, held, width)
         if event.since is not None and event.phase == "parameter":
             yield "bad since", (_since(*event.since),)
     elif event.phase == "input":
-        yield "batch", _two(event.tensor, held)
+        yield "batch", _two(event.tensor, held, width)
     elif event.phase == "value":
         yield "value", (held or "not measured",)
     elif event.phase == "backward" and event.parameter is not None:
-        yield "gradient", _two(f"of {event.parameter}", held)
+        yield "gradient", _two(f"of {event.parameter}", held, width)
     elif event.operation is None or event.kind not in _KINDS:
-        yield "tensor", _two(event.tensor, held)
+        yield "tensor", _two(event.tensor, held, width)
     if event.phase in ("input", "value") and event.summary is not None and event.summary.first_bad:
         yield "first", (f"at {list(event.summary.first_bad)}",)
 
 
-def _two(name: str, held: str) -> tuple[str, ...]:
+def _two(name: str, held: str, width: int) -> tuple[str, ...]:
     """Put a name and a description on one line where both fit."""
     if not held:
         return (name,)
     one = f"{name}  {held}"
-    return (one,) if len(one) < WIDTH - _LABELS - 8 else (name, held)
+    return (one,) if len(one) < width - _LABELS - 8 else (name, held)
 
 
 def _layer(layer: str | None) -> str:
@@ -340,7 +428,9 @@ def _since(good: int, bad: int) -> str:
     return f"step {bad}" if bad - good <= 1 else f"between steps {good} and {bad}"
 
 
-def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[str, ...]:
+def _operation(
+    operation: Operation, event: Event, width: int, *, note: str = ""
+) -> tuple[str, ...]:
     name = operation.name
     if operation.phase == "backward":
         name = f"gradient of {name}"
@@ -351,8 +441,10 @@ def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[s
     if note:
         name = f"{name} {note}"
     gap = max(_OPERATION, len(name) + 2)
-    aside = gap if gap <= WIDTH // 2 else _OPERATION
-    lines = [] if operation.source is None else list(_source(operation.source, aside))
+    aside = gap if gap <= width // 2 else _OPERATION
+    if width - _INDENT - _LABELS - aside < _CODE:
+        aside = _INDENT  # below the name there is more room
+    lines = [] if operation.source is None else list(_source(operation.source, aside, width))
     if note and operation.layer not in (None, event.layer):
         lines.append(f"in layer {_layer(operation.layer)}")
     if not lines:
@@ -363,8 +455,8 @@ def _operation(operation: Operation, event: Event, *, note: str = "") -> tuple[s
     return (name.ljust(gap) + first, *(" " * gap + text for text in rest))
 
 
-def _source(source: Source, gap: int) -> tuple[str, ...]:
-    width = max(_CODE, WIDTH - _INDENT - _LABELS - gap)
+def _source(source: Source, gap: int, width: int) -> tuple[str, ...]:
+    width = max(_CODE, width - _INDENT - _LABELS - gap)
     function = "" if source.function.startswith("<") else f" in {source.function}"
     lines = [f"{_file(source)}{function}"]
     if source.changed:
@@ -405,6 +497,8 @@ def _window(text: str, width: int, start: int | None = None, end: int | None = N
 def _file(source: Source) -> str:
     """Shorten a path below the working directory; another stays whole, so it can be opened."""
     path = source.file
+    if name := cell(path):
+        return f"{name}, line {source.line}"
     try:
         here = escaped(os.path.join(os.getcwd(), ""))
     except OSError:  # the working directory is gone
@@ -490,13 +584,13 @@ def _spread(event: Event) -> str:
 # Wrapping.
 
 
-def _wrap(text: str, start: str) -> list[str]:
+def _wrap(text: str, start: str, width: int) -> list[str]:
     """Wrap one line under its label; code and aligned text keep their own indent."""
     kept = text.lstrip(" ")
     start += " " * (len(text) - len(kept))
     lines = textwrap.wrap(
         kept,
-        WIDTH,
+        width,
         initial_indent=start,
         subsequent_indent=" " * len(start),
         break_long_words=False,

@@ -28,4 +28,5 @@ def busy_threads() -> dict[int, str]:
         waits = file.startswith(library) and frame.f_code.co_name in _WAITING
         if number != own and number in names and not waits:
             busy[number] = names[number]
+        del frame  # its own holds itself in a cycle, with everything below it
     return busy

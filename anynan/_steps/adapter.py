@@ -1,11 +1,13 @@
 """The contract between the core and an adapter; ``adapters/README.md`` says it in prose."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
 from anynan._steps.tracker import Tracker
 from anynan.errors import reason
@@ -23,9 +25,14 @@ class BaseAdapter:
         backend: Name of the framework, as events give it.
         options: What the user asked for.
         tracker: What the user holds.
+        in_order: Whether gradients are read in the order in which they are made.
+        sees_all: Whether ``judge.level`` is asked at each step, and ``"operation"`` shows the
+            step's own run, not a second one.
     """
 
     backend: str
+    in_order = False
+    sees_all = False
 
     def __init__(self, tracker: Tracker, options: Options | None = None) -> None:
         self.tracker = tracker
@@ -70,6 +77,27 @@ class BaseAdapter:
         msg = "this framework's steps cannot be run again: the report stays at layer level"
         raise ReplayError(msg)
 
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:  # noqa: ARG002
+        """Run the failing step again to its end, with operations repaired, leaving no trace.
+
+        Where several are of one operation, a later one stands for it inside of an earlier one.
+
+        Returns:
+            What was seen; None where it cannot be run so, or ran otherwise than the first time.
+        """
+        return None
+
+    def replay_call(self, reading: Reading) -> Replay | None:  # noqa: ARG002  as ``replay``
+        """Run only the model's own call inside the failing step again, as it was called.
+
+        Asked for where a second run of the step did not show the fault; None where there is
+        no such call.
+
+        Raises:
+            ReplayError: If it cannot be run again.
+        """
+        return None
+
     def evidence(self, reading: Reading, value: Any) -> Evidence:
         """Hand over what is known of a failure; what cannot be found out is noted.
 
@@ -112,11 +140,15 @@ class BaseAdapter:
         return ()
 
     def bad_parameters(self) -> list[BadParameter]:
-        """List the weights and buffers that hold bad values now."""
+        """List the weights and buffers that hold bad values.
+
+        Where a step fails these are what it began with: what the failing call itself wrote into
+        a buffer is no cause of that call.
+        """
         return []
 
     def bad_weights(self) -> list[BadParameter]:
-        """List of those the ones that the policy calls bad."""
+        """List of those the weights that the policy calls bad, and the buffers that may be."""
         spoils = self.options.policy.spoils
         return [
             item
@@ -125,7 +157,7 @@ class BaseAdapter:
         ]
 
     def attached(self, write: Callable[[BadParameter, Rows], object]) -> None:
-        """Judge the weights as tracking finds them.
+        """Judge the weights as tracking finds them, and note the buffers that are bad.
 
         Args:
             write: Write a reading of a bad weight into the rows.
@@ -134,7 +166,7 @@ class BaseAdapter:
             AnomalyError: As the tracker's action says, if one is bad.
         """
         judge = self.tracker.judge
-        bad = self.bad_weights()
+        bad = judge.not_meant(self.bad_weights())
         if not bad:
             judge.known_clean(judge.step)
             return

@@ -24,6 +24,7 @@ from anynan._arrays.values import plain
 from anynan._checks import Finding, look_at_all
 from anynan._diagnosis.causes import Situation, explain
 from anynan._readings.policy import DEFAULT, Policy, reading_kind
+from anynan._reports.logs import log
 from anynan._reports.notices import warn
 from anynan._reports.report import render
 from anynan._runtime import context
@@ -88,6 +89,7 @@ class Watched(Generic[T]):
             return True
         event = _event(bad[0], bad[1:], number)
         self.events.append(event)
+        log(event)
         running = context.running.get()
         if running is not None and running.take(event, bad[0].array, len(bad) - 1):
             return bool(action != "skip")  # made in this call, and no fault of the data

@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import html
+import os
 import sys
 import threading
 import types
@@ -9,9 +11,12 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from anynan._judging.judge import Judge
+from anynan._notebooks.shell import shell
 from anynan._readings.history import History
 from anynan._readings.readings import Reading
 from anynan._reports.escaping import name as printed
+from anynan._runtime.tracebacks import shorten
+from anynan.errors import AnomalyError
 from anynan.events import PHASES, Event
 from anynan.options import Options, environment
 
@@ -49,13 +54,46 @@ def tracker_of(target: Any) -> "Tracker":
     """
     if isinstance(target, Tracker):
         return target
+    tracker = _newest(target)
+    if tracker is not None:
+        return tracker
+    name = getattr(target, "__name__", f"this {type(target).__name__}")
+    msg = f"{name} is not tracked: give untrack() what was given to track(), or what it returned"
+    raise ValueError(msg)
+
+
+def is_tracked(target: Any) -> bool:
+    """Tell whether something is watched as it is, by whatever backend."""
+    return _newest(target) is not None
+
+
+def _newest(target: Any) -> "Tracker | None":
     with _lock:
         known = [tracker for ref in _watching.values() if (tracker := ref()) is not None]
     for tracker in reversed(known):
         if tracker.judge.adapter is not None and tracker.fn is target:
             return tracker
-    name = getattr(target, "__name__", f"this {type(target).__name__}")
-    msg = f"{name} is not tracked: give untrack() what was given to track(), or what it returned"
+    return None
+
+
+def make_way(first: "Tracker", name: str, backend: str) -> None:
+    """End the tracker of what is to be tracked again, if it was only found.
+
+    Args:
+        first: The tracker that watches it.
+        name: Of the model.
+        backend: Whose ``untrack`` ends it.
+
+    Raises:
+        ValueError: If somebody asked for it.
+    """
+    if first.judge.found or shell() is not None:  # the cell that tracks it was run again
+        first.remove()
+        return
+    msg = (
+        f"this {name} is tracked already, by {first!r}; call its remove(), or "
+        f"anynan.{backend}.untrack(model), before tracking it again"
+    )
     raise ValueError(msg)
 
 
@@ -146,7 +184,11 @@ class Tracker:
         adapter = self.judge.adapter
         if adapter is None or self.paused:
             return self.fn(*args, **kwargs)
-        return adapter.call(self.fn, args, kwargs)
+        try:
+            return adapter.call(self.fn, args, kwargs)
+        except AnomalyError as error:
+            shorten(error)
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind like a function, so that methods can be tracked."""
@@ -213,8 +255,13 @@ class Tracker:
             with self.judge.softly(on=not raising):
                 adapter.finish()
         finally:
+            for follower in self.judge.followers:
+                follower.end(self)
+            self.judge.followers.clear()
             self.judge.adapter = None
             adapter.detach()
+            while self.judge.ends:
+                self.judge.ends.pop()()
 
     def pause(self) -> None:
         """Stop watching until ``resume``, at no cost meanwhile."""
@@ -278,17 +325,65 @@ class Tracker:
         """Forget events, readings and gradient norms; the hooks stay."""
         self.judge.clear()
 
-    def metrics(self) -> dict[str, float]:
-        """Return the last step's numbers as a flat dict, for any logger."""
+    def metrics(self, *, layers: bool = False) -> dict[str, float]:
+        """Return the last step's numbers as a flat dict, for any logger.
+
+        Args:
+            layers: Give those of each layer, too, and not only the handful over all of them.
+        """
         from anynan._reports.overview import metrics
 
-        return metrics(self)
+        return metrics(self, layers=layers)
 
     def report(self) -> str:
         """Return the state as text: steps, tightest headroom, events, what was allowed."""
         from anynan._reports.overview import overview
+        from anynan._reports.run import of
 
-        return overview(self)
+        return overview(of(self))
+
+    def to_jsonl(self, path: str | os.PathLike[str], *, every: int = 1) -> None:
+        """Write history and events to a file, and go on with every step until ``remove``.
+
+        A line is written as soon as it is known, so that a run that is killed leaves a file
+        that can be read: by ``anynan report FILE``, or ``anynan.load``. From rank 1 on, the
+        rank is put into the file's name.
+
+        Args:
+            path: The file; one that is there is replaced.
+            every: Write one step in so many, and those with an event.
+
+        Raises:
+            ValueError: If ``every`` is no positive whole number.
+            OSError: If the file cannot be opened.
+
+        Example:
+            >>> tracker.to_jsonl("run.jsonl")  # doctest: +SKIP
+        """
+        from anynan._jsonl.writing import Writer
+
+        Writer(self, path, every)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write what was seen as one page of HTML: report, layers by steps, curves, numbers.
+
+        The page stands alone, and can be read without scripts.
+
+        Args:
+            path: The file; one that is there is replaced.
+
+        Raises:
+            OSError: If it cannot be written.
+
+        Example:
+            >>> tracker.to_html("report.html")  # doctest: +SKIP
+        """
+        from anynan._reports.run import of
+
+        of(self).to_html(path)
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="white-space:pre-wrap">{html.escape(self.report())}</pre>'
 
     def count(self, word: str) -> int:
         """Count events by severity (``bad``, ``suspect``) or ``expected``."""

@@ -13,6 +13,9 @@ BACKENDS = (Backend.NUMPY, Backend.STRICT, Backend.TORCH_STANDARD, Backend.JAX, 
 VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step": {"read": "step"}}
 CAUSE_VARIANTS = {"immediate": VARIANTS["immediate"]}
 
+# Where a fix is tried: not where a look at a value computes it.
+TRIES = set(BACKENDS) - {Backend.DASK}
+
 # Recipes that array code cannot follow, and why.
 _BACKWARD = "array code has no gradients of its own"
 DIFFERENCES = {

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor, nn
 
 import anynan
-from tests.backends import Space
+from tests.backends import Backend, Space
 from tests.conformance.recipes_operations import StepRecipe
 
 # What is varied, and the options of ``track`` for it.
 VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step": {"read": "step"}}
 # The causes also where a model is tracked, not a step.
 CAUSE_VARIANTS: dict[str, dict[str, Any]] = {**VARIANTS, "model": {"model": True}}
+
+# Where a fix is tried.
+TRIES = {Backend.TORCH, Backend.TORCH_CUDA}
 
 DIFFERENCES = {
     "placed[model]": "where a model is tracked its loss is not read, and an infinity may leave it",

@@ -210,7 +210,7 @@ CAUSES = (
     ),
     StepRecipe(
         "zero_vector", (((3, 4), (0, 0)),), normalize,
-        kind="nan", operation="divide", cause="cosine_of_zero_vector",
+        kind="nan", operation="divide", cause="cosine_of_zero_vector", left="sqrt",
     ),
     StepRecipe(
         "norm_by_hand", (((0, 0),),), length,
@@ -267,7 +267,7 @@ CAUSES = (
     StepRecipe(
         "square_in_half", (((1, 300),),), square, dtype="float16",
         kind="posinf", operation="pow", cause="overflow_in_dtype",
-        evidence="in float32 the result reaches 90,000",
+        evidence="in float32 the result reaches 90,000", left="multiply",
     ),
     StepRecipe(
         "cast_to_single", (((1e39, 1),),), cast_to_single, dtype="float64",
@@ -324,7 +324,7 @@ CAUSES = (
     StepRecipe(
         "placed", (((1, 2),),), placed,
         kind="posinf", operation="where", cause="written_constant",
-        but={"torch": {"operation": "constant"}},
+        evidence="value is the constant inf",
     ),
 )  # fmt: skip
 
@@ -345,7 +345,6 @@ NOT_IN: dict[str, dict[str, str]] = {
     "one_by_the_root_of_zero": {"array": _LACKING},
     "learned_exponent": {
         "array": _BACKWARD,
-        "jax": "the logarithm of the base is no operation of the code: unknown",
         "tensorflow": "the gradient takes the logarithm of a negative base for 0",
     },
     "direction_at_the_origin": {
@@ -370,10 +369,6 @@ NOT_IN: dict[str, dict[str, str]] = {
         "torch": "it raises",
     },
     "hidden_quotient": {"array": _BACKWARD},
-    "placed": {
-        "jax": "a layer may hold an infinity: the loss that it ends in is named",
-        "tensorflow": "a layer may hold an infinity: the loss that it ends in is named",
-    },
 }
 
 

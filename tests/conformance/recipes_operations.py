@@ -49,6 +49,7 @@ class StepRecipe:
         dtype: Data type of the input and the weight.
         spoiled: The weight turns NaN before this step.
         contained: Operation that a watch of every operation shows as contained.
+        left: Operation that a step still fails in with this fault repaired.
         but: What is expected otherwise with some builders.
     """
 
@@ -69,6 +70,7 @@ class StepRecipe:
     dtype: str = "float32"
     spoiled: int | None = None
     contained: str | None = None
+    left: str | None = None
     but: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -143,6 +145,14 @@ def log_loss(ops: Any, x: Any) -> Any:
     return ops.sum(ops.log(x - 2.0))  # bad
 
 
+def unlimited(ops: Any, x: Any) -> Any:
+    return ops.where(x > 0, INF, x)
+
+
+def limited(ops: Any, x: Any) -> Any:
+    return ops.where(x > 9, ops.array([1.0]), x)
+
+
 FAULTS = (
     StepRecipe(
         "log_of_zero", (((1, 0),),), entropy,
@@ -180,6 +190,7 @@ FAULTS = (
         "overflow_in_half", (((300, 300), (300, 300)),), scores, dtype="float16",
         kind="posinf", operation="matmul", cause="overflow_in_dtype",
         evidence="in float32 the result reaches 180,000; float16 ends at 65,504",
+        left="multiply",
     ),
     StepRecipe(
         "softmax_fully_masked", (((1, 2), (3, 4)),), masked_softmax,
@@ -211,6 +222,11 @@ FAULTS = (
     ),
     StepRecipe(
         "in_the_loss", (((1, 3),),), loss=log_loss,
+        phase="loss", layer=None, kind="nan", operation="log", cause="log_of_negative",
+        evidence="log(-1.0) at [0, 0]",
+    ),
+    StepRecipe(
+        "after_an_inf_that_was_meant", (((1, 3),),), unlimited, limited, log_loss,
         phase="loss", layer=None, kind="nan", operation="log", cause="log_of_negative",
         evidence="log(-1.0) at [0, 0]",
     ),

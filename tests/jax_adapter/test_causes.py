@@ -17,8 +17,8 @@ NOT_IN_JAX = {
     "product_gradient_at_zero": "the gradient of a product multiplies the other factors",
     "lgamma_gradient_at_pole": "the forward result is +Inf already, which is lgamma_pole",
     "logit_gradient_at_bound": "the forward result is Inf already, which is logit_of_zero_or_one",
-    "optimizer_state_overflow": "an infinite second moment makes the update 0, so no weight goes "
-    "bad of it",
+    "optimizer_setting_bad": "a setting is a number of the code: its operation is named",
+    "ctc_target_too_long": "a loss is made of primitives, and those in use stay finite",
     "optimizer_step_too_large": "an update is named at its operation, such as overflow_in_dtype",
     "weight_written": "a weight comes in as an argument: bad_parameter",
     "overwritten_input": "arrays of JAX cannot be written to",
@@ -123,6 +123,31 @@ def test_a_divergence():
     assert tag in ("learning_rate_divergence", "exploding_gradient")
 
 
+def test_a_second_moment_that_overflows_is_said_of_the_optimizers_state():
+    step, params, state = train()
+    tracked = anynan.jax.track(step)
+    params, _ = tracked(params, state, jnp.full(2, 1e25))
+    assert np.isfinite(params["w"]).all()
+    (event,) = tracked.events
+    assert (event.severity, event.kind, event.tensor) == ("suspect", "posinf", "optimizer state")
+    assert event.cause.tag == "optimizer_state_overflow"
+
+
+def test_a_carried_state_that_grows():
+    def step(h, x):
+        h = jnp.tanh(x) + h * 100.0
+        return h, h.mean()
+
+    tracked = anynan.jax.track(step, stats=("absmax",))
+    h = jnp.ones(2)
+    with pytest.raises(anynan.NonFiniteError) as error:
+        for _ in range(40):
+            h, _ = tracked(h, jnp.ones(2))
+    cause = error.value.event.cause
+    assert cause.tag == "growth_without_training", str(error.value)
+    assert "learning rate" not in cause.fix
+
+
 def test_a_step_beyond_the_dtype():
     def step(params, opt_state, x):
         return {"w": params["w"] - x * 1e38}, opt_state
@@ -145,5 +170,6 @@ def test_every_row_is_produced_or_has_its_reason():
     made |= {
         "bad_label", "learning_rate_divergence", "exploding_gradient", "beyond_limit",
         "written_constant", "vanishing_gradient", "optimizer_state_bad",
+        "optimizer_state_overflow", "growth_without_training",
     }  # fmt: skip
     assert {rule.tag for rule in RULES} == made

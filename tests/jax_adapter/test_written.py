@@ -42,8 +42,6 @@ WRITTEN = {
     "closure": (lambda x: x + NUMBER, "add"),
     "list": (lambda x: x + LISTED[0], "add"),
     "default": (with_default, "subtract"),
-    "table": (lambda x: x * TABLE, "multiply"),
-    "numpy table": (lambda x: x * NUMPY_TABLE, "multiply"),
     "looked up": (lambda x: jnp.tanh(TABLE[jnp.argmax(x) - 1]) + x, "tanh"),
     "flax": (scaled, "multiply"),
     "where": (lambda x: jnp.where(x > 0, x, jnp.nan), "where"),
@@ -69,6 +67,16 @@ def test_a_nan_of_the_code_is_reported_as_its_own(name):
     assert "batch" not in text
     assert "data set" not in text
     assert event.notes == ()
+
+
+@pytest.mark.parametrize("table", [TABLE, NUMPY_TABLE], ids=["JAX", "NumPy"])
+def test_an_array_with_nan_among_its_numbers_may_be_data(table):
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(lambda x: x * table)(X)
+    event = caught.value.event
+    assert (event.cause.tag, event.operation.name) == ("bad_input", "multiply")
+    assert "an array that held these values already is taken in here" in event.cause.text
+    assert "batch" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
-"""Train on real processes, and print what each rank saw: run by torchrun, see test_distributed."""
+"""Train on real processes, and write what each rank saw: see test_distributed."""
 
+import functools
+import importlib
 import json
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -795,13 +798,11 @@ def refused() -> dict[str, Any]:
     return {"stopped": at, "warnings": said, "events": [told(e) for e in tracker.events]}
 
 
-@scenario
-def killed() -> dict[str, Any]:
-    """One rank dies before it comes to agree; rank 1, if it lives, has a report to give."""
+def killed(victim: int) -> dict[str, Any]:
+    """One rank dies before it comes to agree; if it is not the first, rank 1 has a report."""
     from anynan.torch.distributed import links
 
     links.ROLL_CALL = timedelta(seconds=1)
-    victim = int(os.environ["VICTIM"])
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -809,7 +810,7 @@ def killed() -> dict[str, Any]:
     anynan.torch.track(net)
     try:
         for at in range(STEPS):
-            net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 else ""
+            net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 and victim else ""
             optimizer.zero_grad()
             net(batch(at)).square().mean().backward()
             if at == BAD_STEP and rank() == victim:
@@ -818,6 +819,9 @@ def killed() -> dict[str, Any]:
     except (RuntimeError, anynan.AnomalyError) as error:
         seen.update(error=type(error).__name__, message=str(error))
     return seen | {"stopped": at}
+
+
+SCENARIOS |= {f"killed_{victim}": functools.partial(killed, victim) for victim in (0, 2)}
 
 
 def lonely(tracks: bool, leaves: int) -> dict[str, Any]:
@@ -861,7 +865,8 @@ def one_does_not_come() -> dict[str, Any]:
     """Rank 1 skips an update that the others make: they wait for a bounded time."""
     from anynan.torch.distributed import links
 
-    patience, links.PATIENCE = links.PATIENCE, timedelta(seconds=2)
+    patience, links.PATIENCE = links.PATIENCE, timedelta(seconds=1)
+    roll_call, links.ROLL_CALL = links.ROLL_CALL, timedelta(seconds=1)
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -874,24 +879,44 @@ def one_does_not_come() -> dict[str, Any]:
                 if rank() == 0 or at == 0:
                     optimizer.step()
             dist.barrier()
-    links.PATIENCE = patience
+    links.PATIENCE, links.ROLL_CALL = patience, roll_call
     said = [str(w.message) for w in caught if w.category is anynan.AnynanWarning]
     return {"stopped": at, "warnings": said}
 
 
-def main() -> None:
+def run(number: int, ranks: int, names: str, folder: Path) -> None:
+    """Be one of the ranks."""
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(ranks)}
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-    names, folder = sys.argv[1:]
-    for name in names.split(","):
+    for name in names.split():
         result = {"rank": rank(), "scenario": name, **SCENARIOS[name]()}
-        with (Path(folder) / f"{name}.{rank()}.json").open("w") as file:
-            json.dump(result, file)
+        (folder / f"{name}.{rank()}.json").write_text(json.dumps(result))
         dist.barrier()
     dist.destroy_process_group()
 
 
+def main(folder: str, *launches: str) -> None:
+    """Run every rank in a process of its own, which need not import everything again."""
+    importlib.import_module("torch._dynamo")  # which the first optimizer's step asks for
+    for at, launch in enumerate(launches):
+        ranks, _, names = launch.partition(":")
+        place = Path(folder, str(at))
+        place.mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        started = []
+        for number in range(int(ranks)):
+            child = os.fork()
+            if not child:
+                run(number, int(ranks), names, place)
+                return
+            started.append(child)
+        for child in started:
+            os.waitpid(child, 0)
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    main(*sys.argv[1:])

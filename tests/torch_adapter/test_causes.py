@@ -618,9 +618,76 @@ def test_a_step_beyond_the_weights_range(*, parameters: bool) -> None:
     event = first_bad_update(step, x, 0 * x, parameters=parameters)
     assert tag_of(event) == "optimizer_step_too_large"
     if parameters:
-        assert evidence_of(event) == "the gradient reached 100"
+        said = "the gradient reached 100, and 10,000 times that is beyond 65,504"
+        assert evidence_of(event) == said
     else:  # the gradient is gone: the next step began with zero_grad()
         assert evidence_of(event) == "2 x -inf of 4 elements, all finite at step 0"
+
+
+@circumstance("optimizer_setting_bad")
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", math.nan), ("lr", math.inf), ("weight_decay", math.inf)]
+)
+def test_a_setting_of_the_optimizer_that_is_not_finite(kind: Any, name: str, value: float) -> None:
+    net = nn.Linear(2, 2, bias=False)
+    optimizer = kind(net.parameters(), lr=0.1)
+    optimizer.param_groups[0][name] = value
+    x = torch.ones(1, 2)
+    event = first_bad_update(training(net, optimizer), x, x, parameters=True)
+    assert tag_of(event) == "optimizer_setting_bad"
+    assert evidence_of(event) == f"{name} is {value}"
+
+
+def test_a_learning_rate_that_is_too_large_is_named_beside_the_gradient() -> None:
+    net = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e38)
+    x = torch.full((1, 2), 10.0)
+    event = first_bad_update(training(net, optimizer), x, x, parameters=True)
+    assert tag_of(event) == "optimizer_step_too_large"
+    assert evidence_of(event) == "the gradient reached 10, and 1e+38 times that is beyond 3.403e+38"
+
+
+@circumstance("ctc_target_too_long")
+@pytest.mark.parametrize(
+    ("frames", "labels", "said"),
+    [(3, [1, 2, 3, 4], "needs 4 time steps"), (4, [1, 1, 2, 2], "needs 6 time steps")],
+)
+def test_a_target_longer_than_its_input(frames: int, labels: list[int], said: str) -> None:
+    net = nn.Linear(4, 6)
+
+    def step(x: Tensor, frames: int) -> Tensor:
+        scores = net(x).log_softmax(-1)
+        return F.ctc_loss(scores, torch.tensor([labels]), torch.tensor([frames]), torch.tensor([4]))
+
+    with anynan.torch.track(step) as tracked:
+        tracked(torch.randn(6, 1, 4), 6)  # long enough
+        event = caught(lambda: tracked(torch.randn(6, 1, 4), frames))
+    assert (tag_of(event), name_of(event)) == ("ctc_target_too_long", "ctc_loss")
+    assert said in evidence_of(event)
+    assert f"its input has {frames}" in evidence_of(event)
+
+
+@circumstance("growth_without_training")
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_hidden_state_that_grows(*, trained: bool) -> None:
+    cell = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        cell.weight.copy_(10 * torch.eye(2))
+
+    def run() -> None:
+        h = torch.ones(1, 2)
+        for _ in range(60):
+            h = cell(h)
+            if trained:
+                h.sum().backward()
+                h = h.detach()
+
+    with anynan.torch.track(cell), torch.set_grad_enabled(trained):
+        event = caught(run)
+    assert (tag_of(event) == "growth_without_training") is not trained
+    assert event.cause is not None
+    assert ("learning rate" in event.cause.fix) is trained
 
 
 @circumstance("optimizer_state_bad")

@@ -668,3 +668,30 @@ def test_inductor_trains_and_finds_the_origin() -> None:
     assert (caught.value.event.layer, caught.value.event.operation.name) == ("blocks.0", "log")
     assert not counters["graph_break"]
     tracker.remove()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_model_that_is_compiled_after_it_was_tracked_is_followed(paused: bool) -> None:
+    class Log(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(x)
+
+    model = nn.Sequential(nn.Linear(2, 2), Log())  # a class of PyTorch's own is compiled with hooks
+    tracker = anynan.torch.track(model, action="record")
+    compiled: Any = torch.compile(model, backend="eager")
+    if paused:
+        tracker.pause()
+        tracker.resume()
+    nn.init.zeros_(model[0].weight)
+    nn.init.ones_(model[0].bias)
+    compiled(torch.ones(3, 2)).sum().backward()
+    nn.init.constant_(model[0].bias, -1.0)
+    compiled(torch.ones(3, 2)).sum().backward()
+    tracker.check()
+    event = tracker.events[0]
+    assert event.operation is not None
+    assert (event.layer, event.operation.name) == ("1", "log")
+    assert [reading.layer for reading in tracker.dump(phase="input")] == [""]
+    tracker.remove()
+    assert not compiled._forward_hooks
+    assert not compiled._forward_pre_hooks

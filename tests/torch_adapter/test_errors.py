@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import traceback
 from typing import Any
 
 import pytest
@@ -179,3 +180,28 @@ def test_a_tracked_function_without_a_model_says_so_once() -> None:
         step(1)
     step(2)
     assert len(step.notes) == 1
+
+
+def test_the_traceback_of_a_step_ends_in_the_line_of_the_layer() -> None:
+    class Log(torch.nn.Module):
+        def forward(self, x):
+            return torch.log(x)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.log = Log()
+
+        def forward(self, x):
+            return self.log(x)  # here
+
+    model = Net()
+
+    def step(x):
+        return model(x).sum()
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.torch.track(step)(-torch.ones(2))
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert frames[-1].line == "return self.log(x)  # here"
+    assert not any("anynan/_" in frame.filename for frame in frames)

@@ -1,7 +1,11 @@
 """A model in Lightning's Trainer, which calls the model's training_step and never the model."""
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,19 +58,39 @@ class Lit(lightning.LightningModule):
         out = self.parts["head"](hidden)
         if now == "loss":
             return (out - out).square().sum().sqrt()
+        if now == "finite":  # NaN, and its slope is not
+            return (-1 - out.square().mean()).log()
+        if now == "update":
+            self.trainer.optimizers[0].param_groups[0]["lr"] = 3e38
+            return out.square().mean() * 100
         return out.square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def fit(module: Lit, **options: Any) -> None:
+class Manual(Lit):
+    def __init__(self, where: str | None = None) -> None:
+        super().__init__(where)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(batch, index)
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+def fit(module: Lit, **options: Any) -> lightning.Trainer:
     data = torch.utils.data.TensorDataset(torch.randn(24, 4))
     trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, **options,
+        accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, **{"max_epochs": 1, **options},
     )  # fmt: skip
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
+    return trainer
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -126,3 +150,136 @@ def test_a_clean_fit_is_as_if_nobody_watched(accumulate: int, steps: int) -> Non
             tracker.remove()
             assert (len(tracker.history), tracker.events) == (steps, ())
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+FAULTS = {
+    "forward": ("encoder", "forward", "log"),
+    "between": (None, "loss", "divide"),
+    "loss": (None, "backward", "sqrt"),
+    "finite": (None, "loss", "log"),
+}
+
+
+@pytest.mark.parametrize("kind", [Lit, Manual])
+@pytest.mark.parametrize("where", FAULTS)
+def test_the_monitor_names_the_operation_and_stops_with_good_weights(
+    where: str, kind: type[Lit], tmp_path: Any
+) -> None:
+    module, monitor = kind(where), anynan.lightning.Monitor()
+    trainer = fit(module, callbacks=[monitor], default_root_dir=tmp_path, max_epochs=2)
+    (event,) = monitor.events
+    layer, phase, name = FAULTS[where]
+    assert (event.layer, event.phase, event.operation.name, event.step) == (layer, phase, name, 4)
+    assert event.operation.source.file == __file__
+    assert "epoch 0, batch 4 of fit" in event.notes
+    assert trainer.fit_loop.epoch_loop.total_batch_idx == 4
+    assert all(p.isfinite().all() for p in module.parameters())
+    saved = torch.load(monitor.saved, weights_only=True)["state_dict"]
+    assert monitor.saved == str(tmp_path / f"anynan-step={trainer.global_step}.ckpt")
+    assert all(value.isfinite().all() for value in saved.values())
+    loops = trainer.fit_loop.epoch_loop
+    assert "run" not in {**vars(loops.automatic_optimization), **vars(loops.manual_optimization)}
+
+
+def test_the_monitor_raises_and_the_traceback_ends_in_the_users_line(tmp_path: Any) -> None:
+    module, monitor = Lit("between"), anynan.lightning.Monitor("raise")
+    with pytest.raises(NonFiniteError) as caught:
+        fit(module, callbacks=[monitor], default_root_dir=tmp_path)
+    assert "loss" not in vars(module)
+    last = caught.traceback[-1]
+    assert (str(last.path), last.name) == (__file__, "training_step")
+    assert monitor.saved
+
+
+def test_an_update_that_spoils_the_weights_is_named() -> None:
+    monitor = anynan.lightning.Monitor("record")
+    fit(Lit("update"), callbacks=[monitor])
+    assert monitor.events[0].phase == "optimizer"
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"precision": "bf16-mixed"}, {"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0},
+])  # fmt: skip
+def test_a_monitored_fit_is_as_if_nobody_watched(options: Any) -> None:
+    weights = []
+    for callbacks in ([], [monitor := anynan.lightning.Monitor("raise")]):
+        torch.manual_seed(0)
+        module = Lit()
+        fit(module, callbacks=callbacks, **options)
+        weights.append([p.clone() for p in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    assert monitor.events == ()
+    assert monitor.tracker.notes == ()
+    assert "nothing went bad in" in monitor.tracker.report()
+
+
+def test_a_replay_leaves_the_trainers_counters() -> None:
+    counted = []
+    for callbacks in ([], [anynan.lightning.Monitor("record")]):
+        torch.manual_seed(0)
+        trainer = fit(Lit("loss"), callbacks=callbacks)
+        progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+        counted.append((trainer.global_step, progress.state_dict()))
+    assert counted[0] == counted[1]
+
+
+def test_a_batch_without_an_update_is_watched_too() -> None:
+    monitor = anynan.lightning.Monitor("record")
+    fit(Lit("between"), callbacks=[monitor], accumulate_grad_batches=2)  # batch 4 is a first half
+    assert monitor.events[0].operation.name == "divide"
+
+
+def test_every_trainer_gets_one_where_the_environment_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert anynan.lightning.callbacks() == []
+    monkeypatch.setenv("ANYNAN_LIGHTNING", "warn")
+    assert [monitor.action for monitor in anynan.lightning.callbacks()] == ["warn"]
+    with pytest.raises(ValueError, match="action='nothing' is unknown"):
+        anynan.lightning.Monitor("nothing")
+
+
+RANKS = """
+import lightning, torch, anynan
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        loss = self.layer(batch).square().mean()
+        bad = index == 2 and self.global_rank == 1
+        return torch.log(-1 - loss) if bad else loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+if __name__ == "__main__":
+    module, monitor = Module(), anynan.lightning.Monitor("stop")
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[monitor], default_root_dir=".",
+    )
+    data = torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=2)
+    trainer.fit(module, data)
+    (event,) = monitor.events
+    good = all(p.isfinite().all() for p in module.parameters())
+    batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
+    print("said", batches, event.rank, event.operation.name, good, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_all_ranks_stop_at_the_batch_that_one_of_them_went_bad_in(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    env = {**os.environ, "PYTHONPATH": str(Path(anynan.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "ranks.py"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env=env, timeout=300,
+    )  # fmt: skip
+    said = [line for line in done.stdout.splitlines() if line.startswith("said ")]
+    assert said == ["said 3 1 log True"] * 2, done.stderr
+    assert (tmp_path / "anynan-step=3.ckpt").exists()

@@ -419,7 +419,7 @@ def test_headroom_is_there_from_the_first_step(read: Any) -> None:
     assert score.step == 0
     assert score.site.dtype == "float16"
     assert score.headroom == pytest.approx(math.log2(HALF_MAX / score.absmax))
-    numbers = tracker.metrics()
+    numbers = tracker.metrics(layers=True)
     for layer in ("1.attention.qkv", "1.attention.out", "2.mlp.0", "3"):
         for phase in ("forward", "backward"):
             bits = numbers[f"anynan/headroom/{phase}/{layer}"]
@@ -449,7 +449,7 @@ def test_half_precision_gradients_have_their_own_headroom() -> None:
     with anynan.torch.track(net) as tracker:
         net(torch.full((1, 2), 1024.0, dtype=torch.float16)).sum().backward()
         optimizer.step()
-    bits = tracker.metrics()["anynan/headroom/gradient/model"]
+    bits = tracker.metrics(layers=True)["anynan/headroom/gradient/model"]
     assert bits == pytest.approx(math.log2(HALF_MAX / math.hypot(1024, 1024)))
 
 

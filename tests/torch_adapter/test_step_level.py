@@ -151,8 +151,9 @@ def test_a_model_called_inside_compiled_code_is_watched_by_its_gradients_and_tha
     torch.compiler.reset()
     seed()
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    compiled = torch.compile(model, backend="eager")  # before it is tracked: not followed
     tracker = anynan.torch.track(model, level="step")
-    step = training(torch.compile(model, backend="eager"))
+    step = training(compiled)
     with pytest.warns(anynan.AnynanWarning, match=r"track what torch\.compile returned"):
         step()
     with torch.no_grad():

@@ -9,7 +9,7 @@ from jax import tree_util
 
 from anynan._readings.patterns import Patterns, choose
 from anynan._runtime.context import marker
-from anynan.events import STATE
+from anynan.events import CARRIED, STATE
 from anynan.jax.graphs.bodies import JITS
 from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.layers import Layers
@@ -145,7 +145,7 @@ class Program:
             structure = tree_util.tree_structure(value)
             if isinstance(value, Slot):  # one array alone is a weight by its name only
                 bare = names[key] if isinstance(key, int) and key < len(names) else str(key)
-                if not (signature._WEIGHTS.match(bare) or signature._STATES.match(bare)):
+                if not signature.is_kept(bare):
                     continue
             for path, item in places:
                 if path in used or any(path[: len(u)] == u for u in used):
@@ -167,10 +167,40 @@ class Program:
             value = self.graph.values[self.graph.results[b]]
             grad = value.writer is not None and self.graph.nodes[value.writer].backward
             found[b] = Result(self.leaves[a].name, a, not grad)
+        self._set_apart(found)
         for path, leaf in tree_util.tree_flatten_with_path(out)[0]:
             if isinstance(leaf, Slot) and leaf not in found:
                 found[leaf] = Result("result" + signature.spelled(path))
         return [found.get(i, Result("result")) for i in range(len(out_shapes))]
+
+    def _set_apart(self, results: Mapping[int, Result]) -> None:
+        """Tell from the weights what a training step carries along, and no gradient reaches."""
+        self.differentiated = any(node.backward for node in self.graph.nodes)
+        if not self.differentiated:
+            return
+        untrained: set[int] = set()
+        for b, result in results.items():
+            if not result.state or result.source is None:
+                continue
+            leaf, index = self.leaves[result.source], self.graph.results[b]
+            handed_on = self.graph.values[index].argument is not None
+            if leaf.role == "parameter" and not handed_on and not self._trained(index, untrained):
+                self.leaves[result.source] = replace(leaf, role="buffer")
+
+    def _trained(self, index: int, known: set[int]) -> bool:
+        """Tell whether a gradient went into a value; what was seen without one is known."""
+        todo = [index]
+        while todo:
+            value = self.graph.values[todo.pop()]
+            more = list(value.feeds)
+            if value.writer is not None:
+                node = self.graph.nodes[value.writer]
+                if node.backward:
+                    return True
+                more += node.ins
+            todo += [i for i in more if i is not None and i not in known]
+            known.update(todo)
+        return False
 
     def _bare(self) -> bool:
         """Tell whether the function is one jit, with no shardings of its own."""
@@ -223,7 +253,8 @@ class Program:
                 found.append(Spot(index, None, "input", leaf.name))
             elif self.settings.parameters and leaf.role in ("parameter", "buffer"):
                 short = leaf.name.rpartition(".")[2]
-                found.append(Spot(index, self.owner(leaf), "parameter", short, 0, leaf.name))
+                kept = leaf.role == "buffer"
+                found.append(Spot(index, self.owner(leaf), "parameter", short, 0, leaf.name, kept))
         return found
 
     def every_step(self) -> list[Spot]:
@@ -272,7 +303,9 @@ class Program:
             layer = self.owner(leaf)
             if result.state:
                 short = STATE if leaf.role == "state" else leaf.name.rpartition(".")[2]
-                return Spot(index, layer, "optimizer", short, 0, leaf.name)
+                carried = leaf.role == "buffer" or not self.differentiated
+                short = CARRIED if leaf.role == "buffer" else short
+                return Spot(index, layer, "optimizer", short, 0, leaf.name, carried)
             short = leaf.name.rpartition(".")[2]
             return Spot(index, layer, "backward", f"grad of {short}", 0, leaf.name)
         if any(node.backward for node in nodes) and all(node.backward for node in nodes):

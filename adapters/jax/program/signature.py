@@ -22,6 +22,10 @@ _WEIGHTS = re.compile(
 _STATES = re.compile(
     r"^(opt|optim|optimizer|optimiser|opt_?state\w*|optimi[sz]er_state|.*_opt_state|.*optimizer)$"
 )
+# One array alone is a weight or a state by its name only, and only if it comes back.
+_ALONE = re.compile(
+    r"^(w\d*|kernel|bias|best\w*|carry|hidden\w*|h\d*|memory|cache|running_\w+|ema\w*)$"
+)
 _COLLECTIONS = ("params", "batch_stats", "variables", "model", "value", "raw_value", "state")
 _STATISTICS = ("batch_stats",)
 _known: dict[type, bool] = {}
@@ -231,6 +235,7 @@ def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> lis
             or bool(_STATES.match(bare))
             or _module(value)
         )
+        kept = kept or (not container and key in returned and is_kept(bare))
         moments = _moments(value)
         for at, (path, leaf) in enumerate(flat):
             if not isinstance(leaf, Slot):
@@ -244,8 +249,14 @@ def leaves_of(tree: Any, names: tuple[str, ...], returned: set[Hashable]) -> lis
                 role = "state"
             elif any(step in _STATISTICS for step in steps[:2]):
                 role = "buffer"
-            found.append(Leaf(weight_name(steps, name if role == "state" else ""), role, key, path))
+            own = weight_name(steps, name if role == "state" else "") if container else name
+            found.append(Leaf(own, role, key, path))
     return found
+
+
+def is_kept(name: str) -> bool:
+    """Tell by its name whether one array alone is a weight or a state."""
+    return any(pattern.match(name) for pattern in (_WEIGHTS, _STATES, _ALONE))
 
 
 def _moments(value: Any) -> set[int]:

@@ -29,12 +29,14 @@ class State:
         weight: Number of the result that is the new weight, None if it is optimizer state.
         rest: Numbers of the results that are optimizer state.
         source: Number of the argument it comes in as.
+        buffer: True for what is carried along and not trained.
     """
 
     at: int
     weight: int | None
     rest: list[int]
     source: int
+    buffer: bool
 
 
 @dataclass
@@ -144,16 +146,17 @@ class Watch:
             index = program.graph.results[i]
             if not result.state or result.source is None or index not in self.at:
                 continue
-            weight = program.leaves[result.source].role != "state"
-            rest = [j for j in self.groups.get(index, [i]) if j != i or not weight]
-            found.append(State(self.at[index], i if weight else None, rest, result.source))
+            role = program.leaves[result.source].role
+            weight = i if role != "state" else None
+            rest = [j for j in self.groups.get(index, [i]) if j != weight]
+            found.append(State(self.at[index], weight, rest, result.source, role == "buffer"))
         return found
 
     def meant(self, states: list[State], outs: Any, arrays: Any) -> Any:
         """Tell which of these readings may be meant as they are.
 
         An Inf in optimizer state does no harm by itself, and what comes in Inf and goes out so
-        was not written by this step.
+        was not written by this step. Nor was a NaN in what is not trained.
         """
         found = []
         for state in states:
@@ -163,8 +166,9 @@ class Watch:
             if state.weight is not None:
                 own = probes.code(outs[state.weight])
                 old = arrays[state.source]
-                came = False if old is None else probes.code(jnp.asarray(old)) > probes.FINE
-                fine = fine & ((own == probes.FINE) | ((own < probes.NAN) & came))
+                came = probes.FINE if old is None else probes.code(jnp.asarray(old))
+                kept = (own <= came) if state.buffer else (own < probes.NAN) & (came > probes.FINE)
+                fine = fine & ((own == probes.FINE) | kept)
             found.append(jnp.asarray(fine))
         return jnp.stack(found)
 

@@ -15,7 +15,7 @@ def sites_of(spots: list[Spot], avals: list[Any], monitor: Monitor) -> list[Site
     return [
         monitor.site(
             spot.layer, spot.phase, spot.tensor, probes.dtype_name(aval),
-            probes.dtype_max(aval), parameter=spot.parameter,
+            probes.dtype_max(aval), parameter=spot.parameter, buffer=spot.buffer,
         )
         for spot, aval in zip(spots, avals, strict=True)
     ]  # fmt: skip

@@ -16,6 +16,7 @@ class Spot:
         tensor: Which tensor.
         call: Which call of the layer.
         parameter: Name of the weight it belongs to.
+        buffer: True for what is carried along and not trained.
     """
 
     value: int
@@ -24,3 +25,4 @@ class Spot:
     tensor: str
     call: int = 0
     parameter: str | None = None
+    buffer: bool = False

@@ -219,7 +219,9 @@ class Recorder:
             index, op.name, op.raw, op.layer, op.phase, None, source=op.source,
             params=self._params(bad), forward=forward, feeds=self._feeds(op), direct=op.direct,
             call=op.call, iteration=bad.its[-1] if bad.its else None, shard=self._shard(bad),
-            hidden=None if op.phase == "backward" else self._hidden(bad),
+            hidden=None if op.phase == "backward" else self.rounds.hidden(
+                op, lambda index: self._word(index, bad)
+            ),
         )  # fmt: skip
         word = self.rounds.word(bad.worst, bad.its) or 0
         known = _light(self.graph.values[bad.worst].aval, word)
@@ -235,9 +237,6 @@ class Recorder:
             record.name = names.update(op.site.near) or record.name
         self._masked_rows(record, bad)
         return record
-
-    def _hidden(self, bad: Moment) -> tuple[str, ...] | None:
-        return self.rounds.hidden(bad.op, lambda index: self._word(index, bad))
 
     def _word(self, index: int, bad: Moment) -> int | None:
         """Give the worst kind that was read of a value, None if it was not read."""
@@ -263,8 +262,8 @@ class Recorder:
         """Give the equation that an operation is all about, None where there are several."""
         if len(op.nodes) == 1:
             return op.nodes[0]
-        mine = (n for n in op.nodes if n.name == op.name and n.outs == (worst,))
-        return next(mine, None)
+        mine = [n for n in op.nodes if n.name == op.name and (worst is None or n.outs == (worst,))]
+        return mine[0] if len(mine) == 1 else None
 
     def _matters(self, index: int) -> bool:
         """Tell whether a value is more than a number of the function's own."""
@@ -334,13 +333,12 @@ class Recorder:
             leaf = self.program.leaves[value.argument]
             # What a bad optimizer state does is the update's own story.
             return (None, None) if leaf.role == "state" else (leaf.role, leaf.name)
-        held = probes.measure(value.constant) if hasattr(value.constant, "shape") else None
-        if held is None:
-            finite = not isinstance(value.constant, float) or math.isfinite(value.constant)
-            return (None, None) if finite else ("constant", "value")
-        if not held.bad:
-            return None, None
-        return "constant", "value"
+        held = value.constant
+        if hasattr(held, "shape"):
+            bad = bool(probes.measure(held).bad)
+        else:
+            bad = isinstance(held, float) and not math.isfinite(held)
+        return ("constant" if bad else None), None
 
     def _params(self, bad: Moment) -> dict[str, Any]:
         found: dict[str, Any] = {}

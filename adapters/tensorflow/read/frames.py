@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._arrays.arguments import bound, positional
+from anynan._arrays.containers import leaves
 from anynan.events import Phase
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.spots import Spot
@@ -68,19 +69,16 @@ def is_loop(graph: Any) -> bool:
 
 def tensors(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the float tensors of a nested value, with a name for each."""
-    if isinstance(value, tf.RaggedTensor):
-        yield from tensors(value.flat_values, name)
-    elif isinstance(value, tf.SparseTensor | tf.IndexedSlices):
-        yield from tensors(value.values, name)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from tensors(item, f"{name}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        fields = getattr(value, "_fields", None)
-        for i, item in enumerate(value):
-            yield from tensors(item, f"{name}.{fields[i]}" if fields else f"{name}[{i}]")
-    elif probes.checkable(value):
-        yield name, value
+    found = leaves(value, name, parts=_values)
+    return ((path, x) for path, x in found if probes.checkable(x))
+
+
+def _values(x: Any) -> list[tuple[str, Any]] | None:
+    if isinstance(x, tf.RaggedTensor):
+        return [("", x.flat_values)]
+    if isinstance(x, tf.SparseTensor | tf.IndexedSlices):
+        return [("", x.values)]
+    return None
 
 
 def named_arguments(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Places:
             [
                 monitor.site(
                     spot.layer, spot.phase, spot.tensor, spot.dtype, spot.dtype_max,
-                    parameter=spot.parameter,
+                    parameter=spot.parameter, buffer=spot.buffer,
                 )
                 for spot in spots
             ]

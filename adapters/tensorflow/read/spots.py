@@ -20,6 +20,7 @@ class Spot:
         dtype_max: The dtype's largest finite value.
         name: The tensor's name in its graph, empty where there is no graph.
         parameter: Name of the weight it belongs to.
+        buffer: True for a variable that is not trained.
     """
 
     layer: str | None
@@ -29,3 +30,4 @@ class Spot:
     dtype_max: float
     name: str = ""
     parameter: str | None = None
+    buffer: bool = False

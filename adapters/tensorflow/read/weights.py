@@ -27,10 +27,17 @@ class Weights:
 
     def add(self, path: str, layer: Any) -> None:
         """Name the variables that a layer holds itself."""
-        self.add_all(path, own_variables(layer))
+        self.add_all(path, own_variables(layer), getattr(layer, "_trainable_variables", ()))
 
-    def add_all(self, path: str, variables: list[tuple[str, Any]]) -> None:
-        """Name variables."""
+    def add_all(self, path: str, variables: list[tuple[str, Any]], weights: Any = ()) -> None:
+        """Name variables.
+
+        Args:
+            path: Of the layer.
+            variables: With their names in the layer.
+            weights: Those that are weights though they may be frozen.
+        """
+        kept = {id(raw(x)) for x in weights}
         for local, variable in variables:
             held = raw(variable)
             if held is None or id(held) in self._names:
@@ -38,7 +45,7 @@ class Weights:
             name = f"{path}.{local}" if path else local
             while name in self._of:
                 name += "_"
-            trainable = bool(getattr(variable, "trainable", True))
+            trainable = bool(getattr(variable, "trainable", True)) or id(held) in kept
             self._of[name] = (weakref.ref(held), path, not trainable)
             self._names[id(held)] = name
 
@@ -88,7 +95,7 @@ class Weights:
         """Read the ends of every variable that could be bad, in one go."""
         if self._ends is None:
             spots, held = [], []
-            for name, (ref, path, _) in self._of.items():
+            for name, (ref, path, buffer) in self._of.items():
                 variable = ref()
                 if variable is None or not (
                     variable.dtype.is_floating or variable.dtype.is_complex
@@ -96,7 +103,7 @@ class Weights:
                     continue
                 local, dtype = name.rpartition(".")[2], variable.dtype
                 largest = probes.dtype_max(dtype)
-                spots.append(Spot(path, "parameter", local, dtype.name, largest, parameter=name))
+                spots.append(Spot(path, "parameter", local, dtype.name, largest, "", name, buffer))
                 held.append(ref)
             every = tf.function(lambda: readings.exact([read(ref()) for ref in held]))
             # Not the function itself: its calls would be watched like the user's own.

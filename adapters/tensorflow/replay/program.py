@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._arrays.containers import leaves
 from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs.traces import Trace, Traces
 from anynan.tensorflow.read.frames import named_arguments, tensors
@@ -207,20 +208,14 @@ def arguments(step: Step, fn: Any) -> list[tuple[str, Any]]:
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [pair for key in sorted(value) for pair in _flat(f"{name}[{key!r}]", value[key])]
-    if isinstance(value, list | tuple):
-        fields = getattr(value, "_fields", None)
-        return [
-            pair
-            for i, item in enumerate(value)
-            for pair in _flat(f"{name}.{fields[i]}" if fields else f"{name}[{i}]", item)
-        ]
-    if isinstance(value, tf.Tensor | np.ndarray | tf.Variable):
-        return [(name, value)]
-    if isinstance(value, tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices):
-        return [(name, part) for part in tf.nest.flatten(value, expand_composites=True)]
-    return []
+    found = leaves(value, name, parts=_components, flat=True)
+    return [pair for pair in found if isinstance(pair[1], tf.Tensor | np.ndarray | tf.Variable)]
+
+
+def _components(x: Any) -> list[tuple[str, Any]] | None:
+    if not isinstance(x, tf.RaggedTensor | tf.SparseTensor | tf.IndexedSlices):
+        return None
+    return [("", part) for part in tf.nest.flatten(x, expand_composites=True)]
 
 
 def first_line(error: Exception) -> str:

@@ -84,11 +84,8 @@ class Recorder:
 
     def result(self) -> Replay:
         """Give the records and where harm was done."""
-        sinks = self._sinks()
-        # What came after the first harm is left out, and costs nothing.
-        harm = (max(s.parents) for s in sinks if s.parents and not s.masks)
-        bad = self.bad[: next(harm, len(self.bad)) + 1]
-        found = Replay([self._record(i, op) for i, op in enumerate(bad)], sinks, self._notes())
+        records = [self._record(i, op) for i, op in enumerate(self.bad)]
+        found = Replay(records, self._sinks(), self._notes())
         found.uncompiled = self.program.compiled and not self.run.compiled
         found.notes += dict.fromkeys(self.trouble)
         found.end()
@@ -165,7 +162,7 @@ class Recorder:
         found = self.index.get(writer.index)
         return Origin() if found is None or found >= record.index else Origin((found,))
 
-    def _outside(self, tensor: Any) -> tuple[External, str]:
+    def _outside(self, tensor: Any) -> tuple[External, str | None]:
         node = tensor.op
         if node.type == "ReadVariableOp":
             variable = self.program.variables.get(node.inputs[0].op.name)
@@ -177,7 +174,7 @@ class Recorder:
         if node.type == "Placeholder" and node.name in self.program.labels:
             return "input", self.program.labels[node.name]
         # Only what the call was given is its input: all else stands in the code.
-        return "constant", "a tensor of the closure" if node.type == "Placeholder" else "value"
+        return "constant", "a tensor of the closure" if node.type == "Placeholder" else None
 
     def _params(self, op: Op) -> dict[str, Any]:
         found: dict[str, Any] = {}

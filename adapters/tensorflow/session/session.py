@@ -189,12 +189,19 @@ class Session(BaseAdapter):
                 for label, x in tensors(out, "result"):
                     frame.take(x, None, "loss", "loss" if label == "result" else label)
                 self.calls.flush(frame, backward=False)
-            finally:
-                state.depth -= 1
-                state.arguments = None
-                with self.tracker.judge.softly(on=False):
-                    steps.end()
+            except BaseException as error:
+                judge = self.tracker.judge
+                with judge.carried_by(error, judge.rows()):
+                    self._leave()
+                raise
+            self._leave()
         return out
+
+    def _leave(self) -> None:
+        """End a step, and have what is left of it judged."""
+        self.state.depth -= 1
+        self.state.arguments = None
+        self.steps.end()
 
 
 def _gone(ref: "weakref.ref[Session]") -> None:

@@ -20,6 +20,10 @@ from anynan.tensorflow.read.weights import Weights, raw, read
 from anynan.tensorflow.replay.steps import State
 from anynan.tensorflow.session.steps import Steps
 
+_SETTINGS = (
+    "learning_rate", "weight_decay", "beta_1", "beta_2", "epsilon", "momentum", "rho",
+)  # fmt: skip
+
 
 class Updates:
     """Know the optimizers of tracked weights, and let no update through that is not wanted.
@@ -124,25 +128,28 @@ class Updates:
         kept = [] if state.after or state.step is None else state.step.kept
         found = []
         for item in self._weights.bad(kept):
-            held = self._kept_for(self._weights.variable(item.name))
+            held, settings = self._kept_for(self._weights.variable(item.name))
             gradient = None if rows is None else _gradient(rows, item)
-            found.append(replace(item, state=held, gradient=gradient))
+            found.append(replace(item, state=held, gradient=gradient, settings=settings))
         return found
 
-    def _kept_for(self, weight: Any) -> dict[str, Summary]:
-        """Measure what the optimizers keep for a weight, under their own names."""
-        found = {}
+    def _kept_for(self, weight: Any) -> tuple[dict[str, Summary], dict[str, float]]:
+        """Give what optimizers keep for a weight, measured, and their settings, by name."""
+        found: dict[str, Summary] = {}
+        settings: dict[str, float] = {}
         for optimizer in self._optimizers:
             mine = next((v for v in optimizer._trainable_variables if raw(v) is weight), None)
             if mine is None:
                 continue
+            values = ((name, getattr(optimizer, name, None)) for name in _SETTINGS)
+            settings |= {name: float(np.asarray(x)) for name, x in values if x is not None}
             prefix = f"{mine.path.replace('/', '_')}_"
             for variable in optimizer.variables:
                 name = variable.path.rpartition("/")[2]
                 held = raw(variable)
                 if name.startswith(prefix) and held is not None:
                     found[name.removeprefix(prefix)] = probes.measure(read(held))
-        return found
+        return found, settings
 
 
 def _gradient(rows: Rows, item: BadParameter) -> Summary | None:

@@ -1,11 +1,20 @@
-"""Layers that are put into a tracked model later, as low-rank adapters of a frozen one are."""
+"""What becomes of tracked models later: layers are put in, as adapters are; they are compiled."""
 
 import weakref
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from anynan.torch.private import is_compiled_from, original
+
 _is_dynamo = torch.compiler.is_dynamo_compiling
+
+
+class Follower(Protocol):
+    """Be told of what was compiled."""
+
+    def compiled(self, outer: torch.nn.Module, model: torch.nn.Module) -> None:
+        """See to a module that was made of a model: its own hooks run outside the graph."""
 
 
 class _Registered:
@@ -13,6 +22,8 @@ class _Registered:
 
     def __init__(self) -> None:
         self.count = 0
+        self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self._outer: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def know(self, model: torch.nn.Module) -> None:
@@ -23,8 +34,18 @@ class _Registered:
         """Count one more."""
         # ``self.layers[:n]`` registers the layers in a new list at every call, also in code that
         # is being compiled: a graph would be guarded by the count.
-        if not _is_dynamo() and module in self._known:
+        if _is_dynamo():
+            return
+        if module in self._known:
             self.count += 1
+        elif is_compiled_from(module, name) and submodule in self._known:
+            self._outer.add(module)
+            for follower in list(self.followers):
+                follower.compiled(module, submodule)
+
+    def outer(self, model: torch.nn.Module) -> list[torch.nn.Module]:
+        """List what was compiled from a model."""
+        return [module for module in self._outer if original(module) is model]
 
 
 registered = _Registered()

@@ -26,6 +26,7 @@ class Models:
         refs: Each model, held weakly, behind the prefix of its paths.
         hooked: The layers that are hooked, with their paths.
         parts: Whether a call of a part of a model counts as a call of the model.
+        handed: Whether what comes in with a graph is another model's, and no batch.
         stepped: The optimizers that the tracked function stepped itself.
     """
 
@@ -33,7 +34,7 @@ class Models:
         self.options, self.fn = options, fn
         self.refs: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self.hooked: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
-        self.parts = False
+        self.parts = self.handed = False
         self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def living(self) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -89,6 +90,15 @@ class Models:
                 found.setdefault(module, path)
         return found
 
+    def around(self, path: str) -> str | None:
+        """Give the path of the model that a layer is inside of; None for a model itself.
+
+        Where parts of a model are called by themselves nothing is known to be around them.
+        """
+        prefixes = [prefix for prefix, _ in self.living()]
+        inside = [p for p in prefixes if p != path and (not p or path.startswith(f"{p}."))]
+        return max(inside, key=len) if inside and not self.parts else None
+
     # Weights.
 
     def parameters(self) -> list[tuple[str, Any]]:
@@ -118,13 +128,13 @@ class Models:
             for name, x in model.named_buffers()
         ]
 
-    def unread(self) -> set[int]:
-        """Give the ids of running statistics that training updates and does not use."""
+    def statistics(self) -> dict[int, bool]:
+        """Tell of running statistics, by id, whether calls only update them, as in training."""
         return {
-            id(x)
+            id(x): module.training
             for _, model in self.living()
             for module in model.modules()
-            if isinstance(module, BatchNorm) and module.training
+            if isinstance(module, BatchNorm)
             for x in module.buffers(recurse=False)
         }
 

@@ -15,6 +15,7 @@ from anynan._steps.tracker import Tracker
 from anynan.torch.call.models import Models
 from anynan.torch.call.snapshot import GENERATORS, OPEN
 from anynan.torch.private import LoaderIterator, buffers_of, is_compiled_function, version
+from anynan.torch.read.probes import nonfinite
 
 # Elements of a tensor that is copied when a step begins, bytes of an array, and how many of them.
 SMALL = 1024
@@ -72,6 +73,16 @@ class Began:
             else:
                 holder.set(content.clone() if isinstance(content, torch.Tensor) else content.copy())
         return lost
+
+    def wrote(self) -> dict[int, bool]:
+        """Tell of the tensors held, by id, whether the call wrote what it did not find bad."""
+        found = {}
+        for holder, x, count, content in self._arrays:
+            held = holder.get()
+            if isinstance(held, torch.Tensor):
+                was_bad = isinstance(content, torch.Tensor) and nonfinite(content)
+                found[id(held)] = not was_bad and (held is not x or version(held) != count)
+        return found
 
 
 class Reached:

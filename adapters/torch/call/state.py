@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from anynan._readings.readings import Rows
+from anynan._readings.readings import Reading, Rows
 from anynan.torch.call.regions import Regions
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.read.slots import Slots
@@ -33,6 +33,8 @@ class State:
         "idle",
         "in_optimizer",
         "in_step",
+        "inner",
+        "inners",
         "leaves",
         "operations",
         "regions",
@@ -67,6 +69,8 @@ class State:
         self.operations: Operations | None = None
         self.ended: list[Rows] = []
         self.step_roots: list[tuple[int, weakref.ref[RootCall]]] = []
+        # The models' own calls inside a function's step: each with its model's path, the last one.
+        self.inners: list[tuple[str, weakref.ref[RootCall]]] = []
         # What takes hooks off the leaves that layers returned: those do not go with the graph.
         self.leaves: list[Any] = []
         self.reset()
@@ -81,11 +85,13 @@ class State:
         self.root: RootCall | None = None
         self.roots: dict[int, RootCall] = {}
         # A root call lives as long as its graph, and is emptied when the step ends.
-        for _, ref in self.step_roots:
+        for _, ref in [*self.step_roots, *self.inners]:
             root = ref()
             if root is not None:
                 root.release()
         self.step_roots.clear()
+        self.inners.clear()
+        self.inner: RootCall | None = None
         self.saw_backward = False
         self.broken = False
         self.trained = False
@@ -118,6 +124,21 @@ class State:
     def living_roots(self) -> list[RootCall]:
         """List the root calls of this step whose graphs are still there."""
         return [root for _, ref in self.step_roots if (root := ref()) is not None]
+
+    def inner_roots(self, reading: Reading) -> list[RootCall]:
+        """List the models' own calls inside a step that a reading may come from, the last first."""
+        layer, found = reading.layer, []
+        for path, ref in reversed(self.inners):
+            root = ref()
+            inside = layer is not None and (not path or f"{layer}.".startswith(f"{path}."))
+            if root is None or not inside:
+                continue
+            if reading.site.parameter is None and root.calls.get(layer or "", 0) > reading.call:
+                continue  # it began after that call of the layer
+            found.append(root)
+            if reading.site.parameter is None:
+                break
+        return found
 
     @property
     def spent(self) -> bool:

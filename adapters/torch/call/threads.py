@@ -35,7 +35,7 @@ class Threads:
     """
 
     def __init__(self, models: Models) -> None:
-        self._models = models
+        self.models = models
         self.own: _Own | _Rest = _Own()
         self.states: set[State] = set()
         self._awake: _Own | _Rest | None = None
@@ -44,10 +44,10 @@ class Threads:
         """Return this thread's state."""
         state = self.own.state
         if state is None:
-            extra = self._models.options.extra
+            extra = self.models.options.extra
             slots: Slots = ImmediateSlots(extra) if self._immediate() else DeferredSlots(extra)
             state = self.own.state = State(slots)
-            state.in_step = self._models.fn is not None
+            state.in_step = self.models.fn is not None
             self.states -= {other for other in self.states if other.spent}
             self.states.add(state)
         return state
@@ -73,7 +73,7 @@ class Threads:
         return True
 
     def _immediate(self) -> bool:
-        read = self._models.options.read
+        read = self.models.options.read
         if read != "auto":
             return read == "immediate"
-        return all(p.device.type == "cpu" for _, p in self._models.parameters())
+        return all(p.device.type == "cpu" for _, p in self.models.parameters())

@@ -46,6 +46,9 @@ _WORDS = {
     "native_dropout": "dropout", "var_mean": "var", "std_mean": "std", "exponential": "random",
     "normal": "random", "uniform": "random", "random": "random", "bernoulli": "random",
     "upsample_bilinear2d": "interpolate", "grid_sampler_2d": "grid_sample",
+    "clamp": "clip", "clamp_min": "clip", "clamp_max": "clip", "index": "take",
+    "_unsafe_index": "take", "index_select": "take", "topk": "top_k",
+    "logcumsumexp": "logsumexp", "_logcumsumexp": "logsumexp",
     "_weight_norm_interface": "weight_norm", "_foreach_addcdiv": "addcdiv",
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.lineage import Operand, OpRecord
+from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.records import SOFTMAX, Given, makers
 from anynan.torch.read.probes import local, measure, nonfinite, plain, read_ends
 from anynan.torch.replay.names import node_name
@@ -131,17 +131,6 @@ def _before(node: Any) -> Iterator[Any]:
             yield node
 
 
-def name_constant(items: Iterable[Operand]) -> None:
-    """Say of a tensor made of host numbers whether it is a constant of the code or data."""
-    for item in items:
-        held = item.summary
-        # Nobody writes an array with NaN among its numbers into a program. It came in by itself,
-        # and is not the batch.
-        data = held is not None and held.nan and held.size > 1
-        item.name = "data" if data else "value"
-        item.source, item.label = ("unknown" if data else "constant"), item.name
-
-
 def light(x: torch.Tensor) -> Summary:
     """Summarise by flags only: which kinds are there, not how many."""
     values = plain(x)
@@ -236,6 +225,8 @@ def add_counts(record: OpRecord, named: list[tuple[str, Any]], arguments: dict[s
         _add_masked_rows(record, named)
     elif record.name == "nll_loss" and record.phase != "backward":
         _add_ignored(record, arguments)
+    elif record.name == "ctc_loss":
+        _add_alignment(record, arguments)
 
 
 def _add_masked_rows(record: OpRecord, named: list[tuple[str, Any]]) -> None:
@@ -254,6 +245,22 @@ def _add_ignored(record: OpRecord, arguments: dict[str, Any]) -> None:
     target, index = arguments.get("target"), arguments.get("ignore_index")
     if isinstance(target, torch.Tensor) and isinstance(index, int) and (target == index).all():
         record.params.update(ignored=target.numel(), ignore_index=index)
+
+
+def _add_alignment(record: OpRecord, arguments: dict[str, Any]) -> None:
+    """Find the first target of a CTC loss that is longer than its input."""
+    lengths = [arguments.get(name) for name in ("input_lengths", "target_lengths")]
+    frames, sizes = ([int(x) for x in given] if given is not None else [] for given in lengths)
+    targets, start = arguments.get("targets"), 0
+    for i, (room, size) in enumerate(zip(frames, sizes, strict=False)):
+        needed = size
+        if isinstance(targets, torch.Tensor):
+            own = targets[i, :size] if targets.dim() > 1 else targets[start : start + size]
+            needed += int((own[1:] == own[:-1]).sum())  # a blank goes between two of the same
+        start += size
+        if needed > room:
+            record.params.update(sample=i, needed=needed, frames=room)
+            return
 
 
 def wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:

@@ -1,14 +1,16 @@
 """``level="operation"``: the replay's watcher, on every step."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
 from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import Reading
 from anynan.torch.call.rootcall import RootCall
-from anynan.torch.private import current_mode
+from anynan.torch.private import StorageWeakRef, current_mode
 from anynan.torch.replay.scene import Scene
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
@@ -21,9 +23,14 @@ class Operations:
     that begins in between, as ``inference_mode`` does, puts back the modes it found.
     """
 
-    def __init__(self, scene: Scene, root: RootCall, entered: str | None) -> None:
-        self._scene = scene
-        self.watcher = Watcher(scene.outside(root))
+    def __init__(
+        self, scene: Scene, root: RootCall, entered: str | None, compiled: Callable[[], bool]
+    ) -> None:
+        self._compiled = compiled
+        self._storages: list[StorageWeakRef] = []
+        self._scene, self._of_model = scene, isinstance(root.fn, torch.nn.Module)
+        self.watcher = Watcher({})
+        self.enter(root)
         self._thread = threading.get_ident()
         self._depth = 0
         self._stack = ExitStack()
@@ -31,6 +38,13 @@ class Operations:
         if entered is not None:  # the root layer's own call began before its hooks were there
             self.watcher.layers.append((entered, 0))
         self._stack.enter_context(Seam(self.watcher, replaying=False, around=self.watching))
+
+    def enter(self, root: RootCall) -> None:
+        """Note what a root call is given: another call of the same step may have made it."""
+        for key, known in self._scene.outside(root).items():
+            self.watcher.outside.setdefault(key, known)
+        # What these weak references know gives its number to no other storage.
+        self._storages += self._scene.storages(root)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -45,7 +59,7 @@ class Operations:
         """Enter the watcher; where it is entered, go on."""
         if self._depth == 0:
             self._inference = torch.is_inference_mode_enabled()
-            self.watcher.__enter__()  # type: ignore[no-untyped-call]
+            self.watcher.__enter__()
         self._depth += 1
 
     def end(self) -> None:
@@ -58,15 +72,53 @@ class Operations:
         """Note the bad gradients that landed on weights and that no optimizer takes."""
         self._scene.gradients(self.watcher)
 
+    def seen(self, reading: Reading, value: Any) -> Replay | None:
+        """Tell what was seen so far; None where compiled code ran, which shows nothing.
+
+        Args:
+            reading: What is bad; it is read before the watcher's own hooks look there.
+            value: The tensor, None if it is gone.
+        """
+        if self._compiled():
+            return None
+        if isinstance(value, torch.Tensor):
+            site, busy = reading.site, self.watcher.busy
+            self.watcher.busy = False
+            try:
+                label = site.parameter or site.tensor
+                self.watcher.check_sink(site.phase, site.layer, label, value)
+            finally:
+                self.watcher.busy = busy
+        seen = self._seen()
+        if self._of_model and reading.phase == "backward" and seen.records:
+            # What made the loss was not watched.
+            first = seen.records[0]
+            seen.incoming = first.layer is None and any(
+                item.source == "unknown" for item in first.operands
+            )
+        return seen
+
+    def ended(self, error: BaseException) -> Replay:
+        """Tell what was seen up to an exception."""
+        seen = self._seen()
+        seen.raised = error
+        if self.watcher.taken is not None:
+            seen.sinks.append(self.watcher.taken)
+        return seen
+
     def finish(self) -> Replay:
         """Stop watching and hand over what was seen."""
         self._stack.close()
         if self._depth:
             self._depth = 0
             self._leave()
+        self.watcher.forget()
+        return self._seen()
+
+    def _seen(self) -> Replay:
         blind = self.watcher.outside.get(-1)
         notes = [] if blind is None else [f"one operation could not be looked at: {blind[1]}"]
-        return Replay(self.watcher.records, self.watcher.sinks, notes)
+        return Replay(list(self.watcher.records), list(self.watcher.sinks), notes)
 
     def _leave(self) -> None:
         """Leave the watcher where it was entered; elsewhere it stays, and looks no more."""

@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,11 +11,14 @@ import torch
 
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._reach import Exhausted
-from anynan._readings.readings import Reading
+from anynan._readings.readings import Reading, Rows, Site
 from anynan._runtime.context import replay_context
 from anynan._runtime.interrupts import Interrupts
 from anynan._runtime.threads import busy_threads
+from anynan.torch.call.discovery import find_state
 from anynan.torch.call.models import Models
 from anynan.torch.call.reached import Reached
 from anynan.torch.call.rootcall import RootCall
@@ -28,6 +31,7 @@ from anynan.torch.read.probes import nonfinite
 from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.collectives import Sent, replaying
 from anynan.torch.replay.kept import Kept
+from anynan.torch.replay.mender import Mender, norm_of
 from anynan.torch.replay.scene import Scene
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
@@ -110,9 +114,85 @@ class Replays:
             raise ReplayError(GONE)
         return self.again(state, reading, roots)
 
+    def attempt(self, state: State, reading: Reading, chosen: Sequence[Repair]) -> Attempt | None:
+        """Run the call behind a reading again, to its end, with operations repaired.
+
+        Args:
+            state: The thread's open step.
+            reading: The bad reading.
+            chosen: The repairs.
+
+        Returns:
+            What was seen; None where that is not what the first run would have come to.
+        """
+        roots = _roots(state, reading)
+        if not roots or any(root.fn is None for root in roots) or state.updated:
+            return None
+        mender = Mender(chosen)
+        try:
+            replay = self.again(state, reading, roots, mender=mender)
+        except ReplayError:
+            return None
+        told = replay.notes or replay.incoming or replay.substituted
+        if told or not mender.whole or self._goes_on(state, roots):
+            return None
+        found = Attempt(replay, "forward" if reading.phase != "backward" else "both", mender.bad)
+        if state.in_step:
+            found.extent = "step"
+            # A scaler's losses and gradients are not the program's own numbers.
+            if self._scalers.used is None:
+                found.loss, found.gradient_norm = mender.loss, mender.gradient_norm
+        return found
+
+    def _goes_on(self, state: State, roots: list[RootCall]) -> bool:
+        """Tell whether a step has more updates than the first, at which a second run ends."""
+        if not state.in_step:
+            return False
+        reached = [item for root in roots for item in find_state(root.fn).values()]
+        found = {id(item) for item in reached if isinstance(item, torch.optim.Optimizer)}
+        return len(found | {id(item) for item in self._models.stepped}) > 1
+
+    def run_inner(self, state: State, reading: Reading) -> Replay | None:
+        """Run the models' own calls inside a step again that a reading may come from.
+
+        Args:
+            state: The thread's open step.
+            reading: The bad reading.
+
+        Returns:
+            What was seen; None where no such call is known.
+
+        Raises:
+            ReplayError: If they cannot be run again.
+        """
+        now = state.rows is not None and state.rows.step == reading.step
+        if not state.in_step or not now or reading.phase not in ("forward", "backward"):
+            return None
+        roots = [root for root in state.inner_roots(reading) if root.fn is not None]
+        if not roots:
+            return None
+        result = self.again(state, reading, roots)
+        result.inner = True
+        return result
+
+    def up_to(self, state: State, rows: Rows) -> Replay | None:
+        """Run the call that an exception has just ended again, up to there.
+
+        Raises:
+            ReplayError: If it cannot be run again.
+        """
+        root = state.root
+        if root is None or root.fn is None:
+            return None
+        site = Site(-1, None, "value", "", "", None, 0.0)
+        reading = Reading(rows.step, len(rows.lo), 0, site, 0.0, 0.0)
+        return self.again(state, reading, [root], ending=True)
+
     def again(
-        self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False
-    ) -> Replay:
+        self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False,
+        ending: bool = False,
+        mender: Mender | None = None,
+    ) -> Replay:  # fmt: skip
         """Run calls again, and leave no trace; where all ranks do so, none stops early.
 
         Args:
@@ -120,6 +200,8 @@ class Replays:
             reading: The bad reading, or one of its phase where another rank has it.
             roots: The calls.
             together: Whether all ranks run theirs at this moment.
+            mender: What repairs operations on the way, in a run that goes to its end.
+            ending: Whether an exception of the program's is what they are run for.
 
         Raises:
             ReplayError: If they cannot be run on this rank alone.
@@ -150,7 +232,8 @@ class Replays:
                         )
                     watcher = self._run(
                         root, reading, result, kept, interrupts,
-                        whole=state.in_step, together=together,
+                        whole=root is state.root and state.in_step, together=together,
+                        ending=ending, mender=mender,
                     )  # fmt: skip
                     if not result.sinks:
                         result.records, result.sinks = watcher.records, watcher.sinks
@@ -201,20 +284,21 @@ class Replays:
 
     def _run(
         self, root: RootCall, reading: Reading, result: Replay, kept: Kept,
-        interrupts: Interrupts, *, whole: bool, together: bool,
+        interrupts: Interrupts, *, whole: bool, together: bool, ending: bool, mender: Mender | None,
     ) -> Watcher:  # fmt: skip
         root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
-        watcher = Watcher(self.scene.outside(root))
-        watcher.originals = {}
-        if not together:
-            watcher.stop = functools.partial(_matches, reading, watcher)
-        watcher.within, watcher.called = Replays._run.__code__, root.source()
         if not root.random.is_now():
             root.random.restore()
         if kept.apart is not None:
             result.notes.append(SHARED.format(kept.apart))
         elif root.began is not None:
             result.notes += [MISSED.format(what) for what in root.began.put_back()]
+        watcher = Watcher(self.scene.outside(root))
+        watcher.originals = {}
+        watcher.mender = mender
+        if not together and mender is None:
+            watcher.stop = functools.partial(_matches, reading, watcher)
+        watcher.within, watcher.called = Replays._run.__code__, root.source()
         with ExitStack() as stack:
             stack.callback(watcher.restore)
             if self.reached is not None:
@@ -240,11 +324,18 @@ class Replays:
             except Exhausted as error:
                 result.notes.append(TAKEN.format(error))
             except Exception as error:  # noqa: BLE001  the replay may fail as the step did
-                result.notes.append(_stopped(error))
+                result.raised = error
+                if not ending:
+                    result.notes.append(_stopped(error))
+                elif watcher.taken is not None:
+                    watcher.sinks.append(watcher.taken)
             finally:
                 interrupts.end()
         if not any(sink.phase == reading.phase for sink in watcher.sinks):
             self.scene.gradients(watcher)
+        if mender is not None:
+            grads = [p.grad for _, p in self._models.parameters() if p.grad is not None]
+            mender.gradient_norm = norm_of(grads)
         blind = watcher.outside.get(-1)
         if blind is not None:
             result.notes.append(f"one operation could not be looked at in the replay: {blind[1]}")

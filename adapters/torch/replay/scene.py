@@ -13,7 +13,7 @@ from anynan.torch.call.models import Models
 from anynan.torch.call.regions import Regions
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import storage_number
+from anynan.torch.private import StorageWeakRef, storage_number
 from anynan.torch.read.hooks import CallHook
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
@@ -42,11 +42,21 @@ class Scene:
         for name, x in self._models.inputs(root.fn, root.args, root.kwargs):
             key = _storage(x)
             if key is not None:
-                # What a part of the model gets from another was computed, nobody saw where.
-                handed = self._models.parts and x.grad_fn is not None
+                # What a part of the model gets from another was computed, nobody saw where;
+                # what a model gets inside a step may have been.
+                inner = self._models.fn is not None and root.fn is not self._models.fn
+                among = self._models.parts or self._models.handed
+                handed = inner or (among and x.grad_fn is not None)
                 kind: External = "handed" if handed else "input"
                 found.setdefault(key, (kind, name))
         return found
+
+    def storages(self, root: RootCall) -> list[StorageWeakRef]:
+        """Refer to the storages of a call's inputs, without keeping them."""
+        inputs = self._models.inputs(root.fn, root.args, root.kwargs)
+        return [
+            StorageWeakRef(local(x).untyped_storage()) for _, x in inputs if _storage(x) is not None
+        ]
 
     def gradients(self, watcher: Watcher) -> None:
         """Note the bad gradients that landed on weights."""

@@ -8,11 +8,11 @@ is tied to the forward operation that made it by autograd's sequence number.
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 
@@ -30,10 +30,13 @@ from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
 from anynan.torch.read.probes import local, plain, read_ends
 from anynan.torch.replay import collectives, operands
+from anynan.torch.replay.mender import Mender
 from anynan.torch.replay.names import canonical, node_name
 
 # What was there before is no operand of these.
 _OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
+# So many frames may be between an operation and the function that prints a tensor.
+_DEEP = 6
 _WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
 
 
@@ -157,6 +160,10 @@ class Watcher(TorchDispatchMode):
         self._own: list[torch.Tensor] = []
         self._bad: dict[int, tuple[StorageWeakRef, list[int]]] = {}
         self._uninitialised: dict[int, StorageWeakRef] = {}
+        # Truths and whole numbers that were made of bad values.
+        self._answers: dict[int, tuple[StorageWeakRef, tuple[int, ...]]] = {}
+        # Where the last operation took bad values, or an answer about them.
+        self.taken: Sink | None = None
         self.busy = False
         # Set by a replay: what it overwrites of the user's own tensors, to be put back.
         self.originals: dict[int, tuple[torch.Tensor, Any, Any]] | None = None
@@ -165,8 +172,15 @@ class Watcher(TorchDispatchMode):
         # Places that were passed, to be compared with another run.
         self.passed: list[Passed] = []
         self._thread = threading.get_ident()
+        # Set where operations are repaired.
+        self.mender: Mender | None = None
         # Backward passes of this run: the engine may run them in threads of its own.
         self.tasks: set[int] = set()
+
+    def __enter__(self) -> Self:
+        """Begin to watch, or go on: what was made meanwhile is nobody's here."""
+        self._first = _sequence()
+        return cast(Self, super().__enter__())  # type: ignore[no-untyped-call]
 
     # Every operation.
 
@@ -202,12 +216,34 @@ class Watcher(TorchDispatchMode):
         except Exception as error:  # noqa: BLE001
             self.blind(f"{func}: {error}")
             return func(*args, **kwargs)
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except Exception:
+            self._took(shape.name, args, kwargs, ())
+            raise
+        if self.mender is not None and shape.name in self.mender.names:
+            out = self._mend(func, shape, args, kwargs, out, written, before, seq, backward)
         try:
             self._look(func, shape, args, kwargs, out, written, before, seq, backward)
         except Exception as error:  # noqa: BLE001
             self.blind(f"{func}: {error}")
         return out
+
+    def _mend(
+        self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
+        before: dict[int, torch.Tensor], seq: int, backward: bool,
+    ) -> Any:  # fmt: skip
+        """Put a repaired operation in the place of what the user's code ran."""
+        frame = _caller() if backward else None
+        if backward and (frame is None or frame.f_code.co_name == "_engine_run_backward"):
+            return out
+        assert self.mender is not None
+        found = self.mender.of(shape.name, self.line(frame), self.place()[0])
+        if not found:
+            return out
+        arguments = operands.plain_arguments(shape.argument_names, args, kwargs)
+        number = seq if self._makes_node(seq) else None
+        return self.mender.mend(found, func, arguments, out, written, before, number)
 
     def _preserve(self, x: torch.Tensor, originals: dict[int, Any]) -> None:
         """Copy one of the user's own tensors before it is overwritten."""
@@ -225,6 +261,10 @@ class Watcher(TorchDispatchMode):
             if version is not None:
                 version.__exit__()
         self.originals = None
+
+    def forget(self) -> None:
+        """Let go of the tensors of the last backward node: the run is over."""
+        self.incoming, self._taken, self._own = (), [], []
 
     def mine(self) -> bool:
         """Tell whether what runs now belongs to this run, and not to another thread's."""
@@ -264,6 +304,8 @@ class Watcher(TorchDispatchMode):
                 self._uninitialised[_key(x)] = StorageWeakRef(x.untyped_storage())
             else:
                 bad.append(x)
+        if self._bad and not backward:
+            self._took(shape.name, args, kwargs, results)
         if not bad:
             if self._bad and not backward:
                 self._note_hidden(shape.name, args, kwargs)
@@ -280,6 +322,27 @@ class Watcher(TorchDispatchMode):
                 )  # fmt: skip
         if made is not None and made.record is None:
             made.record = record.index
+
+    def _took(self, name: str, args: Any, kwargs: Any, results: Iterable[torch.Tensor]) -> None:
+        """Note what the program takes that is bad, or a truth or a number that came of it.
+
+        An exception right after it may be because of it.
+        """
+        if not self._bad or _prints():
+            return
+        found: list[int] = []
+        for x in operands.flat([*args, *kwargs.values()]):
+            answer = self._answers.get(_key(x))
+            found += self.parents(x) or (() if answer is None else answer[1])
+        self.taken = None
+        if found:
+            output = self.records[found[0]].output
+            kind = (None if output is None else output.kind) or "nan"
+            self.taken = Sink("value", self.place()[0], name, tuple(found), kind)
+            for x in results:
+                if not x.is_floating_point() and not x.is_complex():
+                    key = StorageWeakRef(x.untyped_storage())
+                    self._answers[_key(x)] = key, tuple(found)
 
     def _note_hidden(self, name: str, args: Any, kwargs: Any) -> None:
         """Note under which operation the bad values of its operands went out of sight."""
@@ -376,8 +439,6 @@ class Watcher(TorchDispatchMode):
             expected=made.expected if made is not None else context.expectations(),
             wide=ran.wide,
         )  # fmt: skip
-        if ran.shape.name == "constant":
-            operands.name_constant(record.operands)
         if look:
             operands.add_counts(record, named, ran.arguments)
         if record.phase != "backward":
@@ -415,12 +476,14 @@ class Watcher(TorchDispatchMode):
             params=operands.params(ran.arguments), direct=not again, call=call,
         )  # fmt: skip
 
-    def _origin(self, given: Given, _record: OpRecord) -> Origin:
+    def _origin(self, given: Given, record: OpRecord) -> Origin:
         """Say who wrote an operand's bad values."""
         key, name = _key(given.key), given.name.removeprefix(operands.INNER)
         entry = self._bad.get(key)
         if entry is not None:
             return Origin(tuple(entry[1]))
+        if record.name == "constant":  # made of numbers of the host's
+            return Origin((), "constant")
         if key in self._uninitialised:
             return Origin((), "uninitialised", name)
         return Origin((), *self.outside.get(key, ("unknown", name)))
@@ -479,12 +542,26 @@ class Watcher(TorchDispatchMode):
             if ends is not None and call is not None:
                 self.passed.append(Passed(layer, phase, label, call, *ends))
             if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
+                if self.mender is not None and phase == "loss" and ends is not None:
+                    self.mender.losses.append(ends[0])
                 return
             kind = operands.light(x).kind or "nan"
             parents = self.parents(x)
         finally:
             self.busy = False
         self.sink(Sink(phase, layer, label, parents, kind))
+
+
+def _prints() -> bool:
+    """Tell whether a tensor is made into text, as for the message of an exception."""
+    frame: FrameType | None = _caller()
+    for _ in range(_DEEP):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith("torch/_tensor_str.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _ends(x: Any) -> tuple[float, float] | None:

@@ -13,12 +13,12 @@ from anynan.torch.call.discovery import find_modules, in_arguments
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
-from anynan.torch.private import version
+from anynan.torch.private import task, version
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session, session_of
-from anynan.torch.step.hooks import read_before
-from anynan.torch.weights.optimizers import Held, gradient_site
+from anynan.torch.step.hooks import WeightHook, keep_gradients, read_before
+from anynan.torch.weights.optimizers import Held, exact_site, gradient_site
 from anynan.torch.weights.scalers import in_use
 
 
@@ -31,6 +31,9 @@ class FunctionSession(Session):
         # Until an optimizer is seen: the gradients as a step found them, and their slots.
         self._before: dict[int, tuple[weakref.ref[torch.Tensor], int]] | None = None
         self._loose: Held | None = None
+        # What is on weights that no optimizer of PyTorch's holds, each with its slot.
+        self._by_hand: list[Any] = []
+        self._written: list[int] = []  # how often each weight was written to as the step began
         self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def attach(self) -> None:
@@ -103,6 +106,8 @@ class FunctionSession(Session):
                 self._before = {
                     id(p): (weakref.ref(g), version(g)) for p, g in grads if g is not None
                 }
+            self._hook_weights()
+            self._written = self._writes() if self._by_hand else []
             root = self.start_root(state, fn, None, args, kwargs)
             reached = self.replays.reached
             if reached is not None:
@@ -115,9 +120,10 @@ class FunctionSession(Session):
             self._read_gradients(state)
             if self.options.parameters and state.rows is not None:
                 self.steps.write_weights(state, state.rows)
-        except BaseException:
+        except BaseException as error:
             # What broke the step may be what anynan looks for: judge it, then let it go on.
-            with self.tracker.judge.softly(), self.ranks.alone():
+            with self.tracker.judge.carried_by(error, state.rows), self.ranks.alone():
+                self.look_back(state, error)
                 self.steps.take(state)
                 self._close(state)
             raise
@@ -131,6 +137,32 @@ class FunctionSession(Session):
                 other.idle = False
         return result
 
+    def detach(self) -> None:
+        """Undo everything; safe to call twice."""
+        super().detach()
+        self._unhook_weights()
+
+    def _unhook_weights(self) -> None:
+        while self._by_hand:
+            self._by_hand.pop().remove()
+
+    def _hook_weights(self) -> None:
+        """Read gradients as they come where no optimizer is known to take them.
+
+        The step may update its weights by hand, or an optimizer that is none of PyTorch's: the
+        gradients may be gone as it ends.
+        """
+        if self.models.stepped or not self.options.backward or self.optimizers.exist():
+            self._unhook_weights()
+        elif not self._by_hand and not any(
+            torch.nn.parameter.is_lazy(p) for _, p in self.models.parameters()
+        ):
+            for name, p in self.models.parameters():
+                if p.requires_grad:
+                    site = gradient_site(self.tracker.judge.monitor, name, p)
+                    site = exact_site(self.tracker.judge.monitor, site)
+                    self._by_hand.append(p.register_hook(WeightHook(self.steps, site)))
+
     def _read_gradients(self, state: State) -> None:
         """Read the gradients of a backward pass that no known optimizer took.
 
@@ -141,6 +173,8 @@ class FunctionSession(Session):
         if before is None or rows is None or rows.failed is not None or rows.held is not None:
             return
         if self.models.stepped or in_use(state.scales):  # what is scaled may overflow
+            return
+        if self._by_hand and state.operations is None:  # they were read as they came
             return
         pairs = [
             (name, p)
@@ -164,9 +198,17 @@ class FunctionSession(Session):
         rows = state.rows
         if rows is not None:
             # The update may come after the call, as in Lightning's training_step.
+            by_hand = bool(self._by_hand) and state.saw_backward
+            state.updated = state.updated or (by_hand and self._written != self._writes())
             ran = any(site.phase == "forward" and site.layer is not None for site in rows.sites)
             self.updates.ran_before = ran or self.updates.ran_before
             self.steps.close(state)
+            if by_hand and rows.failed is not None:
+                self.tracker.judge.went_through(rows)
+
+    def _writes(self) -> list[int]:
+        """Count the writes to each weight."""
+        return [version(p) for _, p in self.models.parameters()]
 
     def _suspend(self) -> list[State]:
         """Let the outer step own what trackers of its models would report."""
@@ -179,6 +221,12 @@ class FunctionSession(Session):
                     state.idle = True
                     suspended.append(state)
         return suspended
+
+    def read_loss(self, loss: Any) -> None:
+        """Read what the step that runs is about to differentiate, which it need not return."""
+        state = self.threads.state()
+        if state.depth and not state.idle:
+            self._read_result(state, loss)
 
     def _read_result(self, state: State, result: Any) -> None:
         rows = state.rows
@@ -215,19 +263,27 @@ class FunctionSession(Session):
                     self.steps.flag(state, rows, len(rows.lo) - 1, value)
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
-        """Count a model's call; the step itself is the root."""
+        """Keep what a model's own call is given: it can be run again where the step can not."""
         state = self.threads.state()
         if self.replays.lock.locked():
             self.replays.let_pass(state)
-        if not state.idle:
-            self.ranks.rehearses(state)
+        if state.idle or self.ranks.rehearses(state) or not state.depth or task() != -1:
+            return
+        state.depth += 1
+        if state.depth == 2 and self.options.replay and state.operations is None:
+            state.inner = self.note_call(state, module, args, kwargs)
+            state.inners.append((path, weakref.ref(state.inner)))
 
     def exit_root(self, module: Any, output: Any) -> None:
         """Leave the step open: it ends when the function returns."""
         state = self.threads.state()
-        if self.ranks.rehearsed(state):
+        if self.ranks.rehearsed(state) or state.idle:
             return
-        if not state.idle and not state.slots.deferred:
+        if state.depth > 1 and task() == -1:
+            state.depth -= 1
+            if state.depth == 1 and state.inner is not None and output is not None:
+                keep_gradients(state, state.inner, output, self.options)
+        if not state.slots.deferred:
             self.steps.take(state)
 
 

@@ -51,6 +51,7 @@ class Layers:
     def remove(self) -> None:
         """Take every hook away."""
         self._models.hooked.clear()
+        registered.followers.discard(self)
         while self.handles:
             self.handles.pop().remove()
         self._graphs.boards.clear()
@@ -72,6 +73,9 @@ class Layers:
         for module, path in first.items():
             models.hooked.setdefault(module, path)
         registered.know(model)
+        registered.followers.add(self)
+        for outer in registered.outer(root):
+            self.compiled(outer, root)
         self.grown = registered.count
         fixed = {} if ends else self._graphs.add(first, model)
         for module, path in ((root, prefix),) if ends else first.items():
@@ -84,6 +88,16 @@ class Layers:
         if not ends:
             remark_slow_paths(self._tracker, model)
             self._graphs.renew(model)
+
+    def compiled(self, outer: torch.nn.Module, model: torch.nn.Module) -> None:
+        """See the calls of what was compiled from a model: the model's own hooks are in a graph."""
+        for prefix, known in self._models.living():
+            if model in (known, inner(known)):
+                enter, leave = self._root_hooks(prefix)
+                self.handles += [
+                    enter.on(outer.register_forward_pre_hook(enter, with_kwargs=True)),
+                    leave.on(outer.register_forward_hook(leave, always_call=True)),
+                ]
 
     def follow(self) -> bool:
         """Watch the layers that were put in, took another's place, or got another path.

@@ -9,13 +9,13 @@ import torch
 
 from anynan._readings.readings import Rows
 from anynan._steps.tracker import Tracker
+from anynan.errors import AnomalyError
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
-from anynan.torch.private import call_code, task
-from anynan.torch.read.tensors import tensors
+from anynan.torch.private import call_code, original, task
 from anynan.torch.session.session import Session
-from anynan.torch.step.hooks import KeepGradHook
+from anynan.torch.step.hooks import keep_gradients
 from anynan.torch.weights.scalers import all_in, rescaled
 
 # Without an optimizer to end the step, this many readings do.
@@ -30,6 +30,18 @@ class ModelSession(Session):
     ) -> None:
         super().__init__(tracker, models or Models(tracker.judge.options))
         self.models.refs = [("", weakref.ref(model))]
+        self._joined: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def join(self, module: torch.nn.Module) -> None:
+        """Watch a module that is handed what the model made, as a loss is, in the same steps."""
+        models, name = self.models, type(module).__name__
+        taken = {path.partition(".")[0] for path in models.layers().values()}
+        while name in taken:
+            name += "_"
+        models.refs.append((name, weakref.ref(module)))
+        models.parts = True
+        self._joined.add(module)
+        self.layers.hook(name, module)
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
@@ -47,7 +59,7 @@ class ModelSession(Session):
             self.follow()
         if state.rows is not None:
             self.steps.take(state)
-            if self._over(state):
+            if module not in self._joined and self._over(state):
                 self.steps.close(state)
         self.start_root(state, module, path, args, kwargs)
         if state.operations is not None:
@@ -90,16 +102,15 @@ class ModelSession(Session):
         if output is None and sys.exc_info()[0] is not None:
             # It raised, and torch walks through the hooks: the next call ends the step.
             state.broken = True
+            error = sys.exc_info()[1]
+            if isinstance(error, Exception) and _raised_by(module, error):
+                judge = self.tracker.judge
+                with judge.carried_by(error, state.rows, raising=False), self.ranks.alone():
+                    self.look_back(state, error)
             return
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
-        for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
-            if x.requires_grad:
-                state.trained = True
-                if self.options.backward:
-                    handle = x.register_hook(KeepGradHook(root, i, self.options.keep))
-                    if x.grad_fn is None:
-                        state.leaves.append(handle)
+        state.trained = keep_gradients(state, root, output, self.options) or state.trained
         if len(state.calls) < 2 and any(module.children()) and not self.graphs.ran_now():
             self.graphs.missed(called=True)
         over = not state.trained and not again
@@ -111,12 +122,26 @@ class ModelSession(Session):
             self.steps.close(state)
 
 
+def _raised_by(module: Any, error: Exception) -> bool:
+    """Tell whether an exception came out of this module's call, and is none of anynan's own."""
+    trace = None if isinstance(error, AnomalyError) else error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code is call_code and frame.f_locals.get("self") is module:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def _running(module: torch.nn.Module) -> bool:
-    """Tell whether a call of this module, besides the one that begins, is on the stack."""
-    calls = 0
+    """Tell whether a call of this module, besides the one that begins, is on the stack.
+
+    A compiled module's call is one of the module it was made of.
+    """
+    calls, mine = 0, original(module)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is call_code and frame.f_locals.get("self") is module:
+        if frame.f_code is call_code and original(frame.f_locals.get("self")) is mine:
             calls += 1
         frame = frame.f_back
     return calls > 1

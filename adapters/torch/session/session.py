@@ -1,7 +1,7 @@
 """One tracked target: what the core asks of its adapter, and its root calls."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,8 @@ import torch
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker
@@ -38,6 +40,7 @@ class Session(BaseAdapter):
     """
 
     backend = "torch"
+    in_order = sees_all = True
     updates_type: type[Updates] = Updates
 
     def __init__(self, tracker: Tracker, models: Models) -> None:
@@ -144,17 +147,19 @@ class Session(BaseAdapter):
         elif not rows.holding:  # what opened it may have been an evaluation
             self.ranks.begin(state, rows)
         named = list(self.models.inputs(fn, args, kwargs))
-        root = RootCall.now(fn, tuple(args), dict(kwargs), [x for _, x in named], state.calls)
-        if self.replays.reached is not None:
-            root.began = self.replays.reached.begin(self.models, given(fn, args, kwargs))
-        state.root = root
-        if self.options.level == "operation" and state.operations is None:
+        root = state.root = self.note_call(state, fn, args, kwargs)
+        if self.tracker.judge.level == "operation":
             with state.aside():
-                state.operations = Operations(self.replays.scene, root, layer)
+                if state.operations is None:
+                    state.operations = Operations(self.replays.scene, root, layer, self.graphs.ran)
+                    rows.seen = state.operations.seen
+                else:
+                    state.operations.enter(root)
         state.step_roots.append((len(rows.sites), weakref.ref(root)))
+        handed = self.models.parts or self.models.handed
         for name, x in named:
             # What a part of the model gets from another is no input.
-            if x.dtype in DTYPE_NAME and not (self.models.parts and x.grad_fn is not None):
+            if x.dtype in DTYPE_NAME and not (handed and x.grad_fn is not None):
                 site = self.tracker.judge.monitor.site(
                     layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
                 )
@@ -163,11 +168,37 @@ class Session(BaseAdapter):
                 self.steps.write(state, rows, site, 0, x)
         return root
 
+    def note_call(self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any) -> RootCall:
+        """Take what a second run of a call will need."""
+        values = [x for _, x in self.models.inputs(fn, args, kwargs)]
+        root = RootCall.now(fn, tuple(args), dict(kwargs), values, state.calls)
+        if self.replays.reached is not None:
+            root.began = self.replays.reached.begin(self.models, given(fn, args, kwargs))
+        return root
+
+    def look_back(self, state: State, error: BaseException) -> None:
+        """Judge what a call read until an exception ended it, and what it took last."""
+        self.steps.take(state)
+        rows, operations = state.rows, state.operations
+        if rows is None:
+            return
+        with state.aside():
+            state.slots.read()
+            self.tracker.judge.raised(
+                rows,
+                error,
+                lambda: (
+                    self.replays.up_to(state, rows)
+                    if operations is None
+                    else operations.ended(error)
+                ),
+            )
+
     # What the core asks for.
 
     def bad_parameters(self) -> list[BadParameter]:
-        """List weights with a NaN or an Inf and buffers with a NaN or +Inf."""
-        return self.weights.bad(read=True)
+        """List weights with a NaN or an Inf, and buffers that were so when the call began."""
+        return self.weights.bad(read=True, root=self.threads.owner(self.threads.state()).root)
 
     def measure(self, value: Any) -> Summary:
         """Summarise a tensor."""
@@ -194,6 +225,19 @@ class Session(BaseAdapter):
             raise ReplayError(GONE)
         self.ranks.replayed()
         return self.replays.run(self.threads.owner(self.threads.state()), reading)
+
+    def replay_call(self, reading: Reading) -> Replay | None:
+        """Run a model's own call inside the failing step again."""
+        if self._gone:
+            return None
+        return self.replays.run_inner(self.threads.owner(self.threads.state()), reading)
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the failing call again with operations repaired; not where ranks take part in it."""
+        rank = self.rank()
+        if self._gone or (rank is not None and torch.distributed.get_world_size() > 1):
+            return None
+        return self.replays.attempt(self.threads.owner(self.threads.state()), reading, repairs)
 
 
 tracked: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Session]]"

@@ -6,18 +6,21 @@ from typing import Any
 
 import torch
 
+from anynan._arrays.summary import Summary
 from anynan._readings.readings import Rows, Site
 from anynan._runtime import context
+from anynan.options import Options
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
 from anynan.torch.graphs.fixed import Layer
 from anynan.torch.private import PROXY, hook_last, is_tracing, mode, own_hooks, task, version
 from anynan.torch.read.hooks import Hook
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain
 from anynan.torch.read.tensors import tensors
 from anynan.torch.read.transforms import capturing, say_traced, say_unseen
 from anynan.torch.step.steps import Steps
+from anynan.torch.weights.scalers import in_use
 
 _Tensor = torch.Tensor
 _is_compiling = torch.compiler.is_compiling
@@ -70,6 +73,38 @@ class GradHook(Hook):
                 steps.flag(state, rows, len(rows.lo) - 1, grad)
 
 
+class WeightHook(Hook):
+    """Read the gradients that come to a weight which no known optimizer takes."""
+
+    __torch_unserializable__ = True
+    __slots__ = ("site", "steps")
+
+    def __init__(self, steps: Steps, site: Site) -> None:
+        self.steps, self.site = weakref.ref(steps), site
+
+    def __call__(self, grad: Any) -> None:
+        """Write the reading of this gradient."""
+        steps = self.steps()
+        state = None if steps is None else steps.threads.owner(steps.threads.state())
+        # What is scaled may overflow, and somebody else divides it again.
+        if steps is None or state is None or state.idle or not state.depth or in_use(state.scales):
+            return
+        x = None if grad is None else plain(grad)
+        if state.rows is not None and x is not None:
+            state.saw_backward = True
+            if state.slots.write(state.rows, self.site, 0, x):
+                steps.flag(state, state.rows, len(state.rows.lo) - 1, grad)
+
+
+def bad_input(args: Any) -> Summary | None:
+    """Measure what a layer was given that holds a NaN or +Inf; -Inf may be a mask."""
+    for _, x in tensors(args, "input"):
+        found = measure(x) if nonfinite(x) else None
+        if found is not None and (found.nan or found.posinf):
+            return found
+    return None
+
+
 def read_before(state: State, rows: Rows, x: torch.Tensor) -> tuple[float, float] | None:
     """Return both ends of what a watched layer gave in this step, where the host has them already.
 
@@ -101,6 +136,19 @@ class KeepGradHook(Hook):
         """Keep the gradient."""
         if grad is not None:  # None where the loss does not use it
             self.root.keep_gradient(self.index, grad, self.keep)
+
+
+def keep_gradients(state: State, root: RootCall, output: Any, options: Options) -> bool:
+    """Have a call keep the gradients that come into its outputs; tell whether any may come."""
+    trains = False
+    for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
+        if x.requires_grad:
+            trains = True
+            if options.backward:
+                handle = x.register_hook(KeepGradHook(root, i, options.keep))
+                if x.grad_fn is None:
+                    state.leaves.append(handle)
+    return trains
 
 
 class ForwardHook(Hook):
@@ -164,16 +212,16 @@ class ForwardHook(Hook):
             calls[path] = call + 1
         if type(output) is not _Tensor:
             for name, x in tensors(output, "output", objects=True):
-                self._read(state, rows, root, x, self._sites(x, name), call)
+                self._read(state, rows, root, x, self._sites(x, name), call, args)
         elif output.dtype is self.dtype:
-            self._read(state, rows, root, output, self.pair, call)
+            self._read(state, rows, root, output, self.pair, call, args)
         else:
             self.dtype, self.pair = output.dtype, self._sites(output, "output")
-            self._read(state, rows, root, output, self.pair, call)
+            self._read(state, rows, root, output, self.pair, call, args)
 
     def _read(
         self, state: State, rows: Rows, root: Any, x: torch.Tensor,
-        pair: tuple[Site, Site] | None, call: int,
+        pair: tuple[Site, Site] | None, call: int, args: Any,
     ) -> None:  # fmt: skip
         if pair is None:
             return
@@ -187,7 +235,11 @@ class ForwardHook(Hook):
         if expected is not None:
             rows.expected[order] = expected
         if bad:
-            self.steps.flag(state, rows, len(rows.lo) - 1, x)
+            rows.given = lambda: (bad_input(args), self.threads.models.around(self.path))
+            try:
+                self.steps.flag(state, rows, len(rows.lo) - 1, x)
+            finally:
+                rows.given = None
         if self.backward and x.requires_grad:
             handle = hook_last(x, GradHook(self.weak, state, root, pair[1], call, expected))
             if handle is not None:
@@ -249,5 +301,5 @@ class RootExit(Hook):
 
 run_outside(
     ForwardHook.__call__, GradHook.__call__, KeepGradHook.__call__, RootEnter.__call__,
-    RootExit.__call__,
+    RootExit.__call__, WeightHook.__call__,
 )  # fmt: skip

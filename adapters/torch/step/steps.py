@@ -15,8 +15,10 @@ from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.fixed import Board
 from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.graphs.plans import Late
+from anynan.torch.private import backward_roots
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, nonfinite, read_ends
 from anynan.torch.read.slots import DeferredSlots
-from anynan.torch.weights.scalers import Scalers, scales, worked
+from anynan.torch.weights.scalers import Scalers, in_use, scales, worked
 from anynan.torch.weights.weights import Weights
 
 
@@ -80,7 +82,7 @@ class Steps:
 
     def check_weights(self) -> None:
         """Look at every weight and buffer once, as at attach."""
-        bad = self.weights.bad()
+        bad = self.tracker.judge.not_meant(self.weights.bad())
         if not bad:
             self.tracker.judge.known_clean(self.tracker.step)
             return
@@ -103,12 +105,35 @@ class Steps:
             order = self._take_first(state, rows, order)
         with state.aside():
             try:
+                if rows.sites[order].phase == "backward" and state.in_step:
+                    order = self._loss_first(state, rows, order)
                 self.tracker.judge.flag(rows, order, value)
             except AnomalyError as error:
                 if self.marked is not None:
                     self.marked(error)
                 # The user's stack is what matters, not the way through the core.
                 raise error.with_traceback(None) from None
+
+    def _loss_first(self, state: State, rows: Rows, order: int) -> int:
+        """Judge a bad loss before the gradients that it spoils.
+
+        Returns:
+            The gradient's new place.
+        """
+        known = any(site.phase == "loss" for site in rows.sites)
+        if known or state.deferred or order != len(rows.lo) - 1 or in_use(state.scales):
+            return order
+        for x in backward_roots():
+            if isinstance(x, torch.Tensor) and x.numel() == 1 and nonfinite(x):
+                monitor = self.tracker.judge.monitor
+                site = monitor.site(None, "loss", "loss", DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype])
+                rows.insert(order, site, 0, *read_ends(x.detach()))
+                root = state.roots.pop(order, None)
+                if root is not None:
+                    state.roots[order + 1] = root
+                self.tracker.judge.flag(rows, order, x)
+                return order + 1
+        return order
 
     # What compiled code wrote.
 

@@ -100,6 +100,20 @@ class Optimizers:
             if isinstance(value, torch.Tensor) and value.numel()
         }
 
+    def settings(self, p: torch.Tensor) -> dict[str, float]:
+        """Give the numbers that an optimizer works with where it updates a weight."""
+        found: dict[str, float] = {}
+        for optimizer in list(self._held):
+            for group in optimizer.param_groups:
+                if any(p is other for other in group["params"]):
+                    for name, value in group.items():
+                        many = value if isinstance(value, tuple) else (value,)
+                        for i, x in enumerate(many if name != "params" else ()):
+                            single = isinstance(x, torch.Tensor) and x.numel() == 1
+                            if single or (isinstance(x, float | int) and not isinstance(x, bool)):
+                                found[f"{name}[{i}]" if len(many) > 1 else name] = float(x)
+        return found
+
     def holds(self, p: torch.Tensor) -> bool:
         """Tell whether an optimizer seen so far holds a weight."""
         return any(p is other for held in self._held.values() for other in held.parameters)

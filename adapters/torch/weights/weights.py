@@ -10,6 +10,7 @@ from anynan._readings.monitor import Monitor
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Site
 from anynan.torch.call.models import Models
+from anynan.torch.call.rootcall import RootCall
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain, read_ends
 from anynan.torch.weights.optimizers import Optimizers
 
@@ -25,7 +26,6 @@ class Weights:
 
     def __init__(self, monitor: Monitor, models: Models, optimizers: Optimizers) -> None:
         self._monitor, self._models, self._optimizers = monitor, models, optimizers
-        self._masks: set[str] = set()
 
     def all(self) -> list[tuple[str, torch.Tensor]]:
         """List weights and buffers by their full clean names."""
@@ -33,8 +33,9 @@ class Weights:
 
     def readings(self) -> Iterator[tuple[Site, torch.Tensor]]:
         """Walk what is to be read, with its slots."""
+        weights = {name for name, _ in self._models.parameters()}
         for name, x in self.all():
-            if x.dtype in DTYPE_NAME and name not in self._masks:
+            if x.dtype in DTYPE_NAME:
                 site = self._monitor.site(
                     name.rpartition(".")[0],
                     "parameter",
@@ -42,6 +43,7 @@ class Weights:
                     DTYPE_NAME[x.dtype],
                     DTYPE_MAX[x.dtype],
                     parameter=name,
+                    buffer=name not in weights,
                 )
                 yield site, x
 
@@ -52,28 +54,29 @@ class Weights:
             parameter=bad.name,
         )  # fmt: skip
 
-    def bad(self, *, read: bool = False) -> list[BadParameter]:
+    def bad(self, *, read: bool = False, root: RootCall | None = None) -> list[BadParameter]:
         """List weights with a NaN or an Inf and buffers with a NaN or +Inf.
 
         Args:
             read: Leave out what a call only writes: running statistics while training.
+            root: Leave out the buffers that this call wrote.
         """
         found = []
-        unread = self._models.unread() if read else set()
+        wrote = self._models.statistics() if read else {}
+        if root is not None and root.began is not None:
+            wrote |= root.began.wrote()
         weights = {name for name, _ in self._models.parameters()}
         spoils = self._models.options.policy.spoils
         for name, x in self.all():
-            values = None if id(x) in unread else plain(x)
+            values = None if wrote.get(id(x)) else plain(x)
             if values is None:
                 continue
             lo, hi = read_ends(values)
             if -math.inf < lo and hi < math.inf:
                 continue
             layer = name.rpartition(".")[0]
-            kind, buffer = reading_kind(lo, hi), name not in weights
-            if buffer and kind == "neginf":
-                self._masks.add(name)
-            if not spoils(kind, layer, buffer=buffer):
+            buffer = name not in weights
+            if not spoils(reading_kind(lo, hi), layer, buffer=buffer):
                 continue
             gradient = getattr(x, "grad", None)
             if gradient is not None and nonfinite(gradient):
@@ -81,9 +84,10 @@ class Weights:
             state = {key: measure(value) for key, value in self._optimizers.moments(x).items()}
             found.append(
                 BadParameter(
-                    name, layer, measure(x), name not in weights,
+                    name, layer, measure(x), buffer,
                     None if gradient is None else measure(gradient), state,
-                    self._optimizers.holds(x),
+                    self._optimizers.holds(x), before=root is None or id(x) in wrote,
+                    settings=self._optimizers.settings(x),
                 )
             )  # fmt: skip
         return found

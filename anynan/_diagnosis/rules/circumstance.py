@@ -1,5 +1,6 @@
 """Rules that look beyond one operation: the batch, the weights, the optimizer, the last steps."""
 
+import math
 import re
 
 from anynan._arrays.summary import Summary
@@ -8,6 +9,7 @@ from anynan._diagnosis.rules.evidence import (
     called,
     finite_operands,
     limits,
+    literal,
     magnitude,
     plural,
     rising,
@@ -16,7 +18,7 @@ from anynan._diagnosis.rules.evidence import (
 )
 from anynan._diagnosis.rules.overflow import OVERFLOWING
 from anynan._diagnosis.rules.situation import BACKWARD, FORWARD, Rule, Situation
-from anynan.events import NON_FINITE
+from anynan.events import NON_FINITE, STATE
 
 _RUNNING = ("running_mean", "running_var", "moving_mean", "moving_variance")
 _LABELS = ("label", "target", "truth", "y_true")
@@ -68,24 +70,25 @@ def _bad_input(s: Situation) -> str | None:
         return None
     if s.phase == "input":
         return _rows(s, s.summary)
-    item = _from_outside(s, "input") or _from_outside(s, "unknown")
+    places = (_from_outside(s, source) for source in ("input", "data", "unknown"))
+    item = next(filter(None, places), None)
     return None if item is None else f"{called(s, item) or 'input'}: {seen(item.summary)}"
 
 
 def _input_wording(s: Situation) -> tuple[str, str] | None:
-    if s.operation == "constant":
+    if s.phase == "input" or _from_outside(s, "input") is not None:
+        return None
+    if _from_outside(s, "data") is not None:
         return (
             (
-                "an array that held these values already was made into a tensor here: data that "
-                "the step reads itself, or arithmetic in another library"
+                "an array that held these values already is taken in here: data that the step "
+                "reads itself, a table of the code, or arithmetic in another library"
             ),
             (
-                "check that array on the line before, anynan.check(x): repair or drop the samples, "
+                "check that array where it is made, anynan.check(x): repair or drop the samples, "
                 "or do the arithmetic where it can be watched"
             ),
         )
-    if s.phase == "input" or _from_outside(s, "input") is not None:
-        return None
     return (
         (
             "an operand was bad already, and no operation of this step made it: it came from "
@@ -163,6 +166,45 @@ def _optimizer_overflow(s: Situation) -> str | None:
     return ", ".join(part for part in parts if part)
 
 
+def _overflow_of_state(s: Situation) -> tuple[str, str] | None:
+    if s.tensor != STATE:
+        return None
+    return (
+        (
+            "the square of the gradient is beyond the largest number of the optimizer state's "
+            "dtype: updates that are divided by it are 0, so nothing moves here any more"
+        ),
+        (
+            "clip the gradient norm before the step, or keep the optimizer state in float32; then "
+            "reset this state"
+        ),
+    )
+
+
+# What the numbers of optimizers are called.
+_SETTINGS = (
+    "lr", "learning_rate", "weight_decay", "beta", "eps", "momentum", "rho", "alpha", "dampening",
+)  # fmt: skip
+
+
+def _setting(s: Situation) -> str | None:
+    if not _updating(s):
+        return None
+    found = ((name, x) for name, x in s.settings.items() if name.startswith(_SETTINGS))
+    return next((f"{name} is {literal(x)}" for name, x in found if not math.isfinite(x)), None)
+
+
+def _rate(s: Situation) -> str:
+    """Say that the learning rate alone takes the gradient beyond the weight's dtype."""
+    rate = s.settings.get("lr", s.settings.get("learning_rate"))
+    size = None if s.gradient is None else s.gradient.absmax
+    if rate is None or not size or s.summary is None:
+        return ""
+    top = limits(s.summary.dtype)[0]
+    beyond = abs(rate) * size > top
+    return f", and {magnitude(rate)} times that is beyond {magnitude(top)}" if beyond else ""
+
+
 def _optimizer_epsilon(s: Situation) -> str | None:
     moment = _second_moment(s)
     if not _updating(s) or moment is None or moment[1].bad or not moment[1].zero:
@@ -191,7 +233,7 @@ def _optimizer_step(s: Situation) -> str | None:
             return None
         return f"{seen(s.summary)}, all finite at step {s.since[0]}"
     growth = f"; it grew: {told(s.growth)}" if rising(s.growth) else ""
-    return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + growth
+    return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + _rate(s) + growth
 
 
 def _written_in_part(s: Situation) -> str | None:
@@ -302,6 +344,10 @@ def _climb(s: Situation) -> str | None:
     return told(s.growth) + end
 
 
+def _feedback(s: Situation) -> str | None:
+    return None if s.trained else _climb(s)
+
+
 def _large(s: Situation) -> str | None:
     if s.kind != "large":
         return None
@@ -397,12 +443,22 @@ OUTSIDE = (
 
 OPTIMIZER = (
     Rule(
+        "optimizer_setting_bad",
+        frozenset(),
+        ("optimizer",),
+        _setting,
+        "a number that the optimizer works with is not finite, so no update is",
+        "look at the schedule or the configuration that sets it: it divides by 0, reads a missing "
+        "value, or takes a loss that is not finite",
+    ),
+    Rule(
         "optimizer_state_overflow",
         frozenset(),
         ("optimizer",),
         _optimizer_overflow,
         "the square of the gradient is beyond the largest number of the optimizer state's dtype",
         "clip the gradient norm before the step, or keep the optimizer state in float32",
+        wording=_overflow_of_state,
     ),
     Rule(
         "optimizer_epsilon_underflow",
@@ -486,6 +542,17 @@ GROWTH = (
             if s.kind == "spike"
             else None
         ),
+    ),
+    Rule(
+        "growth_without_training",
+        frozenset(),
+        FORWARD,
+        _feedback,
+        "nothing was trained, and this reading grew over the last steps until it overflowed: "
+        "what one step hands to the next is probably larger each time",
+        "normalise or bound what is carried from step to step (a hidden state, a running value), "
+        "or begin it anew more often",
+        sure=False,
     ),
     Rule(
         "learning_rate_divergence",

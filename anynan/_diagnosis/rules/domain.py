@@ -69,7 +69,7 @@ def _log_of_zero(s: Situation) -> str | None:
 
 def _log_wording(s: Situation) -> tuple[str, str] | None:
     if "log1p" in s.operation:
-        return "log1p(-1) is -Inf", "keep the argument above -1: log1p(maximum(x, -1 + {margin}))"
+        return "log1p(-1) is -Inf", "keep the argument above -1: {floored}"
     if _log_of("softmax", s.line):
         return (
             "the logarithm of 0 is -Inf: a softmax probability rounded to 0",
@@ -181,9 +181,9 @@ def _divide_by_zero(s: Situation) -> str | None:
 
 def _divide_wording(s: Situation) -> tuple[str, str] | None:
     if s.operation == "rsqrt":
-        return "1 / sqrt(0) is Inf", "add eps inside: rsqrt(x + {eps})"
+        return "1 / sqrt(0) is Inf", "add eps inside: `rsqrt(x + {eps})`"
     if s.operation == "reciprocal":
-        return "1/0 is Inf", "add eps to a divisor that cannot be negative: 1 / (x + {eps})"
+        return "1/0 is Inf", "add eps to a divisor that cannot be negative: `1 / (x + {eps})`"
     nan, inf = s.made("nan"), s.made("posinf", "neginf")
     if nan and inf:
         return None
@@ -195,13 +195,13 @@ def _divide_wording(s: Situation) -> tuple[str, str] | None:
             if isinstance(upper, complex) and upper
             else "0/0 is NaN",
             (
-                f"give the empty case a value of its own: {masked}; or add eps to the divisor: "
+                f"give the empty case a value of its own: `{masked}`; or add eps to the divisor: "
                 "x / (y + {eps})"
             ),
         )
     return (
         "a number divided by 0 is Inf",
-        f"add eps to a divisor that cannot be negative: x / (y + {{eps}}); else {masked}",
+        f"add eps to a divisor that cannot be negative: `x / (y + {{eps}})`; else {masked}",
     )
 
 
@@ -245,7 +245,7 @@ def _sqrt_wording(s: Situation) -> tuple[str, str] | None:
                 "others that it is probably a rounding error below 0"
             ),
             (
-                "clamp it: sqrt(maximum(x, 0)); a variance taken as mean(x**2) - mean(x)**2 goes "
+                "clamp it: {floored}; a variance taken as mean(x**2) - mean(x)**2 goes "
                 "below 0 this way: use var(x)"
             ),
         )
@@ -266,11 +266,11 @@ def _power_wording(s: Situation) -> tuple[str, str] | None:
     if same(s.value(*SELF), 0.0):
         return (
             "0 to a negative power is Inf: it is 1/0",
-            "keep the base away from 0: maximum(x, {eps}) ** p",
+            "keep the base away from 0: `maximum(x, {eps}) ** p`",
         )
     return (
         "a negative number to a fractional power is NaN",
-        "take the power of the magnitude, sign(x) * abs(x) ** p, or keep the base positive",
+        "take the power of the magnitude, `sign(x) * abs(x) ** p`, or keep the base positive",
     )
 
 
@@ -294,11 +294,14 @@ def _inverse_domain(s: Situation) -> str | None:
 
 def _inverse_wording(s: Situation) -> tuple[str, str] | None:
     if s.operation == "acosh":
-        return "acosh of a number below 1 is NaN", "clamp the argument: acosh(maximum(x, 1))"
+        return (
+            "acosh of a number below 1 is NaN",
+            "clamp the argument: `acosh(maximum(x, 1 + {margin}))`",
+        )
     if s.operation in ("atanh", "erfinv"):
         return (
             "{op} is infinite at 1 and -1, and NaN beyond",
-            "clamp the argument inside (-1, 1): {op}(clip(x, -1 + {margin}, 1 - {margin}))",
+            "clamp the argument inside (-1, 1): `{op}(clip(x, -1 + {margin}, 1 - {margin}))`",
         )
     return None
 
@@ -335,6 +338,16 @@ def _kind(s: Situation) -> str:
     return "NaN" if s.made("nan") else "+Inf" if s.made("posinf") else "-Inf"
 
 
+def _target_too_long(s: Situation) -> str | None:
+    sample, needed, frames = s.param("sample"), s.param("needed"), s.param("frames")
+    if sample is None or needed is None or frames is None or needed <= frames:
+        return None
+    return (
+        f"target {sample:g} needs {needed:g} time steps (one for each label, and a blank between "
+        f"repeats), and its input has {frames:g}"
+    )
+
+
 RULES = (
     Rule(
         "cosine_of_zero_vector",
@@ -343,7 +356,7 @@ RULES = (
         _zero_vector,
         "a vector of zeros has no direction: dividing it by its length is 0/0",
         "find out why the vector is all 0 (padding, a dead layer); or give the length a floor: "
-        "x / maximum(norm(x), {eps})",
+        "{floored}",
     ),
     Rule(
         "epsilon_underflow",
@@ -352,7 +365,7 @@ RULES = (
         _lost_epsilon,
         "the small constant that should keep this away from 0 is probably lost to rounding in "
         "{dtype}",
-        "use a constant that {dtype} can hold, such as {eps}, or compute this in a wider dtype",
+        "use a constant that {dtype} can hold, {guarded}, or compute this in a wider dtype",
         sure=False,
         wording=_epsilon_wording,
     ),
@@ -362,12 +375,12 @@ RULES = (
         FORWARD,
         _log_of_negative,
         "the logarithm of a negative number is NaN",
-        "keep the argument positive: log(maximum(x, {eps})); if it must be positive, make it so "
+        "keep the argument positive: {floored}; if it must be positive, make it so "
         "with softplus(x) or exp(x)",
         wording=lambda s: (
             (
                 "log1p of a number below -1 is NaN",
-                "keep the argument above -1: log1p(maximum(x, -1 + {margin}))",
+                "keep the argument above -1: {floored}",
             )
             if "log1p" in s.operation
             else None
@@ -379,7 +392,7 @@ RULES = (
         FORWARD,
         _log_of_zero,
         "the logarithm of 0 is -Inf",
-        "add eps inside: log(x + {eps}); or clamp the argument away from 0: log(maximum(x, {eps}))",
+        "add eps inside: {guarded}; or clamp the argument away from 0, maximum(x, {eps})",
         wording=_log_wording,
     ),
     Rule(
@@ -388,8 +401,8 @@ RULES = (
         FORWARD,
         _logit,
         "logit is infinite at 0 and 1, and NaN outside",
-        "clamp the probability: logit(clip(p, {margin}, 1 - {margin})), or keep the logits you had "
-        "before the sigmoid",
+        "clamp the probability: `logit(clip(p, {margin}, 1 - {margin}))`, or keep the logits you "
+        "had before the sigmoid",
     ),
     Rule(
         "binary_cross_entropy_saturated",
@@ -398,7 +411,7 @@ RULES = (
         _entropy_loss,
         "binary cross entropy takes log(p) and log(1 - p): at a prediction of 0 or 1 this is -Inf",
         "pass the logits to the form of this loss that takes logits, without the sigmoid before "
-        "it; or clamp: clip(p, {margin}, 1 - {margin})",
+        "it; or clamp: `{op}(clip(p, {margin}, 1 - {margin}))`",
     ),
     Rule(
         "kl_div_domain",
@@ -416,7 +429,7 @@ RULES = (
         FORWARD,
         _divide_by_zero,
         "0/0 is NaN, and any other number divided by 0 is Inf",
-        "add eps to a divisor that cannot be negative: x / (y + {eps}); else "
+        "add eps to a divisor that cannot be negative: `x / (y + {eps})`; else "
         "where(y == 0, 0, x / where(y == 0, 1, y))",
         wording=_divide_wording,
     ),
@@ -435,7 +448,7 @@ RULES = (
         FORWARD,
         _remainder,
         "the remainder of a division by 0 is NaN",
-        "make sure the divisor is never 0: remainder(x, where(y == 0, 1, y))",
+        "make sure the divisor is never 0: `remainder(x, where(y == 0, 1, y))`",
     ),
     Rule(
         "sqrt_of_negative",
@@ -443,7 +456,7 @@ RULES = (
         FORWARD,
         _sqrt_of_negative,
         "the square root of a negative number is NaN",
-        "clamp the argument: {op}(maximum(x, {eps})); a variance taken as mean(x**2) - mean(x)**2 "
+        "clamp the argument: {floored}; a variance taken as mean(x**2) - mean(x)**2 "
         "goes below 0 by rounding: use var(x)",
         wording=_sqrt_wording,
     ),
@@ -453,7 +466,7 @@ RULES = (
         FORWARD,
         _power_domain,
         "0 to a negative power is Inf, and a negative number to a fractional power is NaN",
-        "keep the base positive: maximum(x, {eps}) ** p",
+        "keep the base positive: `maximum(x, {eps}) ** p`",
         wording=_power_wording,
     ),
     Rule(
@@ -463,7 +476,7 @@ RULES = (
         _inverse_domain,
         "{op} of a number outside its domain is NaN; for a cosine or a dot product of unit vectors "
         "rounding alone goes past 1",
-        "clamp the argument: {op}(clip(x, -1, 1))",
+        "clamp the argument: `{op}(clip(x, -1 + {margin}, 1 - {margin}))`",
         wording=_inverse_wording,
     ),
     Rule(
@@ -472,7 +485,7 @@ RULES = (
         FORWARD,
         _lgamma,
         "{op} is infinite at 0 and at the negative whole numbers",
-        "keep the argument positive: {op}(maximum(x, {eps}))",
+        "keep the argument positive: `{op}(maximum(x, {eps}))`",
     ),
     Rule(
         "trig_of_inf",
@@ -480,7 +493,7 @@ RULES = (
         FORWARD,
         _trig_of_inf,
         "{op} of Inf is NaN",
-        "keep infinite angles out: where(isfinite(x), x, 0) before {op}",
+        "keep infinite angles out: `{op}(where(isfinite(x), x, 0))`",
     ),
     Rule(
         "singular_matrix",
@@ -488,9 +501,18 @@ RULES = (
         FORWARD,
         _singular,
         "the matrix is probably singular, or so close to it that {dtype} cannot tell",
-        "add a little to the diagonal, A + 1e-6 * eye(n), compute in float64, or use a least "
-        "squares solution",
+        "add a little to the diagonal, `{op}(A + 1e-6 * eye(n))`, compute in float64, or use a "
+        "least squares solution",
         sure=False,
+    ),
+    Rule(
+        "ctc_target_too_long",
+        frozenset({"ctc_loss"}),
+        BOTH,
+        _target_too_long,
+        "a target is longer than its input: no alignment gives it, so its loss is Inf",
+        "check that input lengths are what the model gives after striding, drop or shorten such "
+        "samples, or have infinite losses counted as 0",
     ),
     Rule(
         "index_out_of_range",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import Operand
+from anynan._diagnosis.rules.advice import floored, guarded, trapless
 from anynan._diagnosis.rules.situation import Situation
 
 # Largest finite number, smallest number above 0, and the distance from 1 to the next number.
@@ -248,17 +249,27 @@ def lost_in_one(s: Situation) -> float | None:
     return next((eps for eps in found if eps <= limits(s.dtype)[2] / 4), None)
 
 
-def facts(s: Situation) -> dict[str, str]:
-    """Return the names that a rule's text and fix may use."""
+def facts(s: Situation, operation: str = "") -> dict[str, str]:
+    """Return the names that a rule's text and fix may use.
+
+    Args:
+        s: What is known.
+        operation: What stands for the operation where none is known.
+    """
     dtype = s.dtype or "float32"
     limit = limits(dtype)[0]
+    operation = s.operation or operation or "the operation"
+    cap = str(math.floor(0.9 * math.log(limit)))  # room for a sum or a product of what comes out
     return {
-        "op": s.operation or "the operation",
+        "op": operation,
+        "guarded": guarded(operation, small(dtype), margin(dtype)),
+        "floored": floored(operation, small(dtype), margin(dtype)),
+        "trapless": trapless(operation, cap),
         "dtype": dtype,
         "limit": magnitude(limit),
         "eps": small(dtype),
         "margin": margin(dtype),
-        "cap": str(math.floor(math.log(limit))),
+        "cap": cap,
         "parameter": s.parameter or "the parameter",
         "kind": {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}.get(s.kind, "a bad value"),
         "good": str(max(s.since[0], 0)) if s.since is not None else "the last good step",

@@ -23,13 +23,13 @@ STEEP = _LOGS | {
 }  # fmt: skip
 _HIDING = frozenset(
     {
-        "where", "masked_fill", "masked_scatter", "masked_select", "clamp", "clip", "maximum",
-        "minimum", "max", "min", "relu", "nan_to_num", "index", "getitem", "index_put", "take",
+        "where", "masked_fill", "masked_scatter", "masked_select", "clip", "maximum",
+        "minimum", "max", "min", "relu", "nan_to_num", "getitem", "index_put", "take",
     }
 )  # fmt: skip
 _DOUBLE_WHERE = (
     "use the double-where trick: give the masked branch a safe input before the function, "
-    "where(mask, f(where(mask, x, 1)), 0)"
+    "{trapless}"
 )
 
 
@@ -114,7 +114,7 @@ def _sqrt_wording(s: Situation) -> tuple[str, str] | None:
     if s.operation == "std":
         return (
             "the standard deviation of equal numbers is 0, and there its slope is infinite",
-            "add eps inside: sqrt(var(x) + {eps})",
+            "add eps inside: `sqrt(var(x) + {eps})`",
         )
     return None
 
@@ -156,7 +156,7 @@ def _power_gradient_wording(s: Situation) -> tuple[str, str] | None:
     if s.value(*SELF) == 0:
         return (
             "below a power of 1 the slope of x**p at 0 is infinite",
-            "keep the base away from 0: (x + {eps}) ** p",
+            "keep the base away from 0: `(x + {eps}) ** p`",
         )
     return None
 
@@ -279,7 +279,7 @@ RULES = (
         BACKWARD,
         _norm_at_zero,
         "a vector of zeros has no direction, so its length has no slope there",
-        "add eps inside: sqrt(sum(x * x) + {eps}), or give padding vectors a safe value first",
+        "add eps inside: {guarded}, or give padding vectors a safe value first",
     ),
     Rule(
         "sqrt_gradient_at_zero",
@@ -287,7 +287,7 @@ RULES = (
         BACKWARD,
         _sqrt_at_zero,
         "the slope of a square root at 0 is infinite",
-        "add eps inside: sqrt(x + {eps}); clamping the result afterwards does not help",
+        "add eps inside: {guarded}; clamping the result afterwards does not help",
         wording=_sqrt_wording,
     ),
     Rule(
@@ -296,7 +296,7 @@ RULES = (
         BACKWARD,
         _power_gradient,
         "the gradient of x**y with respect to y is x**y * log(x), and log needs a positive base",
-        "keep the base positive: maximum(x, {eps}) ** y; if y is a constant, pass a plain number",
+        "keep the base positive: `maximum(x, {eps}) ** y`; if y is a constant, pass a plain number",
         wording=_power_gradient_wording,
     ),
     Rule(
@@ -305,11 +305,11 @@ RULES = (
         BACKWARD,
         _log_gradient,
         "the slope of {op} is infinite where its result is -Inf",
-        "add eps inside: {op}(x + {eps})",
+        "add eps inside: `{op}(x + {eps})`",
         wording=lambda s: (
             (
                 "the slope of x * log(y) in y is x / y: at y = 0 this is infinite, or 0/0",
-                "keep the second argument away from 0: xlogy(x, maximum(y, {eps}))",
+                "keep the second argument away from 0: `xlogy(x, maximum(y, {eps}))`",
             )
             if s.operation == "xlogy"
             else None
@@ -322,12 +322,12 @@ RULES = (
         _inverse_at_one,
         "the slope of {op} at 1 and -1 is infinite; the dot product of two equal unit vectors is "
         "such a 1",
-        "clamp inside the domain: {op}(clip(x, -1 + {margin}, 1 - {margin})); for an angle use "
+        "clamp inside the domain: `{op}(clip(x, -1 + {margin}, 1 - {margin}))`; for an angle use "
         "atan2(norm(cross(a, b)), dot(a, b))",
         wording=lambda s: (
             (
                 "the slope of acosh at 1 is infinite",
-                "keep the argument above 1: acosh(maximum(x, 1 + {margin}))",
+                "keep the argument above 1: `acosh(maximum(x, 1 + {margin}))`",
             )
             if s.operation == "acosh"
             else None
@@ -339,7 +339,7 @@ RULES = (
         BACKWARD,
         _atan2_origin,
         "the origin has no angle: the gradient of atan2(0, 0) is 0/0",
-        "move the origin first: where(both are 0, 1, x) as the second argument",
+        "move the origin first: `atan2(x, where((x == 0) & (y == 0), 1, y))`",
     ),
     Rule(
         "cdist_gradient_at_zero",
@@ -367,7 +367,7 @@ RULES = (
         BACKWARD,
         _determinant,
         "the gradient of {op} needs the inverse of the matrix, which is probably singular",
-        "add a little to the diagonal: A + 1e-6 * eye(n)",
+        "add a little to the diagonal: `{op}(A + 1e-6 * eye(n))`",
         sure=False,
     ),
     Rule(
@@ -384,7 +384,7 @@ RULES = (
         BACKWARD,
         _lgamma_gradient,
         "the slope of {op} is infinite at 0 and at the negative whole numbers",
-        "keep the argument positive: {op}(maximum(x, {eps}))",
+        "keep the argument positive: `{op}(maximum(x, {eps}))`",
     ),
     Rule(
         "logit_gradient_at_bound",
@@ -392,7 +392,7 @@ RULES = (
         BACKWARD,
         _logit_gradient,
         "the slope of logit is infinite at 0 and 1",
-        "clamp the probability: logit(clip(p, {margin}, 1 - {margin}))",
+        "clamp the probability: `logit(clip(p, {margin}, 1 - {margin}))`",
     ),
     Rule(
         "slope_overflow",
@@ -400,7 +400,7 @@ RULES = (
         BACKWARD,
         _too_steep,
         "so close to 0 the slope of {op} is probably beyond {limit}, the largest {dtype}",
-        "keep the argument further from 0: a larger eps, or a floor before {op}, maximum(x, {eps})",
+        "keep the argument further from 0: a larger eps, or a floor, {floored}",
         sure=False,
     ),
     Rule(

@@ -81,14 +81,13 @@ def _masks(mask: Operand) -> str:
 
 
 def _masked_wording(s: Situation) -> tuple[str, str] | None:
-    if s.record is None or s.record.params.get("masked_rows"):
+    if s.record is None or s.operation != "attention":
         return None
-    if s.operation == "attention":
-        return (
-            "probably a fully masked row: softmax over a row of -inf is 0/0",
-            "let every query see at least one key, or zero the output of fully masked rows",
-        )
-    return None
+    sure = "" if s.record.params.get("masked_rows") else "probably a "
+    return (
+        f"{sure}fully masked row: softmax over a row of -inf is 0/0",
+        "let every query see at least one key, or zero the output of fully masked rows",
+    )
 
 
 def _masked_target(s: Situation) -> str | None:
@@ -263,7 +262,10 @@ def _exp_wording(s: Situation) -> tuple[str, str] | None:
                 "exp of a number this large is beyond {limit}, the largest {dtype}, and Inf / Inf "
                 "is NaN"
             ),
-            "use softmax(x) instead of exp(x) / sum(exp(x)), or subtract max(x) before exp",
+            (
+                "use softmax(x) instead of exp(x) / sum(exp(x)), or subtract the largest of each "
+                "row, `{op}(x - max(x, axis=-1, keepdims=True))`"
+            ),
         )
     return None
 
@@ -308,6 +310,12 @@ def _can_overflow(s: Situation, top: float, limit: float) -> bool:
     return top > 1 and 2 * math.log(top) + math.log(max(terms, 1)) > math.log(limit)
 
 
+_UNTRAINED = (
+    "the result of {op} is beyond {limit}, the largest {dtype}",
+    "the numbers themselves are too large: find where they begin to grow and normalise there",
+)
+
+
 def _overflow_wording(s: Situation) -> tuple[str, str] | None:
     op = s.operation
     if op in _CASTS:
@@ -321,7 +329,7 @@ def _overflow_wording(s: Situation) -> tuple[str, str] | None:
     if op in ("divide", "reciprocal"):
         return (
             "the divisor is so small that the quotient is beyond {limit}, the largest {dtype}",
-            "give the divisor a floor: x / maximum(y, {eps})",
+            "give the divisor a floor: {floored}",
         )
     if op == "det":
         return (
@@ -329,7 +337,7 @@ def _overflow_wording(s: Situation) -> tuple[str, str] | None:
             "use slogdet, which returns the logarithm of the determinant",
         )
     if s.dtype not in HALF or s.dtype == "bfloat16":
-        return None
+        return None if s.trained else _UNTRAINED
     if op in ("matmul", "attention", "einsum"):
         return (
             "the product is beyond {limit}, the largest {dtype}",
@@ -372,8 +380,8 @@ RULES = (
         BOTH,
         _softmax_of_inf,
         "a logit of +Inf: {op} subtracts the largest logit, and Inf - Inf is NaN",
-        "keep the logits finite: scale or clamp them, clip(x, -1e4, 1e4), or compute them in "
-        "float32",
+        "keep the logits finite: scale or clamp them, `{op}(clip(x, -1e4, 1e4))`, or compute them "
+        "in float32",
     ),
     Rule(
         "softmax_fully_masked",
@@ -381,7 +389,8 @@ RULES = (
         BOTH,
         _fully_masked,
         "fully masked row: {op} over a row of -inf is 0/0",
-        "let every query see at least one key, or zero the output of fully masked rows",
+        "let every query see at least one key, or zero the output of fully masked rows: "
+        "`where(seen, {op}(where(seen, x, 0)), 0)`, seen = any(x > -inf, axis=-1, keepdims=True)",
         wording=_masked_wording,
     ),
     Rule(
@@ -455,7 +464,7 @@ RULES = (
         _exp_overflow,
         "{op} of a number this large is beyond {limit}, the largest {dtype}",
         "subtract the largest value before exp (softmax, log_softmax and logsumexp do), or clamp "
-        "the argument: exp(minimum(x, {cap}))",
+        "the argument: `{op}(minimum(x, {cap}))`",
         wording=_exp_wording,
     ),
 )

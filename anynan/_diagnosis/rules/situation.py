@@ -37,6 +37,7 @@ class Situation:
         growth: (step, norm or largest magnitude) of the bad reading, oldest first.
         gradient: Gradient of the bad parameter.
         state: Optimizer state of the bad parameter by name.
+        settings: The numbers that its optimizer works with, by name.
         scale: The loss scale, where one is in use.
         unread: Why bad gradients may have gone unseen before a weight went bad, empty if none did.
         finding: What the guard on the gradient norms saw.
@@ -45,6 +46,7 @@ class Situation:
         overwritten: The bad tensor is an argument that was finite when the call began, and no
             operation was seen writing it.
         watched: Every operation was watched already, so that a second run would tell no more.
+        trained: Gradients were seen, so that a learning rate may be to blame.
     """
 
     phase: Phase
@@ -60,12 +62,14 @@ class Situation:
     growth: tuple[tuple[int, float], ...] = ()
     gradient: Summary | None = None
     state: Mapping[str, Summary] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     scale: float | None = None
     unread: str = ""
     finding: Finding | None = None
     surfaced: Phase | None = None
     overwritten: bool = False
     watched: bool = False
+    trained: bool = True
 
     @property
     def where(self) -> Phase:

@@ -1,0 +1,149 @@
+"""Lightning's Trainer owns the step: a callback that tracks it."""
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from anynan._reach.patches import Patches
+from anynan._runtime.context import replaying
+from anynan._steps.tracker import Tracker
+from anynan.errors import AnomalyError
+from anynan.options import Watching, Weights
+from anynan.torch.session.function import FunctionSession
+from anynan.torch.tracking import track
+
+try:
+    import lightning.pytorch as _lightning
+except ImportError:
+    msg = 'anynan.lightning needs Lightning: pip install "anynan[lightning]"'
+    raise ImportError(msg) from None
+
+ACTIONS = ("stop", "raise", "warn", "record", "skip")
+
+
+class MonitorOptions(Watching, Weights, total=False):
+    """Name the options of ``anynan.lightning.Monitor``."""
+
+
+class Monitor(_lightning.Callback):
+    """Watch a module while ``fit`` trains it: operation and line, in its own ``training_step`` too.
+
+    Args:
+        action: ``"stop"`` drops the bad step's update, warns with the report, saves a checkpoint
+            and ends the training after this batch; ``"raise"``, ``"warn"``, ``"record"`` and
+            ``"skip"`` are those of ``track``.
+        save: Whether ``"stop"`` and ``"raise"`` save ``anynan-step=N.ckpt`` below the Trainer's
+            ``default_root_dir``. No bad step has updated its weights.
+        **options: The other options of ``anynan.torch.track``.
+
+    Attributes:
+        tracker: What watches, and holds what was seen, once ``fit`` has begun.
+        saved: Path of the checkpoint that was saved, empty if there is none.
+
+    Raises:
+        ValueError: If the action is unknown.
+
+    Example:
+        >>> import anynan
+        >>> monitor = anynan.lightning.Monitor(action="stop")
+        >>> # lightning.Trainer(callbacks=[monitor]).fit(module, loader)
+        >>> monitor.events
+        ()
+    """
+
+    def __init__(
+        self, action: str = "stop", *, save: bool = True, **options: Unpack[MonitorOptions]
+    ) -> None:
+        super().__init__()
+        if action not in ACTIONS:
+            msg = f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}"
+            raise ValueError(msg)
+        self.action, self.save, self.saved = action, save, ""
+        self.tracker: Tracker | None = None
+        self._options = options
+
+    @property
+    def events(self) -> tuple[Any, ...]:
+        """Return what was seen, oldest first."""
+        return () if self.tracker is None else self.tracker.events
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to watch: devices are final, and no weight has changed."""
+        self._end()
+        action: Any = "skip" if self.action == "stop" else self.action
+        # One call of it is one batch: forward, backward, and the update if there is one.
+        loops = trainer.fit_loop.epoch_loop
+        automatic = pl_module.automatic_optimization
+        loop = loops.automatic_optimization if automatic else loops.manual_optimization
+        progress = loop.optim_progress if automatic else loop.optim_step_progress
+        self.tracker = track(_batch(loop.run, progress), action=action, **self._options)
+        self.tracker.name = f"{type(pl_module).__name__}.training_step"
+        self._session.give([pl_module])
+        patches = Patches()
+        patches.put(loop, "run", self.tracker)
+        self.tracker.judge.ends.append(patches.undo)
+
+    @property
+    def _session(self) -> FunctionSession:
+        session = None if self.tracker is None else self.tracker.judge.adapter
+        assert isinstance(session, FunctionSession)
+        return session
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """Note where the training is."""
+        if self.tracker is not None:
+            self.tracker.where = f"epoch {trainer.current_epoch}, batch {batch_idx} of fit"
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Read the loss: a NaN in it may send back finite gradients."""
+        # A loss scaler has scaled it already.
+        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        if self.tracker is not None and self.tracker.judge.adapter is not None and not scaled:
+            self._session.read_loss(loss)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+        """Stop after a bad batch, if that is wanted."""
+        tracker = self.tracker
+        if self.action == "stop" and tracker is not None and tracker.count("bad"):
+            if not trainer.should_stop:
+                self._save(trainer)
+            trainer.should_stop = True
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Save the weights as the step before left them."""
+        if isinstance(exception, AnomalyError) and trainer.world_size == 1:
+            self._save(trainer)
+        self._end()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Watch no longer."""
+        self._end()
+
+    def _save(self, trainer: Any) -> None:
+        if self.save and not self.saved:
+            name = f"anynan-step={trainer.global_step}.ckpt"
+            path = os.path.join(trainer.default_root_dir, name)
+            trainer.save_checkpoint(path)
+            self.saved = path
+
+    def _end(self) -> None:
+        if self.tracker is not None:
+            self.tracker.remove()
+
+
+def _batch(run: Callable[..., Any], progress: Any) -> Callable[..., Any]:
+    """Make one batch a step that can be run again: Lightning counts what it does."""
+
+    def batch(*args: Any, **kwargs: Any) -> Any:
+        if not replaying():
+            return run(*args, **kwargs)
+        counted = copy.deepcopy(progress.state_dict())
+        try:
+            return run(*args, **kwargs)
+        finally:
+            progress.load_state_dict(counted)
+
+    return batch

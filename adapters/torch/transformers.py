@@ -1,0 +1,146 @@
+"""transformers' Trainer owns the step: track its ``training_step``, or let a callback do it."""
+
+import sys
+from types import FrameType
+from typing import Any, Unpack
+
+try:
+    import transformers
+except ImportError:
+    msg = 'anynan.transformers needs transformers: pip install "anynan[transformers]"'
+    raise ImportError(msg) from None
+
+from anynan._steps.tracker import Tracker
+from anynan.options import Watching, Weights
+from anynan.torch import tracking
+from anynan.torch.tracking import TorchOptions
+
+ACTIONS = ("stop", "raise", "warn", "record", "skip")
+
+
+class MonitorOptions(Watching, Weights, total=False):
+    """Name the options of ``anynan.transformers.Monitor``."""
+
+
+def track(trainer: transformers.Trainer, **options: Unpack[TorchOptions]) -> Tracker:
+    """Watch what a Trainer trains: each call of its ``training_step`` is one step.
+
+    That is one batch, forward and backward, with an overridden ``compute_loss`` in it; the update
+    that comes after it is watched, too.
+
+    Args:
+        trainer: A ``transformers.Trainer``, or one of another library that is a subclass.
+        **options: As for ``anynan.torch.track``.
+
+    Returns:
+        A Tracker; its ``remove`` gives the Trainer its own method back.
+
+    Raises:
+        TypeError: If it is no Trainer, or an option is of the wrong type or unknown.
+        ValueError: If it is tracked already, or an option has an impossible value.
+
+    Example:
+        >>> import anynan
+        >>> tracker = anynan.transformers.track(trainer)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+    """
+    if not isinstance(trainer, transformers.Trainer):
+        msg = f"track() takes a transformers.Trainer, not {type(trainer).__name__}"
+        raise TypeError(msg)
+    if isinstance(vars(trainer).get("training_step"), Tracker):
+        msg = "this Trainer is tracked already: call its tracker's remove() first"
+        raise ValueError(msg)  # noqa: TRY004  it is of the right type
+    tracker: Tracker = tracking.track(trainer.training_step, **options)
+    tracker.name = f"{type(trainer).__name__}.training_step"
+    vars(trainer)["training_step"] = tracker
+    tracker.judge.ends.append(lambda: vars(trainer).pop("training_step", None))
+    return tracker
+
+
+class Monitor(transformers.TrainerCallback):
+    """Watch what a Trainer trains: operation and line, in an overridden ``compute_loss`` too.
+
+    Args:
+        action: ``"stop"`` drops the bad step's update, warns with the report, and ends the
+            training after this update; ``"raise"``, ``"warn"``, ``"record"`` and ``"skip"`` are
+            those of ``track``.
+        save: Whether ``"stop"`` has the Trainer save a checkpoint. No bad step has updated it.
+        **options: The other options of ``anynan.torch.track``.
+
+    Attributes:
+        tracker: What watches, and holds what was seen, once ``train`` has begun.
+
+    Raises:
+        ValueError: If the action is unknown.
+
+    Example:
+        >>> import anynan
+        >>> monitor = anynan.transformers.Monitor(action="stop")
+        >>> # transformers.Trainer(model, arguments, callbacks=[monitor], ...).train()
+        >>> monitor.events
+        ()
+    """
+
+    def __init__(
+        self, action: str = "stop", *, save: bool = True, **options: Unpack[MonitorOptions]
+    ) -> None:
+        if action not in ACTIONS:
+            msg = f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}"
+            raise ValueError(msg)
+        self.action, self.save = action, save
+        self.tracker: Tracker | None = None
+        self._options = options
+        self._bad = 0  # how many were bad before this update
+
+    @property
+    def events(self) -> tuple[Any, ...]:
+        """Return what was seen, oldest first."""
+        return () if self.tracker is None else self.tracker.events
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Begin to watch."""
+        self._end()
+        action: Any = "skip" if self.action == "stop" else self.action
+        trainer = _trainer(sys._getframe(1))
+        if trainer is None:  # a loop of somebody's own that calls callbacks
+            self.tracker = tracking.track(given["model"], action=action, **self._options)
+        else:
+            self.tracker = track(trainer, action=action, **self._options)
+        self._bad = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Note where the training is."""
+        if self.tracker is not None:
+            self.tracker.where = f"global_step {state.global_step} of train"
+            self._bad = self.tracker.count("bad")
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Drop the update of a bad step, also where its gradients are finite."""
+        skips = self.action in ("stop", "skip")
+        if skips and self.tracker is not None and self.tracker.count("bad") > self._bad:
+            for p in given["model"].parameters():
+                p.grad = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Stop after a bad update, if that is wanted."""
+        if self.action == "stop" and self.tracker is not None and self.tracker.count("bad"):
+            control.should_training_stop = True
+            control.should_save = control.should_save or self.save
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Watch no longer."""
+        self._end()
+
+    def _end(self) -> None:
+        if self.tracker is not None:
+            self.tracker.remove()
+
+
+def _trainer(frame: FrameType | None) -> transformers.Trainer | None:
+    """Find the Trainer whose loop this is: a callback is not told of it."""
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, transformers.Trainer):
+            return found
+        frame = frame.f_back
+    return None

@@ -1,0 +1,150 @@
+"""Find the models of a program by themselves: each is watched from its first call on."""
+
+import functools
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from anynan._reach.patches import Patches
+from anynan._steps.everywhere import Found
+from anynan.errors import AnomalyError
+from anynan.options import Options
+from anynan.torch.call.discovery import find_modules
+from anynan.torch.session.model import ModelSession
+from anynan.torch.session.session import session_of
+from anynan.torch.tracking import start
+from anynan.torch.update.updates import watching
+
+# A model that its function drops before the backward pass is still there for a replay.
+HELD = 16
+
+_is_compiling = torch.compiler.is_compiling
+
+
+def watch_all(options: Options, found: Found) -> Callable[[], None]:
+    """Watch every model that is called, from its first call on.
+
+    The call of all modules is replaced, and no global hook registered: those cost more, and the
+    compiler warns of them.
+
+    Args:
+        options: As for ``track``.
+        found: Is given the trackers.
+
+    Returns:
+        What undoes it; the trackers stay.
+    """
+    finder, patches = _Finder(options, found), Patches()
+    patches.change(torch.nn.Module, "__call__", finder.calling)
+    patches.change(torch, "compile", finder.compiling)
+    return patches.undo
+
+
+class _Inside(threading.local):
+    """Tell whether this thread is in a module's call."""
+
+    call = False
+
+
+class _Finder:
+    """Track a module that is called and not yet watched: nothing called it, so it is a model."""
+
+    def __init__(self, options: Options, found: Found) -> None:
+        self._options, self._found = options, found
+        self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._held: deque[torch.nn.Module] = deque(maxlen=HELD)
+        self._last = weakref.ref[torch.nn.Module](torch.nn.Module())  # the model that ran last
+
+    def calling(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Look at a module before its call begins, unless another's runs."""
+        inside, look = _Inside(), self.look
+
+        def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if _is_compiling() or inside.call:
+                return call(module, *args, **kwargs)
+            inside.call = True
+            try:
+                look(module)
+                return call(module, *args, **kwargs)
+            finally:
+                inside.call = False
+
+        return called
+
+    def compiling(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
+        """Look at the models of a function before it is compiled: its graphs get no hooks later.
+
+        What a module is compiled to is called like any other.
+        """
+
+        def compiled(model: Any = None, **options: Any) -> Any:
+            made = compile_(model, **options)
+            if model is None or isinstance(model, torch.nn.Module | type):
+                return made
+            first = [True]
+
+            @functools.wraps(made)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if not _is_compiling() and first:
+                    first.clear()
+                    for module in find_modules(model, args, kwargs).values():
+                        self.look(module)
+                return made(*args, **kwargs)
+
+            return run
+
+        return compiled
+
+    def look(self, module: torch.nn.Module) -> None:
+        """Track a module, if nobody does; the parts that were found before give way."""
+        try:
+            if module in self._known or self._is_others(module):
+                if module is not self._last() and session_of(module) is not None:
+                    self._last = weakref.ref(module)
+                return
+            last = self._last()
+            session = None if last is None else session_of(last)
+            if isinstance(session, ModelSession) and next(_state(module), None) is None:
+                self._known.update(module.modules())
+                session.join(module)
+                return
+            for part in module.modules():
+                session = session_of(part)
+                if session is not None and self._found.has(session.tracker):
+                    session.tracker.remove()
+            self._known.update(module.modules())
+            self._held.append(module)
+            tracker = start(module, self._options)
+            self._found.add(tracker)
+            adapter: Any = tracker.judge.adapter
+            if adapter is not None:
+                adapter.models.handed = True
+            self._last = weakref.ref(module)
+        except AnomalyError as error:  # a weight is bad already
+            if error.tracker is not None:
+                self._found.add(error.tracker)
+            raise
+        except Exception as error:  # noqa: BLE001  it is not watched then, and that is said
+            self._found.fail(f"a {type(module).__name__}", error)
+
+    @staticmethod
+    def _is_others(module: torch.nn.Module) -> bool:
+        """Tell whether it is watched already, or is somebody else's affair."""
+        keras: Any = sys.modules.get("keras")
+        if isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
+            return True
+        if keras is not None and isinstance(module, getattr(keras, "Layer", ())):
+            return True
+        models = (model for each in watching() for _, model in each.models.living())
+        return any(part is module for model in models for part in model.modules())
+
+
+def _state(module: torch.nn.Module) -> Iterator[Any]:
+    """Walk what a model has and a loss has not: weights, and statistics of what it saw."""
+    yield from module.parameters()
+    yield from module.buffers()

@@ -1,0 +1,50 @@
+"""``anynan report``: what a run saw, from the file it wrote."""
+
+import argparse
+import sys
+from typing import Any
+
+from anynan._cli.statuses import BAD, FINE, TOLD, UNREADABLE
+
+
+def add(commands: Any) -> None:
+    """Enter the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "report",
+        help="show what a run saw, from the file it wrote: anynan report run.jsonl",
+        description="Show what a run saw, from the file that tracker.to_jsonl(path) wrote.",
+        epilog=f"example: anynan report run.jsonl --html report.html\n{TOLD}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", help="what tracker.to_jsonl(path) wrote, whole or cut off")
+    parser.add_argument("--html", metavar="OUT", help="also write the page to this file")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Print the report of a run.
+
+    Args:
+        chosen: The words of the command line.
+
+    Returns:
+        The exit status: 1 if something was bad, 2 if the file cannot be read.
+    """
+    from anynan._jsonl.reading import load
+
+    try:
+        found = load(chosen.file)
+        if chosen.html is not None:
+            found.to_html(chosen.html)
+    except (OSError, ValueError) as error:
+        print(f"anynan report: {says(error)}", file=sys.stderr)
+        return UNREADABLE
+    print(found.report())
+    return BAD if found.counts["bad"] else FINE
+
+
+def says(error: Exception) -> str:
+    """Say what is wrong with a file, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

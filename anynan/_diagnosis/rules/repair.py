@@ -1,0 +1,208 @@
+"""The part of a fix that is code: shown in the report, and run where the fix is tried.
+
+A rule writes it between backticks into its fix, in the array API's words: ``x`` is what the
+operation works on (``A`` of size ``n``, if that is a matrix), ``y`` the second operand, ``p`` the
+exponent of a power and else ``x``; ``seen`` are the rows in which a softmax sees anything at all.
+What is shown and what is run is therefore the same text.
+"""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from anynan._diagnosis.lineage import OpRecord
+from anynan._diagnosis.rules.situation import OTHER, SELF
+from anynan.events import Phase, Source
+
+_CODE = re.compile("`([^`]*)`")
+# What an expression may stand for without naming it.
+_WRITTEN_OUT = frozenset(
+    {"divide", "reciprocal", "pow", "vector_norm", "matrix_norm", "hypot", "std"}
+)
+_FIRST = (*SELF, "A")
+_SECOND = (*OTHER, "exponent", "target")
+
+
+class RepairError(Exception):
+    """Raise where an expression cannot stand in an operation's place: then nothing is claimed."""
+
+
+class Words(Protocol):
+    """Name what a backend gives for expressions to be run with.
+
+    Numbers are taken beside arrays, and decide no dtype.
+    """
+
+    def where(self, condition: Any, x: Any, y: Any, /) -> Any:
+        """Choose by a mask."""
+
+    def isfinite(self, x: Any, /) -> Any:
+        """Tell which elements are neither NaN nor Inf."""
+
+    def reduce(self, name: str, x: Any, /, axis: Any, *, keepdims: bool) -> Any:
+        """Give ``sum``, ``max`` or ``any`` over axes; over all where axis is None."""
+
+    def eye(self, x: Any, /) -> Any:
+        """Give the unit matrix that goes with a matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Say what takes the place of an operation at a line of the program.
+
+    Attributes:
+        operation: Canonical name.
+        source: The user's line; what else runs this operation there is meant, too.
+        layer: Where it ran, which counts where no line is known.
+        phase: ``backward`` if it is its gradient that is bad.
+        expression: The code; empty where 0 takes the place of its bad values.
+    """
+
+    operation: str
+    source: Source | None
+    layer: str | None
+    phase: Phase
+    expression: str = ""
+
+    @classmethod
+    def of(cls, record: OpRecord, expression: str) -> "Repair":
+        """Repair the operation of a record."""
+        phase = "forward" if record.direct else record.phase
+        return cls(record.name, record.source, record.layer, phase, expression)
+
+    def is_of(self, name: str, source: Source | None, layer: str | None) -> bool:
+        """Tell whether an operation is meant."""
+        if name != self.operation or source != self.source:
+            return False
+        return source is not None or layer == self.layer
+
+
+def split(fix: str, operation: str) -> tuple[str, str]:
+    """Give a fix as it is printed, and the code in it that stands for an operation, if any."""
+    found = _CODE.search(fix)
+    code = "" if found is None else found[1]
+    stands = f"{operation}(" in code or operation in _WRITTEN_OUT
+    return fix.replace("`", ""), code if stands else ""
+
+
+def neutral(words: Words, x: Any) -> Any:
+    """Put 0 in the place of what is not finite."""
+    return words.where(words.isfinite(x), x, 0.0)
+
+
+def run(
+    repair: Repair,
+    words: Words,
+    own: Callable[..., Any],
+    operands: Mapping[str, Any],
+    params: Mapping[str, Any],
+) -> Any:
+    """Run an expression in an operation's place.
+
+    Args:
+        repair: What it is.
+        words: What the backend gives.
+        own: The operation itself, called with what stands for its first operands.
+        operands: What it works on, by the operation's own names.
+        params: Its plain arguments, by the names that records give them: ``dim``, ``keepdim``.
+
+    Raises:
+        RepairError: If the operation is not what the expression is about.
+    """
+    code = ast.parse(repair.expression, mode="eval").body
+    return _Run(repair.operation, words, own, operands, params).value(code)
+
+
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
+    ast.Gt: operator.gt, ast.Lt: operator.lt, ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
+
+
+class _Run:
+    """Walk one expression."""
+
+    def __init__(
+        self, operation: str, words: Words, own: Callable[..., Any], operands: Mapping[str, Any],
+        params: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._operation, self._words, self._own = operation, words, own
+        self._operands, self._params = operands, params
+
+    def value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=float() | int() as number):
+                return number
+            case ast.Name(id=name):
+                return self._named(name)
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return -self.value(inner)
+            case ast.BinOp(left=left, op=op, right=right):
+                return _BINARY[type(op)](self.value(left), self.value(right))
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return _BINARY[type(op)](self.value(left), self.value(right))
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+                options = {item.arg: item.value for item in keywords}
+                return self._called(name, [self.value(item) for item in args], options)
+        raise RepairError(ast.unparse(node))
+
+    def _named(self, name: str) -> Any:
+        second = name == "y" or (name == "p" and self._operation == "pow")
+        match name:
+            case "x" | "y" | "p" | "A":
+                for known in _SECOND if second else _FIRST:
+                    if known in self._operands:
+                        return self._operands[known]
+            case "n":
+                return self._named("A").shape[-1]
+            case "seen":
+                anything = self._named("x") > -math.inf
+                return self._words.reduce("any", anything, self._params.get("dim"), keepdims=True)
+        raise RepairError(name)
+
+    def _called(self, name: str, args: list[Any], options: Mapping[str | None, ast.expr]) -> Any:
+        where = self._words.where
+        match name, args:
+            case _, _ if name == self._operation:
+                return self._own(*args)
+            case "where", [condition, x, y]:
+                return where(condition, x, y)
+            case "maximum", [x, y]:  # a NaN stays
+                return where(x < y, y, x)
+            case "minimum", [x, y]:
+                return where(x > y, y, x)
+            case "clip", [x, low, high]:
+                return where(x < low, low, where(x > high, high, x))
+            case "abs", [x]:
+                return where(x < 0, -x, x)
+            case "sign", [x]:
+                return where(x > 0, 1.0, where(x < 0, -1.0, 0.0 * x))
+            case "sqrt", [x]:
+                return x**0.5
+            case "isfinite", [x]:
+                return self._words.isfinite(x)
+            case "eye", [_]:
+                return self._words.eye(self._named("A"))
+            case "var", [x]:
+                return self._var(x)
+            case (("sum" | "max"), [x]):
+                axis = options.get("axis")
+                chosen = self._params.get("dim") if axis is None else ast.literal_eval(axis)
+                keep = self._params.get("keepdim", False) if axis is None else "keepdims" in options
+                return self._words.reduce(name, x, chosen, keepdims=bool(keep))
+        raise RepairError(name)
+
+    def _var(self, x: Any) -> Any:
+        """Give the variance as the operation takes it."""
+        axis, correction = self._params.get("dim"), self._params.get("correction")
+        total = self._words.reduce("sum", x, axis, keepdims=True)
+        count = math.prod(x.shape) / math.prod(total.shape)
+        apart = x - total / count
+        keep = bool(self._params.get("keepdim", False))
+        squares = self._words.reduce("sum", apart * apart, axis, keepdims=keep)
+        return squares / (count - (1 if correction is None else correction))

@@ -1,0 +1,1 @@
+"""Look for bad values in files of weights and arrays, without loading or running them."""

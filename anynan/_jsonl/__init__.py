@@ -1,0 +1,1 @@
+"""A tracked run as lines of JSON: written while it runs, read back as a ``Run``."""

@@ -1,0 +1,159 @@
+"""Read a run back from its lines."""
+
+import json
+import math
+import os
+from collections import Counter
+from typing import Any
+
+from anynan._jsonl.codes import decode
+from anynan._jsonl.writing import SCHEMA
+from anynan._readings.history import History
+from anynan._readings.readings import Rows, Site
+from anynan._reports.run import Run
+from anynan.events import Event, numbers
+
+_LISTED = 5  # unreadable lines that are named
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Read the run that ``Tracker.to_jsonl`` wrote.
+
+    A file that ends in the middle of a line, because the run was killed or still goes on, is
+    read up to there. ``Run.damage`` says what was left out. Magnitudes are those that were
+    read, to about one percent; of a reading's two ends, the larger magnitude is known.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: If it is no such file, or was written by a newer anynan.
+        OSError: If it cannot be opened.
+    """
+    run = _Reader(os.fspath(path))
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            run.line(number, line)
+    return run.whole()
+
+
+class _Reader:
+    """Collect what the lines say."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.head: dict[str, Any] | None = None
+        self.end: dict[str, Any] = {}
+        self.slots: list[Site] = []
+        self.orders: list[tuple[list[Site], list[int]]] = []
+        self.history = History(2**62, math.inf)
+        self.events: dict[int, Event] = {}
+        self.notes: list[str] = []
+        self.remarks: list[str] = []
+        self.open: Rows | None = None
+        self.damaged: list[int] = []
+        self.cut = False
+
+    def line(self, number: int, text: str) -> None:
+        if not text.strip():
+            return
+        try:
+            said = json.loads(text)
+            kind = said["type"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            said, kind = {}, ""
+        if self.head is None:
+            self._begin(said if kind == "run" else {})
+            return
+        try:
+            # A kind that is not known was added later, and can be left out.
+            getattr(self, f"_{kind}", _later)(said) if kind else self._damaged(text)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            if not text.endswith("\n"):
+                self.cut = True
+            else:
+                self.damaged.append(number)
+
+    def _damaged(self, text: str) -> None:
+        raise ValueError(text)
+
+    def _begin(self, said: dict[str, Any]) -> None:
+        schema = said.get("schema")
+        if not isinstance(schema, int):
+            msg = f"{self.path} is no run that to_jsonl() wrote: its first line does not say so"
+            raise ValueError(msg)  # noqa: TRY004  it is the file that is wrong
+        if schema > SCHEMA:
+            msg = (
+                f"{self.path} was written by a newer anynan, in schema {schema}; this one reads "
+                f"up to {SCHEMA}"
+            )
+            raise ValueError(msg)
+        self.head = said
+
+    def _slots(self, said: dict[str, Any]) -> None:
+        for slot in said["slots"]:
+            self.slots.append(Site(index=len(self.slots), limit=math.inf, **slot))
+
+    def _order(self, said: dict[str, Any]) -> None:
+        self.orders.append(([self.slots[i] for i in said["slots"]], list(map(int, said["calls"]))))
+
+    def _step(self, said: dict[str, Any]) -> None:
+        rows = Rows(int(said["step"]))
+        rows.sites, rows.calls = self.orders[said["order"]]
+        lo, hi = decode(said["ends"])
+        if not len(lo) == len(rows.sites) == len(rows.calls):
+            raise ValueError(said["step"])
+        rows.lo, rows.hi = lo.tolist(), hi.tolist()
+        rows.norms = {int(at): float(norm) for at, norm in said.get("norms", {}).items()}
+        rows.stats = {int(at): tuple(numbers(x)) for at, x in said.get("stats", {}).items()}
+        if said.get("open"):
+            self.open = rows
+        else:
+            self.history.append(rows)
+            self.open = None
+
+    def _event(self, said: dict[str, Any]) -> None:
+        self.events[int(said["number"])] = Event.from_dict(said["event"])
+
+    def _note(self, said: dict[str, Any]) -> None:
+        self.notes.append(str(said["text"]))
+
+    def _remark(self, said: dict[str, Any]) -> None:
+        self.remarks.append(str(said["text"]))
+
+    def _end(self, said: dict[str, Any]) -> None:
+        self.end = said
+
+    def whole(self) -> Run:
+        if self.head is None:
+            msg = f"{self.path} is empty"
+            raise ValueError(msg)
+        events = tuple(event for _, event in sorted(self.events.items()))
+        counts = Counter("expected" if e.expected else e.severity for e in events)
+        damage = []
+        if self.cut:
+            damage.append("the last line of the file is cut off, and was left out")
+        if self.damaged:
+            more = ", ..." if len(self.damaged) > _LISTED else ""
+            lines = ", ".join(map(str, self.damaged[:_LISTED]))
+            damage.append(f"lines of the file that cannot be read were left out: {lines}{more}")
+        if not self.end:
+            damage.append("the file has no end: the run was killed, or still goes on")
+        return Run(
+            str(self.head.get("name")),
+            self.history,
+            tuple({site.layer: None for site in self.slots if site.layer is not None}),
+            events,
+            Counter(self.end.get("counts", counts)),
+            tuple(self.end.get("allowed", self.head.get("allowed", ()))),
+            tuple(self.notes),
+            tuple(self.remarks),
+            tuple(self.end.get("unseen", ())),
+            self.head.get("versions", {}),
+            tuple(damage),
+            self.open,
+        )
+
+
+def _later(said: dict[str, Any]) -> None:
+    """Pass over a line."""

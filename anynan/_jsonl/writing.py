@@ -1,0 +1,212 @@
+"""Write a tracked run, line by line, while it runs."""
+
+import json
+import os
+import platform
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anynan._jsonl.codes import encode
+from anynan._readings.readings import Rows, Site
+from anynan._reports.notices import warn
+from anynan._reports.run import of
+from anynan.errors import reason
+from anynan.events import Event, plain
+
+if TYPE_CHECKING:
+    from anynan._readings.history import Entry
+    from anynan._steps.tracker import Tracker
+
+SCHEMA = 1
+_REMEMBERED = 10_000
+
+
+class Writer:
+    """Follow one tracker, and write what it sees to a file.
+
+    It never stops the program it follows: where the file cannot be written any more, that is
+    said once, and the file ends there.
+
+    Args:
+        tracker: What to follow.
+        path: The file.
+        every: Write one step in so many, and those with an event.
+    """
+
+    def __init__(self, tracker: "Tracker", path: str | os.PathLike[str], every: int) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            msg = f"to_jsonl(every={every!r}): expected a whole number from 1"
+            raise ValueError(msg)
+        judge = tracker.judge
+        adapter = judge.adapter
+        rank = None if adapter is None else adapter.rank()
+        self._path, self._every = _of_rank(os.fspath(path), rank), every
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._sites: dict[int, int] = {}
+        self._orders: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._latest: tuple[Any, Any, int] | None = None
+        self._events: deque[Event] = deque(maxlen=_REMEMBERED)  # a line may still be replaced
+        self._said: dict[tuple[str, str], None] = {}
+        self._steps = self._numbered = 0
+        self._file: Any = open(self._path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+        with judge._lock:  # noqa: SLF001  nothing is to happen in between
+            self._write(
+                "run",
+                schema=SCHEMA,
+                name=tracker.name,
+                target=tracker.target,
+                backend=None if adapter is None else adapter.backend,
+                rank=rank,
+                every=every,
+                versions=versions(None if adapter is None else adapter.backend),
+                allowed=list(of(tracker).allowed),
+            )
+            for entry in tracker.history.entries():
+                self._entry(entry)
+            for event in judge.events:
+                self.event(event)
+            self._notes(tracker.notes, tracker.remarks)
+            if adapter is None:
+                self.end(tracker)
+            else:
+                judge.followers.append(self)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):  # the tracker is gone, and was not removed
+            self._close()
+
+    def step(self, rows: Rows, notes: Sequence[str], remarks: Sequence[str]) -> None:
+        """Write an ended step, if its turn has come or it went bad."""
+        with self._safely():
+            self._steps += 1
+            bad = rows.failed is not None and rows.failed.step == rows.step
+            if bad or (self._steps - 1) % self._every == 0:
+                self._entry(rows)
+            self._notes(notes, remarks)
+
+    def failed(self, rows: Rows) -> None:
+        """Write what was read of a step that failed before its end."""
+        with self._safely():
+            self._entry(rows, open=True)
+
+    def event(self, event: Event, *, instead: Event | None = None) -> None:
+        """Write an event, or the successor of one that was written."""
+        with self._safely():
+            known = [] if instead is None else [e is instead for e in self._events]
+            if any(known):
+                at = known.index(True)
+                number = self._numbered - len(self._events) + at
+                self._events[at] = event
+            else:
+                number, self._numbered = self._numbered, self._numbered + 1
+                self._events.append(event)
+            self._write("event", number=number, event=event.to_dict())
+
+    def end(self, tracker: "Tracker") -> None:
+        """Write the last line and close the file."""
+        with self._safely():
+            run = of(tracker)
+            self._notes(run.notes, run.remarks)
+            self._write(
+                "end", counts=dict(run.counts), allowed=list(run.allowed), unseen=list(run.unseen)
+            )
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # what a full disk did not take
+                file.close()
+
+    @property
+    def _open(self) -> bool:
+        """Tell whether there is still something to write to; a forked child writes nothing."""
+        return self._file is not None and self._process == os.getpid()
+
+    @contextmanager
+    def _safely(self) -> Iterator[None]:
+        """Keep what goes wrong in here from the program that is followed."""
+        with self._lock:
+            try:
+                yield
+            except Exception as error:  # noqa: BLE001
+                self._close()
+                warn(f"anynan: {self._path} ends here, it could not be written: {reason(error)}")
+
+    def _notes(self, notes: Sequence[str], remarks: Sequence[str]) -> None:
+        if len(notes) + len(remarks) == len(self._said):
+            return
+        for kind, texts in (("note", notes), ("remark", remarks)):
+            for text in texts:
+                if (kind, text) not in self._said:
+                    self._said[kind, text] = None
+                    self._write(kind, text=text)
+
+    def _entry(self, entry: "Entry | Rows", **more: Any) -> None:
+        read = len(entry.lo)
+        order = self._order(entry.sites[:read], entry.calls[:read])
+        if entry.norms:
+            more["norms"] = {str(at): norm for at, norm in entry.norms.items()}
+        if entry.stats:
+            more["stats"] = {str(at): list(values) for at, values in entry.stats.items()}
+        self._write("step", step=entry.step, order=order, ends=encode(entry.lo, entry.hi), **more)
+
+    def _order(self, sites: list[Site], calls: list[int]) -> int:
+        """Give the number of this order of readings; a new one is written first."""
+        if self._latest is not None and (sites, calls) == self._latest[:2]:
+            return self._latest[2]
+        new = {id(site): site for site in sites if id(site) not in self._sites}
+        if new:
+            self._write("slots", slots=[_slot(site) for site in new.values()])
+            for key in new:
+                self._sites[key] = len(self._sites)
+        key_of = tuple(self._sites[id(site)] for site in sites), tuple(calls)
+        found = self._orders.get(key_of)
+        if found is None:
+            found = self._orders[key_of] = len(self._orders)
+            self._write("order", slots=list(key_of[0]), calls=list(key_of[1]))
+        self._latest = sites, calls, found
+        return found
+
+    def _write(self, kind: str, **said: Any) -> None:
+        if self._open:
+            self._file.write(json.dumps({"type": kind, **plain(said)}, allow_nan=False) + "\n")
+            self._file.flush()
+
+
+def versions(backend: str | None) -> dict[str, str]:
+    """Name what runs, with versions."""
+    from anynan import __version__
+
+    found = {"anynan": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    module = sys.modules.get(backend or "")
+    if module is not None:
+        found[backend or ""] = str(getattr(module, "__version__", "unknown"))
+    return found
+
+
+def _slot(site: Site) -> dict[str, Any]:
+    return {
+        "layer": site.layer,
+        "phase": site.phase,
+        "tensor": site.tensor,
+        "dtype": site.dtype,
+        "dtype_max": site.dtype_max,
+        "parameter": site.parameter,
+        "bound": site.bound,
+        "buffer": site.buffer,
+    }
+
+
+def _of_rank(path: str, rank: int | None) -> str:
+    if not rank:
+        return path
+    stem, dot = os.path.splitext(path)
+    return f"{stem}.rank{rank}{dot}"

@@ -1,0 +1,1 @@
+"""Notebooks: magics, cells by their names, short tracebacks, reports as HTML."""

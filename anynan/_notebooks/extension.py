@@ -1,0 +1,81 @@
+"""``%load_ext anynan``: the magics, and how anomalies and events are shown."""
+
+from collections.abc import Callable
+from typing import Any
+
+from anynan._reports.report import render_html
+from anynan._runtime.tracebacks import shorten
+from anynan._steps.everywhere import Found, watch_everything
+from anynan.errors import AnomalyError
+from anynan.events import Event
+from anynan.options import ACTIONS, Options
+
+
+class Extension:
+    """Hold what one shell was given.
+
+    Args:
+        shell: The IPython shell.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._found = Found()
+        self._end: Callable[[], None] | None = None
+
+    def load(self) -> None:
+        """Register the magics and the formatter."""
+        self._shell.register_magic_function(self.anynan, "line_cell", "anynan")
+        self._shell.set_custom_exc((AnomalyError,), _show)
+        self._shell.display_formatter.formatters["text/html"].for_type(Event, render_html)
+
+    def unload(self) -> None:
+        """Watch no longer."""
+        self._stop()
+
+    def anynan(self, line: str, cell: str | None = None) -> None:
+        """Watch every model: ``%anynan on``, ``off``, or ``%%anynan`` for one cell.
+
+        ``on`` and ``%%anynan`` take an action: raise (the default), warn, record or skip. Without
+        a word ``%anynan`` says what was seen so far.
+        """
+        words = line.split()
+        if cell is not None:
+            self._start(*words)
+            try:
+                self._shell.run_cell(cell)
+            finally:
+                self._stop()
+        elif words[:1] == ["on"]:
+            self._start(*words[1:])
+        elif words == ["off"]:
+            self._stop()
+        elif words:
+            print(f"anynan: {line!r} is unknown: say on, off, or nothing")  # noqa: T201
+        else:
+            self._tell()
+
+    def _start(self, action: str = "raise") -> None:
+        if action not in ACTIONS:
+            msg = f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}"
+            raise ValueError(msg)
+        if self._end is not None:
+            self._end()
+        self._found = Found()
+        self._end = watch_everything(Options(action=action), self._found)  # type: ignore[arg-type]
+
+    def _stop(self) -> None:
+        if self._end is not None:
+            self._end()
+            self._end = None
+            self._tell()
+
+    def _tell(self) -> None:
+        lines = self._found.lines() or ["anynan: no model was seen running"]
+        print(*lines, sep="\n")  # noqa: T201  a magic's result
+
+
+def _show(shell: Any, kind: Any, error: Any, _trace: Any, tb_offset: Any = None) -> None:
+    """Show an anomaly with the user's own frames: its report says the rest."""
+    shorten(error)
+    shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset)

@@ -1,0 +1,180 @@
+"""Put a run's report, picture and numbers together on one page."""
+
+import math
+import os
+from html import escape
+
+import numpy as np
+
+from anynan._diagnosis.rules.evidence import magnitude
+from anynan._page.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, grids
+from anynan._page.picture import curves, heat_map, key, shown
+from anynan._reports.escaping import name as printed
+from anynan._reports.overview import overview
+from anynan._reports.report import headline, render
+from anynan._reports.run import Run
+from anynan.events import Event
+
+ROWS = 250  # of a picture; more layers are put together under their parents
+LISTED = 1000  # rows of a table
+_CURVES = 8
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_BAD = {NAN: "NaN", POSINF: "+Inf", NEGINF: "-Inf", BOTH: "±Inf"}
+_HATCH = (
+    '<svg width="0" height="0" aria-hidden="true"><defs><pattern id="hatch" width="4" height="4" '
+    'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="1.4" height="4" '
+    'fill="#fff" fill-opacity=".65"/></pattern></defs></svg>'
+)
+
+
+def write(run: Run, path: str | os.PathLike[str]) -> None:
+    """Write the page to a file.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.write(page(run))
+
+
+def page(run: Run) -> str:
+    """Return the page: text first, then the picture, then the numbers behind it."""
+    bad = [event for event in run.events if event.severity == "bad"]
+    event = bad[0] if bad else None
+    title = headline(event) if event is not None else "Nothing went bad"
+    panels = grids(run)
+    parts = [
+        f"<h1{' class=bad' if bad else ''}>{escape(title)}</h1>",
+        f'<p class="soft">{escape(_about(run))}</p>',
+    ]
+    if event is not None:
+        parts.append(
+            f'<pre tabindex="0">{escape(render(event).partition(chr(10))[2].strip(chr(10)))}</pre>'
+        )
+    parts += _pictures(run, panels, event)
+    parts += _growth(run, panels, event)
+    parts += ["<h2>The run</h2>", _told(overview(run))]
+    parts += _tables(panels)
+    folder = os.path.dirname(__file__)
+    style, script = (_text(os.path.join(folder, name)) for name in ("page.css", "page.js"))
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(parts)
+        + f"\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _told(text: str) -> str:
+    return f'<pre tabindex="0">{escape(text)}</pre>'
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _about(run: Run) -> str:
+    steps = run.history.steps()
+    parts = [printed(run.name)]
+    if steps:
+        parts.append(f"steps {steps[0]} to {steps[-1] if run.open is None else run.open.step}")
+    parts += [f"{printed(name)} {printed(version)}" for name, version in run.versions.items()]
+    return ", ".join(parts)
+
+
+def _origin(event: Event | None, panel: str) -> tuple[str | None, int] | None:
+    if event is None or event.phase not in PANELS[panel][1]:
+        return None
+    return event.layer, event.step
+
+
+def _pictures(run: Run, panels: dict[str, Grid], event: Event | None) -> list[str]:
+    if not panels:
+        return ["<p>No step was read.</p>"]
+    parts = [_HATCH, "<h2>Headroom, layer by layer and step by step</h2>", key()]
+    for name, grid in panels.items():
+        kept = grid.grouped(ROWS)
+        parts.append(heat_map(name, PANELS[name][0], kept, _origin(event, name)))
+        if len(kept.layers) < len(grid.layers):
+            text = (
+                f"{len(grid.layers):,} layers in {len(kept.layers)} rows: a row is what came "
+                "nearest to overflow in it"
+            )
+            parts.append(f'<p class="soft">{text}</p>')
+    if len(run.history) > 1:
+        parts.append(
+            '<p class="soft">The latest steps have a column each, earlier ones are put together. '
+            "Point at a cell, or go there with the arrow keys, to read it.</p>"
+        )
+    return parts
+
+
+def _growth(run: Run, panels: dict[str, Grid], event: Event | None) -> list[str]:
+    """Draw the layers that led there, or those nearest to overflow, and the gradient's norm."""
+    panel = "backward" if event is not None and event.phase == "backward" else "forward"
+    grid = panels.get(panel)
+    parts = []
+    if grid is not None:
+        trail = [] if event is None else [layer for layer, _ in event.trail if layer in grid.layers]
+        at = [grid.layers.index(layer) for layer in trail[-_CURVES:]] or _tightest(grid)[:_CURVES]
+        bits = grid.bits()
+        last = [column[1] for column in grid.columns]
+        lines = []
+        for row in at:
+            sizes = grid.limits[row] * np.exp2(-bits[row])
+            points = [(s, float(v)) for s, v in zip(last, sizes, strict=True) if v == v]
+            lines.append((shown(grid.layers[row]), points))
+        known = {(grid.dtypes[row], grid.limits[row]) for row in at}
+        limit = known.pop() if len(known) == 1 else None
+        parts.append(
+            curves("Largest magnitudes", lines, None if limit and limit[1] != limit[1] else limit)
+        )
+    parts.append(curves("Gradient norm", [("all weights", run.history.norms())]))
+    drawn = [part for part in parts if part]
+    return ["<h2>Growth</h2>", *drawn] if drawn else []
+
+
+def _tightest(grid: Grid) -> list[int]:
+    best = np.nan_to_num(grid.bits(), nan=np.inf).min(axis=1)
+    return [int(row) for row in np.argsort(best, kind="stable") if math.isfinite(best[row])]
+
+
+def _tables(panels: dict[str, Grid]) -> list[str]:
+    parts = ["<h2>The numbers</h2>"] if panels else []
+    for name, grid in panels.items():
+        bits = grid.bits()
+        rows = []
+        for row, layer in enumerate(grid.layers[:LISTED]):
+            known = np.flatnonzero(~np.isnan(bits[row]))
+            cells = [shown(layer), grid.dtypes[row] or "several", "", "", "", ""]
+            if known.size:
+                best = known[np.argmin(bits[row, known])]
+                cells[2] = f"{bits[row, best]:.1f}"
+                cells[3] = _when(grid.columns[best])
+                cells[4] = _size(grid.limits[row], bits[row, known[-1]])
+            held = [_BAD[code] for code in _BAD if (grid.cells[row] == code).any()]
+            cells[5] = ", ".join(held)
+            classes = ("", "", " class=n", " class=n", " class=n", " class=bad")
+            pairs = zip(cells, classes, strict=True)
+            rows.append("<tr>" + "".join(f"<td{c}>{escape(x)}</td>" for x, c in pairs) + "</tr>")
+        heads = ("layer", "dtype", "least headroom, bits", "at step", "last magnitude", "bad")
+        more, unfolded = len(grid.layers) - LISTED, " open" if len(grid.layers) <= 40 else ""
+        note = f'<p class="soft">and {more:,} more layers</p>' if more > 0 else ""
+        head = "".join(f'<th scope="col">{head}</th>' for head in heads)
+        parts.append(
+            f"<details{unfolded}><summary>{PANELS[name][0]}</summary>"
+            f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{''.join(rows)}</tbody></table>{note}</div></details>"
+        )
+    return parts
+
+
+def _when(column: tuple[int, int]) -> str:
+    return str(column[0]) if column[0] == column[1] else f"{column[0]} to {column[1]}"
+
+
+def _size(limit: float, bits: float) -> str:
+    return "" if math.isnan(limit) else magnitude(float(limit * 2.0**-bits))

@@ -1,0 +1,229 @@
+"""The heat map of one panel, and curves, as SVG."""
+
+import base64
+import json
+import math
+import zlib
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+from anynan._page.grid import BOTH, FIRST, NAN, NEGINF, POSINF, STEPS, TOP, UNREAD, ZERO, Grid
+from anynan._page.png import data_uri
+from anynan._reports.escaping import name as printed
+
+WIDTH, HEIGHT = 7, 14  # of a cell
+OVER = 4
+MARKED = 1500  # bad cells that get their mark
+FULL = 128.0  # bits of headroom from which on the colour stays
+_CHARACTER = 6.7
+_LABEL = 44  # characters
+# From little headroom to much: yellow to blue, told apart with any eyes, and in grey.
+_SCALE = (
+    (255, 234, 70),
+    (203, 186, 105),
+    (148, 142, 119),
+    (102, 105, 112),
+    (60, 77, 110),
+    (0, 34, 78),
+)
+_LEVELS = 240
+_KINDS = {NAN: ("NaN", "×"), POSINF: ("+Inf", "▲"), NEGINF: ("-Inf", "▼"), BOTH: ("±Inf", "◆")}  # noqa: RUF001
+_BAD = {NAN: (179, 18, 63), POSINF: (214, 64, 0), NEGINF: (147, 51, 168), BOTH: (120, 20, 20)}
+_LINES = ("#3b6fd4", "#d4663b", "#2f9e6e", "#a04fc4", "#b08a1e", "#c43b74", "#4a9fb5", "#7a7a86")
+
+
+def shown(layer: str | None) -> str:
+    """Give a layer's name as the page prints it."""
+    if layer is None:
+        return "(outside every layer)"
+    return printed(layer) or "(the model itself)"
+
+
+def palette() -> list[tuple[int, int, int]]:
+    """Give the colours of a picture: nothing, headroom from none to much, then what is bad."""
+    colours = [(0, 0, 0)]
+    for i in range(_LEVELS):
+        at = i / (_LEVELS - 1) * (len(_SCALE) - 1)
+        low, part = min(int(at), len(_SCALE) - 2), at - min(int(at), len(_SCALE) - 2)
+        pairs = zip(_SCALE[low], _SCALE[low + 1], strict=True)
+        red, green, blue = (round(a + (b - a) * part) for a, b in pairs)
+        colours.append((red, green, blue))
+    return [*colours, *_BAD.values()]
+
+
+def key() -> str:
+    """Explain colours and marks."""
+
+    def colour(parts: tuple[int, int, int]) -> str:
+        return f"rgb{parts}"
+
+    scale = ", ".join(colour(part) for part in _SCALE)
+    texts = [
+        (
+            f'<span><i style="width:6em;background:linear-gradient(to right, {scale})"></i>'
+            f"headroom: 0 bits, in the middle {FULL / 4:.0f}, at the end {FULL:.0f} and more</span>"
+        )
+    ]
+    texts += [
+        f'<span><i style="background:{colour(_BAD[code])}">{mark}</i>{name}</span>'
+        for code, (name, mark) in _KINDS.items()
+    ]
+    return f'<p class="key soft">{"".join(texts)}<span>outlined: where it began</span></p>'
+
+
+def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] | None) -> str:
+    """Draw layers by steps.
+
+    Args:
+        name: Of the panel.
+        title: What it shows.
+        grid: Its codes.
+        origin: Layer and step where it began, if that is in this panel.
+    """
+    labels = [shown(layer) for layer in grid.layers]
+    short = [text if len(text) <= _LABEL else f"...{text[3 - _LABEL :]}" for text in labels]
+    left = round(max(map(len, short)) * _CHARACTER) + 10
+    rows, columns = grid.cells.shape
+    width, height = left + columns * WIDTH + 60, OVER + rows * HEIGHT + 22
+    parts = [
+        (
+            f'<image href="{_picture(grid)}" x="{left}" y="{OVER}" width="{columns * WIDTH}" '
+            f'height="{rows * HEIGHT}" preserveAspectRatio="none"/>'
+        )
+    ]
+    parts += [
+        f'<text x="{left - 6}" y="{OVER + i * HEIGHT + 11}" text-anchor="end">{escape(text)}</text>'
+        for i, text in enumerate(short)
+    ]
+    parts += _marks(grid, left, origin)
+    ticks = sorted({0, columns // 2, columns - 1})
+    parts += [
+        f'<text class="axis" x="{left + i * WIDTH}" y="{height - 6}">{grid.columns[i][0]}</text>'
+        for i in ticks
+    ]
+    parts.append(
+        f'<rect class="cursor origin" width="{WIDTH}" height="{HEIGHT}" visibility="hidden"/>'
+    )
+    said = {
+        "layers": labels,
+        "limits": [None if math.isnan(limit) else limit for limit in grid.limits],
+        "columns": grid.columns,
+        "cells": base64.b64encode(zlib.compress(grid.cells.astype("<u2").tobytes(), 9)).decode(),
+        "kinds": {UNREAD: "not read", ZERO: "all zero"} | {k: v[0] for k, v in _KINDS.items()},
+        "top": TOP,
+        "steps": STEPS,
+        "left": left,
+        "over": OVER,
+        "width": WIDTH,
+        "height": HEIGHT,
+    }
+    data = json.dumps(said, separators=(",", ":")).replace("<", "\\u003c")
+    about = f"{title}: {rows} rows by {columns} columns of steps; the table below has the numbers"
+    return (
+        f'<figure data-grid="{name}"><h3>{escape(title)}</h3><div class="scroll">'
+        f'<svg width="{width}" height="{height}" role="img" tabindex="0" '
+        f'aria-label="{escape(about)}">{"".join(parts)}</svg></div>'
+        f'<p class="read" aria-live="polite"></p>'
+        f'<script type="application/json">{data}</script></figure>'
+    )
+
+
+def _picture(grid: Grid) -> str:
+    bits = np.nan_to_num(grid.bits(), nan=0.0)
+    # The fewer bits are left, the more each one shows.
+    levels = 1 + np.rint(np.sqrt(np.clip(bits / FULL, 0, 1)) * (_LEVELS - 1))
+    pixels = np.where(grid.cells >= FIRST, levels, 0)
+    pixels = np.where(grid.cells == ZERO, _LEVELS, pixels).astype(np.uint8)
+    for i, code in enumerate(_BAD):
+        pixels[grid.cells == code] = 1 + _LEVELS + i
+    return data_uri(pixels, palette())
+
+
+def _marks(grid: Grid, left: int, origin: tuple[str | None, int] | None) -> list[str]:
+    def corner(row: int, column: int) -> tuple[int, int]:
+        return left + column * WIDTH, OVER + row * HEIGHT
+
+    parts = []
+    bad = np.argwhere(grid.cells >= BOTH)
+    began = None
+    if origin is not None:
+        at = [i for i, (first, last) in enumerate(grid.columns) if first <= origin[1] <= last]
+        rows = [i for i, layers in enumerate(grid.members) if origin[0] in layers]
+        began = (rows[0], at[0]) if rows and at else None
+    for row, column in bad[:MARKED].tolist():
+        x, y = corner(row, column)
+        mark = _KINDS[int(grid.cells[row, column])][1]
+        parts.append(f'<text class="mark" x="{x + WIDTH / 2}" y="{y + 11}">{mark}</text>')
+        if began is not None and column >= began[1] and (row, column) != began:
+            parts.append(
+                f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" fill="url(#hatch)"/>'
+            )
+    if began is not None:
+        x, y = corner(*began)
+        parts.append(
+            f'<rect class="origin" x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}">'
+            "<title>it began here</title></rect>"
+        )
+    return parts
+
+
+Curve = tuple[str, Sequence[tuple[int, float]]]
+
+
+def curves(title: str, lines: Sequence[Curve], limit: tuple[str, float] | None = None) -> str:
+    """Draw magnitudes over steps, on a logarithmic scale.
+
+    Args:
+        title: What they are.
+        lines: Names, and steps with magnitudes.
+        limit: A dtype and its largest value, drawn where it is near.
+    """
+    kept = [
+        (name, [(s, math.log10(v)) for s, v in points if 0 < v < math.inf])
+        for name, points in lines
+    ]
+    kept = [(name, points) for name, points in kept if len(points) > 1][: len(_LINES)]
+    if not kept:
+        return ""
+    every = [point for _, points in kept for point in points]
+    low, high = min(v for _, v in every), max(v for _, v in every)
+    near = limit is not None and math.log10(limit[1]) - high < max(8.0, high - low)
+    if near and limit is not None:
+        high = max(high, math.log10(limit[1]))
+    low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
+    first, last = min(s for s, _ in every), max(s for s, _ in every)
+    width, height, left, right = 620, 200, 60, 10
+
+    def place(step: float, value: float) -> tuple[float, float]:
+        x = left + (step - first) / max(last - first, 1) * (width - left - right)
+        return round(x, 1), round(10 + (high - value) / (high - low) * (height - 30), 1)
+
+    parts = []
+    for value in (low, (low + high) / 2, high):
+        _, y = place(first, value)
+        parts.append(
+            f'<text class="axis" x="{left - 6}" y="{y + 4}" text-anchor="end">1e{value:+.0f}</text>'
+        )
+    for step in (first, last):
+        x, _ = place(step, low)
+        anchor = "start" if step == first else "end"
+        parts.append(
+            f'<text class="axis" x="{x}" y="{height - 2}" text-anchor="{anchor}">{step}</text>'
+        )
+    if near and limit is not None:
+        _, y = place(first, math.log10(limit[1]))
+        parts.append(f'<line class="limit" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')
+    names = []
+    for (name, points), colour in zip(kept, _LINES, strict=False):
+        path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
+        parts.append(f'<polyline class="curve" stroke="{colour}" points="{path}"/>')
+        names.append(f'<span><i style="background:{colour}"></i>{escape(name)}</span>')
+    if near and limit is not None:
+        names.append(f"<span>dashed: the largest {escape(limit[0])}</span>")
+    return (
+        f'<figure><h3>{escape(title)}</h3><svg width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(title)}, steps {first} to {last}">{"".join(parts)}</svg>'
+        f'<p class="key soft">{"".join(names)}</p></figure>'
+    )

@@ -1,0 +1,100 @@
+"""What a report is written from, whether of a tracker that lives or of a file."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from anynan._readings.history import History
+from anynan._readings.readings import Rows
+from anynan._reports.escaping import name as printed
+from anynan.events import Event
+
+if TYPE_CHECKING:
+    from anynan._steps.tracker import Tracker
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Hold what was seen of a tracked run; ``anynan.load`` reads one from a file.
+
+    Attributes:
+        name: What is tracked is called so.
+        history: The readings of its steps.
+        layers: The layers that were read, in the order in which they first were.
+        events: The events, oldest first.
+        counts: Events by severity (``bad``, ``suspect``) and ``expected``.
+        allowed: What was allowed, with the reason.
+        notes: What could not be watched.
+        remarks: What watching changes.
+        unseen: Layers that were watched and never read.
+        versions: What it ran with, by name; empty for a tracker of this process.
+        damage: What of a file could not be read, or that it has no end.
+        open: What was read of a step that failed before its end.
+        step: The step that a tracker is in.
+
+    Example:
+        >>> import anynan
+        >>> anynan.load("run.jsonl").events[0].layer  # doctest: +SKIP
+        'decoder.3.norm'
+    """
+
+    name: str
+    history: History
+    layers: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=Counter)
+    allowed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    damage: tuple[str, ...] = ()
+    open: Rows | None = None
+    step: int = 0
+
+    def report(self) -> str:
+        """Return what was seen as text: the first bad event in full, then an overview."""
+        from anynan._reports.overview import overview
+        from anynan._reports.report import render
+
+        bad = [event for event in self.events if event.severity == "bad"][:1]
+        return "\n\n".join([*map(render, bad), overview(self)])
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write what was seen as one page of HTML that stands alone.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        from anynan._page.page import write
+
+        write(self, path)
+
+
+def of(tracker: "Tracker") -> Run:
+    """Gather what a tracker has seen so far."""
+    judge = tracker.judge
+    policies = (judge.options.policy, *judge.options.policy.overrides.values())
+    given = [f"{e.kind} in {e.layers!r}: {e.reason}" for policy in policies for e in policy.allow]
+    found = [
+        f"{kind} in {phase} {path or '(the model itself)'}: {why}"
+        for (path, phase, kind), why in judge.monitor.downgraded.items()
+    ]
+    layers = {site.layer: None for site in judge.monitor.sites if site.layer is not None}
+    read = {site.layer for site in judge.monitor.sites if site.phase == "forward"}
+    watched = [] if judge.adapter is None else judge.adapter.watched()
+    return Run(
+        tracker.name,
+        tracker.history,
+        tuple(layers),
+        tracker.events,
+        {word: tracker.count(word) for word in ("bad", "suspect", "expected")},
+        tuple(map(printed, (*given, *found))),
+        tracker.notes,
+        tracker.remarks,
+        tuple(path for path in watched if path not in read),
+        open=judge.open_rows(),
+        step=tracker.step,
+    )

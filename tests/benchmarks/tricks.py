@@ -1,0 +1,168 @@
+"""What each trick gains over the plain way, in one tracked step.
+
+Run it as ``python -m tests.benchmarks.tricks``, with nothing else at work on the machine. A trick
+is code that a reader would not write first: it stays while a step costs at least 2 % more without
+it. Both ways run the same step, each with a tracker and a model of its own; they take turns in one
+process, in an order that is drawn anew each round, and medians are compared.
+"""
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import anynan
+from anynan._recorder import live
+from anynan.torch.call import randomstate
+from anynan.torch.read import probes
+from anynan.torch.step import hooks
+from anynan.torch.update import gradients
+from tests.benchmarks.gpt import LARGE, SMALL, Size, training
+from tests.benchmarks.timing import machine, options, ratios
+
+Run = Callable[[], object]
+# Without a trick a step has to cost this much more for it to stay.
+WORTH = 1.02
+
+
+def gpt(size: Size) -> Callable[[], Run]:
+    """Train the GPT."""
+
+    def make() -> Run:
+        model, step = training(size)
+        anynan.torch.track(model)
+        return step
+
+    return make
+
+
+def wide(elements: int) -> Callable[[], Run]:
+    """Train layers whose outputs have this many elements."""
+
+    def make() -> Run:
+        torch.manual_seed(0)
+        width = 256
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        x = torch.randn(elements // width, width)
+        anynan.torch.track(model)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    return make
+
+
+def arrays(elements: int) -> Callable[[], Run]:
+    """Run ufuncs one after the other on an array."""
+
+    def make() -> Run:
+        x = np.linspace(0.1, 1.0, elements)
+
+        def program(x: Any) -> Any:
+            for _ in range(4):
+                x = np.sqrt(np.exp(x) * 0.5 + 1.0)
+            return x
+
+        tracker = anynan.track(program)
+        return lambda: tracker(x)
+
+    return make
+
+
+def registered(x: torch.Tensor, hook: Any) -> None:
+    """Hook a gradient by the public way."""
+    x.register_hook(hook)
+
+
+# Trick, what is run, and what makes the plain way of it: where, which name, what stands there.
+TRICKS: tuple[tuple[str, str, Callable[[], Run], tuple[tuple[Any, str, Any], ...]], ...] = (
+    *(
+        (trick, size.name, gpt(size), changes)
+        for size in (SMALL, LARGE)
+        for trick, changes in (
+            (
+                "random states as raw bytes",
+                (
+                    (randomstate, "_python_now", random.getstate),
+                    (randomstate._numpy, "state", np.random.get_state),
+                ),
+            ),
+            (
+                "small gradients side by side",
+                ((gradients, "_sizes", lambda *_: None),),
+            ),
+            (
+                "the hook behind all others",
+                ((hooks, "hook_last", registered),),
+            ),
+        )
+    ),
+    *(
+        (
+            "two reductions in the cache",
+            f"outputs of {elements:,}",
+            wide(elements),
+            ((probes, "_CACHED", range(0)),),
+        )
+        for elements in (1 << 18, 1 << 20)
+    ),
+    *(
+        (
+            "floating point flags",
+            f"arrays of {elements:,}",
+            arrays(elements),
+            ((live, "_honest", lambda *_: False),),
+        )
+        for elements in (1 << 14, 1 << 20)
+    ),
+)
+
+
+class _Changed:
+    """Run a step with some names changed, and put them back."""
+
+    def __init__(self, run: Run, changes: tuple[tuple[Any, str, Any], ...]) -> None:
+        self.run, self.changes = run, changes
+
+    def __call__(self) -> None:
+        before = [(place, name, getattr(place, name)) for place, name, _ in self.changes]
+        try:
+            for place, name, plain in self.changes:
+                setattr(place, name, plain)
+            self.run()
+        finally:
+            for place, name, kept in before:
+                setattr(place, name, kept)
+
+
+def measure(make: Callable[[], Run], changes: Any, rounds: int) -> float:
+    """Give the time of the plain way over that of the trick."""
+    same = tuple((place, name, getattr(place, name)) for place, name, _ in changes)
+    runs = {"trick": _Changed(make(), same), "plain": _Changed(make(), changes)}
+    return ratios(runs, "trick", rounds)["plain"]
+
+
+def main() -> None:
+    """Print a line for each trick."""
+    chosen = options(__doc__, rounds=200)
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    print(f"{machine(f'PyTorch {torch.__version__}', f'NumPy {np.__version__}')}")
+    print(f"medians of {chosen.rounds} interleaved steps; a trick stays from {WORTH:.2f} on\n")
+    print("| trick | in | without it / with it |\n|---|---|---|")
+    for trick, place, make, changes in TRICKS:
+        print(f"| {trick} | {place} | {measure(make, changes, chosen.rounds):.3f} |")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

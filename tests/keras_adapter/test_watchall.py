@@ -1,0 +1,60 @@
+"""Models that nobody named are found when ``fit`` or a batch comes."""
+
+import keras
+import numpy as np
+import pytest
+
+import anynan
+from anynan._steps.everywhere import Found, watch_everything
+from anynan.options import Options
+from tests.keras_adapter import models
+from tests.keras_adapter.models import Root, compiled, positive
+
+X, Y = np.ones((8, 4)), np.ones((8, 1))
+CLASSES = ("set_model", keras.callbacks.CallbackList), ("train_on_batch", keras.Model)
+
+
+@pytest.fixture
+def found():
+    real = [getattr(owner, name) for name, owner in CLASSES]
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    yield found
+    end()
+    assert [getattr(owner, name) for name, owner in CLASSES] == real
+
+
+def broken():
+    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
+    positive(model)
+    return model
+
+
+def test_fit_is_watched(found):
+    model = broken()
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert found.events == []
+    models.zero(model)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    event = found.bad()[0]
+    assert (event.layer, event.phase, event.operation.name) == ("block.inner", "backward", "sqrt")
+    found.close()
+    assert "bad in 4 steps" in found.lines()[0]
+
+
+def test_a_batch_is_watched(found):
+    model = broken()
+    models.zero(model)
+    model.train_on_batch(X, Y)
+    assert found.bad()[0].layer == "block.inner"
+
+
+def test_a_monitor_takes_over(found):
+    model = broken()
+    model.fit(X, Y, batch_size=4, verbose=0)
+    models.zero(model)
+    monitor = anynan.keras.Monitor()
+    with pytest.warns(anynan.AnynanWarning, match="the slope of a square root at 0 is infinite"):
+        model.fit(X, Y, batch_size=4, verbose=0, callbacks=[monitor])
+    assert len(monitor.events) == 1
+    assert found.events == []

@@ -1,0 +1,298 @@
+"""A run as a file: written while it goes on, read back whole, cut off or damaged."""
+
+import html
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import anynan
+from anynan._cli.commands import main
+from anynan._jsonl.codes import decode, encode
+from anynan._readings.policy import reading_kind
+from tests.fake_adapter import Layer, Model, track
+
+GOOD, BAD = [1.0, 2.0], [1.0, -2.0]  # the model takes a logarithm
+PAGE = Path(__file__).parents[1] / "docs" / "files.md"
+
+
+def tracked(**options: Any) -> Any:
+    model = Model(
+        Layer("embed", ("multiply",), np.asarray(1.5)),
+        Layer("blocks.0", ("log",)),
+        Layer("head", ("multiply",), np.asarray(0.5)),
+    )
+
+    def step(batch: Any) -> Any:
+        loss = model(batch).loss()
+        loss.backward()
+        model.update(0.01)
+        return loss
+
+    return track(step, model=model, **options)
+
+
+def written(path: Path, **options: Any) -> Any:
+    """Write three good steps and a bad one, and end the run."""
+    tracker = tracked(action="record", **options)
+    tracker.to_jsonl(path)
+    for batch in (GOOD, GOOD, GOOD, BAD):
+        tracker(batch)
+    tracker.remove()
+    return tracker
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def same(one: anynan.History, other: anynan.History) -> None:
+    pairs = list(zip(one, other, strict=True))
+    assert pairs
+    for a, b in pairs:
+        assert (a.step, a.order, a.call, a.kind) == (b.step, b.order, b.call, b.kind)
+        assert (a.site.place, a.site.dtype, a.site.bound) == (
+            b.site.place, b.site.dtype, b.site.bound,
+        )  # fmt: skip
+        if a.kind is None and a.absmax is not None:
+            assert a.absmax == pytest.approx(b.absmax, rel=0.012)
+        if a.norm is not None and math.isfinite(a.norm):
+            assert a.norm == pytest.approx(b.norm, rel=0.012)
+
+
+def test_what_is_read_back_is_what_was_seen(tmp_path: Path) -> None:
+    tracker = written(tmp_path / "run.jsonl", stats=("mean",))
+    run = anynan.load(tmp_path / "run.jsonl")
+    same(tracker.history, run.history)
+    assert [r.stats for r in run.history][:9] == [r.stats for r in tracker.history][:9]
+    assert run.events == tracker.events
+    assert (run.counts["bad"], run.damage, run.name) == (1, (), tracker.name)
+    assert run.versions["anynan"] == anynan.__version__
+    for line in tracker.report().splitlines():
+        if line.startswith("  headroom"):
+            assert line in run.report()
+
+
+def test_a_step_that_raises_is_in_the_file_with_its_event(tmp_path: Path) -> None:
+    tracker = tracked()
+    tracker(GOOD)  # what was seen before is written too
+    tracker.to_jsonl(tmp_path / "run.jsonl")
+    tracker(GOOD)
+    with pytest.raises(anynan.NonFiniteError):
+        tracker(BAD)
+    run = anynan.load(tmp_path / "run.jsonl")
+    assert len(run.events) == 1
+    assert run.events[0].operation is not None
+    seen = [*run.history.steps(), *([] if run.open is None else [run.open.step])]
+    assert seen == [0, 1, 2]
+    assert "the file has no end" in run.report()
+
+
+def test_a_finished_run_can_be_written_afterwards(tmp_path: Path) -> None:
+    tracker = written(tmp_path / "live.jsonl")
+    tracker.to_jsonl(tmp_path / "after.jsonl")
+    run = anynan.load(tmp_path / "after.jsonl")
+    same(tracker.history, run.history)
+    assert (run.events, run.damage) == (tracker.events, ())
+
+
+def test_every_writes_one_step_in_so_many_and_the_bad_ones(tmp_path: Path) -> None:
+    model = Model(Layer("layer", ("log",)))
+    tracker = track(lambda batch: model(batch).loss(), model=model, action="record")
+    tracker.to_jsonl(tmp_path / "run.jsonl", every=4)
+    for step in range(12):
+        tracker(BAD if step == 6 else GOOD)
+    tracker.remove()
+    assert anynan.load(tmp_path / "run.jsonl").history.steps() == [0, 4, 6, 8]
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="whole number"):
+            tracker.to_jsonl(tmp_path / "no.jsonl", every=wrong)
+
+
+def test_any_beginning_of_a_file_can_be_read(tmp_path: Path) -> None:
+    written(tmp_path / "run.jsonl")
+    whole = (tmp_path / "run.jsonl").read_bytes()
+    first = whole.index(b"\n")
+    steps = 0
+    for end in range(first, len(whole), 7):
+        (tmp_path / "cut.jsonl").write_bytes(whole[:end])
+        run = anynan.load(tmp_path / "cut.jsonl")
+        assert run.damage
+        assert len(run.history) >= steps
+        steps = len(run.history)
+        assert run.report()
+    assert steps == 4
+
+
+def test_damage_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    written(tmp_path / "run.jsonl")
+    texts = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
+    at = next(i for i, text in enumerate(texts) if '"type": "step"' in text)
+    texts[at] = texts[at].replace('"ends": "', '"ends": "!')
+    texts.insert(at, json.dumps({"type": "weather", "sun": True}))  # of a later version
+    (tmp_path / "run.jsonl").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    run = anynan.load(tmp_path / "run.jsonl")
+    assert run.history.steps() == [1, 2, 3]
+    assert run.damage == (f"lines of the file that cannot be read were left out: {at + 2}",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("hello\n", "its first line does not say so"),
+        ('[1]\n{"type": "run", "schema": 1}\n', "its first line does not say so"),
+        ('{"type": "run", "schema": 99}\n', "newer anynan, in schema 99"),
+        ("\0\1\2\xff" * 99, "its first line does not say so"),
+        ("[" * 100_000, "its first line does not say so"),
+    ],
+)
+def test_a_file_of_something_else_is_one_clear_line(
+    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=says):
+        anynan.load(tmp_path / "run.jsonl")
+    assert main(["report", str(tmp_path / "run.jsonl")]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "no such file"]) == 2
+    assert capsys.readouterr().err == "anynan report: no such file: No such file or directory\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk here")
+def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
+    tracker = tracked(action="record")
+    tracker.to_jsonl(tmp_path / "run.jsonl")
+    tracker(GOOD)
+    tracker.judge.followers[0]._file.close()
+    tracker.judge.followers[0]._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
+    with pytest.warns(anynan.AnynanWarning, match=r"ends here, it could not be written: OSError"):
+        tracker(BAD)
+    tracker(GOOD)
+    tracker.remove()
+    assert len(tracker.history) == 3
+    assert anynan.load(tmp_path / "run.jsonl").history.steps() == [0]
+
+
+KILLED = """
+import os, signal, sys, torch, anynan
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+anynan.torch.track(model).to_jsonl(sys.argv[1])
+for step in range(30):
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if os.fork() == 0:  # a worker that inherits the tracker writes nothing
+    model(torch.ones(2, 4))
+    model(torch.ones(2, 4))
+    os._exit(0)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no SIGKILL here")
+def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "run.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KILLED, path],
+        check=False,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(anynan.__file__).parents[1])},
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    run = anynan.load(path)
+    assert run.history.steps() == list(range(30))
+    assert list(run.history.norms("0"))
+    assert main(["report", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "0 to 29 in the history, 4 layers" in shown
+    assert "the run was killed, or still goes on" in shown
+
+
+def demo(framework: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a framework's demo, which fails, and write what its tracker sees."""
+    real = anynan.Tracker.start
+
+    def start(self: anynan.Tracker, adapter: Any) -> anynan.Tracker:
+        real(self, adapter)
+        self.to_jsonl(path)
+        return self
+
+    monkeypatch.setattr(anynan.Tracker, "start", start)
+    assert main(["demo", "--framework", framework]) == 0
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "keras"])
+def test_the_report_of_a_real_failure_can_be_read_from_its_file(
+    framework: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip(framework)
+    demo(framework, tmp_path / "run.jsonl", monkeypatch)
+    told = capsys.readouterr().out
+    page = tmp_path / "run.html"
+    assert main(["report", str(tmp_path / "run.jsonl"), "--html", str(page)]) == 1
+    shown = capsys.readouterr().out
+    fact = next(line for line in told.splitlines() if line.startswith("  cause"))
+    assert fact in shown
+    assert "headroom" in shown
+    assert html.escape(fact) in page.read_text(encoding="utf-8")
+    assert page.stat().st_size < 500_000
+    run = anynan.load(tmp_path / "run.jsonl")
+    last = run.history.steps()[-1] if run.open is None else run.open.step
+    assert last == run.events[-1].step
+
+
+def test_the_page_names_every_line_and_field(tmp_path: Path) -> None:
+    tracker = written(tmp_path / "run.jsonl", stats=("mean",))
+    tracker.judge.remark("of no matter")
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    fields = {name: said for names, said in rows for name in re.findall(r"\w+", names)}
+    found = lines(tmp_path / "run.jsonl")
+    assert {line["type"] for line in found} >= {"run", "slots", "order", "step", "event", "end"}
+    for line in found:
+        for field in line.keys() - {"type"}:
+            assert f"`{field}`" in fields[line["type"]], (line["type"], field)
+    (slots,) = [line["slots"] for line in found if line["type"] == "slots"][:1]
+    for field in slots[0]:
+        assert f"`{field}`" in fields["slots"]
+
+
+NUMBERS = st.floats(allow_nan=False)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS).map(sorted), max_size=40))
+def test_codes_keep_kind_and_magnitude(ends: list[tuple[float, float]]) -> None:
+    ends = [*ends, (math.nan, math.nan)]
+    lo, hi = decode(encode([a for a, _ in ends], [b for _, b in ends]))
+    for (a, b), low, high in zip(ends, lo.tolist(), hi.tolist(), strict=True):
+        assert reading_kind(a, b) == reading_kind(low, high)
+        if reading_kind(a, b) is None:
+            size = max(abs(a), abs(b))
+            assert size * 0.988 <= high <= size * 1.012
+
+
+def test_a_reading_without_a_magnitude_stays_one() -> None:
+    lo, hi = decode(encode([1.0], [0.0]))
+    assert lo[0] > hi[0]

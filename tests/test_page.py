@@ -1,0 +1,260 @@
+"""The page of a run: what it shows, that it stands alone, and how it behaves in a browser."""
+
+import html.parser
+import math
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan._page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, grids
+from anynan._page.page import page
+from anynan._readings.history import History
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Rows
+from anynan._reports.run import Run, of
+from tests.fake_adapter import Layer, Model, track
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+HALF = 65504.0
+
+
+class Reader(html.parser.HTMLParser):
+    """Collect what a page holds, and check that its elements close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "image", "rect", "line", "polyline"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("rect", "image"):
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def failing(name: str = "blocks.0") -> Any:
+    """Train for some steps until the second layer fails."""
+    model = Model(
+        Layer("embed", ("multiply",), np.asarray(1.5)),
+        Layer(name, ("log",)),
+        Layer("head", ("multiply",), np.asarray(0.5)),
+    )
+
+    def step(batch: Any) -> Any:
+        loss = model(batch).loss()
+        loss.backward()
+        model.update(0.01)
+        return loss
+
+    tracker = track(step, model=model)
+    for i in range(5):
+        tracker([1.0, 2.0 + i])
+    with pytest.raises(anynan.NonFiniteError):
+        tracker([1.0, -2.0])
+    return tracker
+
+
+def synthetic(steps: int, layers: int, value: Any, dtype_max: float = HALF) -> Run:
+    """Make a run of readings: ``value`` gives each layer's magnitudes at a step."""
+    monitor, history = Monitor(anynan.Policy(), 0), History(steps, math.inf)
+    names = [f"layers.{i // 10}.part{i % 10}" for i in range(layers)]
+    sites = [monitor.site(name, "forward", "output", "float16", dtype_max) for name in names]
+    calls = [0] * layers
+    for step in range(steps):
+        rows = Rows(step)
+        sizes = np.asarray(value(step, np.arange(layers)), np.float64)
+        rows.sites, rows.calls = sites, calls
+        rows.lo, rows.hi = (-sizes).tolist(), sizes.tolist()
+        history.append(rows)
+    return Run("Net", history, tuple(names), counts={"bad": 0, "suspect": 0, "expected": 0})
+
+
+def test_the_report_comes_first_then_picture_curves_and_numbers() -> None:
+    tracker = failing()
+    text = page(of(tracker))
+    read = Reader(text)
+    assert read.open == []
+    words = read.words
+    places = [
+        words.index(part)
+        for part in (
+            "NaN first appeared",
+            "logarithm",
+            "Headroom, layer by",
+            "Growth",
+            "The numbers",
+        )
+    ]
+    assert places == sorted(places)
+    assert len(text) < 500_000
+    # A reader without scripts has the picture too.
+    images = [held["href"] for tag, held in read.tags if tag == "image"]
+    assert images
+    assert all((href or "").startswith("data:image/png;base64,") for href in images)
+    assert words.count("it began here") == 1
+
+
+def test_the_numbers_are_those_of_the_history() -> None:
+    tracker = failing()
+    text = page(of(tracker))
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td class=n>(.*?)</td>", text)
+    shown = {layer: float(bits) for layer, _, bits in rows[: len(rows) // 2] if bits}
+    for layer in ("embed", "head"):
+        seen = [r for r in tracker.history if r.layer == layer and r.phase == "forward"]
+        assert shown[layer] == pytest.approx(min(r.headroom for r in seen), abs=0.06)
+
+
+def test_a_page_stands_alone() -> None:
+    text = page(of(failing()))
+    assert not re.search(r"https?://(?!www\.w3\.org)|<link|@import|url\((?!#)", text)
+    assert "default-src 'none'" in text
+
+
+def test_hostile_names_stay_text() -> None:
+    name = '</script><script>alert(1)</script>"><img src=x>\x1b[2J'
+    text = page(of(failing(name)))
+    read = Reader(text)
+    assert sum(tag == "script" for tag, _ in read.tags) == 1 + text.count("data-grid=")
+    assert not [tag for tag, _ in read.tags if tag == "img"]
+    assert "\x1b" not in text
+
+
+def test_nothing_seen_and_nothing_bad_have_a_page_too() -> None:
+    assert "No step was read" in page(Run("Net", History(1), counts={}.fromkeys(
+        ("bad", "suspect", "expected"), 0)))  # fmt: skip
+    calm = page(synthetic(3, 4, lambda step, i: i + 1.0))
+    assert "<h1>Nothing went bad</h1>" in calm
+
+
+def test_cells_tell_headroom_kind_and_what_was_not_read() -> None:
+    def value(step: int, i: Any) -> Any:
+        held = np.asarray([1.0, HALF, 0.0, math.nan, math.inf, 1e-7])
+        return held[i]
+
+    grid = grids(synthetic(1, 6, value))["forward"]
+    bits = grid.bits()[:, 0]
+    assert bits[0] == pytest.approx(math.log2(HALF), abs=0.02)
+    assert bits[1] == 0
+    assert [int(code) for code in grid.cells[2:5, 0]] == [ZERO, NAN, BOTH]
+    assert np.isnan(bits[2:5]).all()
+    assert grid.cells[5, 0] < grid.cells[0, 0] < grid.cells[1, 0] == TOP < MOST < POSINF
+    assert UNREAD not in grid.cells
+
+
+def test_the_latest_steps_have_a_column_each() -> None:
+    grid = grids(synthetic(500, 2, lambda step, i: [step + 1.0, 1.0]))["forward"]
+    assert grid.columns[-64:] == tuple((step, step) for step in range(436, 500))
+    assert grid.columns[0][0] == 0
+    assert len(grid.columns) <= 128
+    whole = [step for first, last in grid.columns for step in range(first, last + 1)]
+    assert whole == list(range(500))
+    # What is put together shows what came nearest to overflow.
+    _, last = grid.columns[3]
+    assert grid.bits()[0, 3] == pytest.approx(math.log2(HALF / (last + 1)), abs=0.02)
+
+
+def test_many_layers_are_put_together_under_their_parents() -> None:
+    def value(step: int, i: Any) -> Any:
+        return np.where((i == 7321) & (step == 5), math.nan, 1.0)
+
+    run = synthetic(8, 10_000, value)
+    grid = grids(run)["forward"]
+    grouped = grid.grouped(1000)
+    assert grouped.layers[732] == "layers.732.* (10)"
+    assert grouped.cells[732, 5] == NAN
+    assert (grouped.cells == NAN).sum() == 1
+    assert "layers.732.part1" in grouped.members[732]
+    flat = grid.grouped(250)
+    assert len(flat.layers) <= 250
+    assert (flat.cells == NAN).sum() == 1
+    assert sum(map(len, flat.members)) == 10_000
+
+
+def test_a_long_run_of_a_large_model_stays_small() -> None:
+    random = np.random.default_rng(0)
+    run = synthetic(1000, 10_000, lambda step, i: 2.0 ** random.normal(0, 2, len(i)))
+    assert len(page(run).encode()) < 2_000_000
+
+
+# In a browser.
+
+WATCH = """
+<script>
+const problems = [];
+addEventListener("error", (e) => problems.push(e.message));
+addEventListener("unhandledrejection", (e) => problems.push(String(e.reason)));
+addEventListener("securitypolicyviolation", (e) => problems.push(e.violatedDirective));
+</script>
+"""
+ASK = """
+<script>
+setTimeout(() => {
+  const figure = document.querySelector("figure[data-grid=forward]");
+  const picture = figure.querySelector("svg");
+  picture.focus();
+  for (const key of KEYS) picture.dispatchEvent(new KeyboardEvent("keydown", { key }));
+  const out = document.createElement("output");
+  out.textContent = `${figure.querySelector(".read").textContent}|${problems.join(";")}`;
+  document.body.append(out);
+}, 500);
+</script>
+"""
+
+
+def browsed(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM is not None
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+        "--virtual-time-budget=5000", f"--user-data-dir={path.parent / 'profile'}", *words,
+        path.as_uri(),
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=120)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_a_cell_is_read_with_the_keyboard_and_the_console_stays_empty(tmp_path: Path) -> None:
+    text = page(of(failing()))
+    keys = ["ArrowDown", "ArrowDown", "ArrowLeft"]
+    text = text.replace("<head>", f"<head>{WATCH}").replace(
+        "</body>", ASK.replace("KEYS", repr(keys)) + "</body>"
+    )
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    done = browsed(tmp_path / "page.html", "--dump-dom")
+    (said,) = re.findall(r"<output>(.*?)</output>", done.stdout)
+    read, _, problems = said.partition("|")
+    assert problems == ""
+    assert "CONSOLE" not in done.stderr
+    assert re.fullmatch(r"\S+, step 4: \d+\.\d bits of headroom, magnitude \S+", read), read
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_it_is_light_and_dark(tmp_path: Path) -> None:
+    failing().to_html(tmp_path / "page.html")
+    light, dark = (tmp_path / name for name in ("light.png", "dark.png"))
+    browsed(tmp_path / "page.html", f"--screenshot={light}", "--window-size=800,600")
+    browsed(
+        tmp_path / "page.html", f"--screenshot={dark}", "--window-size=800,600",
+        "--blink-settings=preferredColorScheme=0",
+    )  # fmt: skip
+    assert os.path.getsize(light) > 5000
+    assert light.read_bytes() != dark.read_bytes()

@@ -1,0 +1,134 @@
+"""A fix is tried in array code, too: once more, and as if it had not been."""
+
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def failing(fn: Any, *args: Any, **options: Any) -> anynan.Event:
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.track(fn, **options)(*args)
+    return caught.value.event
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_two_faults_come_in_one_report(read: Any) -> None:
+    def preprocess(x: np.ndarray) -> Any:
+        return np.sqrt(x - 2), np.arccos(x + 2)
+
+    event = failing(preprocess, np.ones(3), read=read)
+    assert event.tried == anynan.Trial("sqrt(maximum(x, 1e-8))", "another", "call")
+    (other,) = event.others
+    assert other.operation is not None
+    assert other.operation.name == "acos"
+    assert other.tried is not None
+    assert other.tried.outcome == "finite"
+
+
+def test_an_argument_may_hold_its_arrays_in_containers() -> None:
+    def apply(params: Any, x: np.ndarray) -> np.ndarray:
+        with anynan.scope("head"):
+            params["seen"] = True
+            logs = np.log(params["w"][0] @ x - 4)
+        return logs.sum()
+
+    params: dict[str, Any] = {"w": [np.ones((2, 2))], "seen": False}
+    event = failing(apply, params, np.ones(2))
+    assert event.tried is not None
+    assert (event.layer, event.tried.outcome) == ("head", "finite")
+    assert type(params["w"][0]) is np.ndarray
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+STATE: dict[str, Any] = {"calls": 0, "log": []}
+
+
+def test_no_trial_leaves_a_trace() -> None:
+    counted, held, runs = Counted(), np.zeros(2), 0
+
+    def step(x: np.ndarray) -> np.ndarray:
+        nonlocal runs
+        runs += 1
+        counted.calls += 1
+        STATE["calls"] += 1
+        STATE["log"].append(runs)
+        held[0] += 1
+        return np.log(x - 1)
+
+    state = np.random.get_state()  # noqa: NPY002
+    event = failing(step, np.ones(2) / 2)
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
+    assert (runs, counted.calls, STATE, held[0]) == (1, 1, {"calls": 1, "log": [1]}, 1)
+    assert str(np.random.get_state()) == str(state)  # noqa: NPY002
+
+
+def draws(x: np.ndarray) -> np.ndarray:
+    return np.log(x - 1) * np.random.rand()  # noqa: NPY002
+
+
+def writes(x: np.ndarray) -> np.ndarray:
+    x -= 2
+    return np.log(x)
+
+
+def takes(x: np.ndarray) -> np.ndarray:
+    return np.log(x - next(ITEMS))
+
+
+def counts(x: np.ndarray) -> np.ndarray:
+    STATE["calls"] += 1
+    return np.log(x - STATE["calls"])
+
+
+def leaks(x: np.ndarray) -> np.ndarray:
+    return np.log(x * float(np.asarray(x)[0]) - 1)
+
+
+ITEMS = iter([1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("fn", [draws, writes, takes, counts, leaks])
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+def test_nothing_is_claimed_where_the_second_run_would_be_another(fn: Any) -> None:
+    STATE["calls"] = 0
+    left = list(ITEMS.__reduce__()[1])
+    event = failing(fn, np.ones(2) / 2)
+    assert (event.tried, event.others) == (None, ())
+    assert len(left) == len(list(ITEMS.__reduce__()[1]))
+
+
+@pytest.mark.parametrize("options", [{"replay": False}, {"level": "operation"}])
+def test_nothing_runs_again_where_nothing_may(options: Any) -> None:
+    runs = []
+
+    def step(x: np.ndarray) -> np.ndarray:
+        runs.append(1)
+        return np.log(x - 1)
+
+    assert failing(step, np.ones(2) / 2, **options).tried is None
+    assert len(runs) == 1
+
+
+def test_user_code_can_tell_that_it_runs_again() -> None:
+    told = []
+    sent: SimpleQueue[bool] = SimpleQueue()  # what went out of the process cannot be put back
+
+    def step(x: np.ndarray) -> np.ndarray:
+        told.append(anynan.replaying())
+        sent.put(anynan.replaying())
+        return np.log(x - 1)
+
+    failing(step, np.ones(2) / 2)
+    assert told == [False]
+    assert [sent.get_nowait(), sent.get_nowait(), sent.empty()] == [False, True, True]

@@ -1,0 +1,158 @@
+"""``anynan run``: the program is as Python would have run it, and what is in it is watched."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import anynan
+
+PROGRAM = """
+import atexit, os, pickle, sys
+class Mine: pass
+def last():
+    pickle.loads(pickle.dumps(Mine()))
+    print("atexit", __name__)
+atexit.register(last)
+print(sys.argv, __file__, __name__, __spec__ and __spec__.name, __package__)
+print(sys.path[0], os.path.basename(sys.modules["__main__"].__file__))
+import beside
+"""
+ENDS = {
+    "": 0,
+    "sys.exit(3)": 3,
+    "sys.exit('sorry')": 1,
+    "raise SystemExit": 0,
+    "1 / 0": 1,
+    "raise KeyboardInterrupt": 130,
+}
+
+
+def python(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    root = str(Path(anynan.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": root, "COLUMNS": "100"}
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        capture_output=True, text=True, check=False, cwd=cwd, env=env,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    for place in (tmp_path, tmp_path / "sub"):
+        (place / "beside.py").touch()
+    (tmp_path / "sub" / "program.py").write_text(PROGRAM)
+    (tmp_path / "sub" / "__main__.py").write_text(PROGRAM)
+    (tmp_path / "sub" / "__init__.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words", [("sub/program.py",), ("sub",), ("-m", "sub.program"), ("-m", "sub")]
+)
+def test_the_program_sees_what_python_shows_it(words: tuple[str, ...], folder: Path) -> None:
+    plain = python(*words, "--lr", "1", "-m", cwd=folder)
+    watched = python("-m", "anynan", "run", *words, "--lr", "1", "-m", cwd=folder)
+    assert plain.returncode == 0, plain.stderr
+    got = watched.stdout.replace(f"{folder}/", "")
+    assert got == plain.stdout.replace(f"{folder}/", "")
+    assert (watched.returncode, watched.stderr) == (0, "anynan: no model was seen running\n")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_exit_status_and_the_traceback_are_the_programs(end: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(f"import sys\ndef f():\n    {end or 'pass'}\nf()\n")
+    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == ENDS[end]
+    plain = python("p.py", cwd=tmp_path)
+    said = done.stderr.replace("anynan: no model was seen running\n", "")
+    assert said == plain.stderr.replace('File "p.py"', f'File "{tmp_path}/p.py"')
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("none.py",), "can't open file"),
+        (("-m", "none_of_them"), "No module named none_of_them"),
+        (("-m", "none.of_them"), "No module named 'none'"),
+    ],
+)
+def test_what_cannot_be_run_is_said(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    done = python("-m", "anynan", "run", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("anynan run: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+TRAIN = """
+import multiprocessing, sys
+import torch
+from torch import nn
+
+class Log(nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+def work(rows):
+    return len(rows)
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    last = [Log()] if "layer" in sys.argv else []
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), *last)
+    criterion = nn.MSELoss()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for i in range(3):
+        loss = criterion(model(torch.randn(16, 4)), torch.zeros(16, 4))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if "spawn" in sys.argv:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print("worker", pool.map(work, ["abc"]))
+    print("done")
+"""
+
+
+@pytest.mark.multiprocess
+def test_a_clean_program_ends_with_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = python("-m", "anynan", "run", "--action", "raise", "train.py", "spawn", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "worker [3]\ndone\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "anynan: Sequential: nothing went bad in 3 steps: 4 layers, 10 readings in the last step, "
+        "tightest headroom 12"
+    )
+
+
+def test_a_fault_is_reported_where_the_program_stands(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = python("-m", "anynan", "run", "--action", "raise", "train.py", "layer", cwd=tmp_path)
+    assert done.returncode == 1
+    assert (done.stdout, done.stderr.count("Traceback")) == ("", 1)
+    assert "  op      log                     train.py:8 in forward\n" in done.stderr
+    assert "anynan/_" not in done.stderr
+    assert "anynan: Sequential: 1 bad in 1 step" in done.stderr
+
+
+def test_a_program_that_is_only_warned_goes_on_and_the_report_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ("-m", "anynan", "run", "--report", "found.jsonl", "train.py", "layer")
+    done = python(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    # A loss is handed what the model made: that is no batch of its own, and no second fault.
+    (line,) = (tmp_path / "found.jsonl").read_text().splitlines()
+    event = anynan.Event.from_dict(json.loads(line))
+    assert event.operation is not None
+    assert (event.layer, event.operation.name) == ("3", "log")
+    assert done.stderr.count("first appeared") == 2  # the report, and the last line

@@ -1,0 +1,498 @@
+"""Files of weights: what is in them, whatever the format, and whatever is wrong with them."""
+
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import anynan
+from anynan._cli.commands import main
+from anynan._files.formats import FORMATS, TARGETS
+from anynan._files.gguf import _BLOCKS
+from anynan._files.scan import File, scan
+from anynan._files.tally import tally
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+
+def weights() -> dict[str, Any]:
+    """Make weights of a training that went bad."""
+    random = np.random.default_rng(0)
+    w = random.normal(size=(70, 30)).astype(np.float32)
+    w[3, 7], w[3, 8], w[60, 1] = np.nan, np.inf, -np.inf
+    return {
+        "w": w,
+        "half": random.normal(size=(5, 4, 3)).astype(np.float16),
+        "ids": np.arange(6),
+        "negative": -np.abs(random.normal(size=9)).astype(np.float32) - 1,
+    }
+
+
+# The same weights in every format.
+
+
+def as_npz(path: Path, held: dict[str, Any]) -> Path:
+    np.savez(path / "x.npz", **held)
+    return path / "x.npz"
+
+
+def as_compressed(path: Path, held: dict[str, Any]) -> Path:
+    np.savez_compressed(path / "x.npz", **held)
+    return path / "x.npz"
+
+
+def as_big_endian(path: Path, held: dict[str, Any]) -> Path:
+    np.savez(path / "x.npz", **{k: v.astype(v.dtype.newbyteorder(">")) for k, v in held.items()})
+    return path / "x.npz"
+
+
+def as_safetensors(path: Path, held: dict[str, Any]) -> Path:
+    pytest.importorskip("safetensors.numpy").save_file(held, path / "x.safetensors")
+    return path / "x.safetensors"
+
+
+def as_torch(path: Path, held: dict[str, Any]) -> Path:
+    torch = pytest.importorskip("torch")
+    torch.save({key: torch.from_numpy(value) for key, value in held.items()}, path / "x.pt")
+    return path / "x.pt"
+
+
+def as_older_torch(path: Path, held: dict[str, Any]) -> Path:
+    torch = pytest.importorskip("torch")
+    tensors = {key: torch.from_numpy(value) for key, value in held.items()}
+    torch.save(tensors, path / "x.bin", _use_new_zipfile_serialization=False)
+    return path / "x.bin"
+
+
+def as_hdf5(path: Path, held: dict[str, Any]) -> Path:
+    with pytest.importorskip("h5py").File(path / "x.h5", "w") as file:
+        for key, value in held.items():
+            file.create_dataset(key, data=value)
+    return path / "x.h5"
+
+
+def as_chunked_hdf5(path: Path, held: dict[str, Any]) -> Path:
+    with pytest.importorskip("h5py").File(path / "x.h5", "w") as file:
+        for key, value in held.items():
+            file.create_dataset(key, data=value, chunks=(2,) * value.ndim, compression="gzip")
+    return path / "x.h5"
+
+
+def as_gguf(path: Path, held: dict[str, Any]) -> Path:
+    (path / "x.gguf").write_bytes(gguf({key: (kind(v), v) for key, v in held.items()}))
+    return path / "x.gguf"
+
+
+def as_orbax(path: Path, held: dict[str, Any]) -> Path:
+    orbax = pytest.importorskip("orbax.checkpoint")
+    with orbax.StandardCheckpointer() as file:
+        file.save(path / "x", held)
+    return path / "x"
+
+
+FORMS = [
+    as_npz, as_compressed, as_big_endian, as_safetensors, as_torch, as_older_torch, as_hdf5,
+    as_chunked_hdf5, as_gguf, as_orbax,
+]  # fmt: skip
+
+
+def kind(value: Any) -> int:
+    return {"float32": 0, "float16": 1, "int64": 27}[value.dtype.name]
+
+
+def gguf(held: dict[str, tuple[int, Any]]) -> bytes:
+    """Write GGUF as its specification has it."""
+
+    def text(words: str) -> bytes:
+        return struct.pack("<Q", len(words)) + words.encode()
+
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(held), 3)
+    head += text("general.name") + struct.pack("<I", 8) + text("model")
+    head += text("general.alignment") + struct.pack("<II", 4, 64)
+    head += text("tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("b")
+    body = b""
+    for name, (number, value) in held.items():
+        body += b"\0" * (-len(body) % 64)
+        shape = value.shape if number in (0, 1, 27) else (len(value) * _BLOCKS[number][1],)
+        head += text(name) + struct.pack("<I", len(shape))
+        head += struct.pack(f"<{len(shape)}Q", *shape[::-1]) + struct.pack("<IQ", number, len(body))
+        body += value.tobytes()
+    return head + b"\0" * (-len(head) % 64) + body
+
+
+def only(*paths: Path, target: str | None = None) -> File:
+    (file,) = scan([str(path) for path in paths], None if target is None else TARGETS[target])
+    return file
+
+
+@pytest.mark.parametrize("write", FORMS)
+def test_every_format_gives_what_is_in_the_arrays(
+    write: Callable[[Path, dict[str, Any]], Path], tmp_path: Path
+) -> None:
+    held = weights()
+    file = only(write(tmp_path, held), target="float16")
+    assert (file.error, file.unread, file.bad) == ("", False, 3)
+    assert {found.tensor.name for found in file.tensors} == set(held)
+    for found in file.tensors:
+        wanted, counts = anynan.summarize(held[found.tensor.name]), found.tally
+        assert (found.tensor.dtype, found.tensor.shape) == (wanted.dtype, wanted.shape)
+        if found.tensor.name == "ids":
+            assert counts is None
+            continue
+        assert counts is not None
+        assert (counts.nan, counts.posinf, counts.neginf) == (
+            wanted.nan, wanted.posinf, wanted.neginf,
+        )  # fmt: skip
+        assert (counts.min, counts.max, found.first) == (wanted.min, wanted.max, wanted.first_bad)
+        assert found.headroom == pytest.approx(wanted.headroom)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_model_that_keras_saved(tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    kernel, bias = model.layers[0].get_weights()
+    kernel[1, 0] = np.nan
+    model.layers[0].set_weights([kernel, bias])
+    model.save(tmp_path / "x.keras")
+    file = only(tmp_path / "x.keras")
+    assert (file.format, file.bad) == ("keras", 1)
+    assert [found.first for found in file.tensors if found.first] == [(1, 0)]
+
+
+def test_a_checkpoint_of_pytorch_with_everything_in_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        (model(torch.ones(2, 3)).sum() * torch.inf).backward()
+        optimizer.step()
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    torch.save(saved, tmp_path / "x.pt")
+    file = only(tmp_path / "x.pt")
+    bad = {found.tensor.name for found in file.tensors if found.tally and found.tally.bad}
+    assert {"model.0.weight", "optimizer.state.0.exp_avg"} <= bad
+    assert "optimizer.state.0.step" not in bad
+    torch.save(model, tmp_path / "whole.pt")
+    assert only(tmp_path / "whole.pt").bad
+
+
+def test_views_shared_storages_and_small_types_of_pytorch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    whole = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    whole[1, 2] = torch.nan
+    held = {
+        "rows": whole[1:],
+        "turned": whole.T,
+        "spread": torch.tensor([torch.inf]).expand(1000, 1000),
+        "bf": torch.tensor([1.0, torch.nan]).bfloat16(),
+        "e5": torch.tensor([torch.inf, 1.0]).to(torch.float8_e5m2),
+        "e4": torch.tensor([448.0, torch.nan]).to(torch.float8_e4m3fn),
+        "pair": torch.tensor([1 + 1j, complex(0.0, torch.nan)]),
+        "scalar": torch.tensor(-torch.inf),
+        "none": torch.zeros(0, 3),
+        "parameter": torch.nn.Parameter(torch.tensor([torch.nan])),
+    }
+    torch.save(held, tmp_path / "x.pt")
+    found = {each.tensor.name: each for each in only(tmp_path / "x.pt").tensors}
+    assert found["rows"].first == (0, 2)
+    for name, first in (("bf", 1), ("e5", 0), ("e4", 1), ("pair", 1), ("parameter", 0)):
+        assert found[name].first == (first,), name
+    assert found["scalar"].first == ()
+    counts = [found[name].tally for name in ("turned", "spread", "none")]
+    assert [None if count is None else count.bad for count in counts] == [1, 1, 0]
+    assert "its whole storage" in found["turned"].tensor.note
+
+
+def test_the_scales_of_quantised_blocks_are_looked_at(tmp_path: Path) -> None:
+    held = {}
+    for number, (name, _, width, places) in _BLOCKS.items():
+        blocks = np.random.default_rng(number).integers(0, 256, (5, width), np.uint8)
+        for place in places:
+            blocks[:, place : place + 2] = np.asarray([0.5], "<f2").view(np.uint8)
+        blocks[3, places[-1] : places[-1] + 2] = np.asarray([np.nan], "<f2").view(np.uint8)
+        held[name] = number, blocks
+    (tmp_path / "x.gguf").write_bytes(gguf(held))
+    file = only(tmp_path / "x.gguf")
+    assert not file.unread
+    for found in file.tensors:
+        assert found.first is not None
+        assert found.first[0] == 3
+        assert found.tally is not None
+        assert found.tally.bad == 1
+
+
+def test_gguf_is_read_as_its_own_library_writes_it(tmp_path: Path) -> None:
+    library = pytest.importorskip("gguf")
+    sizes = library.GGML_QUANT_SIZES
+    for number, (_, numbers, width, _) in _BLOCKS.items():
+        assert sizes[library.GGMLQuantizationType(number)] == (numbers, width)
+    writer = library.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    w = weights()["w"][:, :30]
+    writer.add_tensor("w", w)
+    blocks = library.quants.quantize(
+        np.ones((4, 64), np.float32), library.GGMLQuantizationType.Q8_0
+    )
+    writer.add_tensor("q", blocks, raw_dtype=library.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = {each.tensor.name: each for each in only(tmp_path / "x.gguf").tensors}
+    assert found["w"].first == (3, 7)
+    assert found["q"].tally is not None
+    assert found["q"].tally.bad == 0
+
+
+# On the bits.
+
+
+@cache
+def numbers(name: str) -> Any:
+    """Give every pattern of a small format, and many of a large one, as its own dtype."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    width = dtype.itemsize * 8
+    if width <= 16:
+        return np.arange(2**width, dtype=f"u{dtype.itemsize}").view(dtype)
+    bits = np.random.default_rng(0).integers(0, 2**63, 20_000, dtype=np.uint64)
+    bits = np.concatenate([bits, ~bits]) >> np.uint64(64 - width)
+    near = np.asarray(
+        [65504, 65519.99, 65520, 65520.01, 2**-25, 2**-25 * 1.001, 2**-26, 0.0, -0.0, 464, 465,
+         3.3895313892515355e38, 3.3961775292304957e38, 2**-134, 1e-40, 61440, 61439, np.inf],
+    ).astype(dtype)  # fmt: skip
+    return np.concatenate([bits.astype(f"u{dtype.itemsize}").view(dtype), near, -near])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("target", [None, "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_bits_give_what_the_dtype_gives(name: str, target: str | None) -> None:
+    held = numbers(name)
+    bits = held.view(f"u{held.dtype.itemsize}")
+    found = tally(np.array_split(bits, 7), name, None if target is None else TARGETS[target])
+    with np.errstate(all="ignore"):  # all of these are numbers of float64 too
+        wide = held.astype(np.float64)
+    finite = np.isfinite(wide)
+    assert (found.nan, found.posinf, found.neginf) == (
+        np.isnan(wide).sum(), (wide == np.inf).sum(), (wide == -np.inf).sum(),
+    )  # fmt: skip
+    assert (found.min, found.max) == (wide[finite].min(), wide[finite].max())
+    assert found.first == (None if finite.all() else int((~finite).argmax()))
+    if target is not None:
+        with np.errstate(all="ignore"):
+            there = wide.astype(getattr(ml_dtypes, target, target)).astype(np.float64)
+        assert found.overflow == (finite & ~np.isfinite(there)).sum()
+        assert found.flushed == (finite & (wide != 0) & (there == 0)).sum()
+
+
+@given(st.lists(st.floats(width=32), min_size=1), st.integers(1, 9))
+def test_any_numbers_in_any_blocks(values: list[float], parts: int) -> None:
+    held = np.asarray(values, np.float32)
+    found = tally(np.array_split(held.view(np.uint32), parts), "float32", TARGETS["float16"])
+    wanted = anynan.summarize(held)
+    assert (found.nan, found.posinf, found.neginf, found.size) == (
+        wanted.nan, wanted.posinf, wanted.neginf, wanted.size,
+    )  # fmt: skip
+    assert (found.min, found.max) == (wanted.min, wanted.max)
+    assert found.first == (None if wanted.first_bad is None else wanted.first_bad[0])
+
+
+# What is wrong with files.
+
+
+@cache
+def good(name: str) -> tuple[str, bytes]:
+    """Give the bytes of a good file."""
+    import tempfile
+
+    writers = {write.__name__: write for write in FORMS}
+    with tempfile.TemporaryDirectory() as folder:
+        path = writers[name](Path(folder), weights())
+        return path.name, path.read_bytes()
+
+
+@pytest.mark.parametrize("form", [write.__name__ for write in FORMS if write is not as_orbax])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_damage_is_a_line_and_never_an_exception(form: str, data: Any, tmp_path: Path) -> None:
+    name, whole = good(form)
+    held = bytearray(whole)
+    if data.draw(st.booleans()):
+        del held[data.draw(st.integers(0, len(held) - 1)) :]
+    for _ in range(data.draw(st.integers(0, 4)) if held else 0):
+        held[data.draw(st.integers(0, min(len(held), 4000) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / name).write_bytes(held)
+    file = only(tmp_path / name)
+    if len(held) < len(whole) // 2:
+        assert file.unread
+    json.dumps([found.to_dict() for found in file.tensors], default=str)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"hello world, this is no file of weights", "of no known format"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"PK\x03\x04" + b"\0" * 99, "BadZipFile"),
+        (b"\xff" * 8 + b"{" + b"x" * 30, "header would be"),
+        (struct.pack("<Q", 30) + b'{"a": 1}', "ends inside of its header"),
+        (pickle.dumps({"a": 1}), "none of torch.save"),
+        (b"GGUF" + struct.pack("<IQQ", 9, 1, 1), "version 9"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 1) + b"\xff" * 20, "longer than the file"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_and_the_rest_is_read(
+    content: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.bin").write_bytes(content)
+    np.save(tmp_path / "b.npy", np.asarray([1.0, np.nan]))
+    assert main(["scan", str(tmp_path)]) == 2
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{tmp_path / 'a.bin'}: not read: ")
+    assert says in first
+    assert "b.npy: npy, 1 tensor of floats, 2 numbers, 1 not finite" in rest[0]
+
+
+class Trap:
+    """Make a pickle that would run code."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    trap = tmp_path / "trapped"
+    held = {"w": torch.tensor([1.0, torch.nan]), "trap": Trap(trap)}
+    torch.save(held, tmp_path / "x.pt")
+    torch.save(held, tmp_path / "x.bin", _use_new_zipfile_serialization=False)
+    (tmp_path / "y.bin").write_bytes(pickle.dumps(Trap(trap)))
+    np.save(tmp_path / "x.npy", np.asarray([Trap(trap)]), allow_pickle=True)
+    files = {os.path.basename(file.path): file for file in scan([str(tmp_path)])}
+    assert not trap.exists()
+    assert (files["x.pt"].bad, files["x.bin"].bad, files["y.bin"].bad) == (1, 1, 0)
+    assert "object is not looked at" in files["x.npy"].tensors[0].tensor.note
+
+
+def test_a_tensor_that_lies_about_its_place_is_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.zeros(1000)}, tmp_path / "x.pt")
+    told = tmp_path / "y.pt"
+    with zipfile.ZipFile(tmp_path / "x.pt") as old, zipfile.ZipFile(told, "w") as new:
+        for info in old.infolist():
+            held = old.read(info)
+            if info.filename.endswith("data.pkl"):
+                held = held.replace(b"M\xe8\x03\x85", b"M\xe8\x7f\x85")  # the shape (1000,)
+            new.writestr(info, held)
+    (found,) = only(told).tensors
+    assert found.error == "unreadable: it reaches out of its storage"
+
+
+def test_a_truncated_file_keeps_what_is_whole(tmp_path: Path) -> None:
+    _, whole = good("as_safetensors")
+    (tmp_path / "x.safetensors").write_bytes(whole[:-60])
+    file = only(tmp_path / "x.safetensors")
+    states = {bool(found.error) for found in file.tensors if found.tensor.name != "ids"}
+    assert states == {True, False}
+
+
+# The command.
+
+
+def test_clean_files_give_0_and_bad_ones_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "clean.npy", np.ones((3, 4), np.float16))
+    assert main(["scan", str(tmp_path / "clean.npy")]) == 0
+    head, columns, row = capsys.readouterr().out.splitlines()
+    assert head == f"{tmp_path / 'clean.npy'}: npy, 1 tensor of floats, 12 numbers, all finite"
+    assert columns.split() == [
+        *["tensor", "dtype", "shape", "nan", "inf", "first", "min", "max", "headroom"]
+    ]
+    assert row.split() == ["clean", "float16", "3x4", "0", "0", "1", "1", "16.0", "bits"]
+    np.save(tmp_path / "bad.npy", np.asarray([1e5, 1e-9, 1.0, -np.inf]))
+    assert main(["scan", str(tmp_path), "--as", "float16"]) == 1
+    shown = capsys.readouterr().out
+    assert "beyond float16  0 in float16" in shown
+    assert shown.splitlines()[2].split()[-2:] == ["1", "1"]
+
+
+def test_json_is_strict_and_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", np.asarray([[1.0, np.nan]]))
+    assert main(["scan", "--json", str(tmp_path / "x.npy"), str(tmp_path / "none")]) == 2
+    found, missing = map(json.loads, capsys.readouterr().out.splitlines())
+    assert found["tensors"][0]["first_bad"] == [0, 1]
+    assert (found["tensors"][0]["nan"], found["error"]) == (1, "")
+    assert missing["error"] == "No such file or directory"
+
+
+def test_a_folder_without_weights_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    assert main(["scan", str(tmp_path)]) == 2
+    assert "no file of weights" in capsys.readouterr().err
+
+
+def test_names_from_a_file_cannot_move_the_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrays: dict[str, Any] = {"\x1b[2Ja": np.asarray([np.nan])}
+    np.savez(tmp_path / "x.npz", **arrays)
+    main(["scan", str(tmp_path)])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_missing_reader_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = as_hdf5(tmp_path, weights())
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    assert main(["scan", str(path)]) == 2
+    assert 'h5py is needed to read it: pip install "anynan[scan]"' in capsys.readouterr().out
+
+
+MEMORY = """
+import resource, sys
+from anynan._cli.commands import main
+import anynan._files.scan, anynan._diagnosis.rules.evidence, anynan._reports.escaping
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert main(["scan", sys.argv[1]]) == 0
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is counted in KiB on Linux")
+def test_a_file_larger_than_its_memory(tmp_path: Path) -> None:
+    size = 1 << 29
+    said = {"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}
+    head = json.dumps(said).encode()
+    with (tmp_path / "x.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        file.truncate(8 + len(head) + size)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, tmp_path / "x.safetensors"],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(anynan.__file__).parents[1])},
+    )
+    assert int(done.stdout.splitlines()[-1]) < 50 * 1024

@@ -1,0 +1,520 @@
+"""What a report is made from where a second run does not show the fault."""
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan import Event
+
+
+def bad(tracker: Any) -> list[Event]:
+    return [event for event in tracker.events if event.severity == "bad"]
+
+
+def named(event: Event) -> tuple[str | None, str, str | None]:
+    return event.layer, event.phase, event.operation.name if event.operation else None
+
+
+class Odd(nn.Module):
+    """Take something from a queue, which nobody can put back: a second run differs."""
+
+    def __init__(self, *functions: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        for function in functions:
+            self.queue.put(function)
+        self.runs = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        x = self.linear(x)
+        return x if self.queue.empty() else self.queue.get()(x)
+
+
+def nan_forward(x: torch.Tensor) -> torch.Tensor:
+    return (x * 0 - 1).log()
+
+
+def nan_backward(x: torch.Tensor) -> torch.Tensor:
+    return (x * 0).sqrt()
+
+
+# level="operation" saw the first run.
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("tracked", ["model", "step"])
+@pytest.mark.parametrize("fault", [nan_forward, nan_backward])
+def test_level_operation_tells_of_the_run_it_saw(fault: Any, tracked: str, read: Any) -> None:
+    calls = []
+
+    class Odds(Odd):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(anynan.replaying())
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Linear(2, 2), Odds(fault))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    options: Any = {"level": "operation", "read": read, "action": "record"}
+    if tracked == "model":
+        with anynan.torch.track(model, **options) as tracker:
+            step(torch.ones(2, 2))
+    else:
+        tracker = anynan.torch.track(step, **options)
+        tracker(torch.ones(2, 2))
+    (event,) = bad(tracker)
+    word, phase = ("log", "forward") if fault is nan_forward else ("sqrt", "backward")
+    assert named(event) == ("1", phase, word)
+    assert calls == [False]
+    assert not event.notes
+
+
+def test_level_operation_of_a_loss_made_outside_of_the_model() -> None:
+    model = nn.Linear(2, 2)
+    tracker = anynan.torch.track(model, level="operation", action="record")
+    y = model(torch.ones(2, 2))
+    ((y * 0 - 1).log().sum() * y.sum()).backward()
+    (event,) = bad(tracker)
+    assert named(event) == (None, "loss", None)
+    assert event.cause is not None
+    assert "track the training step" in event.cause.fix
+
+
+def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
+    class Log(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 0 - 1).log()
+
+    model = nn.Sequential(nn.Linear(2, 2), Log())
+    compiled = torch.compile(model, backend="eager")
+    tracker = anynan.torch.track(compiled, level="operation", action="record")
+    compiled(torch.ones(2, 2)).sum().backward()
+    tracker.check()
+    assert named(bad(tracker)[0]) == ("1", "forward", "log")
+
+
+# A step that cannot be run again: the model's own call can.
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("fault", [nan_forward, nan_backward])
+def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
+    fault: Any, read: Any
+) -> None:
+    class Fault(nn.Module):
+        def forward(self, x: torch.Tensor, harm: bool) -> torch.Tensor:
+            return fault(x) if harm else x
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.fault = nn.Linear(2, 2), Fault()
+
+        def forward(self, x: torch.Tensor, harm: bool) -> torch.Tensor:
+            return self.fault(self.first(x), harm)
+
+    model = Net()
+    data: SimpleQueue[Any] = SimpleQueue()
+
+    def step() -> torch.Tensor:
+        for _ in range(2):  # the fault is in the second call of two
+            harm = not data.empty() and data.get()
+            loss = model(torch.ones(2, 2), harm).sum()
+            loss.backward()
+        return loss
+
+    tracker = anynan.torch.track(step, read=read, action="record")
+    data.put(False)
+    data.put(True)
+    tracker()
+    (event,) = bad(tracker)
+    word, phase = ("log", "forward") if fault is nan_forward else ("sqrt", "backward")
+    assert named(event) == ("fault", phase, word)
+    assert event.call == 1
+    assert any("the model's own call" in note for note in event.notes)
+    grads = [p.grad for p in model.parameters()]
+    assert all(grad is not None for grad in grads)
+
+
+def test_a_gradient_that_came_into_the_models_call_was_made_outside_of_it() -> None:
+    model = nn.Linear(2, 2)
+    data: SimpleQueue[Any] = SimpleQueue()
+    data.put(0.0)
+
+    def step() -> torch.Tensor:
+        factor = 1.0 if data.empty() else data.get()
+        loss = (model(torch.ones(2, 2)) * factor).square().sum().sqrt()
+        loss.backward()
+        return loss
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker()
+    (event,) = bad(tracker)
+    assert named(event) == (None, "loss", None)
+    assert event.cause is not None
+    assert "track the training step" not in event.cause.fix
+
+
+def test_what_a_step_hands_to_its_model_is_not_called_the_batch() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    data: SimpleQueue[Any] = SimpleQueue()
+    data.put(-1.0)
+
+    def step() -> torch.Tensor:
+        x = torch.ones(2, 2) if data.empty() else torch.full((2, 2), data.get()).log()
+        return model(x).sum()
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker()
+    (event,) = bad(tracker)
+    assert event.layer is None
+    assert event.phase == "loss"
+    assert event.cause is not None
+    assert event.cause.tag == "made_between_layers"
+
+
+# An exception of the program's, because of a bad value.
+
+
+def _check(x: torch.Tensor) -> torch.Tensor:
+    assert torch.isfinite(x).all(), "not finite"
+    return x
+
+
+DEADLY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "multinomial": lambda x: torch.multinomial(x, 1),
+    "distribution": lambda x: torch.distributions.Categorical(logits=x).sample(),
+    "solver": lambda x: torch.linalg.eigh(x.mT @ x)[0],
+    "assert": _check,
+}
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@pytest.mark.parametrize("way", DEADLY)
+def test_an_exception_over_a_bad_value_takes_the_report_along(
+    way: str, level: Any, action: Any
+) -> None:
+    model = nn.Linear(2, 3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return DEADLY[way](nan_forward(model(x)))
+
+    with pytest.raises(Exception) as plain:
+        step(torch.ones(3, 2))
+    tracker = anynan.torch.track(step, level=level, action=action)
+    with pytest.raises(Exception) as caught:
+        tracker(torch.ones(3, 2))
+    (event,) = bad(tracker)
+    assert named(event) == (None, "loss", "log")
+    name = type(plain.value).__name__
+    assert event.spread.surfaced == f"the {name} that the program raised"
+    if action == "raise":
+        assert type(caught.value) is anynan.NonFiniteError
+        assert type(caught.value.__cause__) is type(plain.value)
+    else:
+        assert type(caught.value) is type(plain.value)
+        (note,) = caught.value.__notes__
+        assert note.startswith("NaN first appeared")
+        assert "log(-1.0)" in note
+
+
+def test_rows_that_wait_are_read_when_an_exception_ends_the_step() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if model(x).isnan().any():
+            raise ValueError(7)
+        return x
+
+    tracker = anynan.torch.track(step, read="step", level="operation")
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracker(torch.ones(2, 2))
+    assert named(caught.value.event) == ("1", "forward", "log")
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("way", DEADLY)
+def test_an_exception_inside_of_a_model_takes_the_report_along(way: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return DEADLY[way](nan_forward(self.linear(x)))
+
+    model = Net()
+    anynan.torch.track(model)
+    with pytest.raises(Exception, match=r"\w") as caught:
+        model(torch.ones(3, 2))
+    assert not isinstance(caught.value, anynan.AnomalyError)
+    assert "log(-1.0)" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@pytest.mark.parametrize("error", [KeyError, StopIteration])
+def test_an_exception_over_something_else_stays_what_it_is(error: Any, level: Any) -> None:
+    model = nn.Linear(2, 3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(3).masked_fill(torch.arange(3) > 1, -torch.inf)
+        y = torch.nan_to_num(nan_forward(model(x))) + model(x) + (mask == 0)
+        y.sum().item()
+        mask.max()
+        raise error
+
+    tracker = anynan.torch.track(step, level=level)
+    with pytest.raises(error) as caught:
+        tracker(torch.ones(3, 2))
+    assert not getattr(caught.value, "__notes__", ())
+    assert not bad(tracker)
+
+
+# Where nothing can be run again: the loss before its gradients, and no layer for its inputs.
+
+
+def _log(y: torch.Tensor) -> torch.Tensor:
+    return (y * 0 - 1).log().sum() * y.sum()
+
+
+def _slope(y: torch.Tensor) -> torch.Tensor:
+    return (y * 0).square().sum().sqrt()
+
+
+@pytest.mark.parametrize("way", [_log, _slope])
+@pytest.mark.parametrize("tracked", ["model", "step"])
+def test_a_bad_loss_is_told_before_the_gradients_it_spoils(way: Any, tracked: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = way(model(x))
+        loss.backward()
+        return loss.detach()
+
+    with anynan.torch.track(
+        model if tracked == "model" else step, replay=False, action="record"
+    ) as tracker:
+        (step if tracked == "model" else tracker)(torch.ones(2, 2))
+    (event,) = bad(tracker)
+    assert (event.layer, event.phase) == (None, "loss")
+    assert event.cause is not None
+    assert ("track the training step" in event.cause.fix) == (tracked == "model")
+    loss_itself = way is _log and tracked == "step"
+    assert event.tensor == ("loss" if loss_itself else "gradient of the loss")
+
+
+def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.decoder = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.decoder(nan_forward(self.fc(x)))
+
+    model = Net()
+    tracker = anynan.torch.track(model, replay=False, action="record")
+    model(torch.ones(2, 2))
+    (event,) = bad(tracker)
+    assert (event.layer, event.phase) == ("", "forward")
+    assert event.cause is not None
+    assert "what decoder.0 was given was bad already" in event.cause.text
+    assert "between fc and decoder.0, in the model's own code" in event.cause.text
+    tracker.remove()
+
+    def step(x: torch.Tensor) -> torch.Tensor:  # the parts are called, and not the model
+        return model.decoder(nan_forward(model.fc(x))).sum()
+
+    tracker = anynan.torch.track(model, replay=False, action="record")
+    step(torch.ones(2, 2))
+    step(torch.ones(2, 2))
+    event = bad(tracker)[-1]
+    assert (event.layer, event.phase) == (None, "loss")
+    assert event.cause is not None
+    assert "between fc and decoder.0, outside what is watched" in event.cause.text
+    assert "track the training step" in event.cause.fix
+
+
+# No optimizer of PyTorch's to wait for.
+
+
+class Steep(torch.autograd.Function):
+    """Give its weight an infinite gradient, and its input a finite one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return grads[0] * weight, (grads[0] * x / 0).sum(0)
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Steep.apply(x, self.weight)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _take(model: nn.Module, gradients: Any) -> None:
+    with torch.no_grad():
+        for p, grad in zip(model.parameters(), gradients, strict=True):
+            p -= 0.1 * grad
+
+
+def _by_hand(model: nn.Module, loss: torch.Tensor, *, zeroed: bool) -> None:
+    loss.backward()
+    _take(model, [p.grad for p in model.parameters()])
+    for p in model.parameters():
+        if zeroed and p.grad is not None:
+            p.grad.zero_()
+        else:
+            p.grad = None
+
+
+def _by_grad(model: nn.Module, loss: torch.Tensor) -> None:
+    _take(model, torch.autograd.grad(loss, list(model.parameters())))
+
+
+HANDS: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {
+    "set to None": lambda model, loss: _by_hand(model, loss, zeroed=False),
+    "zeroed": lambda model, loss: _by_hand(model, loss, zeroed=True),
+    "autograd.grad": _by_grad,
+}
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("way", HANDS)
+def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Scale())
+    before = model[1].weight.detach().clone()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        HANDS[way](model, loss)
+        return loss.detach()
+
+    tracker = anynan.torch.track(step, read=read)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracker(torch.ones(2, 2))
+    event = caught.value.event
+    assert (event.layer, event.phase, event.parameter) == ("1", "backward", "1.weight")
+    if read == "step":  # read when the weights were no longer those of the first run
+        assert any("updated the weights" in note for note in event.notes)
+    else:
+        assert event.operation is not None
+        assert event.operation.name == "divide"
+        assert torch.equal(model[1].weight, before)
+    tracker.remove()
+    assert not model[1].weight._backward_hooks
+
+
+def test_a_bad_update_by_hand_that_went_through_is_told_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Scale(), nn.Softplus())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        HANDS["set to None"](model, loss)
+        return loss.detach()
+
+    tracker = anynan.torch.track(step, action="record")
+    for _ in range(3):
+        tracker(torch.ones(2, 2))
+    assert len(bad(tracker)) == 1
+
+
+def test_an_optimizer_that_comes_late_takes_the_hooks_off_the_weights() -> None:
+    model = nn.Linear(2, 2)
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if not optimizers:
+            optimizers.append(torch.optim.SGD(model.parameters(), 0.1))
+        optimizers[0].zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizers[0].step()
+        return loss.detach()
+
+    tracker = anynan.torch.track(step)
+    tracker(torch.ones(2, 2))
+    tracker(torch.ones(2, 2))
+    assert not model.weight._backward_hooks
+    assert not tracker.events
+
+
+# The level rises by itself.
+
+
+@pytest.mark.parametrize("tracked", ["model", "step"])
+def test_the_level_rises_until_what_was_not_reproduced_is_named(tracked: str) -> None:
+    values: SimpleQueue[float] = SimpleQueue()
+    levels: list[str] = []
+
+    class Draw(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            levels.append("replay" if anynan.replaying() else tracker.judge.level)
+            return x if values.empty() else x * 0 + torch.tensor(values.get()).log()
+
+    model = nn.Sequential(nn.Linear(2, 2), Draw())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return model(x).sum()
+
+    tracker: Any = anynan.torch.track(model if tracked == "model" else step, action="record")
+    run = step if tracked == "model" else tracker
+    for bad_now in (False, True, False, True, False):
+        if bad_now:
+            values.put(-1.0)
+        run(torch.ones(2, 2))
+    first, second = bad(tracker)
+    assert first.operation is None
+    assert any("every operation of the next" in note for note in first.notes)
+    assert named(second) == ("1", "forward", "log")
+    assert second.notes == ("found because every operation was watched from step 2 on",)
+    seen = [level for level in levels if level != "replay"]
+    assert seen == ["layer", "layer", "operation", "operation", "layer"]
+    assert len(tracker.events) == 2  # and nothing else of what the watcher saw
+
+
+def test_the_level_falls_again_where_nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anynan._judging.judge.RISEN_STEPS", 2)
+    model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
+    model[1].runs = 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x).sum()
+
+    tracker = anynan.torch.track(step, action="record")
+    tracker(torch.ones(2, 2))
+    assert tracker.judge.level == "operation"
+    tracker(torch.ones(2, 2))
+    tracker(torch.ones(2, 2))
+    assert tracker.judge.level == "layer"
+    assert any("did not come back in 2 steps" in remark for remark in tracker.remarks)
+
+
+def test_the_level_stays_where_the_program_stops() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
+    tracker = anynan.torch.track(model)
+    with pytest.raises(anynan.NonFiniteError):
+        model(torch.ones(2, 2))
+    assert tracker.judge.level == "layer"

@@ -1,0 +1,129 @@
+"""transformers' Trainer, which owns the step: a callback, and ``track`` for a Trainer."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from torch import nn  # noqa: E402
+
+import anynan  # noqa: E402
+from anynan import NonFiniteError  # noqa: E402
+
+
+class Net(nn.Module):
+    """Go bad at the fifth batch, in one of several places."""
+
+    def __init__(self, where: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.where, self.linear = where, nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.linear(x)
+        return out / 0 if self.now("forward") else out
+
+    def now(self, where: str) -> bool:
+        return self.where == where and self.training and int(self.seen) == 4
+
+
+class Trainer(transformers.Trainer):
+    def compute_loss(self, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+        net = self.accelerator.unwrap_model(model)
+        out = model(inputs["x"])
+        loss = out.square().mean()
+        if net.now("loss"):
+            loss = (-1 - loss).log()
+        if net.now("backward"):
+            loss = loss + (out - out).square().sum().sqrt()
+        net.seen += 1
+        return loss
+
+
+FAULTS = {
+    "forward": ("", "forward", "divide"),
+    "loss": (None, "loss", "log"),
+    "backward": (None, "backward", "sqrt"),
+}
+
+
+def trainer(net: Net, folder: Any, callbacks: Any = (), **arguments: Any) -> Trainer:
+    chosen = transformers.TrainingArguments(
+        str(folder), per_device_train_batch_size=2, num_train_epochs=2, report_to=[],
+        save_strategy="no", use_cpu=True, disable_tqdm=True, remove_unused_columns=False,
+        **arguments,
+    )  # fmt: skip
+    data = [{"x": row} for row in torch.randn(16, 4)]
+    return Trainer(net, chosen, train_dataset=data, callbacks=list(callbacks))
+
+
+@pytest.mark.parametrize("where", FAULTS)
+def test_the_monitor_names_the_operation_and_stops_with_good_weights(
+    where: str, tmp_path: Any
+) -> None:
+    net, monitor = Net(where), anynan.transformers.Monitor()
+    made = trainer(net, tmp_path, [monitor])
+    made.train()
+    event = monitor.events[0]
+    assert (event.layer, event.phase, event.operation.name) == FAULTS[where]
+    assert event.operation.source.file == __file__
+    assert event.step == 4
+    assert "global_step 4 of train" in event.notes
+    assert made.state.global_step == 5
+    assert all(p.isfinite().all() for p in net.parameters())
+    assert (tmp_path / "checkpoint-5").is_dir()
+    assert "training_step" not in vars(made)
+
+
+def test_a_bad_loss_with_a_finite_gradient_updates_nothing(tmp_path: Any) -> None:
+    net = Net("loss")
+    trainer(net, tmp_path, [anynan.transformers.Monitor()]).train()
+    other = Net()
+    trainer(other, tmp_path, max_steps=4, lr_scheduler_type="constant").train()
+    net2 = Net("loss")
+    trainer(net2, tmp_path, [anynan.transformers.Monitor()], lr_scheduler_type="constant").train()
+    assert torch.equal(net2.linear.weight, other.linear.weight)
+
+
+@pytest.mark.parametrize("where", FAULTS)
+def test_track_raises_in_the_users_line(where: str, tmp_path: Any) -> None:
+    made = trainer(Net(where), tmp_path)
+    with anynan.transformers.track(made), pytest.raises(NonFiniteError) as caught:
+        made.train()
+    event = caught.value.event
+    assert (event.layer, event.phase, event.operation.name) == FAULTS[where]
+    if where == "forward":  # what is read after the user's code ends in the Trainer's call
+        assert str(caught.traceback[-1].path) == __file__
+    assert "training_step" not in vars(made)
+
+
+@pytest.mark.parametrize("arguments", [
+    {}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1}, {"bf16": True},
+])  # fmt: skip
+def test_a_clean_training_is_as_if_nobody_watched(arguments: Any, tmp_path: Any) -> None:
+    weights = []
+    for callbacks in ([], [monitor := anynan.transformers.Monitor("raise")]):
+        net = Net()
+        trainer(net, tmp_path, callbacks, **arguments).train()
+        weights.append(net.linear.weight.clone())
+    assert torch.equal(*weights)
+    assert (monitor.events, monitor.tracker.notes) == ((), ())
+    assert "Trainer.training_step: nothing went bad in 1" in monitor.tracker.report()
+
+
+def test_what_is_no_trainer_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(TypeError, match=r"track\(\) takes a transformers.Trainer, not Net"):
+        anynan.transformers.track(Net())
+    made = trainer(Net(), tmp_path)
+    tracker = anynan.transformers.track(made)
+    with pytest.raises(ValueError, match="tracked already"):
+        anynan.transformers.track(made)
+    tracker.remove()
+    with pytest.raises(ValueError, match="action='nothing' is unknown"):
+        anynan.transformers.Monitor("nothing")

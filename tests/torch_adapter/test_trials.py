@@ -1,0 +1,289 @@
+"""A fix is tried before it is told: what the report claims of it is what really comes of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import anynan
+from anynan import NonFiniteError
+
+
+def failing(step: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
+    """Run a tracked step once; return what stopped it."""
+    with anynan.torch.track(step, **options) as tracked, pytest.raises(NonFiniteError) as caught:
+        tracked(*args)
+    event = caught.value.event
+    assert anynan.Event.from_json(event.to_json()) == event
+    return event
+
+
+class Two(nn.Module):
+    """Two faults that do not depend on each other: a logarithm of 0, and a root's slope there."""
+
+    def __init__(self, first: Any = torch.log, second: Any = torch.sqrt) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.first, self.second = first, second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        gone = torch.relu(-y.abs())
+        logs = self.first(gone)
+        return logs + self.second(gone + 0 * y) + y
+
+
+class Body(nn.Module):
+    """Run a function of a weight."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], values: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.tensor(values))
+
+    def forward(self) -> torch.Tensor:
+        return self.function(self.weight)
+
+
+def body_event(
+    function: Callable[[torch.Tensor], torch.Tensor], values: Any, **options: Any
+) -> anynan.Event:
+    """Train a weight once by a function of it."""
+    body = Body(function, values)
+
+    def step() -> torch.Tensor:
+        loss = body().sum()
+        loss.backward()
+        return loss
+
+    return failing(step, **options)
+
+
+def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    loss = model(x).sum() * 0.5
+    loss.backward()
+    return loss
+
+
+def norm(model: nn.Module) -> float:
+    grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return float(torch.cat(grads).norm())
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_two_faults_come_in_one_report(read: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Two(), torch.randn(4, 3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return train(model, x)
+
+    event = failing(step, x, read=read)
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert event.tried == anynan.Trial("log(x + 1e-8)", "another", "step")
+    (other,) = event.others
+    assert (other.operation.name, other.phase, other.layer) == ("sqrt", "backward", "")
+    assert other.operation.source.text == "return logs + self.second(gone + 0 * y) + y"
+    assert other.cause.tag == "sqrt_gradient_at_zero"
+    # What is claimed is what comes of both fixes.
+    mended = Two(lambda x: torch.log(x + 1e-8), lambda x: torch.sqrt(x + 1e-8))
+    mended.load_state_dict(model.state_dict())
+    loss = train(mended, x)
+    assert other.tried.outcome == "finite"
+    assert other.tried.repair == "sqrt(x + 1e-8)"
+    assert other.tried.loss == pytest.approx(loss.item())
+    assert other.tried.gradient_norm == pytest.approx(norm(mended))
+
+
+def test_the_report_tells_both() -> None:
+    model = Two()
+    with (
+        anynan.torch.track(lambda x: train(model, x)) as tracked,
+        pytest.raises(NonFiniteError) as caught,
+    ):
+        tracked(torch.ones(2, 3))
+    text = str(caught.value)
+    assert "with log(x + 1e-8) the -Inf is gone, but a second fault remains:" in text
+    assert "with sqrt(x + 1e-8) as well the step is finite: loss" in text
+
+
+def test_a_fix_that_is_not_enough_says_so() -> None:
+    y = torch.tensor([0.0, -1e-8])
+    event = body_event(lambda w: w / y, [1.0, 1.0])
+    assert event.tried is not None
+    assert event.tried.outcome == "insufficient"
+    assert not event.others
+    assert event.cause.fix.startswith("not enough by itself: ")
+    assert event.tried.repair == "x / (y + 1e-8)"
+
+
+def test_at_most_three_faults_are_told() -> None:
+    def four(w: torch.Tensor) -> torch.Tensor:
+        return torch.log(w) + torch.rsqrt(w) + torch.acos(w + 2) + 1 / w
+
+    event = body_event(four, [0.0, 0.0])
+    faults = [event, *event.others]
+    assert len({fault.operation.name for fault in faults}) == 3
+    assert [fault.tried.outcome for fault in faults] == ["another"] * 3
+
+
+def test_of_a_model_only_what_ran_is_claimed() -> None:
+    model = Two(second=torch.relu)
+    policy = anynan.Policy(neginf="bad")
+    with anynan.torch.track(model, policy=policy), pytest.raises(NonFiniteError) as caught:
+        model(torch.ones(2, 3))
+    trial = caught.value.event.tried
+    assert trial == anynan.Trial("log(x + 1e-8)", "finite", "forward")
+    assert "the forward pass is finite" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "repaired"),
+    [
+        (lambda x: x.abs().sqrt_(), "sqrt(x + 1e-8)"),
+        (lambda x: (x.detach() * 0 + 1).div_(x.detach()) + x, "x / (y + 1e-8)"),
+        (lambda x: F.softmax(x.masked_fill(x == 0, -torch.inf), -1), "softmax("),
+        (lambda x: torch.atan2(x, x).norm() + torch.special.xlogy(x + 1, x), "xlogy("),
+    ],
+    ids=["in place", "operator in place", "library", "of two operands"],
+)
+def test_what_only_the_dispatcher_sees_is_repaired(
+    function: Callable[[torch.Tensor], torch.Tensor], repaired: str
+) -> None:
+    event = body_event(function, [[0.0, 0.0]])
+    assert event.tried is not None
+    assert repaired in event.tried.repair
+    assert event.tried.outcome == "finite"
+
+
+def test_a_checkpointed_layer_is_repaired_when_it_is_computed_again() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    fc = nn.Linear(2, 2, bias=False)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(fc(x))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = checkpoint(layer, x, use_reentrant=False).sum()
+        loss.backward()
+        return loss
+
+    event = failing(step, torch.zeros(2, 2))
+    assert event.tried is not None
+    assert event.tried.repair == "sqrt(x + 1e-8)"
+    assert event.tried.outcome == "finite"
+
+
+def test_a_gradient_of_a_gradient_is_not_claimed_to_be_tried() -> None:
+    def slope(w: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(torch.sqrt(w).sum(), w, create_graph=True)[0]
+
+    assert body_event(slope, [0.0, 0.0]).tried is None
+
+
+def test_a_gradient_whose_operation_is_not_known_claims_nothing() -> None:
+    assert body_event(lambda w: (w * 0 + 1).div_(w), [0.0, 0.0]).tried is None
+
+
+@pytest.mark.parametrize("options", [{"replay": False}, {"level": "operation"}])
+def test_nothing_runs_again_where_nothing_may(options: Any) -> None:
+    runs = []
+    model = Two()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return train(model, x)
+
+    event = failing(step, torch.ones(2, 3), **options)
+    assert (event.tried, event.others) == (None, ())
+    assert len(runs) == 1
+
+
+def test_an_exception_in_the_trial_claims_nothing() -> None:
+    model = Two(second=torch.relu)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        if torch.isfinite(y).all():
+            raise ValueError("the mended values are refused")
+        loss = y.sum()
+        loss.backward()
+        return loss
+
+    assert failing(step, torch.ones(2, 3)).tried is None
+
+
+def test_a_second_update_behind_the_first_is_not_claimed_to_be_finite() -> None:
+    one, two = Two(second=torch.relu), nn.Linear(3, 1)
+    updates = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, two)]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        train(one, x)
+        updates[0].step()
+        loss = train(two, x) / 0
+        updates[1].step()
+        return loss
+
+    assert failing(step, torch.ones(2, 3)).tried is None
+
+
+class Busy(nn.Module):
+    """A model with everything that a run moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm, self.drop = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)
+        self.calls, self.seen = 0, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        y = self.drop(self.norm(self.fc(x)))
+        gone = torch.relu(-y.abs())
+        return torch.log(gone + 0 * y) + torch.sqrt(gone + 0 * y) + y
+
+
+def run_beside(*, replay: bool) -> list[Any]:
+    """Train through a fault; return everything that the program is left with."""
+    torch.manual_seed(1)
+    model = Busy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches, drawn = iter(torch.randn(6, 4, 3)), torch.Generator().manual_seed(3)
+    steps = 0
+
+    def step() -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        optimizer.zero_grad()
+        x = next(batches) + torch.rand(4, 3, generator=drawn)
+        loss = (model if steps == 3 else model.fc)(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with anynan.torch.track(step, action="skip", replay=replay) as tracked:
+        for _ in range(5):
+            tracked()
+        (event,) = [event for event in tracked.events if event.severity == "bad"]
+    assert (event.tried is not None) == replay
+    assert bool(event.others) == replay
+    return [
+        *model.state_dict().values(), *[p.grad for p in model.parameters()], torch.get_rng_state(),
+        drawn.get_state(), steps, model.calls, model.seen, len(list(batches)),
+        *[state["momentum_buffer"] for state in optimizer.state.values()],
+    ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+def test_no_trial_leaves_a_trace() -> None:
+    for without, with_it in zip(run_beside(replay=False), run_beside(replay=True), strict=True):
+        if isinstance(without, torch.Tensor):
+            assert torch.equal(without, with_it)
+        else:
+            assert without == with_it

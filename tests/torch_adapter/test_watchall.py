@@ -1,0 +1,246 @@
+"""Models that nobody named are found by their first call, and watched as if they had been."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan._steps.everywhere import Found, watch_everything
+from anynan.options import Options
+from anynan.torch.session.session import session_of
+
+
+class Log(nn.Module):
+    def forward(self, x):
+        return torch.log(-1 - x * x)
+
+
+class Clean(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def net(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), *layers)
+
+
+@pytest.fixture
+def found() -> Iterator[Found]:
+    yield from watched(action="record")
+
+
+@pytest.fixture
+def raising() -> Iterator[Found]:
+    yield from watched(action="raise")
+
+
+def watched(**options: Any) -> Iterator[Found]:
+    real = nn.Module.__call__, torch.compile
+    found = Found()
+    end = watch_everything(Options(**options), found)
+    yield found
+    end()
+    assert (nn.Module.__call__, torch.compile) == real
+
+
+def train(model: Any, criterion: Any = None, steps: int = 2) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        out = model(torch.ones(3, 4))
+        loss = out.square().mean() if criterion is None else criterion(out, torch.zeros(3, 4))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def facts(event: anynan.Event) -> Any:
+    return event.layer, event.phase, event.kind, event.step, event.operation, event.cause
+
+
+def test_the_event_is_that_of_track(raising: Found) -> None:
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        train(net(Log()))
+    model = net(Log())
+    with anynan.torch.track(model), pytest.raises(anynan.NonFiniteError) as named:
+        train(model)
+    assert facts(caught.value.event) == facts(named.value.event)
+    assert [facts(event) for event in raising.bad()] == [facts(caught.value.event)]
+
+
+def test_a_bad_gradient_is_named_by_its_operation(raising: Found) -> None:
+    class Sqrt(nn.Module):
+        def forward(self, x):
+            return (x - x.detach()).sqrt() + x
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        train(net(Sqrt()))
+    event = caught.value.event
+    assert (event.layer, event.phase, event.operation.name) == ("3", "backward", "sqrt")
+
+
+def test_a_loss_belongs_to_the_model_it_is_given(raising: Found) -> None:
+    class LogLoss(nn.Module):
+        def forward(self, x, y):
+            return (-1 - x.square().sum()).log() + y.sum()
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        train(net(), LogLoss())
+    event = caught.value.event
+    assert (event.layer, event.operation.name) == ("LogLoss", "log")
+    (line,) = raising.lines()
+    assert line.startswith("anynan: Sequential: 1 bad in 1 step: 5 layers")
+
+
+def test_what_the_model_made_is_no_batch_to_its_loss(found: Found) -> None:
+    train(net(Log()), nn.MSELoss())
+    (event,) = found.events
+    assert (event.layer, event.operation.name) == ("3", "log")
+
+
+def test_what_one_model_hands_another_is_no_batch(found: Found) -> None:
+    one, two = net(Log()), net()
+    two(one(torch.ones(3, 4))).sum().backward()
+    found.close()
+    assert [event.phase for event in found.events] == ["forward", "loss"]
+    assert found.events[0].operation.name == "log"
+    assert found.events[1].cause.tag == "made_between_layers"
+
+
+def test_a_bad_label_is_named(raising: Found) -> None:
+    model, criterion = net(), nn.MSELoss()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        criterion(model(torch.ones(3, 4)), torch.full((3, 4), torch.nan)).backward()
+    event = caught.value.event
+    assert (event.phase, event.layer, event.tensor) == ("input", "MSELoss", "target")
+
+
+def test_a_model_that_is_dropped_before_its_backward_pass_is_still_replayed(
+    raising: Found,
+) -> None:
+    class Sqrt(nn.Module):
+        def forward(self, x):
+            return (x - x.detach()).sqrt() + x
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        net(Sqrt())(torch.ones(3, 4)).sum().backward()
+    assert caught.value.event.operation.name == "sqrt"
+
+
+def test_the_outer_model_takes_over(found: Found) -> None:
+    encoder = net()
+    encoder(torch.ones(3, 4))
+    model = nn.Sequential(encoder, nn.Linear(4, 1))
+    train(model)
+    encoder(torch.ones(3, 4)).sum().backward()
+    assert session_of(encoder) is None
+    assert session_of(model) is not None
+    found.close()
+    assert [line.split(":")[1] for line in found.lines()] == [" Sequential", " Sequential"]
+    assert "4 layers" in found.lines()[0]
+
+
+def test_the_users_own_tracker_takes_over(found: Found) -> None:
+    model = net(Log())
+    train(model)
+    mine = anynan.torch.track(model, action="record")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(-1.0)
+    model(torch.ones(3, 4))
+    assert [event.layer for event in mine.events][-1] == "3"
+    assert len(found.events) == 1
+    anynan.torch.untrack(model)
+    model(torch.ones(3, 4))  # it was ended on purpose
+    assert session_of(model) is None
+
+
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_the_models_of_the_users_own_step_are_left_to_it(level: Any, found: Found) -> None:
+    model = nn.Sequential(net(), Log())
+
+    @anynan.torch.track(action="record", level=level)
+    def step(x):
+        return model[1](model[0](x)).sum()
+
+    step(torch.ones(3, 4))
+    assert len(step.events) == 1
+    assert found.events == []
+    assert found.lines() == []
+
+
+def test_what_cannot_be_watched_is_a_line_and_no_exception(found: Found) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    model(torch.ones(3, 4, device="meta"))
+    model(torch.ones(3, 4, device="meta"))
+    (line,) = found.lines()
+    assert "a Linear is not watched: ValueError weight is on the meta device" in line
+
+
+def test_nothing_stays(found: Found) -> None:
+    model = net()
+    train(model)
+    found.close()
+    assert session_of(model) is None
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_models_that_are_gone_are_not_kept(found: Found) -> None:
+    for _ in range(40):
+        net()(torch.ones(3, 4))
+    gc.collect()
+    living = [tracker for tracker in found._trackers if tracker.fn is not None]
+    assert len(living) <= 16
+    found.close()
+    assert len(found.lines()) == 40
+
+
+def test_a_bad_weight_raises_at_the_first_call(raising: Found) -> None:
+    model = net()
+    with torch.no_grad():
+        model[0].weight[0, 0] = torch.nan
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        model(torch.ones(3, 4))
+    assert caught.value.event.parameter == "0.weight"
+    assert len(raising.bad()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["model", "method", "function", "argument"])
+def test_what_is_compiled_is_watched_from_inside(how: str, found: Found) -> None:
+    torch._dynamo.reset()
+    model: Any = net(Clean())
+    module = model
+    options = {"backend": "aot_eager", "fullgraph": True}
+    if how == "model":
+        model = torch.compile(model, **options)
+    elif how == "method":
+        model.compile(**options)
+    elif how == "function":
+
+        @torch.compile(**options)
+        def call(x):
+            return module(x)
+
+        model = call
+    else:
+
+        @torch.compile(**options)
+        def apply(which, x):
+            return which(x)
+
+        def model(x):
+            return apply(module, x)
+
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    found.close()
+    (line,) = found.lines()
+    assert ": nothing went bad in 2 steps: 5 layers" in line
