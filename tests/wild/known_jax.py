@@ -14,7 +14,7 @@ KNOWN_JAX = [
         "jax",
         "optimistix_*",
         "silent",
-        "documented: the inside of lineax's solver, one primitive of its own, is not watched, which "
+        "documented: the inside of lineax's solver, a primitive of its own, is not watched, which "
         "is said once",
         said="warning: anynan: linear_solve is run as it is*",
     ),
