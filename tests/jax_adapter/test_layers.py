@@ -280,7 +280,8 @@ def test_a_model_with_a_loop_in_it_is_called_once():
     assert "(call" not in str(caught.value)
 
 
-def test_a_part_that_is_rebuilt_has_its_own_name_and_no_scaffolding_around_it():
+@pytest.mark.parametrize("scaffolding", ["checkpointed-fwd", "inner-loop"])
+def test_a_part_that_is_rebuilt_has_its_own_name_and_no_scaffolding_around_it(scaffolding):
     class Field(eqx.Module):
         lin: eqx.nn.Linear
 
@@ -294,7 +295,7 @@ def test_a_part_that_is_rebuilt_has_its_own_name_and_no_scaffolding_around_it():
             body = eqx.filter_jit(lambda field, y: jax.vmap(field)(y[None])[0])
             solve = jax.named_call(
                 lambda y: jax.lax.fori_loop(0, 2, lambda _, y: body(self.field, y), y),
-                name="checkpointed-fwd",
+                name=scaffolding,
             )
             return solve(y).sum()
 

@@ -86,6 +86,56 @@ CASES = {
 }
 
 
+def saved(x, rounds):
+    """Fill rows of Inf one by one, as a solver does that saves what it is asked for."""
+    with jax.named_scope("solver"):
+        rows = jnp.copy(jnp.full((3, 2), jnp.inf))
+        times = jnp.full(3, x[0, 0] * jnp.inf)
+
+        def save(state):
+            i, y, rows, times = state
+            return i + 1, 0.5 * y, rows.at[i].set(y), times.at[i].set(i)
+
+        start = 0, x[0, :2], rows, times
+        _, _, rows, times = lax.while_loop(lambda state: state[0] < rounds, save, start)
+    return (rows**2).sum() + times.sum()
+
+
+@pytest.mark.parametrize("level", ["layer", "operation"])
+def test_rows_of_inf_that_a_layer_fills_are_no_failure(level):
+    tracked = anynan.jax.track(saved, level=level)
+    assert jnp.isfinite(tracked(X, 3))
+    assert {event.severity for event in tracked.events} <= {"suspect"}
+    assert tracked.notes == ()
+
+
+def test_rows_of_inf_that_stay_empty_are_a_failure_of_what_is_made_of_them():
+    tracked = anynan.jax.track(saved)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(X, 2)
+    event = caught.value.event
+    assert (event.kind, event.cause.tag) == ("posinf", "written_constant")
+
+
+@pytest.mark.parametrize("level", ["layer", "operation"])
+def test_a_gradient_that_the_step_itself_drops_is_no_failure(level):
+    def step(w, x, scale):
+        def loss(w):
+            with jax.named_scope("head"):
+                y = (x @ w).astype(jnp.float16) + 1
+            return (y.astype(jnp.float32) ** 2).mean() * scale
+
+        value, slope = jax.value_and_grad(loss)(w)
+        return jnp.where(jnp.isfinite(slope).all(), w - slope / scale, w), value / scale
+
+    tracked = anynan.jax.track(step, level=level)
+    w = jnp.ones((3, 2))
+    assert same(tracked(w, X, 2.0**24)[0], w)
+    assert {event.severity for event in tracked.events} <= {"suspect"}
+    found = [event.operation.name for event in tracked.events]
+    assert found == ([] if level == "layer" else ["astype"])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_bad_is_said(name):
     fn, *args = CASES[name]

@@ -63,6 +63,25 @@ def test_the_same_function_on_several_lines_and_in_a_loop():
     assert event.operation.source.text in ("b = jnp.sqrt(b) + 1", "b = jnp.sqrt(x - 1)")
 
 
+def test_what_a_loop_inside_a_loop_left_is_followed_into_it():
+    def solve(y, rounds):
+        def step(state):
+            def stage(inner):
+                k, slopes = inner
+                return k + 1, slopes.at[k].set(-y / (y - y))
+
+            i, y = state
+            start = 0, jnp.zeros((2, 3))
+            _, slopes = jax.lax.while_loop(lambda inner: inner[0] < rounds, stage, start)
+            return i + 1, y + jnp.array([0.5, 0.5]) @ slopes
+
+        return jax.lax.while_loop(lambda state: state[0] < rounds, step, (0, y))[1]
+
+    event = caught(anynan.jax.track(solve), jnp.ones(3), 2)
+    assert event.operation.name == "divide"
+    assert "-y / (y - y)" in event.operation.source.text
+
+
 def test_both_the_overflow_and_the_first_nan_are_named():
     def fn(x):
         with jax.named_scope("grow"):

@@ -12,6 +12,14 @@ KNOWN_JAX = [
     ),
     Known(
         "jax",
+        "optimistix_*",
+        "silent",
+        "documented: the inside of lineax's solver, a primitive of its own, is not watched, which "
+        "is said once",
+        said="warning: anynan: linear_solve is run as it is*",
+    ),
+    Known(
+        "jax",
         "donated_state",
         "nan weight.layer",
         "the weight is named at its first use, with the right cause, and not in the phase of "

@@ -146,6 +146,13 @@ class Graph:
             return False
         return not np.isfinite(np.asarray(held, complex)).item()
 
+    def placed(self, index: int) -> bool:
+        """Tell whether a value is nothing but an Inf of the code's own, read on and on."""
+        nodes, outside = self.origins(index)
+        return not nodes and all(
+            self._written(value.index) and not np.isnan(value.constant) for value in outside
+        )
+
     def _value(self, var: Any, path: Path, loops: int = 0) -> Value:
         value = Value(len(self.values), var.aval, path, var, loops=loops)
         self.values.append(value)

@@ -97,6 +97,8 @@ class Layers:
                 continue
             outs = [i for i in node.outs if i is not None and self._float(i)]
             for index in outs:
+                if self.graph.placed(index):  # whoever works with it is asked
+                    continue
                 goes = self._goes(index)
                 for layer in self.around(path):
                     if any(not inside(other, layer) for other in goes):

@@ -15,7 +15,7 @@ MARK = "anynan_expected_"
 # scopes no other scope is a layer.
 LAYER = "anynan_layer:"
 _OURS = "rematted_computation"
-_NO_LAYER = frozenset({_OURS, "checkpoint", "remat", "remat2", "~", "outer-loop"})
+_NO_LAYER = frozenset({_OURS, "checkpoint", "remat", "remat2", "~", "outer-loop", "inner-loop"})
 # What equinox calls the loops it is made of.
 _SCAFFOLD = "checkpointed-"
 

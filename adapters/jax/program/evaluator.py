@@ -19,7 +19,6 @@ from jax.extend import source_info_util
 from anynan.jax.graphs.bodies import JITS, REMAT, Body, bodies, dropped
 from anynan.jax.read import probes
 from anynan.jax.read.readings import (
-    WHILE,
     WIDE,
     Emission,
     Path,
@@ -270,7 +269,7 @@ def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[An
     p = eqn.params
     of_cond, of_body = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     cond = p["cond_jaxpr"]
-    shapes = [shape.looped(WHILE) for shape in ev.expected(body, path)]
+    shapes = [shape.looped(None) for shape in ev.expected(body, path)]
     start = [replace(ev.blank(shape), rounds=None) for shape in shapes]
     empty = [
         jnp.moveaxis(rounds, 1, 0) if shape.shards else rounds

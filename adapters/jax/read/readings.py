@@ -12,7 +12,7 @@ Path = tuple[Any, ...]
 What = Literal["code", "sum", "ends", "span", "value"]
 # Their first column is a total, which is a word only after a loop.
 TOTALS = ("sum", "span")
-# Words of rounds that are kept for one reading, and of a loop whose length is not known.
+# Words of rounds that are kept for one reading, and at most of a loop whose length is not known.
 ROUNDS, WHILE = 4096, 256
 # They are a row of numbers, and not one.
 WIDE = ("ends", "span")
@@ -113,10 +113,12 @@ class Shape:
         """Tell whether there is a word for every round."""
         return bool(self.loops) and self.dims is not None
 
-    def looped(self, length: int) -> "Shape":
-        """Give the shape outside of a loop."""
+    def looped(self, length: int | None) -> "Shape":
+        """Give the shape outside of a loop, None for a length that is not known."""
         if self.probe.what == "value":
             return self
+        if length is None:  # the first rounds, as many as there is room for
+            length = max(min(WHILE, ROUNDS // max(math.prod(self.dims or ()), 1)), 1)
         dims = None if self.dims is None else (length, *self.dims)
         if dims is not None and math.prod(dims) > ROUNDS:
             dims = None
@@ -152,9 +154,9 @@ def unflat(like: list[Emission], arrays: Any) -> list[Emission]:
     return found
 
 
-def rounds_of(eqn: Any) -> int:
-    """Give how many rounds of a loop have a word of their own."""
-    return int(eqn.params["length"]) if eqn.primitive.name == "scan" else WHILE
+def rounds_of(eqn: Any) -> int | None:
+    """Give how many rounds a loop has, None where that is not known."""
+    return int(eqn.params["length"]) if eqn.primitive.name == "scan" else None
 
 
 def of_round(item: Emission) -> Any:

@@ -106,7 +106,7 @@ def _before(spots: list[Spot], chosen: set[int]) -> list[int]:
 
 def everything(step: Step) -> Replay | None:
     """Run a step again with every operation read; None if all of it is finite."""
-    program = step.program
+    program, watch = step.program, step.watch
     arrays = step.inputs()
     spots = program.spots(backward=True)
     wanted: dict[int, Any] = {i: "sum" for op in program.operations().ops for i in op.outs}
@@ -115,7 +115,12 @@ def everything(step: Step) -> Replay | None:
         found = flags(program, arrays, wanted)
         if not any(flag.word for flag in found.values()):
             return None
-        harmful = [spot for spot in spots if step.watch.at.get(spot.value) not in step.meant]
+        results = {i for i in program.graph.results if watch.at.get(i) not in step.meant}
+        if max((found[i].word for i in results & found.keys()), default=0) <= probes.NEGINF:
+            # A gradient that reached nothing that the step returns was dropped, as a loss
+            # scaler's is.
+            spots = program.spots(backward=program.settings.gradients)
+        harmful = [spot for spot in spots if watch.at.get(spot.value) not in step.meant]
         return record(program, arrays, found, harmful)[0]
 
 

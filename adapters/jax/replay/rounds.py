@@ -189,7 +189,10 @@ class Rounds:
             for op in self.operations.writers(index):
                 for out in op.outs:
                     flag = self.found.get(out)
-                    if flag is None or flag.rounds is None or flag.rounds.ndim <= depth:
+                    if flag is None or not flag.word or len(flag.its) <= depth:
+                        continue
+                    if flag.rounds is None:  # of all rounds only the first of the worst is known
+                        found.update(flag.its[depth : depth + 1] if flag.its[:depth] == its else ())
                         continue
                     if any(i >= n for i, n in zip(its, flag.rounds.shape, strict=False)):
                         continue

@@ -43,10 +43,10 @@ def variational(bug: str) -> Loop:
     guide = autoguide.AutoNormal(model)
     svi = SVI(faulty, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
     clean = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())
+    state = clean.init(KEY, X, Y)
+    svi.constrain_fn = clean.constrain_fn  # numpyro refuses to begin with the fault
 
-    return Loop(
-        svi.update, lambda: (clean.init(KEY, X, Y), X, Y), lambda args, out: (out[0], *args[1:])
-    )
+    return Loop(svi.update, lambda: (state, X, Y), lambda args, out: (out[0], *args[1:]))
 
 
 @program("numpyro_nuts")

@@ -358,9 +358,8 @@ def vae(bug: str) -> Loop:
             recon, mean, logvar = net.apply({"params": params}, batch, rng)
             if bug == "entropy":
                 p = nn.sigmoid(recon * 500)
-                entropy = -(
-                    batch * jnp.log(p + 1e-8) + (1 - batch) * jnp.log(1 - p)
-                )  # fault: entropy
+                other = jnp.log(1 - p)  # fault: entropy
+                entropy = -(batch * jnp.log(p + 1e-8) + (1 - batch) * other)
             else:
                 entropy = optax.sigmoid_binary_cross_entropy(recon, batch)
             divergence = -0.5 * (1 + logvar - mean**2 - jnp.exp(logvar)).sum(-1)
