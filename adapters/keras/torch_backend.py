@@ -203,7 +203,8 @@ class KerasSession(ModelSession):
             self.steps.open(state)
             args = data[:1] if args is None else tuple(args)
             self.start_root(state, step, None, args, {})
-            out = step(*args)
+            with nullcontext() if state.operations is None else state.operations.watching():
+                out = step(*args)
             if kind != "predict" and self._flags.loss is None:
                 # A step that never asks the model for its loss: what it returns tells of it.
                 for name, x in tensors(out, "result"):

@@ -28,8 +28,8 @@ def encode(lo: Sequence[float], hi: Sequence[float]) -> str:
     Example:
         >>> from anynan._jsonl.codes import decode, encode
         >>> encode([-1.0, float("nan")], [0.5, float("nan")])
-        'GIIBAA=='
-        >>> [round(float(x), 2) for x in decode('GIIBAA==')[1]]
+        'FIIBAA=='
+        >>> [round(float(x), 2) for x in decode('FIIBAA==')[1]]
         [1.0, nan]
     """
     low, high = np.asarray(lo, np.float64), np.asarray(hi, np.float64)

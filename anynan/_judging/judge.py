@@ -272,7 +272,8 @@ class Judge(Actor):
             ends=self.options.level == "step", came_in=self._came_in(rows, kind),
             of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
             in_order=self._adapter.in_order,
-            meant=self._meant, trained=self._trained or not self.options.backward,
+            meant=self._meant,
+            trained=self._trained or not (self.options.backward and self._adapter.sees_training),
         )  # fmt: skip
         if replayed is None and wanted:
             self._run_again(case, key)

@@ -50,6 +50,7 @@ class ArraySession(BaseAdapter):
     """
 
     backend = "array"
+    sees_training = False
     sees_all = True
     wrapper: type[TrackedArray] = TrackedArray
 

@@ -3,6 +3,7 @@
 import logging
 
 from anynan._reports.report import render_line
+from anynan.errors import reason
 from anynan.events import Event
 
 _logger = logging.getLogger("anynan")
@@ -21,4 +22,8 @@ def log(event: Event) -> None:
     if event.expected is not None:
         level = logging.INFO
     if _logger.isEnabledFor(level) and _logger.hasHandlers():
-        _logger.log(level, "%s", render_line(event), extra={"anynan": event.to_dict()})
+        try:
+            line, facts = render_line(event), event.to_dict()
+        except Exception as error:  # noqa: BLE001  what was found must not be lost
+            line, facts = f"an event could not be told: {reason(error)}", {}
+        _logger.log(level, "%s", line, extra={"anynan": facts})

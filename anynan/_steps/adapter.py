@@ -26,12 +26,14 @@ class BaseAdapter:
         options: What the user asked for.
         tracker: What the user holds.
         in_order: Whether gradients are read in the order in which they are made.
+        sees_training: Whether what trains can be told from what does not.
         sees_all: Whether ``judge.level`` is asked at each step, and ``"operation"`` shows the
             step's own run, not a second one.
     """
 
     backend: str
     in_order = False
+    sees_training = True
     sees_all = False
 
     def __init__(self, tracker: Tracker, options: Options | None = None) -> None:

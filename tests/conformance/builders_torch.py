@@ -16,7 +16,7 @@ VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step
 CAUSE_VARIANTS: dict[str, dict[str, Any]] = {**VARIANTS, "model": {"model": True}}
 
 # Where a fix is tried.
-TRIES = {Backend.TORCH, Backend.TORCH_CUDA}
+TRIES = {backend for backend in Backend if backend.library == "torch"}
 
 DIFFERENCES = {
     "placed[model]": "where a model is tracked its loss is not read, and an infinity may leave it",

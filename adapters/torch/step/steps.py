@@ -125,6 +125,8 @@ class Steps:
             return order
         for x in backward_roots():
             if isinstance(x, torch.Tensor) and x.numel() == 1 and nonfinite(x):
+                if self.scalers.scale(state) is not None:  # what is scaled may overflow
+                    return order
                 monitor = self.tracker.judge.monitor
                 site = monitor.site(None, "loss", "loss", DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype])
                 rows.insert(order, site, 0, *read_ends(x.detach()))
