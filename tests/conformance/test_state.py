@@ -46,7 +46,7 @@ def with_torch(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
 def with_jax(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
-    state = {"w": jnp.ones((2, 1)), "best": jnp.float32(INF), "ages": jnp.full(2, NAN)}
+    state = {"w": jnp.ones((2, 1)), "best": jnp.asarray(INF), "ages": jnp.full(2, NAN)}
 
     def step(state: Any, x: Any) -> Any:
         def loss_of(weight: Any) -> Any:

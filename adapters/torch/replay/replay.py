@@ -138,7 +138,7 @@ class Replays:
             return None
         found = Attempt(replay, "forward" if reading.phase != "backward" else "both", mender.bad)
         if state.in_step:
-            found.extent = "step"
+            found.extent = "step" if self._models.refs else "call"
             # A scaler's losses and gradients are not the program's own numbers.
             if self._scalers.used is None:
                 found.loss, found.gradient_norm = mender.loss, mender.gradient_norm
