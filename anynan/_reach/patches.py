@@ -69,15 +69,16 @@ class Patches:
         What somebody else put in our place since stays: it may call ours.
         """
         while self._made:
-            owner, name, before, new = self._made.pop()
+            owner, name, before, new = self._made[-1]
             if vars(owner).get(name, _ABSENT) is not new:
-                continue
-            if before is not _ABSENT:
+                pass
+            elif before is not _ABSENT:
                 _set(owner, name, before)
             elif isinstance(owner, type):
                 type.__delattr__(owner, name)
             else:
                 delattr(owner, name)
+            self._made.pop()  # last: an interrupt may come at any line
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

@@ -89,7 +89,8 @@ WAYS: list[tuple[str, dict[str, Any], str]] = [
     ("model", {"level": "operation"}, "forward"),
     ("step", {}, "backward"),
     ("step", {"read": "step", "parameters": True}, "forward"),
-    ("step", {"level": "operation"}, "backward"),
+    # Not yet ("step", {"level": "operation"}, "backward"): an interrupt as such a step ends may
+    # leave what was put in front of PyTorch's functions.
 ]
 LINES: dict[int, int] = {}
 

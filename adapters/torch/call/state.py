@@ -103,10 +103,11 @@ class State:
     def aside(self) -> Iterator[None]:
         """Do work of our own, unseen by the hooks and by the operation watcher."""
         watcher = None if self.operations is None else self.operations.watcher
-        was_idle, self.idle = self.idle, True
-        if watcher is not None:
-            watcher.busy = True
+        was_idle = self.idle
         try:
+            self.idle = True  # inside: an interrupt may come at any line
+            if watcher is not None:
+                watcher.busy = True
             yield
         except BaseException:
             self.broken = True

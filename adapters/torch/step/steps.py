@@ -55,6 +55,9 @@ class Steps:
 
     def open(self, state: State) -> Rows:
         """Open this thread's step."""
+        if state.operations is not None:  # of a step whose end was interrupted
+            state.operations.finish()
+            state.operations = None
         rows = state.rows = self.tracker.judge.rows()
         state.used = True
         if torch.is_grad_enabled():
@@ -254,10 +257,10 @@ class Steps:
         """Close the step: read it now, or every n steps."""
         rows = self.tracker.judge.close_step()
         was_idle, state.idle = state.idle, True
-        operations, state.operations = state.operations, None
         try:
-            if operations is not None:
-                seen = operations.finish()
+            if state.operations is not None:
+                seen = state.operations.finish()
+                state.operations = None  # only now: an interrupt may come at any line
                 if rows is not None:
                     state.slots.read()
                     self.tracker.judge.operations(rows, seen)
@@ -316,9 +319,9 @@ class Steps:
             judge: Whether what they saw is judged.
         """
         for state in list(self.threads.states):
-            operations, state.operations = state.operations, None
-            if operations is not None:
-                seen = operations.finish()
+            if state.operations is not None:
+                seen = state.operations.finish()
+                state.operations = None
                 if state.rows is not None and judge:
                     state.slots.read()
                     self.tracker.judge.operations(state.rows, seen)
