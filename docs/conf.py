@@ -17,7 +17,10 @@ html_title = f"anynan {version}"
 # of other packages are therefore not links, and only they may stay unresolved.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(torch|jax|numpy|np|os|transformers|collections|typing|types|contextlib|anynan\.\w+)\..*"),
+    (
+        "py:.*",
+        r"(torch|jax|numpy|np|os|transformers|collections|typing|types|contextlib|anynan\.\w+)\..*",
+    ),
 ]
 
 autodoc_member_order = "bysource"

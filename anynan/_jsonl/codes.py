@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from anynan._readings.kinds import Kinds
+
 UNREAD, NAN, POSINF, NEGINF, BOTH, ZERO = range(6)
 FIRST = 6  # the code of the smallest magnitude, 2**LOWEST
 LOWEST = -1074
 STEPS = 31  # codes for each doubling
+_KINDS = Kinds(UNREAD, NAN, POSINF, NEGINF, BOTH, ZERO)
 
 _ENDS = {
     UNREAD: (1.0, 0.0),  # rows say so: lo above hi
@@ -37,12 +40,7 @@ def encode(lo: Sequence[float], hi: Sequence[float]) -> str:
         size = np.maximum(np.abs(low), np.abs(high))
         bits = np.log2(size, where=np.isfinite(size) & (size > 0), out=np.zeros(size.shape))
     codes = (FIRST + np.rint((bits - LOWEST) * STEPS)).astype("<u2")
-    codes[size == 0] = ZERO
-    codes[high == np.inf] = POSINF
-    codes[low == -np.inf] = NEGINF
-    codes[(low == -np.inf) & (high == np.inf)] = BOTH
-    codes[low > high] = UNREAD
-    codes[np.isnan(size)] = NAN
+    _KINDS.put(codes, low, high)
     return base64.b64encode(codes.tobytes()).decode("ascii")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from anynan._readings.kinds import Kinds
 from anynan._readings.readings import Rows, Site
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 # bits of headroom: TOP for none, and one less for each 32nd of a bit.
 UNREAD, ZERO, FIRST, TOP, MOST = 0, 1, 2, 65_000, 65_531
 BOTH, NEGINF, POSINF, NAN = 65_532, 65_533, 65_534, 65_535
+_KINDS = Kinds(UNREAD, NAN, POSINF, NEGINF, BOTH, ZERO)
 STEPS = 32
 
 LATEST, BEFORE = 64, 64  # columns of single steps, and of steps put together before them
@@ -183,12 +185,7 @@ def _codes(entry: "Entry | Rows", limits: NDArray[np.float64]) -> NDArray[np.uin
         bits = limits - np.log2(size)
         scaled = np.clip(TOP - np.rint(bits * STEPS), FIRST, MOST)
         codes = np.where(np.isfinite(bits), scaled, UNREAD).astype(np.uint16)
-    codes[size == 0] = ZERO
-    codes[high == np.inf] = POSINF
-    codes[low == -np.inf] = NEGINF
-    codes[(low == -np.inf) & (high == np.inf)] = BOTH
-    codes[low > high] = UNREAD
-    codes[np.isnan(size)] = NAN
+    _KINDS.put(codes, low, high)
     return codes
 
 
