@@ -465,6 +465,23 @@ def _track(target: Any, model: Model, options: Options) -> Tracker:
     return tracker.start(ToyAdapter(model, tracker))
 
 
+def training(layer: str = "blocks.0") -> tuple[Model, Callable[[Any], Any]]:
+    """Give a model of three layers, the middle one a logarithm, and a step that trains it."""
+    model = Model(
+        Layer("embed", ("multiply",), np.asarray(1.5)),
+        Layer(layer, ("log",)),
+        Layer("head", ("multiply",), np.asarray(0.5)),
+    )
+
+    def step(batch: Any) -> Any:
+        loss = model(batch).loss()
+        loss.backward()
+        model.update(0.01)
+        return loss
+
+    return model, step
+
+
 def adapter_of(tracker: Tracker) -> ToyAdapter:
     """Give the adapter behind a tracker that is still watching."""
     return cast(ToyAdapter, tracker.judge.adapter)

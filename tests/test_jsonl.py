@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,25 +19,14 @@ import anynan
 from anynan._cli.commands import main
 from anynan._jsonl.codes import decode, encode
 from anynan._readings.policy import reading_kind
-from tests.fake_adapter import Layer, Model, track
+from tests.fake_adapter import Layer, Model, track, training
 
 GOOD, BAD = [1.0, 2.0], [1.0, -2.0]  # the model takes a logarithm
 PAGE = Path(__file__).parents[1] / "docs" / "files.md"
 
 
 def tracked(**options: Any) -> Any:
-    model = Model(
-        Layer("embed", ("multiply",), np.asarray(1.5)),
-        Layer("blocks.0", ("log",)),
-        Layer("head", ("multiply",), np.asarray(0.5)),
-    )
-
-    def step(batch: Any) -> Any:
-        loss = model(batch).loss()
-        loss.backward()
-        model.update(0.01)
-        return loss
-
+    model, step = training()
     return track(step, model=model, **options)
 
 

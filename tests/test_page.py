@@ -19,7 +19,7 @@ from anynan._readings.history import History
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Rows
 from anynan._reports.run import Run, of
-from tests.fake_adapter import Layer, Model, track
+from tests.fake_adapter import track, training
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HALF = 65504.0
@@ -54,18 +54,7 @@ class Reader(html.parser.HTMLParser):
 
 def failing(name: str = "blocks.0") -> Any:
     """Train for some steps until the second layer fails."""
-    model = Model(
-        Layer("embed", ("multiply",), np.asarray(1.5)),
-        Layer(name, ("log",)),
-        Layer("head", ("multiply",), np.asarray(0.5)),
-    )
-
-    def step(batch: Any) -> Any:
-        loss = model(batch).loss()
-        loss.backward()
-        model.update(0.01)
-        return loss
-
+    model, step = training(name)
     tracker = track(step, model=model)
     for i in range(5):
         tracker([1.0, 2.0 + i])

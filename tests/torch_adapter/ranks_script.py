@@ -1,4 +1,4 @@
-"""Train on real processes, and write what each rank saw: see test_distributed."""
+"""Programs of several ranks, and what each rank saw of them: see test_distributed."""
 
 import functools
 import importlib
@@ -6,8 +6,10 @@ import json
 import os
 import socket
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,30 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {}
 def scenario(run: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
     SCENARIOS[run.__name__] = run
     return run
+
+
+_ears = threading.local()
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Collect what anynan warns of on this rank."""
+    _ears.said = []
+    yield _ears.said
+
+
+@contextmanager
+def hearing() -> Iterator[None]:
+    """Hand each of anynan's warnings to the thread that caused it."""
+
+    def hear(message: Any, category: type[Warning], *_: object) -> None:
+        if category is anynan.AnynanWarning and hasattr(_ears, "said"):
+            _ears.said.append(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = hear
+        yield
 
 
 class Fault(nn.Module):
@@ -87,8 +113,7 @@ def train(
 
     target: Any = step if as_step else tracked or model
     seen: dict[str, Any] = {"error": None, "warnings": []}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard() as said:
         tracker = anynan.torch.track(target, **options)
         run = tracker if as_step else step
         at = 0
@@ -104,7 +129,7 @@ def train(
     return seen | {
         "stopped": at,
         "events": [told(event) for event in tracker.events if event.severity == "bad"],
-        "warnings": [str(w.message) for w in caught if w.category is anynan.AnynanWarning],
+        "warnings": said,
         "notes": list(tracker.notes),
         "finite": all(bool(torch.isfinite(whole(p)).all()) for p in model.parameters()),
         "weights": sum(float(whole(p).detach().double().sum()) for p in model.parameters()),
@@ -713,8 +738,7 @@ def two_trackers() -> dict[str, Any]:
     models = [DistributedDataParallel(Net()) for _ in range(2)]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
     trackers = [anynan.torch.track(m, action="skip") for m in models]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with heard():
         for at in range(STEPS):
             for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
                 bad = at == 1 + i and rank() == i
@@ -782,8 +806,7 @@ def refused() -> dict[str, Any]:
     fault = Fault()
     net = nn.Sequential(nn.Linear(4, 4), fault, Picky())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard() as said:
         tracker = anynan.torch.track(net)
         for at in range(STEPS):
             fault.armed = "forward" if at == BAD_STEP else ""
@@ -794,7 +817,6 @@ def refused() -> dict[str, Any]:
                 break
             optimizer.step()
         tracker.remove()
-    said = [str(w.message) for w in caught if w.category is anynan.AnynanWarning]
     return {"stopped": at, "warnings": said, "events": [told(e) for e in tracker.events]}
 
 
@@ -828,8 +850,7 @@ def lonely(tracks: bool, leaves: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard() as said:
         tracker = anynan.torch.track(model) if tracks else None
         for at in range(STEPS):
             if at == leaves and tracker is not None:
@@ -840,7 +861,6 @@ def lonely(tracks: bool, leaves: int) -> dict[str, Any]:
             optimizer.step()
         if tracker is not None:
             tracker.remove()
-    said = [str(w.message) for w in caught if w.category is anynan.AnynanWarning]
     return {"stopped": at, "warnings": said}
 
 
@@ -870,17 +890,14 @@ def one_does_not_come() -> dict[str, Any]:
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with anynan.torch.track(net):
-            for at in range(STEPS):
-                optimizer.zero_grad()
-                net(batch(at)).square().mean().backward()
-                if rank() == 0 or at == 0:
-                    optimizer.step()
-            dist.barrier()
+    with heard() as said, anynan.torch.track(net):
+        for at in range(STEPS):
+            optimizer.zero_grad()
+            net(batch(at)).square().mean().backward()
+            if rank() == 0 or at == 0:
+                optimizer.step()
+        dist.barrier()
     links.PATIENCE, links.ROLL_CALL = patience, roll_call
-    said = [str(w.message) for w in caught if w.category is anynan.AnynanWarning]
     return {"stopped": at, "warnings": said}
 
 
@@ -891,7 +908,8 @@ def run(number: int, ranks: int, names: str, folder: Path) -> None:
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     for name in names.split():
-        result = {"rank": rank(), "scenario": name, **SCENARIOS[name]()}
+        with hearing():
+            result = {"rank": rank(), "scenario": name, **SCENARIOS[name]()}
         (folder / f"{name}.{rank()}.json").write_text(json.dumps(result))
         dist.barrier()
     dist.destroy_process_group()

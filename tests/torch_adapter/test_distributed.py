@@ -1,7 +1,8 @@
-"""Real processes: all ranks stop at one step, and name where it began.
+"""All ranks stop at one step, and name where it began.
 
-One launch runs many scenarios of ``ranks_script.py``, which forks the ranks; the tests read what
-each rank saw. What torchrun adds has a test of its own.
+Most scenarios of ``ranks_script.py`` run on threads (``thread_ranks.py``). The rest are real
+processes that talk over gloo: one launch forks them all, and the tests read what each rank saw.
+What torchrun adds has a test of its own.
 """
 
 import functools
@@ -20,6 +21,7 @@ import torch
 from torch import distributed, nn
 
 import anynan
+from tests.torch_adapter import thread_ranks
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = [
@@ -33,17 +35,14 @@ pytestmark = [
 SCRIPT = Path(__file__).with_name("ranks_script.py")
 ROOT = Path(__file__).parents[2]
 LIMIT = 240
+# What each kind of program is run with at least once; all else runs on threads.
 TWO = (
-    "one_tracks clean forward backward whole_step bad_batch weight_gradient inner_tracked_first "
-    "synchronised_norm evaluation accumulation result_only counted apart two_trackers scaler spike "
-    "fsdp_clean fsdp_forward fsdp_backward fsdp_step fsdp_tracked_first tp_clean tp_forward "
-    "tp_backward dtensor_clean dtensor_forward pipeline_forward pipeline_backward pipeline_step "
-    "schedule settings compiled checkpointed bad_shard refused fsdp_evaluation "
-    "evaluation_of_a_part one_leaves one_does_not_come"
+    "one_tracks clean forward backward synchronised_norm counted compiled fsdp_forward bad_shard "
+    "tp_forward pipeline_forward pipeline_backward pipeline_step schedule one_leaves "
+    "one_does_not_come"
 )
-FOUR = "clean forward backward fsdp_forward tp_forward mesh counted"
-# How many ranks run what; in the last two the rank at the end of the name dies.
-LAUNCHES = [f"2:{TWO}", f"4:{FOUR}", "3:killed_2", "2:killed_0"]
+# How many processes run what; in the last two the rank at the end of the name dies.
+LAUNCHES = [f"2:{TWO}", "4:mesh counted", "3:killed_2", "2:killed_0"]
 SETTINGS = {
     "buffers", "unused", "static", "view", "step", "every", "operation", "parameters",
     "no replay", "no backward",
@@ -104,14 +103,21 @@ def results(folder: Path, launched: int, name: str, victim: int | None = None) -
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
-@pytest.fixture(scope="module")
-def two(folder: Path) -> Seen:
-    return functools.partial(results, folder, 0)
+def ranks(request: pytest.FixtureRequest, launched: int, name: str) -> list[Any]:
+    number, _, names = LAUNCHES[launched].partition(":")
+    if name in names.split():
+        return results(request.getfixturevalue("folder"), launched, name)
+    return thread_ranks.run(int(number), name)
 
 
-@pytest.fixture(scope="module")
-def four(folder: Path) -> Seen:
-    return functools.partial(results, folder, 1)
+@pytest.fixture
+def two(request: pytest.FixtureRequest) -> Seen:
+    return functools.partial(ranks, request, 0)
+
+
+@pytest.fixture
+def four(request: pytest.FixtureRequest) -> Seen:
+    return functools.partial(ranks, request, 1)
 
 
 def stopped_at_once(results: list[dict[str, Any]], rank: int, step: int = 2) -> dict[str, Any]:

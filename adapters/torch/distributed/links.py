@@ -1,7 +1,6 @@
 """The line between the ranks: a process group of its own, with a bounded wait."""
 
 import contextlib
-import itertools
 import json
 import sys
 import time
@@ -27,7 +26,6 @@ ROLL_CALL = timedelta(seconds=3)
 # A replay that all ranks run may not hang longer than this where one of them fails.
 REPLAY_LIMIT = timedelta(minutes=2)
 _SHAPES = ("_forward_metadata_inference", "_shape_inference")
-_numbers = itertools.count()
 
 
 class Unlinked(Exception):  # noqa: N818  no failure: the ranks just do not act together
@@ -64,7 +62,7 @@ class Link:
         if missing:
             msg = f"{listed(missing)} {'does' if len(missing) == 1 else 'do'} not track"
             raise Unlinked(msg)
-        self.name = f"{next(_numbers)}/"
+        self.name = f"{self.store.add(f'links/{self.rank}', 1)}/"
         store = distributed.distributed_c10d.PrefixStore(f"anynan/{self.name}", self.store)
         try:
             self.group = distributed.ProcessGroupGloo(store, self.rank, self.size, self.limit)

@@ -12,6 +12,7 @@ from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair, RepairError
 from anynan.events import Source
 from anynan.torch.private import arguments_of, functional, node_number
+from anynan.torch.replay.operands import flat
 
 _grad = torch.autograd.grad  # as it is while nothing stands before it
 _TENSORS = ("Tensor", "Optional[Tensor]")
@@ -212,7 +213,7 @@ class Mender:
             out = self._run(made, {**made.arguments, **leaves}, made.repairs)
         pairs = [
             (x, grad)
-            for x, grad in zip(_results(out), incoming, strict=False)
+            for x, grad in zip(flat(out), incoming, strict=False)
             if grad is not None and x.requires_grad
         ]
         found = _grad(
@@ -289,14 +290,6 @@ def _like(new: Any, out: Any) -> Any:
         msg = "its result has another shape"
         raise RepairError(msg)
     return new.to(out.dtype)
-
-
-def _results(out: Any) -> Iterator[torch.Tensor]:
-    if isinstance(out, torch.Tensor):
-        yield out
-    elif isinstance(out, tuple | list):
-        for x in out:
-            yield from _results(x)
 
 
 def _places(made: _Repaired) -> Iterator[str]:
