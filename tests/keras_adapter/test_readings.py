@@ -12,6 +12,8 @@ from tests.keras_adapter import models
 NAN, INF = np.nan, np.inf
 DTYPES = ["float8_e5m2", "float16", "bfloat16", "float32", "float64", "complex64"]
 SHAPES = [(), (1,), (3,), (40, 3), (2, 3, 300)]
+# One element alone is another case for a sum only, and XLA compiles each by itself.
+FEW = [(), (3,), (2, 3, 300)]
 
 
 LOOKS = {
@@ -41,7 +43,7 @@ def filled(shape, dtype, *bad):
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_reading_tells_what_is_bad(look, dtype):
     tensors, expected = [], []
-    for shape in SHAPES:
+    for shape in FEW if look == "exact under XLA" else SHAPES:
         for value in (1.0, NAN, INF, -INF):
             if value == -INF and dtype.startswith("complex"):
                 continue
@@ -69,8 +71,7 @@ def test_a_sum_knows_a_single_number_only():
     assert there.all()
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("shape", [(64, 3), (192,)])
+@pytest.mark.parametrize(("jit", "shape"), [(False, (64, 3)), (False, (192,)), (True, (64, 3))])
 def test_the_largest_numbers_are_fine_and_a_nan_among_them_is_found(jit, shape):
     model = keras.Sequential([keras.Input(shape[1:]), keras.layers.Activation("linear")])
     with anynan.keras.track(model, action="record") as tracker:
@@ -104,9 +105,9 @@ class Layer(tf.Module):
         return self.fn(x)
 
 
+# A graph folds constants into small tensors; XLA fuses large ones.
 @pytest.mark.parametrize("name", FACTORS)
-@pytest.mark.parametrize("shape", [(2, 2), (64, 128)])
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(("jit", "shape"), [(False, (2, 2)), (True, (64, 128))])
 def test_an_overflow_through_a_constant_is_not_lost(name, shape, jit):
     layer = Layer(FACTORS[name])
     with anynan.tensorflow.track(layer):
