@@ -35,11 +35,6 @@ def norm_of_inf(x):
     return tf.reduce_sum(tf.compat.v1.nn.fused_batch_norm(image, [1.0], [0.0])[0])  # bad
 
 
-@fault("written_constant", "where", [1, 2], kind="posinf")
-def placed(x):
-    return tf.reduce_sum(tf.where(x > 0, np.inf, x))  # bad
-
-
 @fault("norm_gradient_at_zero", "sqrt", [0, 0], phase="backward", kind="posinf")
 def norm(x):
     return tf.norm(x)  # bad

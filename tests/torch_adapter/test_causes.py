@@ -160,12 +160,6 @@ def normalize_in_half(x: Tensor) -> Tensor:
 # Roots, powers, angles.
 
 
-@fault("sqrt_of_negative", "sqrt", "sqrt(-2.384e-07) at [0]", x=[[1.85, 1.85, 1.85]])
-def variance_by_hand(x: Tensor) -> Tensor:
-    spread = x.pow(2).mean(-1) - x.mean(-1).pow(2)
-    return spread.sqrt()  # bad
-
-
 @fault("sqrt_gradient_at_zero", "sqrt", "sqrt(0.0)", x=[[1, 2]], phase="backward", kind="posinf",
        then="mse_loss")  # fmt: skip
 def root_mean_square_error(x: Tensor) -> Tensor:
