@@ -137,6 +137,18 @@ def train(
     }
 
 
+def until_bad(step: Callable[[int], object], steps: int = STEPS) -> dict[str, Any]:
+    """Run a step by its number until anynan raises; say at which one, and of what."""
+    seen: dict[str, Any] = {"event": None}
+    at = 0
+    try:
+        for at in range(steps):
+            step(at)
+    except anynan.AnomalyError as error:
+        seen.update(event=told(error.event), message=str(error))
+    return seen | {"stopped": at}
+
+
 def whole(p: Any) -> torch.Tensor:
     return p.to_local() if hasattr(p, "to_local") else p
 
@@ -356,21 +368,18 @@ def fsdp_tracked_first() -> dict[str, Any]:
 
     torch.manual_seed(0)
     net = Net()
-    with anynan.torch.track(net) as tracker:
+    with anynan.torch.track(net):
         for module in (net.first, net.last, net):
             fully_shard(module)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        event = None
-        for at in range(STEPS):
+
+        def step(at: int) -> None:
             net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 else ""
             optimizer.zero_grad()
             net(batch(at)).square().mean().backward()
-            try:
-                optimizer.step()
-            except anynan.NonFiniteError as error:
-                event = told(error.event)
-                break
-    return {"event": event, "stopped": at, "watched": sorted((tracker.history and ["x"]) or [])}
+            optimizer.step()
+
+        return until_bad(step)
 
 
 @scenario
@@ -417,21 +426,19 @@ def evaluation() -> dict[str, Any]:
 def evaluation_of_a_part() -> dict[str, Any]:
     """One rank looks at a part of the model, without gradients, right before its step."""
     model, fault = ddp()
-    seen: dict[str, Any] = {"event": None}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(at: int) -> None:
+        if rank() == 0:
+            with torch.no_grad():
+                model.module.first(batch(at))
+        fault.armed = "forward" if at == BAD_STEP and rank() == 0 else ""
+        optimizer.zero_grad()
+        model(batch(at)).square().mean().backward()
+        optimizer.step()
+
     with anynan.torch.track(model):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        try:
-            for at in range(STEPS):
-                if rank() == 0:
-                    with torch.no_grad():
-                        model.module.first(batch(at))
-                fault.armed = "forward" if at == BAD_STEP and rank() == 0 else ""
-                optimizer.zero_grad()
-                model(batch(at)).square().mean().backward()
-                optimizer.step()
-        except anynan.NonFiniteError as error:
-            seen.update(event=told(error.event))
-    return seen | {"stopped": at}
+        return until_bad(step)
 
 
 @scenario
@@ -439,13 +446,8 @@ def fsdp_evaluation() -> dict[str, Any]:
     """Without gradients each rank acts alone, and a replay of sharded weights would wait."""
     model, fault = fsdp()
     fault.armed = "forward"
-    seen: dict[str, Any] = {"event": None}
     with anynan.torch.track(model), torch.no_grad():
-        try:
-            model(batch(0))
-        except anynan.NonFiniteError as error:
-            seen.update(event=told(error.event))
-    return seen
+        return until_bad(lambda at: model(batch(at)), 1)
 
 
 class Zeros(nn.Module):
@@ -464,20 +466,18 @@ def zeros() -> nn.Module:
 def accumulation() -> dict[str, Any]:
     """The bad call is the first of two, under no_sync."""
     model = zeros()
-    seen: dict[str, Any] = {"event": None}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(at: int) -> None:
+        optimizer.zero_grad()
+        with model.no_sync():
+            x = batch(at) * (0.0 if at == 1 and rank() == 1 else 1.0)
+            model(x).square().mean().backward()
+        model(batch(at)).square().mean().backward()
+        optimizer.step()
+
     with anynan.torch.track(model):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        try:
-            for at in range(3):
-                optimizer.zero_grad()
-                with model.no_sync():
-                    x = batch(at) * (0.0 if at == 1 and rank() == 1 else 1.0)
-                    model(x).square().mean().backward()
-                model(batch(at)).square().mean().backward()
-                optimizer.step()
-        except anynan.NonFiniteError as error:
-            seen.update(event=told(error.event))
-    return seen | {"stopped": at}
+        return until_bad(step, 3)
 
 
 @scenario
@@ -485,22 +485,16 @@ def result_only() -> dict[str, Any]:
     """What a step returns is read after its update: all ranks hear of it at the next one."""
     model, _ = ddp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    seen: dict[str, Any] = {"event": None}
 
-    def step(x: torch.Tensor, at: int) -> torch.Tensor:
+    def step(at: int) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = model(x).square().mean()
+        loss = model(batch(at)).square().mean()
         loss.backward()
         optimizer.step()
         return loss.detach() * (float("nan") if at == 1 and rank() == 1 else 1.0)
 
     with anynan.torch.track(step) as tracker:
-        try:
-            for at in range(STEPS):
-                tracker(batch(at), at)
-        except anynan.NonFiniteError as error:
-            seen.update(event=told(error.event))
-    return seen | {"stopped": at}
+        return until_bad(tracker)
 
 
 @scenario
@@ -572,17 +566,15 @@ def compiled() -> dict[str, Any]:
             wrapper = DistributedDataParallel(net)
             tracker = anynan.torch.track(wrapper)
             model = torch.compile(wrapper, backend="aot_eager")
-        event = None
-        try:
-            for at in range(STEPS):
-                optimizer.zero_grad()
-                x = batch(at) * (0.0 if at == BAD_STEP and rank() == 1 else 1.0)
-                model(x).square().mean().backward()
-                optimizer.step()
-        except anynan.NonFiniteError as error:
-            event = told(error.event)
+
+        def step(at: int, model: Any = model, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            x = batch(at) * (0.0 if at == BAD_STEP and rank() == 1 else 1.0)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        seen.append(until_bad(step))
         tracker.remove()
-        seen.append({"event": event, "stopped": at})
     return {"seen": seen}
 
 
@@ -659,6 +651,7 @@ def pipeline(armed: str, where: int, *, as_step: bool = False) -> dict[str, Any]
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
 
     def step(at: int) -> None:
+        fault.armed = armed if at == BAD_STEP and rank() == where else ""
         optimizer.zero_grad()
         if rank() == 0:
             out = stage(batch(at))
@@ -670,15 +663,8 @@ def pipeline(armed: str, where: int, *, as_step: bool = False) -> dict[str, Any]
             send_on(x.grad, (3, 4), 1, 0)
         optimizer.step()
 
-    seen: dict[str, Any] = {"event": None}
     with anynan.torch.track(step if as_step else stage) as tracker:
-        try:
-            for at in range(STEPS):
-                fault.armed = armed if at == BAD_STEP and rank() == where else ""
-                (tracker if as_step else step)(at)
-        except anynan.NonFiniteError as error:
-            seen.update(event=told(error.event), message=str(error))
-    return seen | {"stopped": at}
+        return until_bad(tracker if as_step else step)
 
 
 @scenario
@@ -707,20 +693,18 @@ def schedule() -> dict[str, Any]:
     made = PipelineStage(module, rank(), dist.get_world_size(), torch.device("cpu"))
     run = ScheduleGPipe(made, n_microbatches=2, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    seen: dict[str, Any] = {"event": None}
+
+    def step(at: int) -> None:
+        fault.armed = "forward" if at == BAD_STEP and rank() == 0 else ""
+        optimizer.zero_grad()
+        if rank() == 0:
+            run.step(torch.ones(4, 4))
+        else:
+            run.step(target=torch.zeros(4, 4))
+        optimizer.step()
+
     with anynan.torch.track(module):
-        try:
-            for at in range(STEPS):
-                fault.armed = "forward" if at == BAD_STEP and rank() == 0 else ""
-                optimizer.zero_grad()
-                if rank() == 0:
-                    run.step(torch.ones(4, 4))
-                else:
-                    run.step(target=torch.zeros(4, 4))
-                optimizer.step()
-        except anynan.NonFiniteError as error:
-            seen.update(event=told(error.event), message=str(error))
-    return seen | {"stopped": at}
+        return until_bad(step)
 
 
 @scenario
@@ -757,18 +741,16 @@ def scaler() -> dict[str, Any]:
     model = zeros()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scale = torch.amp.GradScaler("cpu", init_scale=4.0)
-    seen: dict[str, Any] = {"event": None}
+
+    def step(at: int) -> None:
+        x = batch(at) * (0.0 if at == 1 and rank() == 1 else 1.0)
+        optimizer.zero_grad()
+        scale.scale(model(x).square().mean()).backward()
+        scale.step(optimizer)
+        scale.update()
+
     with anynan.torch.track(model):
-        try:
-            for at in range(STEPS):
-                x = batch(at) * (0.0 if at == 1 and rank() == 1 else 1.0)
-                optimizer.zero_grad()
-                scale.scale(model(x).square().mean()).backward()
-                scale.step(optimizer)
-                scale.update()
-        except anynan.NonFiniteError as error:
-            seen.update(event=told(error.event))
-    return seen | {"stopped": at}
+        return until_bad(step)
 
 
 @scenario
@@ -778,17 +760,15 @@ def spike() -> dict[str, Any]:
 
     model, _ = ddp()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    seen: dict[str, Any] = {"event": None}
+
+    def step(at: int) -> None:
+        optimizer.zero_grad()
+        loss = model(batch(at % 2)).square().mean()
+        (loss * (1e4 if at == 7 and rank() == 1 else 1.0)).backward()
+        optimizer.step()
+
     with anynan.torch.track(model, policy=policy):
-        try:
-            for at in range(10):
-                optimizer.zero_grad()
-                loss = model(batch(at % 2)).square().mean()
-                (loss * (1e4 if at == 7 and rank() == 1 else 1.0)).backward()
-                optimizer.step()
-        except anynan.AnomalyError as error:
-            seen.update(event=told(error.event))
-    return seen | {"stopped": at}
+        return until_bad(step, 10)
 
 
 @scenario
