@@ -36,7 +36,7 @@ _numbers = itertools.count()
 
 
 class Ranks:
-    """Hold back what one rank finds until every rank knows.
+    """Delay raising until all ranks have exchanged their findings.
 
     Args:
         tracker: What judges, on this rank.
