@@ -42,15 +42,19 @@ def test_too_few_steps_are_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("library", ["torch", "array_api_strict", "jax.numpy"])
-def test_it_is_array_code(library: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_array_code(
+    library: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip(library)
+    # The bug strikes at step 24, not 83: these libraries are slow on small arrays.
+    monkeypatch.setattr(demo, "rate_of", lambda step, broken: 0.2 * 1.2**step)
     import anynan
     from tests.backends import Backend
 
     backend = {"torch": Backend.TORCH_STANDARD, "array_api_strict": Backend.STRICT,
                "jax.numpy": Backend.JAX}[library]  # fmt: skip
     xp: Any = backend.load()
-    code = demo.train(xp, anynan.track, "softmax", fixed=False, steps=120, seed=0)
+    code = demo.train(xp, anynan.track, "softmax", fixed=False, steps=40, seed=0)
     assert code == 0
     assert "grown = xp.exp(logits)" in capsys.readouterr().out
 
