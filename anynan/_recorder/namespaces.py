@@ -19,8 +19,8 @@ class Namespace:
     Outside of one, and for anything that is no function, it is the library itself.
     """
 
-    def __init__(self, xp: Any, prefix: str = "") -> None:
-        self._xp, self._prefix = xp, prefix
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
         self._functions: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -29,7 +29,7 @@ class Namespace:
             return known
         value = getattr(self._xp, name)
         if isinstance(value, ModuleType):
-            value = Namespace(value, name)
+            value = Namespace(value)
         elif callable(value) and not isinstance(value, type):
             value = _Question(value) if name in _PLAIN else _Function(value, name)
         else:

@@ -84,7 +84,7 @@ class Program:
             self.graph = Graph(self.closed)
             self.layers = Layers(self.graph, self.roots)
             tree = flat.arguments(map(Slot, range(len(flat.arrays))))
-            self.results = self._match(tree, flat)
+            self.results = self._match(tree)
         except Exception as error:  # what fails here is ours: the function itself was traced
             raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
         # What is spread over devices is not put side by side: that would move it.
@@ -128,7 +128,7 @@ class Program:
 
     # Names.
 
-    def _match(self, tree: Any, flat: Flat) -> list[Result]:
+    def _match(self, tree: Any) -> list[Result]:
         """Find which results are arguments come back, and name all of them."""
         names = self.settings.names
         args, kwargs = tree
