@@ -11,11 +11,3 @@ def _narrow():
     jax.config.update("jax_enable_x64", False)
     yield
     jax.config.update("jax_enable_x64", before)
-
-
-@pytest.fixture
-def _compiled_quickly():
-    """Have XLA leave its optimizations out: compiling takes most of the time of large programs."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

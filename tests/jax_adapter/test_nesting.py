@@ -7,8 +7,6 @@ from jax import lax
 
 import anynan
 
-pytestmark = pytest.mark.usefixtures("_compiled_quickly")
-
 
 def carry(f):
     return lambda x: lax.scan(lambda c, _: (f(c), None), x, length=3)[0]

@@ -8,8 +8,6 @@ import anynan
 from anynan.jax.replay import replay
 from tests.jax_adapter.models import made
 
-pytestmark = pytest.mark.usefixtures("_compiled_quickly")
-
 
 def caught(tracked, *args):
     with pytest.raises(anynan.NonFiniteError) as error:
