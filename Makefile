@@ -131,7 +131,7 @@ $(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/bench.stamp $(VENV)/lint.stamp $(V
 	@touch $@
 
 $(VENV)/jax.stamp: $(VENV)/python.stamp $(REQUIREMENTS)
-	$(INSTALL) -e '.[jax]' flax hypothesis optax pytest pytest-xdist
+	$(INSTALL) -e '.[jax]' hypothesis pytest pytest-xdist
 	@touch $@
 
 # Without the constraints: they may hold back a build for the CPU.

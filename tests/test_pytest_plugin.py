@@ -146,3 +146,13 @@ def test_a_project_turns_it_on_and_workers_obey(folder: Path) -> None:
     (folder / "pytest.ini").write_text("[pytest]\nanynan = true\n")
     failed, _ = run(folder, "-n", "1", "-k", "nobody or clean or allowed")
     assert failed == {"test_nobody_looks", "test_something_else_is_allowed"}
+
+
+def test_it_imports_no_framework(tmp_path: Path) -> None:
+    (tmp_path / "test_none.py").write_text(
+        "import sys\ndef test_it():\n"
+        "    assert not {'torch', 'jax', 'keras', 'tensorflow'} & set(sys.modules)\n"
+    )
+    for words in ((), ("--anynan",)):
+        failed, said = run(tmp_path, *words)
+        assert (failed, "1 passed" in said) == (set(), True), said

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import anynan
+from anynan._cli.run import NOTHING
 
 PROGRAM = """
 import atexit, os, pickle, sys
@@ -60,7 +61,7 @@ def test_the_program_sees_what_python_shows_it(words: tuple[str, ...], folder: P
     assert plain.returncode == 0, plain.stderr
     got = watched.stdout.replace(f"{folder}/", "")
     assert got == plain.stdout.replace(f"{folder}/", "")
-    assert (watched.returncode, watched.stderr) == (0, "anynan: no model was seen running\n")
+    assert (watched.returncode, watched.stderr) == (0, f"{NOTHING}\n")
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -69,7 +70,7 @@ def test_the_exit_status_and_the_traceback_are_the_programs(end: str, tmp_path: 
     done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
     assert done.returncode == ENDS[end]
     plain = python("p.py", cwd=tmp_path)
-    said = done.stderr.replace("anynan: no model was seen running\n", "")
+    said = done.stderr.replace(f"{NOTHING}\n", "")
     assert said == plain.stderr.replace('File "p.py"', f'File "{tmp_path}/p.py"')
 
 
@@ -156,3 +157,77 @@ def test_a_program_that_is_only_warned_goes_on_and_the_report_is_written(tmp_pat
     assert event.operation is not None
     assert (event.layer, event.operation.name) == ("3", "log")
     assert done.stderr.count("first appeared") == 2  # the report, and the last line
+
+
+def test_a_page_is_written_for_each_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ("-m", "anynan", "run", "--report", "found.html", "train.py", "layer")
+    assert python(*words, cwd=tmp_path).returncode == 0
+    assert [path.name for path in tmp_path.glob("*.html")] == ["found.html"]
+    page = (tmp_path / "found.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "NaN first appeared in the forward pass of step 0" in page
+
+
+ARRAYS = """
+import numpy as np
+def f(x):
+    return np.log(x) + 1
+for _ in range(3):
+    f(np.array([0.0, 1.0]))
+with np.errstate(all="ignore"):
+    np.exp(1e4)
+np.seterr(over="raise")
+try:
+    np.exp(1e4)
+except FloatingPointError as error:
+    print(error)
+"""
+
+
+def test_what_numpy_meets_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "arrays.py").write_text(ARRAYS)
+    plain = python("arrays.py", cwd=tmp_path)
+    done = python("-m", "anynan", "run", "--action", "raise", "arrays.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "overflow encountered in exp\n")
+    *given, met, note = done.stderr.splitlines()
+    warned = plain.stderr.replace("arrays.py:4", f"{tmp_path}/arrays.py:4", 1)
+    assert "\n".join(given).replace(f"{tmp_path}/{tmp_path}", str(tmp_path)) in (
+        plain.stderr.strip(), warned.strip()
+    )  # fmt: skip
+    assert met == "anynan: NumPy met: divide by zero in log at arrays.py:4 (3 times)"
+    assert "anynan.track(function)" in note
+
+
+def test_an_error_of_the_programs_has_no_frame_of_ours(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "p.py").write_text(
+        "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(4, 2))\n"
+        "model(torch.ones(3, 5))\n"
+    )
+    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "mat1 and mat2 shapes cannot be multiplied" in done.stderr
+    assert "anynan/" not in done.stderr
+
+
+COMPILED = """
+import jax, jax.numpy as jnp
+@jax.jit
+def step(w, x):
+    loss = jnp.log(x @ w).sum()
+    return w, loss
+step(jnp.ones(3), jnp.ones((2, 3)))
+step(jnp.ones(3), -jnp.ones((2, 3)))
+"""
+
+
+def test_a_compiled_function_of_jax_is_watched(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    (tmp_path / "step.py").write_text(COMPILED)
+    done = python("-m", "anynan", "run", "--action", "raise", "step.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "  op      log                     step.py:5 in step\n" in done.stderr
+    assert "anynan: step: 1 bad in 2 steps" in done.stderr
+    assert "anynan/" not in done.stderr

@@ -73,8 +73,8 @@ def track(target: Any = None, **options: Unpack[JaxOptions]) -> Any:
         raise ValueError(msg)
     keep = options.get("keep_inputs", False)
     if target is None:
-        return functools.partial(_track, options=chosen, keep_inputs=keep, lag=lag)
-    return _track(target, chosen, keep, lag)
+        return functools.partial(start, options=chosen, keep_inputs=keep, lag=lag)
+    return start(target, chosen, keep_inputs=keep, lag=lag)
 
 
 def checked(options: Mapping[str, Any], known: type) -> Options:
@@ -136,7 +136,10 @@ def _returns_early(target: Any) -> str | None:
     return None
 
 
-def _track(target: Any, options: Options, keep_inputs: bool, lag: int | None) -> Tracker:
+def start(
+    target: Any, options: Options, *, keep_inputs: bool = False, lag: int | None = None
+) -> Tracker:
+    """Watch a function with options that were checked."""
     refuse_target(target, "function of arrays")
     if not callable(target):
         msg = f"track() takes a function of arrays, not {type(target).__name__}"

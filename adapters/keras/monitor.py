@@ -6,17 +6,16 @@ from typing import Any, Unpack
 
 import keras
 
-from anynan._steps.tracker import Tracker
+from anynan._steps.monitored import Monitored
 from anynan.keras.tracking import MonitorOptions, track
 
-ACTIONS = ("stop", "raise", "warn", "record", "skip")
 KEPT = (
     "fit ends early, and BackupAndRestore would delete its backup as after a whole training: the "
     "backup in {folder} is kept"
 )
 
 
-class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+class Monitor(Monitored, keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
     """Watch a model while ``fit`` trains it, in place of ``TerminateOnNaN``.
 
     Each report says in which epoch and batch it happened, counted from 1 as Keras prints them.
@@ -42,27 +41,14 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
     """
 
     def __init__(self, action: str = "stop", **options: Unpack[MonitorOptions]) -> None:
-        super().__init__()
-        if action not in ACTIONS:
-            msg = f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}"
-            raise ValueError(msg)
-        self.action = action
-        self.tracker: Tracker | None = None
-        self._options = options
+        Monitored.__init__(self, action, options)
+        keras.callbacks.Callback.__init__(self)
         self._epoch = self._batch = 0
-
-    @property
-    def events(self) -> tuple[Any, ...]:
-        """Return what was seen, oldest first."""
-        return () if self.tracker is None else self.tracker.events
 
     def set_model(self, model: Any) -> None:
         """Begin to watch, before Keras makes the function that trains."""
         super().set_model(model)
-        if self.tracker is not None:
-            self.tracker.remove()
-        action: Any = "skip" if self.action == "stop" else self.action
-        self.tracker = track(model, action=action, **self._options)
+        self._begin(track, model)
         self._note()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -77,19 +63,17 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop after a bad batch, if that is wanted."""
-        tracker = self.tracker
-        if self.action != "stop" or tracker is None or not tracker.count("bad"):
+        if not self._stops():
             return
         if not self.model.stop_training:
-            self._keep_backups(tracker)
+            self._keep_backups()
         self.model.stop_training = True
 
     def on_train_end(self, logs: Any = None) -> None:
         """Watch no longer."""
-        if self.tracker is not None:
-            self.tracker.remove()
+        self._end()
 
-    def _keep_backups(self, tracker: Tracker) -> None:
+    def _keep_backups(self) -> None:
         """Have the backups of this training kept when it ends."""
         # A callback is not told of the others, but called by what holds them all.
         frame: FrameType | None = sys._getframe(1)
@@ -104,7 +88,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no
             if backup and callback.delete_checkpoint:
                 callback.delete_checkpoint = False
                 together.callbacks.append(_DeleteAgain(callback))  # the last to be called
-                tracker.judge.say(KEPT.format(folder=callback.backup_dir))
+                if self.tracker is not None:
+                    self.tracker.judge.say(KEPT.format(folder=callback.backup_dir))
 
     def _note(self) -> None:
         if self.tracker is not None:

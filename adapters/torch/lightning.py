@@ -7,9 +7,8 @@ from typing import Any, Unpack
 
 from anynan._reach.patches import Patches
 from anynan._runtime.context import replaying
-from anynan._steps.tracker import Tracker
+from anynan._steps.monitored import Monitored, MonitorOptions
 from anynan.errors import AnomalyError
-from anynan.options import Watching, Weights
 from anynan.torch.session.function import FunctionSession
 from anynan.torch.tracking import track
 
@@ -19,14 +18,8 @@ except ImportError:
     msg = 'anynan.lightning needs Lightning: pip install "anynan[lightning]"'
     raise ImportError(msg) from None
 
-ACTIONS = ("stop", "raise", "warn", "record", "skip")
 
-
-class MonitorOptions(Watching, Weights, total=False):
-    """Name the options of ``anynan.lightning.Monitor``."""
-
-
-class Monitor(_lightning.Callback):
+class Monitor(Monitored, _lightning.Callback):
     """Watch a module while ``fit`` trains it: operation and line, in its own ``training_step`` too.
 
     Args:
@@ -55,34 +48,23 @@ class Monitor(_lightning.Callback):
     def __init__(
         self, action: str = "stop", *, save: bool = True, **options: Unpack[MonitorOptions]
     ) -> None:
-        super().__init__()
-        if action not in ACTIONS:
-            msg = f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}"
-            raise ValueError(msg)
-        self.action, self.save, self.saved = action, save, ""
-        self.tracker: Tracker | None = None
-        self._options = options
-
-    @property
-    def events(self) -> tuple[Any, ...]:
-        """Return what was seen, oldest first."""
-        return () if self.tracker is None else self.tracker.events
+        super().__init__(action, options)
+        self.save, self.saved = save, ""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch: devices are final, and no weight has changed."""
         self._end()
-        action: Any = "skip" if self.action == "stop" else self.action
         # One call of it is one batch: forward, backward, and the update if there is one.
         loops = trainer.fit_loop.epoch_loop
         automatic = pl_module.automatic_optimization
         loop = loops.automatic_optimization if automatic else loops.manual_optimization
         progress = loop.optim_progress if automatic else loop.optim_step_progress
-        self.tracker = track(_batch(loop.run, progress), action=action, **self._options)
-        self.tracker.name = f"{type(pl_module).__name__}.training_step"
+        tracker = self._begin(track, _batch(loop.run, progress))
+        tracker.name = f"{type(pl_module).__name__}.training_step"
         self._session.give([pl_module])
         patches = Patches()
-        patches.put(loop, "run", self.tracker)
-        self.tracker.judge.ends.append(patches.undo)
+        patches.put(loop, "run", tracker)
+        tracker.judge.ends.append(patches.undo)
 
     @property
     def _session(self) -> FunctionSession:
@@ -106,8 +88,7 @@ class Monitor(_lightning.Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
         """Stop after a bad batch, if that is wanted."""
-        tracker = self.tracker
-        if self.action == "stop" and tracker is not None and tracker.count("bad"):
+        if self._stops():
             if not trainer.should_stop:
                 self._save(trainer)
             trainer.should_stop = True
@@ -128,10 +109,6 @@ class Monitor(_lightning.Callback):
             path = os.path.join(trainer.default_root_dir, name)
             trainer.save_checkpoint(path)
             self.saved = path
-
-    def _end(self) -> None:
-        if self.tracker is not None:
-            self.tracker.remove()
 
 
 def _batch(run: Callable[..., Any], progress: Any) -> Callable[..., Any]:

@@ -9,9 +9,10 @@ operators hold: ``_sequence_nr``, ``_saved_*``, ``_cdata``, ``_schema`` and
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -223,9 +224,14 @@ def count_modes() -> int:
 # Backward passes.
 
 
-def backward_roots() -> tuple[Any, ...]:
-    """Give what the backward pass of this thread that runs now was asked for, the loss mostly."""
-    frame: FrameType | None = sys._getframe(1)
+def backward_roots(thread: int | None = None) -> tuple[Any, ...]:
+    """Give what the backward pass that runs now was asked for, the loss mostly.
+
+    Args:
+        thread: Number of the thread that asked for it; this one by default.
+    """
+    own = thread is None or thread == threading.get_ident()
+    frame = sys._getframe(1) if own else sys._current_frames().get(thread or 0)
     while frame is not None:
         name = _ROOTS.get(frame.f_code)
         if name is not None:

@@ -10,16 +10,10 @@ except ImportError:
     msg = 'anynan.transformers needs transformers: pip install "anynan[transformers]"'
     raise ImportError(msg) from None
 
+from anynan._steps.monitored import Monitored, MonitorOptions
 from anynan._steps.tracker import Tracker
-from anynan.options import Watching, Weights
 from anynan.torch import tracking
 from anynan.torch.tracking import TorchOptions
-
-ACTIONS = ("stop", "raise", "warn", "record", "skip")
-
-
-class MonitorOptions(Watching, Weights, total=False):
-    """Name the options of ``anynan.transformers.Monitor``."""
 
 
 def track(trainer: transformers.Trainer, **options: Unpack[TorchOptions]) -> Tracker:
@@ -57,7 +51,7 @@ def track(trainer: transformers.Trainer, **options: Unpack[TorchOptions]) -> Tra
     return tracker
 
 
-class Monitor(transformers.TrainerCallback):
+class Monitor(Monitored, transformers.TrainerCallback):
     """Watch what a Trainer trains: operation and line, in an overridden ``compute_loss`` too.
 
     Args:
@@ -84,28 +78,17 @@ class Monitor(transformers.TrainerCallback):
     def __init__(
         self, action: str = "stop", *, save: bool = True, **options: Unpack[MonitorOptions]
     ) -> None:
-        if action not in ACTIONS:
-            msg = f"action={action!r} is unknown; choose from {', '.join(ACTIONS)}"
-            raise ValueError(msg)
-        self.action, self.save = action, save
-        self.tracker: Tracker | None = None
-        self._options = options
+        super().__init__(action, options)
+        self.save = save
         self._bad = 0  # how many were bad before this update
-
-    @property
-    def events(self) -> tuple[Any, ...]:
-        """Return what was seen, oldest first."""
-        return () if self.tracker is None else self.tracker.events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Begin to watch."""
-        self._end()
-        action: Any = "skip" if self.action == "stop" else self.action
         trainer = _trainer(sys._getframe(1))
         if trainer is None:  # a loop of somebody's own that calls callbacks
-            self.tracker = tracking.track(given["model"], action=action, **self._options)
+            self._begin(tracking.track, given["model"])
         else:
-            self.tracker = track(trainer, action=action, **self._options)
+            self._begin(track, trainer)
         self._bad = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -123,17 +106,13 @@ class Monitor(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Stop after a bad update, if that is wanted."""
-        if self.action == "stop" and self.tracker is not None and self.tracker.count("bad"):
+        if self._stops():
             control.should_training_stop = True
             control.should_save = control.should_save or self.save
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Watch no longer."""
         self._end()
-
-    def _end(self) -> None:
-        if self.tracker is not None:
-            self.tracker.remove()
 
 
 def _trainer(frame: FrameType | None) -> transformers.Trainer | None:

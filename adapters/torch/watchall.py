@@ -39,7 +39,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     Returns:
         What undoes it; the trackers stay.
     """
-    finder, patches = _Finder(options, found), Patches()
+    finder, patches = Finder(options, found), Patches()
     patches.change(torch.nn.Module, "__call__", finder.calling)
     patches.change(torch, "compile", finder.compiling)
     return patches.undo
@@ -51,7 +51,7 @@ class _Inside(threading.local):
     call = False
 
 
-class _Finder:
+class Finder:
     """Track a module that is called and not yet watched: nothing called it, so it is a model."""
 
     def __init__(self, options: Options, found: Found) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
-from anynan._diagnosis.sources import is_own
-from anynan._runtime.tracebacks import shorten
+from anynan._runtime.tracebacks import shorten, without_own
 from anynan.errors import AnomalyError
 
 
@@ -103,8 +102,5 @@ def _show(error: BaseException) -> None:
     """Print a traceback as Python would have, were the program its own."""
     if isinstance(error, AnomalyError):
         shorten(error)
-    trace = error.__traceback__
-    while trace is not None and is_own(trace.tb_frame):
-        trace = trace.tb_next
-    error.__traceback__ = trace
-    sys.excepthook(type(error), error, trace)
+    without_own(error)
+    sys.excepthook(type(error), error, error.__traceback__)

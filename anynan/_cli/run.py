@@ -6,13 +6,19 @@ import os
 import sys
 
 from anynan._cli import program
+from anynan._recorder.errorlog import ErrorLog
 from anynan._reports.report import render, render_line, render_markdown
 from anynan._steps.everywhere import Found, watch_everything
+from anynan.events import Event
 from anynan.options import ACTIONS, LEVELS, Options
 
 USAGE = 2
 FAILED = 1
 SHOWN = 10
+NOTHING = (
+    "anynan: no model or compiled function was seen running, and NumPy met no overflow, "
+    "division by zero or invalid value"
+)
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -33,7 +39,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--level", choices=LEVELS, default="step", help="default: step")
     parser.add_argument(
         "--report", metavar="FILE",
-        help="write every report there: as text, as Markdown (.md) or as JSON lines (.jsonl)",
+        help="write every report there: as text, as Markdown (.md), as JSON lines (.jsonl) "
+        "or as a page (.html), one for each model",
     )  # fmt: skip
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", help=argparse.SUPPRESS)
@@ -51,39 +58,55 @@ def run(chosen: argparse.Namespace) -> int:
     except program.Missing as error:
         print(f"anynan run: {error}", file=sys.stderr)
         return USAGE
-    found = Found()
+    found, errors = Found(), ErrorLog()
     end = watch_everything(Options(action=chosen.action, level=chosen.level), found)
-    status, shown = program.run(begin)
+    with errors:
+        status, shown = program.run(begin)
     end()
     bad = found.bad()
     if bad and chosen.action in ("record", "skip") and shown is None:
         print(f"\n{render(bad[0])}\n", file=sys.stderr)
-    _sum_up(found)
+    lines = [*found.lines(SHOWN), *_floats(errors)]
+    _sum_up(lines, bad)
     if chosen.report:
-        _write(chosen.report, found)
+        _write(chosen.report, lines, found)
     return FAILED if bad and chosen.action == "raise" and not status else status
 
 
-def _sum_up(found: Found) -> None:
+def _floats(errors: ErrorLog) -> list[str]:
+    """Say what NumPy met in the program's own code."""
+    if not errors.lines:
+        return []
+    return [
+        f"anynan: NumPy met: {errors}",
+        "  note      whether it did harm is not known: anynan.track(function) follows it",
+    ]
+
+
+def _sum_up(told: list[str], bad: list[Event]) -> None:
     """Say at the end what came of it; of several ranks the first one does, if all is well."""
-    bad = found.bad()
     if not bad and os.environ.get("RANK", "0") != "0":
         return
-    lines = found.lines() or ["anynan: no model was seen running"]
+    lines = told or [NOTHING]
     lines += [f"  event     {render_line(event)}" for event in bad[:SHOWN]]
     if len(bad) > SHOWN:
         lines.append(f"  event     {len(bad) - SHOWN} more")
     print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
-def _write(path: str, found: Found) -> None:
-    if path.endswith(".jsonl"):
-        text = "".join(f"{json.dumps(event.to_dict())}\n" for event in found.events)
-    else:
-        form = render_markdown if path.endswith(".md") else render
-        parts = ["\n".join(found.lines()), *map(form, found.events)]
-        text = "\n\n".join(part.rstrip() for part in parts) + "\n"
+def _write(path: str, lines: list[str], found: Found) -> None:
+    stem, end = os.path.splitext(path)
     try:
+        if end == ".html" and found.runs():
+            for i, run in enumerate(found.runs()[:SHOWN]):
+                run.to_html(f"{stem}-{i + 1}{end}" if i else path)
+            return
+        if end == ".jsonl":
+            text = "".join(f"{json.dumps(event.to_dict())}\n" for event in found.events)
+        else:
+            form = render_markdown if end == ".md" else render
+            parts = ["\n".join(lines), *map(form, found.events)]
+            text = "\n\n".join(part.rstrip() for part in parts) + "\n"
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:

@@ -92,6 +92,12 @@ class Case:
     in_order: bool = False
 
 
+_GAVE = (
+    "what became of it on the way to the loss is outside the model and was not seen: track the "
+    "training step function to be sure"
+)
+
+
 def diagnose(case: Case, monitor: Monitor) -> Event | None:
     """Find the origin of a bad reading and say what caused it.
 
@@ -117,18 +123,28 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
     if case.replayed is not None and case.replayed.inner and parted is None:
         case.notes.append(_CALL_ALONE)
     if case.replayed is not None:
-        # A forward reading fails for -Inf only where the policy says so.
-        neginf = may_mask(case.kind, reading.phase)
+        # A forward reading fails for -Inf only where the policy says so; a loss that is made
+        # outside of the model, for the -Inf that the model gave.
+        gave = reading.phase == "loss" and case.replayed.incoming
+        neginf = gave or may_mask(case.kind, reading.phase)
         verdict = trace(case.replayed.records, case.replayed.sinks, neginf=neginf)
         if reading.phase == "forward" and _is_placed(case, verdict, case.replayed.sinks):
             return None
     outside = verdict.outside
     incoming = case.replayed is not None and case.replayed.incoming
+    origin = None if verdict.sink is None else verdict.origin
+    if incoming and reading.phase == "loss" and origin is not None and origin.phase == "forward":
+        incoming = False
+        case.notes.append(_GAVE)
     elsewhere = incoming or verdict.sink is None or (outside and outside.source == "handed")
     if case.rows.carried and elsewhere:  # a layer was seen handing on what came in
         return _input_event(case, Verdict(), None)
     if incoming:
-        return _incoming_event(case)
+        guilty = _to_blame(case) if reading.phase == "loss" else None
+        if guilty is None:
+            return _incoming_event(case)
+        case.notes.append(_INFERRED)
+        return _input_event(case, verdict, guilty.reading.site.tensor)
     if outside is not None and outside.source == "input":
         return _input_event(case, verdict, outside.label)
     converted = _converted(case, verdict.origin)
@@ -474,20 +490,32 @@ def _event(case: Case, **said: Any) -> Event:
 
 
 def _incoming_event(case: Case) -> Event:
-    """Report a gradient that was bad before it reached the tracked model."""
-    reading = case.reading
+    """Report what was bad outside the tracked model: the loss, or its gradient."""
+    reading, rows = case.reading, case.rows
+    loss = reading.phase == "loss"
+    gave = (rows.reading(order) for order in range(reading.order))
+    masks = [past.layer for past in gave if past.phase == "forward" and past.kind is not None]
+    text = (
+        "the model's outputs were finite, but the gradient that came back into it was not: the "
+        "loss, or code between the model and the loss, made it"
+    )
+    if loss and masks:
+        text = (
+            f"{masks[-1] or 'the model'} gave -Inf, which may be a mask, and the loss that was "
+            "made of it is not finite: code between the model and backward() made it so"
+        )
+    elif loss:
+        text = (
+            "the model's outputs were finite, but the loss that was made of them is not: code "
+            "between the model and backward() made it"
+        )
     return _event(
         case,
         layer=None,
         phase="loss",
-        tensor="gradient of the loss",
+        tensor="loss" if loss else "gradient of the loss",
         summary=case.evidence.summary,
-        cause=Cause(
-            "outside_the_model",
-            "the model's outputs were finite, but the gradient that came back into it was not: "
-            "the loss, or code between the model and the loss, made it",
-            _outside_fix(case),
-        ),
+        cause=Cause("outside_the_model", text, _outside_fix(case)),
         spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
     )
 

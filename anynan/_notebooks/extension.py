@@ -71,7 +71,7 @@ class Extension:
             self._tell()
 
     def _tell(self) -> None:
-        lines = self._found.lines() or ["anynan: no model was seen running"]
+        lines = self._found.lines(10) or ["anynan: no model was seen running"]
         print(*lines, sep="\n")  # noqa: T201  a magic's result
 
 

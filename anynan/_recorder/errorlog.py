@@ -40,9 +40,13 @@ class ErrorLog:
 
     def __enter__(self) -> Self:
         state: Any = np.geterr()
+        outer: Any = np.geterrcall()
+        if isinstance(outer, ErrorLog):  # of the whole program: a part of it has its own
+            state = {kind: outer._state[kind] if word == "log" else word
+                     for kind, word in state.items()}  # fmt: skip
         self._state: dict[str, str] = state
         wanted = {kind: "log" for kind in _KINDS.values() if state[kind] in ("warn", "ignore")}
-        if np.geterrcall() is not None:
+        if outer is not None and not isinstance(outer, ErrorLog):
             wanted = {}
         self._errors: Any = np.errstate(**wanted, call=self) if wanted else np.errstate()  # type: ignore[arg-type]
         self._errors.__enter__()

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def when_imported(name: str, then: Callable[[], object]) -> Callable[[], None]:
-    """Call a function after a top-level module was imported; at once if it was already.
+    """Call a function after a module was imported; at once if it was already.
 
     Args:
         name: Of the module.

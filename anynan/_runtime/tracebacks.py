@@ -11,16 +11,42 @@ def shorten(error: BaseException) -> None:
     Args:
         error: An AnomalyError on its way out: its report says what happened below.
     """
+    frames = _frames(error)
+    while frames and is_library(frames[-1].tb_frame.f_code.co_filename):
+        frames.pop()
+    error.__traceback__ = _joined(frames)
+
+
+def without_own(error: BaseException) -> None:
+    """Take anynan's own frames out of an exception of the program's, and of what it came from.
+
+    Args:
+        error: Any exception.
+    """
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _joined(_frames(each))
+        left += [each.__cause__, each.__context__]
+
+
+def _frames(error: BaseException) -> list[TracebackType]:
     frames: list[TracebackType] = []
     traceback = error.__traceback__
     while traceback is not None:
         frames.append(traceback)
         traceback = traceback.tb_next
-    while frames and is_library(frames[-1].tb_frame.f_code.co_filename):
-        frames.pop()
+    return frames
+
+
+def _joined(frames: list[TracebackType]) -> TracebackType | None:
     kept = None
     for frame in reversed(frames):
         if not is_own(frame.tb_frame):
             frame.tb_next = kept
             kept = frame
-    error.__traceback__ = kept
+    return kept

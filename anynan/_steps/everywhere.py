@@ -5,9 +5,10 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from anynan._reports.overview import verdict
-from anynan._reports.run import of
+from anynan._reports.run import Run, of
 from anynan._runtime.about import ADAPTERS
 from anynan._runtime.imports import when_imported
 from anynan._steps.tracker import Tracker
@@ -26,7 +27,7 @@ class Found:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self._trackers: list[Tracker] = []
-        self._ended: list[tuple[str, tuple[Event, ...]]] = []
+        self._ended: list[_Seen] = []
         self._lock = threading.RLock()
 
     def add(self, tracker: Tracker) -> None:
@@ -49,9 +50,10 @@ class Found:
     def close(self) -> None:
         """End the open steps, and watch no longer."""
         with self._lock:
-            for tracker in self._trackers:
-                tracker.remove()
-            self._let_go()
+            while self._trackers:
+                self._trackers[0].remove()
+                tracker = self._trackers.pop(0)
+                self._ended.append(_seen(tracker)._replace(run=of(tracker)))
 
     def _let_go(self) -> None:
         """Keep no more than words and events of what is gone."""
@@ -59,32 +61,75 @@ class Found:
             if tracker.fn is None or tracker.judge.adapter is None:
                 tracker.remove()
                 self._trackers.remove(tracker)
-                self._ended.append((self._line(tracker), tracker.events))
+                self._ended.append(_seen(tracker))
+
+    def _all(self) -> "list[_Seen]":
+        with self._lock:
+            return [*self._ended, *map(_seen, self._trackers)]
 
     @property
     def events(self) -> list[Event]:
         """List what was seen, each tracker's in order."""
-        with self._lock:
-            ended = [event for _, events in self._ended for event in events]
-            return ended + [event for tracker in self._trackers for event in tracker.events]
+        return [event for seen in self._all() for event in seen.events]
 
     def bad(self) -> list[Event]:
         """List what was bad and not expected, by the step it was seen in."""
-        found = [e for e in self.events if e.severity == "bad" and e.expected is None]
+        found = [event for event in self.events if _is_bad(event)]
         return sorted(found, key=lambda event: event.step)
 
-    def lines(self) -> list[str]:
-        """Say of each that ran what came of it, and of the rest why not."""
+    def runs(self) -> list[Run]:
+        """List what ran and was watched to the end, what went bad first."""
+        ran = [seen for seen in self._ended if seen.line and seen.run is not None]
+        return [seen.run for seen in sorted(ran, key=lambda seen: not seen.bad) if seen.run]
+
+    def lines(self, most: int | None = None) -> list[str]:
+        """Say of each that ran what came of it, and of the rest why not.
+
+        Args:
+            most: How many of those that stayed clean are listed; all by default.
+        """
+        told, clean, all_ = [], 0, self._all()
+        if most is not None:  # what was there to the end is worth more than what was dropped
+            all_.sort(key=lambda seen: seen.run is None)
+        for seen in all_:
+            clean += bool(seen.line and not seen.bad)
+            if seen.line and (seen.bad or most is None or clean <= most):
+                told.append(seen.line)
+        if most is not None and clean > most:
+            told.append(f"anynan: nothing went bad in {clean - most} more")
         with self._lock:
-            told = [line for line, _ in self._ended] + list(map(self._line, self._trackers))
             notes = list(self.notes)
             for tracker in self._trackers:
                 notes += [note for note in tracker.notes if note not in notes]
-        return [line for line in told if line] + [f"  note      {note}" for note in notes]
+        return told + [f"  note      {note}" for note in notes]
 
-    @staticmethod
-    def _line(tracker: Tracker) -> str:
-        return verdict(of(tracker)) if len(tracker.history) or tracker.events else ""
+
+class _Seen(NamedTuple):
+    """Hold what came of one tracker.
+
+    Attributes:
+        line: Says it; empty where nothing ran.
+        events: What was seen.
+        run: The whole of it, for those that were watched to the end.
+    """
+
+    line: str
+    events: tuple[Event, ...]
+    run: Run | None = None
+
+    @property
+    def bad(self) -> bool:
+        """Tell whether something was bad and not expected."""
+        return any(map(_is_bad, self.events))
+
+
+def _seen(tracker: Tracker) -> _Seen:
+    ran = len(tracker.history) or tracker.events
+    return _Seen(verdict(of(tracker)) if ran else "", tracker.events)
+
+
+def _is_bad(event: Event) -> bool:
+    return event.severity == "bad" and event.expected is None
 
 
 def watch_everything(options: Options, found: Found) -> Callable[[], None]:

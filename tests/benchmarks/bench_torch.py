@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import anynan
+from anynan._steps.everywhere import Found
+from anynan.options import Options
 from tests.benchmarks.gpt import LARGE, SMALL, Size, publish_sizes, training
 from tests.benchmarks.timing import ratios
 
@@ -40,6 +42,23 @@ def step_ends(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
     """Run the step function under the tracker that reads its ends."""
     tracker: Callable[[], None] = anynan.torch.track(step, level="step")
     return tracker
+
+
+def unasked(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
+    """Run as `anynan run` does: the model is found by its call, which is replaced meanwhile."""
+    from anynan.torch.watchall import Finder
+
+    real = nn.Module.__call__
+    call = Finder(Options(action="warn", level="step"), Found()).calling(real)
+
+    def run() -> None:
+        type.__setattr__(nn.Module, "__call__", call)
+        try:
+            step()
+        finally:
+            type.__setattr__(nn.Module, "__call__", real)
+
+    return run
 
 
 def forward_only(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
@@ -110,6 +129,7 @@ VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]
     "anynan track(step)": tracked_step,
     'anynan track(model, level="step")': ends,
     'anynan track(step, level="step")': step_ends,
+    "anynan run": unasked,
     "anynan, backward=False": forward_only,
     'anynan, read="step"': deferred,
     "autograd.detect_anomaly": anomaly,

@@ -65,6 +65,21 @@ def test_stopping_keeps_the_backup(tmp_path, first):
     assert backup.delete_checkpoint  # a whole training deletes it, as ever
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras's own, in saving
+def test_raising_keeps_the_backup(tmp_path):
+    folder = tmp_path / "backup"
+    model = compiled(models.functional(Root(name="inner")), jit_compile=False)
+    positive(model)
+    backup = keras.callbacks.BackupAndRestore(str(folder))
+    callbacks = [Spoil(), backup, anynan.keras.Monitor("raise")]
+    with pytest.raises(anynan.NonFiniteError):
+        model.fit(
+            np.ones((8, 4)), np.ones((8, 1)), batch_size=2, epochs=3, verbose=0, callbacks=callbacks
+        )
+    assert (folder / "latest.weights.h5").exists()
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+
 def test_it_raises():
     monitor = anynan.keras.Monitor(action="raise")
     with pytest.raises(anynan.NonFiniteError, match=WHERE):

@@ -197,15 +197,33 @@ def test_an_update_that_spoils_the_weights_is_named() -> None:
     assert monitor.events[0].phase == "optimizer"
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"precision": "bf16-mixed"}, {"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0},
+def half() -> dict[str, Any]:
+    """Give what "16-mixed" is on a GPU: on a CPU Lightning puts bfloat16 in its place."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    return {"plugins": lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)}
+
+
+@pytest.mark.parametrize("where", ["forward", "between"])
+def test_a_fault_under_a_loss_scaler_is_named(where: str, tmp_path: Any) -> None:
+    module, monitor = Lit(where), anynan.lightning.Monitor()
+    fit(module, callbacks=[monitor], default_root_dir=tmp_path, **half())
+    layer, phase, name = FAULTS[where]
+    event = monitor.events[0]
+    assert (event.layer, event.phase, event.operation.name, event.step) == (layer, phase, name, 4)
+    assert all(p.isfinite().all() for p in module.parameters())
+    assert torch.load(monitor.saved, weights_only=True)["state_dict"]
+
+
+@pytest.mark.parametrize("make", [
+    dict, half, lambda: {"precision": "bf16-mixed"}, lambda: {"accumulate_grad_batches": 2},
+    lambda: {"gradient_clip_val": 1.0},
 ])  # fmt: skip
-def test_a_monitored_fit_is_as_if_nobody_watched(options: Any) -> None:
+def test_a_monitored_fit_is_as_if_nobody_watched(make: Any) -> None:
     weights = []
     for callbacks in ([], [monitor := anynan.lightning.Monitor("raise")]):
         torch.manual_seed(0)
         module = Lit()
-        fit(module, callbacks=callbacks, **options)
+        fit(module, callbacks=callbacks, **make())
         weights.append([p.clone() for p in module.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
     assert monitor.events == ()

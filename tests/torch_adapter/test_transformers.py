@@ -103,6 +103,35 @@ def test_track_raises_in_the_users_line(where: str, tmp_path: Any) -> None:
     assert "training_step" not in vars(made)
 
 
+@pytest.mark.parametrize("where", FAULTS)
+@pytest.mark.parametrize("arguments", [
+    {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
+    {"logging_nan_inf_filter": True, "logging_steps": 1},
+])  # fmt: skip
+def test_accumulation_clipping_and_the_filtered_log_hide_nothing(
+    where: str, arguments: Any, tmp_path: Any
+) -> None:
+    net, monitor = Net(where), anynan.transformers.Monitor(save=False)
+    trainer(net, tmp_path, [monitor], **arguments).train()
+    event = monitor.events[0]
+    assert (event.layer, event.phase, event.operation.name) == FAULTS[where]
+    assert event.step == 4  # each batch is one
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def test_an_adapter_of_peft_is_watched_by_its_own_names(tmp_path: Any) -> None:
+    peft = pytest.importorskip("peft")
+    net, monitor = Net("loss"), anynan.transformers.Monitor(save=False)
+    tuned = peft.get_peft_model(net, peft.LoraConfig(target_modules=["linear"], r=2))
+    frozen = net.linear.base_layer.weight.clone()
+    trainer(tuned, tmp_path, [monitor]).train()
+    event = monitor.events[0]
+    assert (event.phase, event.operation.name, event.step) == ("loss", "log", 4)
+    assert all(p.isfinite().all() for p in tuned.parameters())
+    assert torch.equal(net.linear.base_layer.weight, frozen)
+    assert any("lora_A" in (reading.layer or "") for reading in monitor.tracker.history)
+
+
 @pytest.mark.parametrize("arguments", [
     {}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1}, {"bf16": True},
 ])  # fmt: skip

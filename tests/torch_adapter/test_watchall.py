@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import anynan
 from anynan._steps.everywhere import Found, watch_everything
@@ -214,6 +215,7 @@ def test_a_bad_weight_raises_at_the_first_call(raising: Found) -> None:
 @pytest.mark.parametrize("how", ["model", "method", "function", "argument"])
 def test_what_is_compiled_is_watched_from_inside(how: str, found: Found) -> None:
     torch._dynamo.reset()
+    counters.clear()
     model: Any = net(Clean())
     module = model
     options = {"backend": "aot_eager", "fullgraph": True}
@@ -244,3 +246,4 @@ def test_what_is_compiled_is_watched_from_inside(how: str, found: Found) -> None
     found.close()
     (line,) = found.lines()
     assert ": nothing went bad in 2 steps: 5 layers" in line
+    assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})

@@ -195,7 +195,8 @@ class Session(BaseAdapter):
             )
 
     def _refuse(self, program: Program) -> None:
-        if self.options.action == "skip" and not program.restorable:
+        found = self.tracker.judge.found  # among much else: what has no state is warned about
+        if self.options.action == "skip" and not program.restorable and not found:
             msg = (
                 "action='skip' gives a bad step's old state back, but this function returns no "
                 "argument's new value: track a training step that takes and returns its weights "

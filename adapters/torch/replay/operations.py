@@ -90,6 +90,10 @@ class Operations:
             finally:
                 self.watcher.busy = busy
         seen = self._seen()
+        made = any(sink.phase == "loss" and sink.parents for sink in seen.sinks)
+        if self._of_model and reading.phase == "loss" and not made:
+            seen.incoming = True
+            return seen
         if self._of_model and reading.phase == "backward" and seen.records:
             # What made the loss was not watched.
             first = seen.records[0]

@@ -96,6 +96,8 @@ class Replays:
                 "report stays at layer level"
             )
             raise ReplayError(msg)
+        if reading.phase == "loss" and not state.in_step:
+            return self._before_loss(state, reading)
         roots = _roots(state, reading)
         if not roots and self._graphs.ran():
             msg = (
@@ -113,6 +115,18 @@ class Replays:
         if any(root.fn is None for root in roots):
             raise ReplayError(GONE)
         return self.again(state, reading, roots)
+
+    def _before_loss(self, state: State, reading: Reading) -> Replay:
+        """Run the model's call again where it gave -Inf: the loss is made outside of it."""
+        rows = state.rows
+        past = [] if rows is None else map(rows.reading, range(reading.order))
+        gave = next((r for r in past if r.phase == "forward" and r.kind is not None), None)
+        roots = [] if gave is None else _roots(state, gave)
+        if gave is None or not roots or any(root.fn is None for root in roots):
+            return Replay(incoming=True)
+        replay = self.again(state, gave, roots)
+        replay.incoming = True
+        return replay
 
     def attempt(self, state: State, reading: Reading, chosen: Sequence[Repair]) -> Attempt | None:
         """Run the call behind a reading again, to its end, with operations repaired.

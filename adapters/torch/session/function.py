@@ -282,7 +282,7 @@ class FunctionSession(Session):
         if state.depth > 1 and task() == -1:
             state.depth -= 1
             if state.depth == 1 and state.inner is not None and output is not None:
-                keep_gradients(state, state.inner, output, self.options)
+                keep_gradients(self.steps, state, state.inner, output)
         if not state.slots.deferred:
             self.steps.take(state)
 

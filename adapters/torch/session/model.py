@@ -110,7 +110,7 @@ class ModelSession(Session):
             return
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
-        state.trained = keep_gradients(state, root, output, self.options) or state.trained
+        state.trained = keep_gradients(self.steps, state, root, output) or state.trained
         if len(state.calls) < 2 and any(module.children()) and not self.graphs.ran_now():
             self.graphs.missed(called=True)
         over = not state.trained and not again

@@ -9,7 +9,6 @@ import torch
 from anynan._arrays.summary import Summary
 from anynan._readings.readings import Rows, Site
 from anynan._runtime import context
-from anynan.options import Options
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
@@ -124,28 +123,41 @@ def read_before(state: State, rows: Rows, x: torch.Tensor) -> tuple[float, float
 
 
 class KeepGradHook(Hook):
-    """Keep the gradient that comes into a root output, for a replay of the backward pass."""
+    """Keep the gradient that comes into a root output, for a replay of the backward pass.
+
+    Before that the loss is read, where no step of a function gives it.
+    """
 
     __torch_unserializable__ = True
-    __slots__ = ("index", "keep", "root")
+    __slots__ = ("index", "root", "state", "steps")
 
-    def __init__(self, root: RootCall, index: int, keep: int | str) -> None:
-        self.root, self.index, self.keep = root, index, keep
+    def __init__(self, steps: Steps, state: State, root: RootCall, index: int) -> None:
+        self.steps, self.state = weakref.ref(steps), state
+        self.root, self.index = root, index
 
     def __call__(self, grad: torch.Tensor | None) -> None:
         """Keep the gradient."""
-        if grad is not None:  # None where the loss does not use it
-            self.root.keep_gradient(self.index, grad, self.keep)
+        steps = self.steps()
+        if grad is None or steps is None:  # None where the loss does not use it
+            return
+        self.root.keep_gradient(self.index, grad, steps.options.keep)
+        if not (self.state.in_step or self.state.idle):
+            steps.read_root(self.state, _is_read)
 
 
-def keep_gradients(state: State, root: RootCall, output: Any, options: Options) -> bool:
+def _is_read(x: torch.Tensor) -> bool:
+    """Tell whether a tensor is what a watched layer gave."""
+    return any(isinstance(hook, GradHook) for hook in own_hooks(x))
+
+
+def keep_gradients(steps: Steps, state: State, root: RootCall, output: Any) -> bool:
     """Have a call keep the gradients that come into its outputs; tell whether any may come."""
     trains = False
     for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
         if x.requires_grad:
             trains = True
-            if options.backward:
-                handle = x.register_hook(KeepGradHook(root, i, options.keep))
+            if steps.options.backward:
+                handle = x.register_hook(KeepGradHook(steps, state, root, i))
                 if x.grad_fn is None:
                     state.leaves.append(handle)
     return trains

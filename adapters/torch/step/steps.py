@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from anynan._readings.readings import Rows, Site
+from anynan._runtime import context
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.torch.call.state import State
@@ -15,11 +16,13 @@ from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.fixed import Board
 from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.graphs.plans import Late
-from anynan.torch.private import backward_roots
+from anynan.torch.private import backward_roots, task
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, nonfinite, read_ends
 from anynan.torch.read.slots import DeferredSlots
 from anynan.torch.weights.scalers import Scalers, in_use, scales, worked
 from anynan.torch.weights.weights import Weights
+
+_last_pass = [-1]  # the number of the backward pass whose loss was read last
 
 
 class Steps:
@@ -139,6 +142,33 @@ class Steps:
                 self.tracker.judge.flag(rows, order, x)
                 return order + 1
         return order
+
+    def read_root(self, state: State, known: Callable[[torch.Tensor], bool]) -> None:
+        """Read the loss that the backward pass began with, once, where nothing else gives it.
+
+        Args:
+            state: Of the thread that began it.
+            known: Tells whether a layer gave a tensor, which was read then.
+        """
+        rows, number = state.rows, task()
+        if rows is None or _last_pass[0] == number:
+            return
+        _last_pass[0] = number  # of several models the first one that it comes to reads it
+        if in_use(state.scales) or self.scalers.scale(state) is not None:
+            return  # what is scaled may overflow
+        for x in backward_roots(state.thread.ident):
+            if isinstance(x, torch.Tensor) and x.numel() == 1 and x.dtype in DTYPE_NAME:
+                if known(x):
+                    continue
+                monitor = self.tracker.judge.monitor
+                site = monitor.site(None, "loss", "loss", DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype])
+                order, value = len(rows.sites), x.detach()
+                bad = state.slots.write(rows, site, max(len(state.step_roots) - 1, 0), value)
+                expected = context._expected.get()
+                if expected is not None:
+                    rows.expected[order] = expected
+                if bad:
+                    self.flag(state, rows, len(rows.lo) - 1, value)
 
     # What compiled code wrote.
 

@@ -1,0 +1,188 @@
+"""Functions that a program compiles are found by that, and watched as if they had been tracked."""
+
+import functools
+import gc
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anynan
+from anynan._steps.everywhere import Found, watch_everything
+from anynan.options import Options
+
+
+def watched(**options):
+    real = jax.jit, jax.pmap
+    found = Found()
+    end = watch_everything(Options(**options), found)
+    assert jax.jit is not real[0]
+    yield found
+    end()
+    assert (jax.jit, jax.pmap) == real
+
+
+@pytest.fixture
+def found():
+    yield from watched(action="record", level="step")
+
+
+@pytest.fixture
+def raising():
+    yield from watched(action="raise", level="step")
+
+
+@pytest.fixture
+def skipping():
+    yield from watched(action="skip", level="step")
+
+
+def loss(w, x):
+    return jnp.log(x @ w).sum()
+
+
+def update(w, x):
+    value, grad = jax.value_and_grad(loss)(w, x)
+    return w - 0.01 * grad, value
+
+
+BAD = -np.ones((2, 3), np.float32)
+
+
+def facts(event):
+    return event.layer, event.phase, event.kind, event.step, event.operation, event.cause
+
+
+def test_the_event_is_that_of_track(raising):
+    step = jax.jit(update)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        step(jnp.ones(3), BAD)
+    with pytest.raises(anynan.NonFiniteError) as named:
+        anynan.jax.track(jax.jit(update), level="step")(jnp.ones(3), BAD)
+    assert facts(caught.value.event) == facts(named.value.event)
+    assert caught.value.event.operation.name == "log"
+    assert [facts(event) for event in raising.bad()] == [facts(caught.value.event)]
+
+
+@pytest.mark.parametrize("how", ["plain", "partial", "options", "method"])
+def test_every_way_to_compile_is_seen(how, found):
+    if how == "plain":
+        step = jax.jit(update)
+    elif how == "partial":
+        step = functools.partial(jax.jit, donate_argnums=0)(update)
+    elif how == "options":
+        step = jax.jit(donate_argnums=0)(update)
+    else:
+
+        class Holder:
+            @jax.jit
+            def double(self, x):
+                return x * 2
+
+            @functools.partial(jax.jit, static_argnums=0)
+            def step(self, w, x):
+                return update(w, x)
+
+        step = Holder().step
+    w, value = step(jnp.ones(3), -BAD)
+    want, wanted = update(jnp.ones(3), -BAD)
+    np.testing.assert_allclose(w, want, rtol=1e-6)
+    np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    step(w, BAD)
+    assert [event.operation and event.operation.name for event in found.bad()][:1] == ["log"] or (
+        how in ("partial", "options")  # what was donated is gone
+    )
+    assert len(found.bad()) == 1
+
+
+def test_what_compiles_beside_jax_is_found_by_name(found):
+    nnx = pytest.importorskip("flax.nnx")
+    equinox = pytest.importorskip("equinox")
+
+    @nnx.jit
+    def one(model, x):
+        return jnp.sqrt(model(x)).sum()
+
+    @equinox.filter_jit
+    def two(model, x):
+        return (jax.vmap(model)(x) / 0.0).sum()
+
+    @jax.pmap
+    def three(x):
+        return jnp.log(x)
+
+    one(nnx.Linear(3, 1, use_bias=False, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0)), BAD)
+    two(equinox.nn.Linear(3, 1, key=jax.random.key(0)), BAD)
+    three(BAD[:1])
+    assert [event.operation.name for event in found.events] == ["sqrt", "divide", "log"]
+
+
+def test_the_outermost_function_sees_it_all(found):
+    inner = jax.jit(loss)
+
+    @jax.jit
+    def outer(w, x):
+        return inner(w, x) + 1
+
+    outer(jnp.ones(3), BAD)
+    assert [event.operation.name for event in found.events] == ["log"]
+    (line,) = found.lines()
+    assert line.startswith("anynan: outer: 1 bad in 1 step")
+
+
+def test_it_works_under_the_programs_own_transformations(found):
+    inner = jax.jit(loss)
+    jax.grad(inner)(jnp.ones(3), -BAD)
+    jax.vmap(inner, in_axes=(None, 0))(jnp.ones(3), jnp.stack([-BAD, -BAD]))
+    assert inner.lower(jnp.ones(3), BAD).compile() is not None
+    assert inner.__name__ == "loss"
+    assert found.bad() == []
+    jax.grad(inner)(jnp.ones(3), BAD)
+    assert found.bad()
+
+
+def test_the_users_own_tracker_owns_what_it_calls(found):
+    step = anynan.jax.track(jax.jit(update), action="record")
+    step(jnp.ones(3), BAD)
+    assert len(step.events) == 1
+    assert found.events == []
+
+
+def test_what_is_wrong_with_the_program_is_its_own_error(found):
+    step = jax.jit(update)
+    with pytest.raises(TypeError, match="dot_general|matmul|incompatible") as caught:
+        step(jnp.ones(5), BAD)
+    assert caught.value.__context__ is None
+    assert found.lines() == []
+
+
+def test_a_function_without_a_state_to_give_back_is_only_warned_of(skipping):
+    with pytest.warns(anynan.AnynanWarning, match="the logarithm of a negative number"):
+        jax.jit(jnp.log)(BAD)
+    with pytest.warns(anynan.AnynanWarning, match="the logarithm of a negative number"):
+        w, _ = jax.jit(update)(jnp.ones(3), BAD)
+    assert np.array_equal(w, np.ones(3))
+
+
+def test_what_cannot_be_watched_is_a_line(found, monkeypatch):
+    def start(*_):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(sys.modules["anynan.jax.watchall"], "start", start)
+    assert jax.jit(jnp.negative)(1.0) == -1.0
+    assert found.lines() == ["  note      negative is not watched: RuntimeError no"]
+
+
+def test_functions_that_are_gone_are_not_kept(found):
+    for i in range(12):
+        jax.jit(lambda x, i=i: x + i)(1.0)
+    gc.collect()
+    jax.jit(jnp.negative)(1.0)
+    assert len(found._trackers) <= 2
+    found.close()
+    lines = found.lines(10)
+    assert len(lines) == 11
+    assert lines[0].startswith("anynan: negative: nothing went bad")
+    assert lines[-1] == "anynan: nothing went bad in 3 more"

@@ -1,0 +1,196 @@
+"""Every way in tells of the same fault what ``track(step)`` tells of it."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan._steps.everywhere import Found, watch_everything
+from anynan.options import Options
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+BATCHES = torch.arange(6.0).repeat_interleave(2)[:, None] * torch.ones(12, 4) / 10
+BAD = 2  # the batch, and so the step
+
+
+class Root(nn.Module):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return (-1 - x.square()).sqrt() if is_now(self.where, "layer", at) else x
+
+
+class Net(nn.Module):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.where, self.linear, self.root = where, nn.Linear(4, 4), Root(where)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.root(self.linear(x), x)
+
+
+def is_now(where: str, wanted: str, x: torch.Tensor) -> bool:
+    return where == wanted and bool((x == BAD / 10).all())
+
+
+def loss_of(net: nn.Module, x: torch.Tensor, where: str) -> torch.Tensor:
+    loss = net(x).square().mean()
+    if is_now(where, "loss", x):  # NaN, and the gradient that it sends back is finite
+        loss = (-1 - loss).log()
+    return loss * 100 if where == "update" else loss
+
+
+def optimizers(net: nn.Module, where: str) -> tuple[Any, Any]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: 3e38 if (where, i) == ("update", BAD) else 1e-4
+    )
+    return optimizer, rates
+
+
+def batches() -> torch.utils.data.DataLoader:
+    return torch.utils.data.DataLoader(BATCHES, batch_size=2)
+
+
+def step(where: str, folder: Any, prepare: Any = lambda *given: given) -> Any:
+    net, loader = Net(where), batches()
+    optimizer, rates = optimizers(net, where)
+    net, optimizer, loader, rates = prepare(net, optimizer, loader, rates)
+
+    @anynan.torch.track(action="record")
+    def train(x):
+        loss = loss_of(net, x, where)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for x in loader:
+        train(x)
+        rates.step()
+    return train.events
+
+
+def accelerate(where: str, folder: Any) -> Any:
+    library = pytest.importorskip("accelerate")
+    return step(where, folder, library.Accelerator(cpu=True).prepare)
+
+
+def loop(where: str, folder: Any, *, tracked: bool = True) -> Any:
+    net = Net(where)
+    optimizer, rates = optimizers(net, where)
+    tracker = anynan.torch.track(net, action="record") if tracked else None
+    for x in batches():
+        loss = loss_of(net, x, where)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rates.step()
+    if tracker is None:
+        return None
+    tracker.remove()
+    return tracker.events
+
+
+def everywhere(where: str, folder: Any) -> Any:
+    found = Found()
+    end = watch_everything(Options(action="record"), found)
+    try:
+        loop(where, folder, tracked=False)
+    finally:
+        end()
+    return found.events
+
+
+def lightning(where: str, folder: Any) -> Any:
+    library = pytest.importorskip("lightning")
+
+    class Lit(library.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net(where)
+
+        def training_step(self, x: torch.Tensor) -> torch.Tensor:
+            return loss_of(self.net, x, where)
+
+        def configure_optimizers(self) -> Any:
+            optimizer, rates = optimizers(self, where)
+            return [optimizer], [{"scheduler": rates, "interval": "step"}]
+
+    monitor = anynan.lightning.Monitor("record")
+    library.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[monitor],
+    ).fit(Lit(), batches())  # fmt: skip
+    return monitor.events
+
+
+def transformers(where: str, folder: Any) -> Any:
+    library = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Trainer(library.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+            return loss_of(model, inputs["x"], where)
+
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return torch.utils.data.SequentialSampler(BATCHES)
+
+    net, monitor = Net(where), anynan.transformers.Monitor("record")
+    arguments = library.TrainingArguments(
+        str(folder), per_device_train_batch_size=2, num_train_epochs=1, report_to=[],
+        save_strategy="no", use_cpu=True, disable_tqdm=True, remove_unused_columns=False,
+        max_grad_norm=0.0,
+    )  # fmt: skip
+    Trainer(
+        net, arguments, train_dataset=[{"x": x} for x in BATCHES], callbacks=[monitor],
+        optimizers=optimizers(net, where),
+    ).train()  # fmt: skip
+    return monitor.events
+
+
+FAULTS = {
+    "layer": ("root", "forward", "sqrt", "sqrt_of_negative"),
+    "loss": (None, "loss", "log", "log_of_negative"),
+    "update": ("linear", "optimizer", None, "optimizer_step_too_large"),
+}
+DOORS = [step, accelerate, loop, everywhere, lightning, transformers]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("where", FAULTS)
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+def test_the_event_is_that_of_a_tracked_step(door: Any, where: str, tmp_path: Any) -> None:
+    event = door(where, tmp_path)[0]
+    operation = event.operation
+    found = event.layer, event.phase, operation and operation.name, event.cause.tag
+    wanted = FAULTS[where]
+    if where == "loss" and door in (loop, everywhere):  # they own no step
+        wanted = (None, "loss", None, "outside_the_model")
+    elif door is lightning and wanted[0] is not None:  # where the module has the model
+        wanted = (f"net.{wanted[0]}", *wanted[1:])
+    # What an update spoilt is seen in the step after it.
+    assert (*found, event.step) == (*wanted, BAD + (where == "update"))
+    if operation is not None:
+        assert operation.source.file == __file__
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+def test_a_healthy_training_is_silent(door: Any, tmp_path: Any) -> None:
+    assert list(door("", tmp_path)) == []

@@ -1,0 +1,152 @@
+"""A model that is tracked alone: the loss is what its backward pass begins with."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+
+
+def net(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), *layers)
+
+
+def bad(out: torch.Tensor) -> torch.Tensor:
+    """Make a NaN that sends back a finite gradient."""
+    return (-1 - out.square().mean()).log()
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@pytest.mark.parametrize("read", ["auto", "step"])
+def test_a_bad_loss_with_a_finite_gradient_is_seen_before_the_update(read: Any, level: Any) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [p.clone() for p in model.parameters()]
+    with (
+        pytest.raises(anynan.NonFiniteError) as caught,
+        anynan.torch.track(model, read=read, level=level),
+    ):
+        loss = bad(model(torch.ones(3, 4)))
+        loss.backward()
+        optimizer.step()
+    event = caught.value.event
+    assert (event.layer, event.phase, event.tensor, event.kind) == (None, "loss", "loss", "nan")
+    assert event.cause.tag == "outside_the_model"
+    assert event.cause.text.startswith("the model's outputs were finite, but the loss")
+    assert event.notes == ()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_it_goes_on_without_watching_every_operation_for_it() -> None:
+    model = net()
+    with anynan.torch.track(model, action="record") as tracker:
+        for _ in range(3):
+            bad(model(torch.ones(3, 4))).backward()
+    assert [event.phase for event in tracker.events] == ["loss"] * 3
+    assert tracker.judge.level == "layer"
+
+
+def test_a_loss_that_spoils_its_gradients_is_told_once_and_first() -> None:
+    model = net()
+    with anynan.torch.track(model, action="record") as tracker:
+        (model(torch.ones(3, 4)).sum() * torch.inf).backward()
+    (event,) = tracker.events
+    assert (event.phase, event.tensor, event.kind) == ("loss", "loss", event.kind)
+    assert event.spread.count > 0
+
+
+def losses(tracker: anynan.Tracker) -> list[Any]:
+    return [(r.step, r.call, r.layer) for r in tracker.history if r.phase == "loss"]
+
+
+def test_every_pass_of_a_step_has_its_own_and_what_a_layer_gave_is_not_read_twice() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with anynan.torch.track(model) as tracker:
+        for _ in range(2):
+            for _ in range(2):
+                model(torch.ones(3, 4)).square().mean().backward()
+            optimizer.step()
+    assert losses(tracker) == [(0, 0, None), (0, 1, None), (1, 0, None), (1, 1, None)]
+
+    class Loss(nn.Module):
+        def forward(self, x):
+            return x.mean()
+
+    model = net(Loss())
+    with anynan.torch.track(model) as tracker:
+        model(torch.ones(3, 4)).backward()
+    assert losses(tracker) == []
+
+
+def test_of_two_models_one_tells_it() -> None:
+    one, two = net(), net()
+    with (
+        anynan.torch.track(one, action="record") as first,
+        anynan.torch.track(two, action="record") as second,
+    ):
+        bad(two(one(torch.ones(3, 4)))).backward()
+    assert len(first.events) + len(second.events) == 1
+
+
+def test_a_tracked_step_reads_what_it_returns_and_no_more() -> None:
+    model = net()
+
+    @anynan.torch.track
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    step(torch.ones(3, 4))
+    assert len(losses(step)) == 1
+
+
+def test_a_scaled_loss_may_overflow() -> None:
+    model = net()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with anynan.torch.track(model) as tracker:
+        for _ in range(2):
+            loss = model(torch.full((3, 4), 9.0)).square().sum() * 1e3
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert tracker.count("bad") == 0
+
+
+def test_a_mask_is_not_called_finite() -> None:
+    class Mask(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(torch.ones(3, 4, dtype=torch.bool), -torch.inf)
+
+    model = net(Mask())
+    with pytest.raises(anynan.NonFiniteError) as caught, anynan.torch.track(model):
+        model(torch.ones(3, 4)).softmax(-1).mean().backward()
+    assert "gave -Inf, which may be a mask, and the loss" in caught.value.event.cause.text
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_a_log_of_zero_that_the_model_gave_is_named(level: Any) -> None:
+    class Log(nn.Module):
+        def forward(self, x):
+            return (x * 1e4).softmax(-1).log()
+
+    model = net(Log())
+    with pytest.raises(anynan.NonFiniteError) as caught, anynan.torch.track(model, level=level):
+        model(torch.ones(3, 4)).mean().backward()
+    event = caught.value.event
+    assert (event.phase, event.operation.name, event.spread.surfaced) == (
+        "forward", "log", "the loss",
+    )  # fmt: skip
+    assert any("outside the model and was not seen" in note for note in event.notes)
+
+
+def test_an_expected_loss_is_let_pass() -> None:
+    model = net()
+    with anynan.torch.track(model) as tracker, anynan.expect(nan=True, reason="known"):
+        bad(model(torch.ones(3, 4))).backward()
+    assert [event.expected for event in tracker.events] == ["known"]
