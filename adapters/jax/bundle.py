@@ -44,7 +44,9 @@ def _function(name: str) -> str:
 
 
 def _dtype(name: str) -> str:
-    return f"jax.numpy.dtype({name!r})" if _DTYPE.fullmatch(name) else str(refuse("no dtype of JAX's"))
+    return (
+        f"jax.numpy.dtype({name!r})" if _DTYPE.fullmatch(name) else str(refuse("no dtype of JAX's"))
+    )
 
 
 def _ready(dtype: str) -> str | None:

@@ -1,12 +1,14 @@
 """Bundles of array code: functions of NumPy's."""
 
+import operator
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from anynan._arrays.access import dtype_name, on_host
+from anynan._arrays.access import to_host
+from anynan._arrays.measures import measure
+from anynan._arrays.summary import Summary
 from anynan._bundle.calls import Call, Line, UnwritableError, Words, refuse
 from anynan._bundle.collector import Operands
 from anynan._bundle.script import Dialect
@@ -37,7 +39,7 @@ np.seterr(all="ignore")
 """
 # Functions of arrays, and nothing that reads, writes or calls.
 _FUNCTIONS = frozenset(name for name in dir(np) if isinstance(getattr(np, name), np.ufunc)) | {
-    "all", "any", "argmax", "argmin", "average", "clip", "concatenate", "convolve", "corrcoef",
+    "all", "any", "argmax", "astype", "argmin", "average", "clip", "concatenate", "convolve", "corrcoef",
     "cov", "cross", "cumprod", "cumsum", "diff", "dot", "gradient", "inner", "interp", "kron",
     "linalg.cholesky", "linalg.det", "linalg.eig", "linalg.eigh", "linalg.inv", "linalg.lstsq",
     "linalg.norm", "linalg.pinv", "linalg.qr", "linalg.slogdet", "linalg.solve", "linalg.svd",
@@ -45,6 +47,9 @@ _FUNCTIONS = frozenset(name for name in dir(np) if isinstance(getattr(np, name),
     "outer", "percentile", "prod", "quantile", "std", "sum", "tensordot", "trace", "trapezoid",
     "unwrap", "var", "vdot",
 }  # fmt: skip
+# The array API's names of what NumPy calls otherwise.
+_NUMPYS = {"pow": "power", "concat": "concatenate", "matrix_norm": "linalg.norm",
+           "vector_norm": "linalg.norm"}  # fmt: skip
 _DTYPE = re.compile(r"(float|int|uint|complex)(8|16|32|64|128)|bool")
 
 
@@ -67,48 +72,53 @@ DIALECT = Dialect("numpy", _HEAD, Words(_dtype), _function, _ready)
 
 def host(x: Any) -> Held:
     """Bring an array of any library to the host."""
-    return Held.of(dtype_name(x), np.asarray(on_host(x)))
+    array = np.asarray(x) if isinstance(x, np.ndarray | np.generic) else to_host(x)
+    return Held.of(array.dtype.name, array)
 
 
 def call_of(
-    raw: str, function: Callable[..., Any], args: Any, kwargs: Any, operands: Operands
+    name: str, raw: str, seen: Summary | None, args: Any, kwargs: Any, operands: Operands
 ) -> Call:
     """Describe an operation on arrays.
 
     Args:
+        name: Its canonical name.
         raw: The name it was called by.
-        function: What was called.
+        seen: What it gave.
         args: Its positional arguments, on plain arrays.
         kwargs: Its arguments by name.
         operands: Takes the arrays' names.
 
     Raises:
-        UnwritableError: If it is no function of NumPy's.
+        UnwritableError: If no function of NumPy's gives the same.
     """
 
-    def value(name: str, given: Any) -> Any:
-        return operands.value(name, given, lambda x: isinstance(x, np.ndarray | np.generic), _other)
+    def value(label: str, given: Any) -> Any:
+        return operands.value(
+            label, given, lambda x: isinstance(x, np.ndarray | np.generic), _other
+        )
 
-    arguments = [value(f"x{i + 1}" if len(args) > 1 else "x", given) for i, given in enumerate(args)]
-    keywords = {name: value(name, given) for name, given in kwargs.items() if given is not None}
-    name = _known_as(raw, function)
-    if name is None:
-        msg = "it is no function of NumPy's that a script can call"
-        raise UnwritableError(msg)
-    return Call([Line("result", name, arguments, keywords)], "result")
+    labels = ["x"] if len(args) == 1 else [f"x{i + 1}" for i in range(len(args))]
+    arguments = [value(label, given) for label, given in zip(labels, args, strict=True)]
+    keywords = {key: value(key, given) for key, given in kwargs.items() if given is not None}
+    short = raw.rpartition(".")[2]
+    for known in dict.fromkeys((short, f"linalg.{short}", name, _NUMPYS.get(name, name))):
+        if known in _FUNCTIONS and _gives(known, args, kwargs, seen):
+            return Call([Line("result", known, arguments, keywords)], "result")
+    msg = "no function of NumPy's gives the same"
+    raise UnwritableError(msg)
 
 
-def _known_as(raw: str, function: Any) -> str | None:
-    """Give the name by which NumPy has a function, None if it is another's."""
-    short = getattr(function, "__name__", raw)
-    candidates = [short, raw, f"linalg.{short}"]
-    for name in candidates:
-        found: Any = np
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is function and name in _FUNCTIONS:
-            return name
-    return None
+def _gives(name: str, args: Any, kwargs: Any, seen: Summary | None) -> bool:
+    """Tell whether a function of NumPy's gives as many bad values, in the same places."""
+    try:
+        with np.errstate(all="ignore"):
+            out = measure(operator.attrgetter(name)(np)(*args, **kwargs))
+    except Exception:  # noqa: BLE001  then it is another
+        return False
+    return seen is not None and (out.shape, out.dtype, out.nan, out.posinf, out.neginf) == (
+        seen.shape, seen.dtype, seen.nan, seen.posinf, seen.neginf,
+    )  # fmt: skip
 
 
 def _other(x: Any) -> Any:

@@ -66,18 +66,13 @@ def dialect_of(framework: str) -> Dialect:
         BundleError: If there is no such framework.
         ImportError: If it is not installed.
     """
-    if framework == ARRAYS:
-        from anynan._bundle.arrays import DIALECT
-    elif framework in ADAPTERS:
-        try:
-            DIALECT = importlib.import_module(f"anynan.{framework}.bundle").DIALECT
-        except ModuleNotFoundError as error:
-            if error.name != f"anynan.{framework}.bundle":
-                raise
-            DIALECT = dialect_of(ARRAYS)
-    else:
-        refuse(f"it is of a framework {framework[:40]!r}, which is not known")
-    found: Dialect = DIALECT
+    room = "anynan._bundle.arrays"
+    if framework != ARRAYS:
+        own = os.path.join(os.path.dirname(os.path.dirname(__file__)), framework, "bundle.py")
+        if framework not in ADAPTERS or not os.path.isfile(own):
+            refuse(f"it is of a framework {framework[:40]!r}, which is not known")
+        room = f"anynan.{framework}.bundle"
+    found: Dialect = importlib.import_module(room).DIALECT
     return found
 
 
@@ -266,5 +261,3 @@ def _at_home(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_at_home(item) for item in value]
     return value
-
-

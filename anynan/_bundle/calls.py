@@ -264,6 +264,10 @@ def _gradient(data: Any) -> Gradient:
 def _expected(data: Any) -> dict[str, Any]:
     whole = type(data) is dict and set(data) == {"nan", "posinf", "neginf", "first"}
     counts = whole and all(type(data[key]) is int for key in ("nan", "posinf", "neginf"))
-    if not counts or type(data["first"]) is not list or any(type(i) is not int for i in data["first"]):
+    if (
+        not counts
+        or type(data["first"]) is not list
+        or any(type(i) is not int for i in data["first"])
+    ):
         refuse("what its operation gave is not said in whole numbers")
     return dict(data)

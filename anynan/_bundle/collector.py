@@ -120,7 +120,12 @@ class Collector:
             else:
                 call = replace(call, cut="operands are cut to the part around the first bad index")
         seen = record.output
-        if window is None and call.gradient is None and seen is not None and seen.first_bad is not None:
+        if (
+            window is None
+            and call.gradient is None
+            and seen is not None
+            and seen.first_bad is not None
+        ):
             counts = {"nan": seen.nan, "posinf": seen.posinf, "neginf": seen.neginf}
             call = replace(call, expected={**counts, "first": list(seen.first_bad)})
         for name, array in operands.arrays.items():
@@ -180,8 +185,7 @@ class Collector:
 
 
 def _dtype(array: Any) -> str:
-    name = getattr(array.dtype, "name", None)  # TensorFlow's and NumPy's
-    return str(name or array.dtype).removeprefix("torch.")
+    return str(getattr(array.dtype, "name", array.dtype)).rpartition(".")[2]
 
 
 def _mib(size: int) -> str:
@@ -209,5 +213,3 @@ def _own(window: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]
     """Give an operand's part of it, which may be repeated along some dimensions."""
     mine = window[len(window) - len(shape) :]
     return tuple(slice(None) if n == 1 else part for n, part in zip(shape, mine, strict=True))
-
-

@@ -69,8 +69,12 @@ def compare(bundle: Bundle, printed: str) -> Outcome:
     if expected is None:
         kind = "NaN" if seen["nan"] else "Inf"
         part = f" ({call.cut})" if call.cut else ""
-        what = "gradient of the same operation is" if call.gradient else "same operation's result is"
-        return Outcome(f"the {what} bad here, too: {now}{part}", _alike(bundle.event, kind), printed)
+        what = (
+            "gradient of the same operation is" if call.gradient else "same operation's result is"
+        )
+        return Outcome(
+            f"the {what} bad here, too: {now}{part}", _alike(bundle.event, kind), printed
+        )
     if any(seen[key] == expected[key] for key in ("first",)) and _counts(seen) == _counts(expected):
         kind = "NaN" if seen["nan"] else "Inf"
         return Outcome(f"the same operation gives the same {kind} here: {now}", True, printed)

@@ -15,7 +15,8 @@ TENSORS = "tensors.safetensors"
 _DEVICE = re.compile(r"[a-z]{1,10}")
 # What a script prints of the result; read back by ``anynan replay``.
 RESULT = re.compile(
-    r"^after +(\S+): .*: (\d+) NaN, (\d+) Inf, (\d+) -Inf(?:, first at \[([\d, ]*)\])?$", re.M
+    r"^after +(\S+): .*: (\d+) NaN, (\d+) Inf, (\d+) -Inf(?:, first at \[([\d, ]*)\])?$",
+    re.MULTILINE,
 )
 
 

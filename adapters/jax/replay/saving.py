@@ -61,12 +61,12 @@ def _call(recorder: "Recorder", bad: "Moment", operands: Operands) -> Call:
         made[index] = operands.ref(names.get(index, f"v{index}"), array)
     missing = [i for i in outside if i not in inside and i not in held]
     lines = []
+    if missing:
+        what = f"the value of {graph.values[missing[0]].var} was not had"
+        return Call(unwritable=what)
     text = "; ".join(str(node.eqn).splitlines()[0].strip() for node in nodes)[:2000]
     for node in nodes:
         try:
-            if missing:
-                msg = f"the value of {graph.values[missing[0]].var} was not had"
-                raise UnwritableError(msg)
             keywords = {k: encoded(x, _other) for k, x in node.eqn.params.items()}
             function = _known_as(node.eqn.primitive)
         except UnwritableError as error:

@@ -30,7 +30,11 @@ def inputs(into: Collector, program: "Program") -> None:
             into.add("call", label, probes.on_host(x), host)
     for variable in program.variables.values():
         name = str(getattr(variable, "path", getattr(variable, "name", "variable")))
-        if hasattr(variable, "dtype") and variable.dtype not in (tf.resource, tf.variant, tf.string):
+        if hasattr(variable, "dtype") and variable.dtype not in (
+            tf.resource,
+            tf.variant,
+            tf.string,
+        ):
             into.add("weights", name.partition(":")[0], probes.on_host(variable), host)
 
 

@@ -115,8 +115,7 @@ def _gradient(
     call = _called(ran, args, kwargs, operands)
     of = [name for name, x in operands.arrays.items() if x.requires_grad]
     arrives = [
-        operands.ref("grad", x)["tensor"] if isinstance(x, torch.Tensor) else None
-        for x in incoming
+        operands.ref("grad", x)["tensor"] if isinstance(x, torch.Tensor) else None for x in incoming
     ]
     if not of or not any(arrives):
         msg = "what its gradient is of is not known"
