@@ -110,7 +110,11 @@ def save(folder: str, event: Event, collector: Collector, framework: str) -> Non
             "sha256": _hash(path),
         }
         data = json.loads(json.dumps(data, allow_nan=False))
-        text = _script(data, dialect)
+        try:
+            text = _script(data, dialect)
+        except BundleError as error:  # what it refuses to run it does not write either
+            data["operation"]["unwritable"] = str(error)
+            text = _script(data, dialect)
         for name, content in (
             (FACTS, json.dumps(data, indent=1, allow_nan=False) + "\n"),
             (SCRIPT, text),

@@ -15,7 +15,7 @@ from typing import Any
 
 # No path, no URL and no code is made of these.
 _WORD = re.compile(r"[A-Za-z0-9_,.=> -]{0,64}")
-_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,60}")
 _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){0,4}")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _DEEP = 8

@@ -86,7 +86,9 @@ class Collector:
         wanted = self.wanted
         if wanted is None or self.call is not None or record.source != wanted.source:
             return False
-        if (record.name, record.raw, record.layer) != (wanted.name, wanted.raw, wanted.layer):
+        if (record.name, record.raw) != (wanted.name, wanted.raw):
+            return False
+        if (record.layer or "") != (wanted.layer or ""):  # a function itself is no layer of its own
             return False
         seen, known = record.output, wanted.output
         if seen is None or known is None:

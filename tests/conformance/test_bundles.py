@@ -27,7 +27,7 @@ def with_torch(what: str, **options: Any) -> Made:
 
         return anynan.torch.track(step, **options), x
     if what == "overflow":
-        return anynan.torch.track(lambda x: (x * 30000) @ x.T, **options), x.half()
+        return anynan.torch.track(lambda x: (x * 60000) @ x.T, **options), x.half()
     fn = {"log": torch.log, "softmax": lambda x: torch.softmax(x / 0 * 0 - torch.inf, -1)}[what]
     return anynan.torch.track(lambda x: fn(x), **options), x
 
@@ -36,7 +36,7 @@ def with_jax(what: str, **options: Any) -> Made:
     jax = pytest.importorskip("jax")
     jnp, x = jax.numpy, jax.numpy.asarray(X)
     if what == "overflow":
-        return anynan.jax.track(lambda x: (x * 30000) @ x.T, **options), x.astype("float16")
+        return anynan.jax.track(lambda x: (x * 60000) @ x.T, **options), x.astype("float16")
     fn = {
         "log": jnp.log,
         "softmax": lambda x: jax.nn.softmax(jnp.where(x < 5, -jnp.inf, x), -1),
@@ -56,7 +56,7 @@ def with_tensorflow(what: str, **options: Any) -> Made:
         return tape.gradient(y, x)
 
     def product(x: Any) -> Any:
-        return tf.matmul(x * 30000, x, transpose_b=True)
+        return tf.matmul(x * 60000, x, transpose_b=True)
 
     fn = {
         "log": tf.math.log,
@@ -72,7 +72,7 @@ def with_tensorflow(what: str, **options: Any) -> Made:
 def with_numpy(what: str, **options: Any) -> Made:
     if what in ("gradient", "softmax"):
         pytest.skip("NumPy has none")
-    fn = {"log": np.log, "overflow": lambda x: (x * np.float16(30000)) @ x.T}[what]
+    fn = {"log": np.log, "overflow": lambda x: (x * np.float16(60000)) @ x.T}[what]
     x = X.astype(np.float16) if what == "overflow" else X
     return anynan.track(lambda x: fn(x), **options), x
 

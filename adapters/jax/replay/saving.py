@@ -88,7 +88,8 @@ def _values(recorder: "Recorder", indices: list[int], bad: "Moment") -> dict[int
     for index in indices:
         value = recorder.graph.values[index]
         if value.known:
-            found[index] = np.asarray(value.constant, value.aval.dtype)
+            number = np.asarray(value.constant, value.aval.dtype)  # of another shape, if folded
+            found[index] = np.broadcast_to(number, value.aval.shape)
             continue
         key = recorder._key(index, bad)
         dtype = getattr(value.aval, "dtype", None)
