@@ -57,17 +57,17 @@ def _ready(dtype: str) -> str | None:
     return "torch.view_as_complex(x)" if dtype.startswith("complex") else None
 
 
-def _gradient(of: list[str], incoming: list[str | None]) -> list[str]:
+def _gradient(result: str, of: list[str], incoming: list[str | None]) -> list[str]:
+    places = [i for i, name in enumerate(incoming) if name is not None]
+    outs = ", ".join(f"made[{i}]" for i in places)
+    grads = ", ".join(f"tensors[{incoming[i]!r}]" for i in places)
+    inputs = ", ".join(f"tensors[{name!r}]" for name in of)
     return [
-        "outs = out if isinstance(out, (tuple, list)) else [out]",
-        f"grads = [None if name is None else tensors[name] for name in {incoming!r}]",
-        "pairs = [(y, g) for y, g in zip(outs, grads) if g is not None and y.requires_grad]",
-        f"of = {of!r}",
+        f"made = {result} if isinstance({result}, (tuple, list)) else [{result}]",
         "found = torch.autograd.grad(",
-        "    [y for y, _ in pairs], [tensors[n] for n in of], [g for _, g in pairs],",
-        "    allow_unused=True,",
+        f"    [{outs}], [{inputs}], [{grads}], allow_unused=True",
         ")",
-        "for name, x in zip(of, found):",
+        f"for name, x in zip({of!r}, found):",
         "    if x is not None:",
         '        show("after", f"gradient-of-{name}", x)',
     ]

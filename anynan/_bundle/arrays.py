@@ -41,7 +41,8 @@ np.seterr(all="ignore")
 _UFUNCS = frozenset(name for name in dir(np) if isinstance(getattr(np, name), np.ufunc))
 _FUNCTIONS = _UFUNCS | {
     "all", "any", "argmax", "argmin", "astype", "average", "clip", "concatenate", "convolve",
-    "corrcoef", "cov", "cross", "cumprod", "cumsum", "diff", "dot", "gradient", "inner", "interp", "kron",
+    "corrcoef", "cov", "cross", "cumprod", "cumsum", "diff", "dot", "gradient", "inner", "interp",
+    "kron",
     "linalg.cholesky", "linalg.det", "linalg.eig", "linalg.eigh", "linalg.inv", "linalg.lstsq",
     "linalg.norm", "linalg.pinv", "linalg.qr", "linalg.slogdet", "linalg.solve", "linalg.svd",
     "max", "mean", "median", "min", "nanmax", "nanmean", "nanmin", "nanstd", "nansum", "nanvar",

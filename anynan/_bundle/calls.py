@@ -15,6 +15,7 @@ from typing import Any
 
 # No path, no URL and no code is made of these.
 _WORD = re.compile(r"[A-Za-z0-9_,.=> -]{0,64}")
+_RESULT = re.compile(r"result|v[0-9]{1,9}")
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,60}")
 _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){0,4}")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -248,7 +249,8 @@ def _line(data: Any) -> Line:
     whole = type(data) is dict and set(data) == set(Line.__dataclass_fields__)
     if not whole or type(data["arguments"]) is not list or type(data["keywords"]) is not dict:
         refuse("a call of its operation has other fields than expected")
-    identifier(data["gives"])
+    if type(data["gives"]) is not str or not _RESULT.fullmatch(data["gives"]):
+        refuse("a call of its operation gives what has no name")
     dotted(data["function"])
     return Line(**data)
 

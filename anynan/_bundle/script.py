@@ -32,7 +32,8 @@ class Dialect:
         ready: Gives the code that makes a tensor ``x`` of the file one of a dtype; None where
             it is one.
         bits: Whether dtypes that NumPy does not have are kept as unsigned integers.
-        gradient: Gives the lines that take the gradient of a result, and leave it in ``out``.
+        gradient: Gives the lines that take and show the gradient of a line's result, of operands
+            from what arrives at it.
     """
 
     framework: str
@@ -41,7 +42,7 @@ class Dialect:
     function: Callable[[str], str]
     ready: Callable[[str], str | None]
     bits: bool = True
-    gradient: Callable[[list[str], list[str | None]], list[str]] | None = None
+    gradient: Callable[[str, list[str], list[str | None]], list[str]] | None = None
 
 
 def script(
@@ -122,20 +123,16 @@ def _run(dialect: Dialect, call: Call, names: set[str]) -> list[str]:
     for line in call.lines:
         given = [coder.value(value) for value in line.arguments]
         given += [f"{identifier(key)}={coder.value(x)}" for key, x in line.keywords.items()]
-        made = identifier(line.gives)
-        if made in ("loaded", "tensors", "show", "name", "x", "device"):
-            refuse(f"{made!r} is a name of the script's own")
-        lines.append(f"{made} = {dialect.function(line.function)}({', '.join(given)})")
-        coder.made.add(made)
+        lines.append(f"{line.gives} = {dialect.function(line.function)}({', '.join(given)})")
+        coder.made.add(line.gives)
     if call.result not in coder.made:
         refuse("its result is the result of none of its calls")
     if gradient is not None and dialect.gradient is not None:
-        lines.append(f"out = {call.result}")
-        lines += dialect.gradient(gradient.of, gradient.incoming)
+        lines += dialect.gradient(call.result, gradient.of, gradient.incoming)
     else:
         lines += [
-            f"out = {call.result}",
-            "for x in out if isinstance(out, (tuple, list)) else [out]:",
+            f"made = {call.result}",
+            "for x in made if isinstance(made, (tuple, list)) else [made]:",
             '    show("after", "result", x)',
         ]
     return lines
