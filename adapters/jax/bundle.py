@@ -18,8 +18,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 loaded = load_file(Path(__file__).with_name("tensors.safetensors"))
-wide = ("float64", "int64", "uint64")
-jax.config.update("jax_enable_x64", any(x.dtype.name in wide for x in loaded.values()))
+wide = [x.dtype.name in ("float64", "int64", "uint64") for name, x in loaded.items()
+        if name.startswith("operation.")]
+jax.config.update("jax_enable_x64", any(wide))
 
 {SHOW}
 """

@@ -1,5 +1,6 @@
 """Hand an operation's nodes over to a bundle, with whole operands."""
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -46,7 +47,7 @@ def operation(into: Collector, record: "OpRecord", recorder: "Recorder", op: "Op
 
 def _call(recorder: "Recorder", op: "Op", operands: Operands) -> Call:
     worst = recorder._worst(op)
-    last = next(i for i, node in enumerate(op.nodes) if node is worst.op)
+    last = next(i for i, node in enumerate(op.nodes) if node.name == worst.op.name)
     nodes = op.nodes[: last + 1]
     inside = {node.name for node in nodes}
     outside = [x for node in nodes for x in node.inputs if x.op.name not in inside]
@@ -82,6 +83,7 @@ def _node(node: Any, value: Any) -> tuple[str, list[Any], dict[str, Any]]:
     if not hasattr(tf.raw_ops, node.type):
         msg = f"{node.type} is none of TensorFlow's raw operations"
         raise UnwritableError(msg)
+    known = inspect.signature(getattr(tf.raw_ops, node.type)).parameters
     left, keywords = list(node.inputs), {}
     inferred = set()
     for argument in node.op_def.input_arg:
@@ -95,7 +97,7 @@ def _node(node: Any, value: Any) -> tuple[str, list[Any], dict[str, Any]]:
         keywords[argument.name] = taken[0] if count is None else taken
         left = left[len(taken) :]
     for attribute in node.op_def.attr:
-        if attribute.name not in inferred:
+        if attribute.name not in inferred and attribute.name in known:
             keywords[attribute.name] = encoded(_given(node, attribute.name), _other)
     return node.type, [], keywords
 
