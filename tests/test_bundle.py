@@ -327,7 +327,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(data=st.data())
 def test_tampered_facts_never_get_further_than_a_clear_error(bundle: Path, data: Any) -> None:
     from anynan._bundle.bundle import _script, dialect_of

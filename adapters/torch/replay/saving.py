@@ -12,6 +12,7 @@ from anynan._bundle.tensors import Held
 from anynan._diagnosis.lineage import OpRecord
 from anynan.torch.call.models import Models
 from anynan.torch.call.rootcall import RootCall
+from anynan.torch.private import node_number
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
 
@@ -69,7 +70,7 @@ class Catcher:
         """Take the operation, if it is the one that is wanted."""
         if not self._into.wants(record):
             return
-        known = None if node is None or not ran.native else self._forward.get(node._sequence_nr())
+        known = self._forward.get(node_number(node)) if ran.native and node is not None else None
 
         def describe(operands: Operands) -> Call:
             if known is not None:
