@@ -115,7 +115,7 @@ def test_a_bad_weight(tmp_path, x):
     with pytest.raises(anynan.NonFiniteError, match="saved in"):
         anynan.torch.track(model, save=tmp_path / "b")
     outcome = again(tmp_path / "b")[1]
-    line = "saved weights.lin.weight: (3, 4) torch.float32: 1 NaN, 0 Inf, 0 -Inf, first at [0, 1]"
+    line = "saved  weights.lin.weight: (3, 4) torch.float32: 1 NaN, 0 Inf, 0 -Inf, first at [0, 1]"
     assert line in outcome.printed.splitlines()
     assert "no operation is known" in outcome.text
 
