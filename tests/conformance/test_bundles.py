@@ -85,12 +85,10 @@ BACKENDS = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("library", BACKENDS)
 @pytest.mark.parametrize("what", ["log", "softmax", "gradient", "overflow"])
-def test_the_script_fails_as_the_program_did(
-    tmp_path: Path, backend: str, what: str, request: pytest.FixtureRequest
-) -> None:
-    tracked, x = BACKENDS[backend](what, save=tmp_path / "b")
+def test_the_script_fails_as_the_program_did(tmp_path: Path, library: str, what: str) -> None:
+    tracked, x = BACKENDS[library](what, save=tmp_path / "b")
     with pytest.raises(anynan.NonFiniteError, match="saved in"), np.errstate(all="ignore"):
         tracked(x)
     script, outcome = again(tmp_path / "b")
