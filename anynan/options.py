@@ -30,6 +30,8 @@ class Watching(TypedDict, total=False):
         replay: Whether a bad step is run again to name the operation; True by default.
         history: For how many steps the readings are kept; 1000 by default.
         stats: Further numbers for ``metrics()``: absmax, min, max, mean, rms, norm.
+        save: A folder for a bundle of the first event that is bad: its operation with whole
+            operands, as a script. Where it is not empty, a numbered one beside it.
         level: What of every step is watched. ``"step"``: what it returns, what the model
             returns, the gradients of the weights. ``"layer"`` (the default): every layer, too.
             ``"operation"``: every operation, too, which is slow.
@@ -41,6 +43,7 @@ class Watching(TypedDict, total=False):
     replay: bool
     history: int
     stats: Stats
+    save: str | os.PathLike[str] | None
     level: Literal["step", "layer", "operation"]
 
 
@@ -107,6 +110,7 @@ class Options:
     level: Literal["step", "layer", "operation"] = "layer"
     keep: int | Literal["step"] = KEEP_BYTES
     across_ranks: bool = True
+    save: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):
@@ -157,6 +161,9 @@ class Options:
             raise TypeError(msg)
         if self.keep != "step":
             _whole("keep", self.keep, 0)
+        if self.save is not None and not (isinstance(self.save, str | os.PathLike) and self.save):
+            msg = f"save= takes the path of a folder, not {type(self.save).__name__}: {self.save!r}"
+            raise TypeError(msg)
 
     @classmethod
     def checked(cls, given: Mapping[str, Any], known: type, where: str) -> Self:

@@ -7,7 +7,7 @@ from typing import Any
 from anynan._files.formats import format_of, itemsize
 from anynan._files.tensors import Tensor, UnreadableError, numbers_in, stretch
 
-_DTYPES = {
+DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
@@ -48,7 +48,7 @@ def _tensor(path: str, name: str, said: dict[str, object], start: int, end: int)
     dtype = said["dtype"]
     shape: Any = said["shape"]
     offsets: Any = said["data_offsets"]
-    known = _DTYPES.get(str(dtype), str(dtype))
+    known = DTYPES.get(str(dtype), str(dtype))
     whole = [shape, offsets]
     if not all(isinstance(x, list) and all(type(i) is int and i >= 0 for i in x) for x in whole):
         msg = f"{name}: its shape or its place in the file is not given in whole numbers"

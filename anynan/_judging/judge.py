@@ -1,6 +1,7 @@
 """Judge readings and act: everything an adapter calls while its tracker watches."""
 
 import math
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.summary import Summary
+from anynan._bundle.collector import LIMIT, Collector
+from anynan._bundle.folders import free, refuse_full
 from anynan._diagnosis.agreement import parting, same_end
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import (
@@ -63,6 +66,9 @@ class Judge(Actor):
         self._scaled_streak = 0
         # Steps still to be watched operation by operation, since which, and how often that began.
         self._risen = self._rose = self._rises = 0
+        # What failed last, for a bundle, and whether the one that was asked for is saved.
+        self._last: tuple[Reading, Event] | None = None
+        self._saved = False
         self._clean: int | None = None
         self._updates: list[int] = []
         self._trained = False
@@ -312,7 +318,54 @@ class Judge(Actor):
             event = replace(event, notes=(*event.notes, note))
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
+        self._last = reading, event
+        if self.options.save is not None and not self._saved:
+            self._saved = True
+            event = replace(event, notes=(*event.notes, self._save_first(reading, event)))
         return event
+
+    # Bundles.
+
+    def save(self, folder: str, limit: int) -> None:
+        """Write the last failing call as a bundle; see ``Tracker.save``."""
+        refuse_full(folder)
+        if self._last is None:
+            msg = "save(): nothing was bad yet, so there is nothing to save"
+            raise ValueError(msg)
+        reading, event = self._last
+        found = Collector(event, limit)
+        try:
+            self._adapter.capture(reading, found)
+        except ReplayError as error:
+            msg = (
+                f"save(): {error}. Give track() save=folder, or call save() from an action, "
+                "where the call is not over yet"
+            )
+            raise ValueError(msg) from None
+        self._write(folder, event, found)
+
+    def _save_first(self, reading: Reading, event: Event) -> str:
+        """Write the bundle that ``save=`` asked for; say where, or why not."""
+        assert self.options.save is not None
+        rank = self._adapter.rank()
+        folder = free(os.fspath(self.options.save) + (f".rank{rank}" if rank else ""))
+        found = Collector(event, LIMIT)
+        try:
+            try:
+                self._adapter.capture(reading, found)
+            except ReplayError as error:
+                found.notes.append(str(error))
+            self._write(folder, event, found)
+        except Exception as error:  # noqa: BLE001  the event is the news
+            return f"no bundle was saved: {reason(error)}"
+        return f"saved in {folder}: anynan replay {folder}"
+
+    def _write(self, folder: str, event: Event, found: Collector) -> None:
+        from anynan._bundle.bundle import save
+
+        if event.operation is not None and found.call is None:
+            found.notes.append("a second run did not come to the operation that the event names")
+        save(folder, self._signed(event), found, self._adapter.dialect)
 
     def _tried(self, event: Event, case: Case) -> Event:
         """Add what came of the fix, where a second run may be made for it."""

@@ -15,6 +15,7 @@ import numpy as np
 from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._arrays.probe import Span, probe
+from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
@@ -25,6 +26,7 @@ from anynan._readings.readings import Reading, Rows
 from anynan._recorder.errorlog import ErrorLog
 from anynan._recorder.live import LiveTape
 from anynan._recorder.names import canonical
+from anynan._recorder.saving import inputs
 from anynan._recorder.state import State
 from anynan._recorder.tape import given, now
 from anynan._recorder.trackable import change, is_array
@@ -268,6 +270,9 @@ class Ends:
         session = self._session
         tape.judged = False
         with began.lent() as (args, kwargs), untouched(began.fn, session.tracker.judge.say):
+            into = collecting.get()
+            if into is not None:
+                inputs(into, args, kwargs)
             began.roll()
             with np.errstate(all="ignore"):
                 result = session.run(tape, began.fn, args, kwargs)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from anynan._arrays.probe import is_clean, probe
+from anynan._bundle.arrays import call_of, host
+from anynan._bundle.collector import collecting
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.records import Given, Origin
 from anynan._diagnosis.sources import user_source
@@ -17,7 +19,7 @@ from anynan._readings.policy import reading_kind
 from anynan._recorder.floatflags import WORTH, Flags, honest
 from anynan._recorder.records import light, make_record
 from anynan._recorder.tape import Tape
-from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked
+from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked, strip
 from anynan._runtime import context
 from anynan.errors import reason
 from anynan.events import Event, Phase
@@ -113,6 +115,12 @@ class LiveTape(Tape):
         if expected and record.output is not None:
             record.expected = expected.get(record.output.kind or "")
         self.records.append(record)
+        into = collecting.get()
+        if into is not None and into.wants(record):
+            plain = [strip(x, []) if x is not writes else before for x in args]
+            options = {key: strip(x, []) for key, x in kwargs.items()}
+            found = record.output
+            into.take(record, lambda o: call_of(name, raw, found, plain, options, o), host)
         for x in bad:
             if x is writes:
                 # A whole write hands on what it read through its own operands.

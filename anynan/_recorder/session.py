@@ -17,6 +17,8 @@ from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
 from anynan._arrays.measures import measure
 from anynan._arrays.summary import Summary
+from anynan._bundle.arrays import DIALECT
+from anynan._bundle.collector import Collector, collecting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -27,6 +29,7 @@ from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
 from anynan._recorder.live import LiveTape
 from anynan._recorder.parting import parting
 from anynan._recorder.refusals import explain
+from anynan._recorder.saving import again, inputs
 from anynan._recorder.state import State
 from anynan._recorder.tape import Tape, given, now
 from anynan._recorder.trackable import change, is_array, unwrap
@@ -148,10 +151,26 @@ class ArraySession(BaseAdapter):
     def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
         tape = LiveTape(self, None)
         tape.judged = False
+        into = collecting.get()
+        if into is not None:
+            inputs(into, args, kwargs)
         with untouched(fn, self.tracker.judge.say):
             np.random.set_state(self._local.random)  # noqa: NPY002  what it may draw from
             self.run(tape, fn, args, kwargs)
         return tape.replay()
+
+    @property
+    def dialect(self) -> str:
+        """Name NumPy, whose functions the script of a bundle calls, whatever the arrays."""
+        return DIALECT.framework
+
+    def capture(self, reading: Reading, into: Collector) -> None:
+        """Run the failing call again for a bundle."""
+        call: Call | None = getattr(self._local, "call", None)
+        if self._ends.is_running or call is None:
+            super().capture(reading, into)
+        else:
+            again(self, call, into)
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the call again with operations repaired, where its arguments are as they were."""

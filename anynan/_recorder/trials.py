@@ -71,7 +71,7 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
     closed, tape.closed = tape.closed, True  # an array of the first run is one like any other
     try:
         with untouched(call.fn, session.tracker.judge.say):
-            began.run(_run, session, mended, call.fn, args, kwargs)
+            began.run(run_again, session, mended, call.fn, args, kwargs)
             as_before = drawn == str(np.random.get_state())  # noqa: NPY002
     except Exception:  # noqa: BLE001  then nothing is told of it
         return None
@@ -83,8 +83,8 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
     return None if seen.notes else Attempt(seen, "call")
 
 
-def _run(session: "ArraySession", *what: Any) -> None:
-    # NumPy warned of this in the first run.
+def run_again(session: "ArraySession", *what: Any) -> None:
+    """Run a call under another tape, quietly: NumPy warned of it in the first run."""
     with context.replay_context(), np.errstate(all="ignore"):
         session.run(*what)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anynan._arrays.summary import Summary
+from anynan._bundle.collector import Collector, collecting
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -99,6 +100,31 @@ class BaseAdapter:
             ReplayError: If it cannot be run again.
         """
         return None
+
+    @property
+    def dialect(self) -> str:
+        """Name the framework whose calls a bundle's script makes."""
+        return self.backend
+
+    def capture(self, reading: Reading, into: Collector) -> None:
+        """Run the failing step again for a bundle, which is asked for by name alone.
+
+        The replays offer each record to the collector that is set, and hand over the whole
+        operands of the one it wants. An adapter's own adds what else belongs to the call: its
+        inputs, the layer's inputs and weights, random states.
+
+        Raises:
+            ReplayError: If it cannot be run again.
+        """
+        if reading.phase == "parameter":  # no call made it
+            return
+        token = collecting.set(into)
+        try:
+            self.replay(reading)
+            if into.call is None:
+                self.replay_call(reading)
+        finally:
+            collecting.reset(token)
 
     def evidence(self, reading: Reading, value: Any) -> Evidence:
         """Hand over what is known of a failure; what cannot be found out is noted.

@@ -10,6 +10,7 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
+from anynan._bundle.collector import LIMIT
 from anynan._judging.judge import Judge
 from anynan._notebooks.shell import shell
 from anynan._readings.history import History
@@ -381,6 +382,28 @@ class Tracker:
         from anynan._reports.run import of
 
         of(self).to_html(path)
+
+    def save(self, folder: str | os.PathLike[str], *, limit: int = LIMIT) -> None:
+        """Write the last failing call as a bundle, to be attached or kept.
+
+        Its operation with whole operands, the layer's inputs and weights and the call's inputs
+        (safetensors), the event and versions (JSON), and ``reproduce.py``, which shows the same
+        operation fail. The call is run again for it, so it must not be over: call this from an
+        action, or in the ``except`` that catches the error; or track with ``save=folder``.
+
+        Args:
+            folder: Where to; it is made, and nothing in it is overwritten.
+            limit: So many bytes of tensors are kept at most, 256 MiB by default.
+
+        Raises:
+            FileExistsError: If something is in the folder.
+            ValueError: If nothing was bad yet, or the call is over.
+            OSError: If it cannot be written.
+
+        Example:
+            >>> tracker.save("bundle")  # doctest: +SKIP
+        """
+        self.judge.save(os.fspath(folder), limit)
 
     def _repr_html_(self) -> str:
         return f'<pre style="white-space:pre-wrap">{html.escape(self.report())}</pre>'

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from anynan._arrays.summary import Summary
+from anynan._bundle.collector import collecting
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
@@ -32,6 +33,7 @@ from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Plan
 from anynan.jax.read.spots import Spot
+from anynan.jax.replay import saving
 from anynan.jax.replay.rounds import Its, Rounds, order
 from anynan.jax.replay.spoilt import blame
 from anynan.jax.replay.wide import widened
@@ -236,6 +238,9 @@ class Recorder:
             blame(self.program, record, op)
             record.name = names.update(op.site.near) or record.name
         self._masked_rows(record, bad)
+        into = collecting.get()
+        if into is not None:
+            saving.operation(into, record, self, bad)
         return record
 
     def _word(self, index: int, bad: Moment) -> int | None:

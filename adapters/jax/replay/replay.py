@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.policy import may_mask
@@ -12,6 +13,7 @@ from anynan.jax.program.evaluator import silent
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.spots import Spot
+from anynan.jax.replay import saving
 from anynan.jax.replay.flags import Flag, flags
 from anynan.jax.replay.records import Recorder
 from anynan.jax.replay.spoilt import spoilt
@@ -32,6 +34,9 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     """
     program = step.program
     arrays = step.inputs()
+    into = collecting.get()
+    if into is not None:
+        saving.inputs(into, step)
     watch = step.watch
     words = {index: int(step.read[at, 0]) for index, at in watch.at.items()}
     spots = program.spots(backward=True)

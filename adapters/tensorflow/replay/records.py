@@ -8,6 +8,7 @@ import numpy as np
 
 from anynan._arrays.measures import describe
 from anynan._arrays.summary import Summary
+from anynan._bundle.collector import collecting
 from anynan._diagnosis.lineage import External, OpRecord, Replay, Sink
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
@@ -28,6 +29,7 @@ from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.probes import is_bad, kind
 from anynan.tensorflow.read.spots import Spot
+from anynan.tensorflow.replay import saving
 from anynan.tensorflow.replay.program import Program
 from anynan.tensorflow.replay.run import Run
 from anynan.tensorflow.replay.wide import widened
@@ -121,6 +123,9 @@ class Recorder:
         builder.describe(record, result, operands, wide=lambda _: self._wide(op))
         if op.name in SOFTMAX and operands:
             self._masked_rows(record, op)
+        into = collecting.get()
+        if into is not None:
+            saving.operation(into, record, self, op)
         return record
 
     def _given(self, tensor: Any, name: str) -> Given:

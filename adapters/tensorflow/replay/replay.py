@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
@@ -20,7 +21,7 @@ from anynan.tensorflow.read.boards import Block
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.spots import Spot
-from anynan.tensorflow.replay import nested
+from anynan.tensorflow.replay import nested, saving
 from anynan.tensorflow.replay.program import Programs, first_line
 from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run, as_written
@@ -71,6 +72,9 @@ class Replays:
             raise ReplayError(SPREAD)
         with self._again():
             program = self._programs.prepare(step)
+            into = collecting.get()
+            if into is not None:
+                saving.inputs(into, program)
             run = Run(program)
             run.flag(failed=failed)
             if failed:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from anynan._bundle.collector import collecting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.rules.repair import Repair
@@ -32,6 +33,7 @@ from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.collectives import Sent, replaying
 from anynan.torch.replay.kept import Kept
 from anynan.torch.replay.mender import Mender, norm_of
+from anynan.torch.replay.saving import Catcher
 from anynan.torch.replay.scene import Scene
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
@@ -310,6 +312,7 @@ class Replays:
         watcher = Watcher(self.scene.outside(root))
         watcher.originals = {}
         watcher.mender = mender
+        saving = collecting.get()
         if not together and mender is None:
             watcher.stop = functools.partial(_matches, reading, watcher)
         watcher.within, watcher.called = Replays._run.__code__, root.source()
@@ -320,6 +323,9 @@ class Replays:
             stack.enter_context(root.modes())
             stack.enter_context(eager())
             stack.enter_context(self.scene.layers(watcher, root.calls))
+            if saving is not None:
+                watcher.catcher = Catcher(saving)
+                stack.enter_context(watcher.catcher.within(self._models, root))
             stack.enter_context(Seam(watcher, leaf=kept.gradient))
             try:
                 if together:

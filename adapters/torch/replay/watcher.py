@@ -32,6 +32,7 @@ from anynan.torch.read.probes import local, plain, read_ends
 from anynan.torch.replay import collectives, operands
 from anynan.torch.replay.mender import Mender
 from anynan.torch.replay.names import canonical, node_name
+from anynan.torch.replay.saving import Catcher
 
 # What was there before is no operand of these.
 _OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
@@ -174,6 +175,8 @@ class Watcher(TorchDispatchMode):
         self._thread = threading.get_ident()
         # Set where operations are repaired.
         self.mender: Mender | None = None
+        # Set in a second run for a bundle.
+        self.catcher: Catcher | None = None
         # Backward passes of this run: the engine may run them in threads of its own.
         self.tasks: set[int] = set()
 
@@ -291,6 +294,9 @@ class Watcher(TorchDispatchMode):
         if self._makes_node(seq) and (not backward or torch.is_grad_enabled()):
             made = self._remember(shape.name, seq, native, frame)
         results = [x for x in operands.flat(out) if not any(x is w for w in written)] + written
+        if made is not None and self.catcher is not None:
+            took = Ran(func, shape, args, kwargs, written, before, backward, native, frame)
+            self.catcher.made(seq, made, took)
         if native:
             self._follow(args, kwargs, results)
         bad = []
@@ -444,6 +450,8 @@ class Watcher(TorchDispatchMode):
         if record.phase != "backward":
             record.hidden = ()
         self.records.append(record)
+        if self.catcher is not None:
+            self.catcher.recorded(record, ran, node, self.incoming)
         return record
 
     def _forward_record(self, ran: Ran) -> OpRecord:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.summary import Summary
+from anynan._bundle.collector import Collector
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -23,6 +24,7 @@ from anynan.torch.graphs.graphs import Graphs
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure
 from anynan.torch.replay.operations import Operations
 from anynan.torch.replay.replay import GONE, Replays
+from anynan.torch.replay.saving import host
 from anynan.torch.session.layers import Layers
 from anynan.torch.step.steps import Steps
 from anynan.torch.update.updates import Updates
@@ -231,6 +233,14 @@ class Session(BaseAdapter):
         if self._gone:
             return None
         return self.replays.run_inner(self.threads.owner(self.threads.state()), reading)
+
+    def capture(self, reading: Reading, into: Collector) -> None:
+        """Run the failing call again for a bundle, with the weights of its layer."""
+        for name, x in [*self.models.parameters(), *self.models.buffers()]:
+            inside = into.layer is not None and f"{name}.".startswith(f"{into.layer}.".lstrip("."))
+            if inside or name == into.event.parameter:
+                into.add("weights", name, x, host)
+        super().capture(reading, into)
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the failing call again with operations repaired; not where ranks take part in it."""

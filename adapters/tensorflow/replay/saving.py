@@ -1,0 +1,118 @@
+"""Hand an operation's nodes over to a bundle, with whole operands."""
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from anynan._bundle.calls import Call, Line, UnwritableError, encoded
+from anynan._bundle.collector import Collector, Operands
+from anynan._bundle.tensors import Held
+from anynan.tensorflow.read import probes
+
+if TYPE_CHECKING:
+    from anynan._diagnosis.lineage import OpRecord
+    from anynan.tensorflow.graphs.operations import Op
+    from anynan.tensorflow.replay.program import Program
+    from anynan.tensorflow.replay.records import Recorder
+
+
+def host(x: Any) -> Held:
+    """Bring an array to the host."""
+    array = probes.on_host(x)
+    return Held.of(array.dtype.name, array)
+
+
+def inputs(into: Collector, program: "Program") -> None:
+    """Take what the call was given, and the weights it read."""
+    for placeholder, x in zip(program.graph.inputs, program.feeds, strict=True):
+        label = program.labels.get(placeholder.op.name)
+        if label is not None and isinstance(x, tf.Tensor) and placeholder.dtype != tf.resource:
+            into.add("call", label, probes.on_host(x), host)
+    for variable in program.variables.values():
+        name = str(getattr(variable, "path", getattr(variable, "name", "variable")))
+        if hasattr(variable, "dtype") and variable.dtype not in (
+            tf.resource,
+            tf.variant,
+            tf.string,
+        ):
+            into.add("weights", name.partition(":")[0], probes.on_host(variable), host)
+
+
+def operation(into: Collector, record: "OpRecord", recorder: "Recorder", op: "Op") -> None:
+    """Take an operation, if it is the one that is wanted."""
+    if into.wants(record):
+        into.take(record, lambda operands: _call(recorder, op, operands), host)
+
+
+def _call(recorder: "Recorder", op: "Op", operands: Operands) -> Call:
+    worst = recorder._worst(op)
+    last = next(i for i, node in enumerate(op.nodes) if node.name == worst.op.name)
+    nodes = op.nodes[: last + 1]
+    inside = {node.name for node in nodes}
+    outside = [x for node in nodes for x in node.inputs if x.op.name not in inside]
+    names = {t.name: name for t, name in recorder._named(op)}
+    held = recorder.run.values(outside)
+    refs = {
+        x.name: operands.ref(_plain(names.get(x.name, x.op.name)), held[x.name])
+        for x in outside
+        if x.name in held
+    }
+    missing = [x.name for x in outside if x.name not in refs]
+    if missing:
+        msg = f"the value of {missing[0]} was not had"
+        raise UnwritableError(msg)
+    made = {node.name: f"v{i}" for i, node in enumerate(nodes)}
+
+    def value(x: Any) -> Any:
+        if x.name in refs:
+            return refs[x.name]
+        many = {"item": x.value_index} if len(x.op.outputs) > 1 else {}
+        return {"value": made[x.op.name], **many}
+
+    lines = [Line(made[node.name], *_node(node, value)) for node in nodes]
+    return Call(lines, lines[-1].gives)
+
+
+def _plain(name: str) -> str:
+    return name.rpartition("/")[2] or name
+
+
+def _node(node: Any, value: Any) -> tuple[str, list[Any], dict[str, Any]]:
+    """Give a node as a call of ``tf.raw_ops``."""
+    if not hasattr(tf.raw_ops, node.type):
+        msg = f"{node.type} is none of TensorFlow's raw operations"
+        raise UnwritableError(msg)
+    known = inspect.signature(getattr(tf.raw_ops, node.type)).parameters
+    left, keywords = list(node.inputs), {}
+    inferred = set()
+    for argument in node.op_def.input_arg:
+        inferred |= {argument.type_attr, argument.number_attr, argument.type_list_attr}
+        count = None
+        if argument.number_attr:
+            count = int(node.get_attr(argument.number_attr))
+        elif argument.type_list_attr:
+            count = len(node.get_attr(argument.type_list_attr))
+        taken = [value(x) for x in left[: 1 if count is None else count]]
+        keywords[argument.name] = taken[0] if count is None else taken
+        left = left[len(taken) :]
+    for attribute in node.op_def.attr:
+        if attribute.name not in inferred and attribute.name in known:
+            keywords[attribute.name] = encoded(_given(node, attribute.name), _other)
+    return node.type, [], keywords
+
+
+def _given(node: Any, name: str) -> Any:
+    found = node.get_attr(name)
+    return found.decode() if isinstance(found, bytes) else found
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, tf.DType):
+        return {"dtype": value.name}
+    if isinstance(value, tf.TensorShape) and value.is_fully_defined():
+        return value.as_list()
+    if isinstance(value, bytes):
+        return encoded(value.decode(), _other)
+    msg = f"an attribute of it is a {type(value).__name__}"
+    raise UnwritableError(msg)

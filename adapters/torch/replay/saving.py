@@ -1,0 +1,152 @@
+"""Hand an operation's call over to a bundle, with whole operands, in a second run for it alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anynan._bundle.calls import Call, Gradient, Line, UnwritableError
+from anynan._bundle.collector import Collector, Operands
+from anynan._bundle.tensors import Held
+from anynan._diagnosis.lineage import OpRecord
+from anynan.torch.call.models import Models
+from anynan.torch.call.rootcall import RootCall
+from anynan.torch.private import node_number
+from anynan.torch.read.probes import local
+from anynan.torch.read.tensors import tensors
+
+if TYPE_CHECKING:
+    from anynan.torch.replay.watcher import Made, Ran
+
+_OWN = (torch.layout, torch.memory_format)
+
+
+class Catcher:
+    """Stand beside a watcher, and take what the collector wants.
+
+    Args:
+        into: The collector.
+    """
+
+    def __init__(self, into: Collector) -> None:
+        self._into = into
+        self._forward: dict[int, tuple[Ran, list[Any], dict[str, Any]]] = {}
+
+    @contextmanager
+    def within(self, models: Models, root: RootCall) -> Iterator[None]:
+        """Take what the call was given, and what the layer is given while it runs."""
+        into, handles = self._into, []
+        for name, x in models.inputs(root.fn, root.args, root.kwargs):
+            into.add("call", name, x, host)
+        into.put("random", "torch_cpu", host(root.random.cpu))
+
+        def take(module: Any, args: Any, kwargs: Any) -> None:
+            for name, x in [*tensors(list(args), "args"), *tensors(dict(kwargs), "kwargs")]:
+                into.add("layer", name, x, host)
+
+        try:
+            for prefix, model in models.living():
+                module = models.named(prefix, model).get(into.layer or "")
+                if module is not None and into.layer is not None:
+                    handles.append(
+                        module.register_forward_pre_hook(take, prepend=True, with_kwargs=True)
+                    )
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def made(self, number: int, made: "Made", ran: "Ran") -> None:
+        """Keep what a forward operation took, if the event is about its gradient."""
+        wanted = self._into.wanted
+        if wanted is None or wanted.phase != "backward" or ran.written or ran.backward:
+            return
+        if (made.name, made.layer, made.source) == (wanted.name, wanted.layer, wanted.source):
+            args = [_copied(x) for x in ran.args]
+            self._forward[number] = ran, args, {k: _copied(x) for k, x in ran.kwargs.items()}
+
+    def recorded(self, record: OpRecord, ran: "Ran", node: Any, incoming: tuple[Any, ...]) -> None:
+        """Take the operation, if it is the one that is wanted."""
+        if not self._into.wants(record):
+            return
+        known = self._forward.get(node_number(node)) if ran.native and node is not None else None
+
+        def describe(operands: Operands) -> Call:
+            if known is not None:
+                return _gradient(*known, incoming, operands)
+            args = [_before(x, ran) for x in ran.args]
+            kwargs = {name: _before(x, ran) for name, x in ran.kwargs.items()}
+            return _called(ran, args, kwargs, operands)
+
+        self._into.take(record, describe, host)
+        self._forward.clear()
+
+
+def host(x: torch.Tensor) -> Held:
+    """Bring a tensor to the host, bit by bit."""
+    x = local(x).detach()
+    if x.layout is not torch.strided:
+        msg = f"a {x.layout} tensor has no place in the file"
+        raise TypeError(msg)
+    x = x.resolve_conj().resolve_neg().cpu().contiguous()
+    name = str(x.dtype).removeprefix("torch.")
+    return Held(name, tuple(x.shape), x.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _called(ran: "Ran", args: list[Any], kwargs: dict[str, Any], operands: Operands) -> Call:
+    names = ran.shape.argument_names
+
+    def value(name: str, x: Any) -> Any:
+        return operands.value(name, x, lambda item: isinstance(item, torch.Tensor), _other)
+
+    arguments = [value(names[i], x) for i, x in enumerate(args)]
+    keywords = {name: value(name, x) for name, x in kwargs.items()}
+    if ran.func.namespace != "aten":
+        msg = f"{ran.func} is none of PyTorch's own operators"
+        raise UnwritableError(msg)
+    return Call([Line("result", str(ran.func), arguments, keywords)], "result")
+
+
+def _gradient(
+    ran: "Ran", args: list[Any], kwargs: dict[str, Any], incoming: tuple[Any, ...],
+    operands: Operands,
+) -> Call:  # fmt: skip
+    """Describe a gradient: the forward operation, and what arrives at its results."""
+    call = _called(ran, args, kwargs, operands)
+    of = [name for name, x in operands.arrays.items() if x.requires_grad]
+    arrives = [
+        operands.ref("grad", x)["tensor"] if isinstance(x, torch.Tensor) else None for x in incoming
+    ]
+    if not of or not any(arrives):
+        msg = "what its gradient is of is not known"
+        raise UnwritableError(msg)
+    return Call(call.lines, call.result, Gradient(of, arrives))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
+def _before(value: Any, ran: "Ran") -> Any:
+    """Give an argument as it was before the operation wrote to it."""
+    if isinstance(value, list | tuple):
+        return type(value)(_before(item, ran) for item in value)
+    return ran.before.get(id(value), value)
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"name": "device"}
+    if isinstance(value, _OWN):
+        return {"name": str(value)}
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    msg = f"an argument is a {type(value).__name__}"
+    raise UnwritableError(msg)

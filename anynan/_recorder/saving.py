@@ -1,0 +1,53 @@
+"""Hand an operation's call over to a bundle, with whole operands."""
+
+from typing import TYPE_CHECKING, Any
+
+from anynan._arrays.containers import leaves
+from anynan._bundle.arrays import host
+from anynan._bundle.collector import Collector, collecting
+from anynan._diagnosis.evidence import ReplayError
+from anynan._recorder.live import LiveTape
+from anynan._recorder.tape import given
+from anynan._recorder.trackable import is_array
+from anynan._recorder.trials import Call, run_again, untouched
+
+if TYPE_CHECKING:
+    from anynan._recorder.session import ArraySession
+
+
+def inputs(into: Collector, args: Any, kwargs: Any) -> None:
+    """Take what the call was given."""
+    named = [*((f"args[{i}]", x) for i, x in enumerate(args)), *kwargs.items()]
+    for name, value in named:
+        for label, x in leaves(value, name):
+            if is_array(x):
+                into.add("call", label, x, host)
+
+
+def again(session: "ArraySession", call: Call, into: Collector) -> None:
+    """Run a call that is under way once more.
+
+    Raises:
+        ReplayError: If its arguments are not as they were.
+    """
+    tape = call.tape
+    if tape.overwritten or tape.given != given(call.args, call.kwargs):
+        msg = "the call wrote into its own arguments, so it was not run again"
+        raise ReplayError(msg)
+    inputs(into, call.args, call.kwargs)
+    second = LiveTape(session, None)
+    second.judged = False
+    closed, tape.closed = tape.closed, True
+    token = collecting.set(into)
+    try:
+        with untouched(call.fn, session.tracker.judge.say):
+            began = call.began.copy()
+            began.run(collecting.set, into)
+            began.run(run_again, session, second, call.fn, call.args, call.kwargs)
+    except ReplayError:
+        raise
+    except Exception as error:  # noqa: BLE001  the function may fail as it did
+        into.notes.append(f"the second run ended with {type(error).__name__}")
+    finally:
+        collecting.reset(token)
+        tape.closed = closed

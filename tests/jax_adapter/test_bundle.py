@@ -1,0 +1,61 @@
+"""Bundles of real failing steps in JAX."""
+
+import pytest
+
+import anynan
+from tests.bundles import again, run_alone
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+
+def fail(folder, fn, *args, **options):
+    with pytest.raises(anynan.NonFiniteError, match="saved in"):
+        anynan.jax.track(fn, save=folder, **options)(*args)
+    wide = jax.config.jax_enable_x64
+    try:
+        return again(folder)
+    finally:
+        jax.config.update("jax_enable_x64", wide)
+
+
+@pytest.fixture
+def x():
+    return jnp.linspace(-1, 1, 6).reshape(2, 3)
+
+
+def test_an_equation_by_its_primitive(tmp_path, x):
+    script, outcome = fail(tmp_path / "b", lambda x: jnp.log(x), x)
+    assert "jax.lax.log_p.bind(tensors[" in script
+    assert outcome.text == "the same operation gives the same NaN here: 3 NaN, first at [0, 0]"
+    assert outcome.printed == run_alone(tmp_path / "b")
+
+
+def test_a_function_of_several_equations(tmp_path, x):
+    def masked(x):
+        return jax.nn.softmax(jnp.where(x < 5, -jnp.inf, x), axis=-1)
+
+    script, outcome = fail(tmp_path / "b", jax.jit(masked), x)
+    assert outcome.same, script
+
+
+def test_a_gradient(tmp_path, x):
+    script, outcome = fail(tmp_path / "b", jax.grad(lambda x: jnp.sqrt(x * 0).sum()), x)
+    assert outcome.same, script
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_low_precision_survives(tmp_path, x, dtype):
+    big = x.astype(dtype) * (60000 if dtype == "float16" else 1e38)
+    script, outcome = fail(tmp_path / "b", lambda x: x @ x.T, big)
+    assert "dot_general_p.bind" in script
+    assert outcome.same, script
+
+
+def test_a_callback_is_not_run():
+    from anynan._bundle.calls import BundleError
+    from anynan.jax.bundle import DIALECT
+
+    for name in ("primitives.pure_callback_p", "lax.infeed_p", "lax.log", "os.system", "x.log_p"):
+        with pytest.raises(BundleError, match="is not run"):
+            DIALECT.function(name)

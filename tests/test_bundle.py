@@ -1,0 +1,371 @@
+"""Bundles: what is saved, what is refused, and that nothing of a bundle is believed unseen."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import anynan
+from anynan._bundle.bundle import FACTS, SCRIPT, load
+from anynan._bundle.calls import BundleError
+from anynan._bundle.script import TENSORS
+from anynan._cli.commands import main
+from tests.bundles import again, run_alone
+
+
+def saved(folder: Path, fn: Any, *args: Any, **options: Any) -> anynan.Event:
+    tracked = anynan.track(fn, save=folder, **options)
+    with pytest.raises(anynan.NonFiniteError) as caught, np.errstate(all="ignore"):
+        tracked(*args)
+    assert f"saved in {folder}" in str(caught.value)
+    return caught.value.event
+
+
+X = np.linspace(-1, 1, 6).reshape(2, 3)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "bundle"
+    saved(folder, lambda x: np.log(x) + 1, X)
+    return folder
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundle, tmp_path / "copy"))
+
+
+def test_the_script_shows_the_operation_and_needs_no_anynan(bundle: Path) -> None:
+    text = (bundle / SCRIPT).read_text(encoding="utf-8")
+    assert "anynan" not in re.sub("^#.*$", "", text, flags=re.MULTILINE)
+    assert "np.log(tensors['x'])" in text
+    printed = run_alone(bundle)
+    assert "before x: (2, 3) float64: 0 NaN" in printed
+    assert "after  result: (2, 3) float64: 3 NaN, 0 Inf, 0 -Inf, first at [0, 0]" in printed
+
+
+def test_replay_says_that_it_is_the_same(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(bundle)]) == 0
+    out = capsys.readouterr().out
+    assert "the same operation gives the same NaN here: 3 NaN, first at [0, 0]" in out
+
+
+def test_it_holds_facts_and_tensors_and_no_secrets(bundle: Path) -> None:
+    assert {path.name for path in bundle.iterdir()} == {FACTS, SCRIPT, TENSORS}
+    facts = json.loads((bundle / FACTS).read_text(encoding="utf-8"))
+    assert anynan.Event.from_dict(facts["event"]).operation.name == "log"  # type: ignore[union-attr]
+    assert set(facts["tensors"]) == {"operation.x", "call.args[0]"}
+    from safetensors.numpy import load_file
+
+    held = load_file(bundle / TENSORS)
+    np.testing.assert_array_equal(held["operation.x"], X)
+    text = (bundle / FACTS).read_text(encoding="utf-8")
+    assert not any(value in text for value in os.environ.values() if len(value) > 20)
+
+
+def test_the_home_folder_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = str(Path(__file__).parents[1])
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("USERPROFILE", home)
+    event = saved(tmp_path / "b", np.log, X)
+    assert event.operation is not None and event.operation.source is not None
+    for name in (FACTS, SCRIPT):
+        text = (tmp_path / "b" / name).read_text(encoding="utf-8")
+        assert home not in text
+        assert "~" in text
+
+
+@pytest.mark.parametrize(
+    ("fn", "code"),
+    [
+        (lambda x: x / (x - x), "np.divide("),
+        (lambda x: (x * 1e6).astype(np.float16), "np.astype("),
+        (lambda x: np.sqrt(x).sum(), "np.sqrt("),
+        (lambda x: x[:, :1].var(axis=1, ddof=1), "np.var("),
+    ],
+)
+def test_operators_and_methods(tmp_path: Path, fn: Any, code: str) -> None:
+    with np.errstate(all="ignore"):
+        saved(tmp_path / "b", fn, X)
+    found = load(str(tmp_path / "b"))
+    assert code in found.script
+    _, outcome = again(tmp_path / "b")
+    assert outcome.same, outcome
+
+
+def test_an_operand_is_that_from_before_it_was_overwritten(tmp_path: Path) -> None:
+    def own(x: Any) -> Any:
+        y = x * 1.0
+        y /= y - y
+        return y
+
+    with np.errstate(all="ignore"):
+        saved(tmp_path / "b", own, X)
+    assert again(tmp_path / "b")[1].same
+
+
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_what_numpy_has_no_function_for_is_said(tmp_path: Path, level: Any) -> None:
+    odd = np.frompyfunc(lambda a: float("nan") * a, 1, 1)
+    saved(tmp_path / "b", lambda x: np.asarray(odd(x).astype(float)), X, level=level)
+    found = load(str(tmp_path / "b"))
+    _, outcome = again(tmp_path / "b")
+    if found.call is not None and found.call.unwritable:
+        assert outcome.same is None
+        assert "not run" in outcome.text
+        assert "after" not in outcome.printed
+
+
+def test_a_bad_argument_is_kept(tmp_path: Path) -> None:
+    x = X.copy()
+    x[1, 2] = np.nan
+    saved(tmp_path / "b", lambda x: x * 2, x)
+    from safetensors.numpy import load_file
+
+    held = load_file(tmp_path / "b" / TENSORS)
+    np.testing.assert_array_equal(held["call.args[0]"], x)
+    assert "before x1: (2, 3) float64: 1 NaN" in again(tmp_path / "b")[1].printed
+
+
+# Folders.
+
+
+def test_save_from_an_action_and_in_except(tmp_path: Path) -> None:
+    def act(event: anynan.Event) -> None:
+        tracked.save(tmp_path / "b")
+
+    tracked = anynan.track(lambda x: np.log(x), action=act)
+    with np.errstate(all="ignore"):
+        tracked(X)
+    assert again(tmp_path / "b")[1].same
+
+
+def test_save_after_the_call_says_what_to_do(tmp_path: Path) -> None:
+    tracked = anynan.track(lambda x: np.log(x), action="record")
+    with pytest.raises(ValueError, match="nothing was bad yet"):
+        tracked.save(tmp_path / "b")
+    with np.errstate(all="ignore"):
+        tracked(X)
+    with pytest.raises(ValueError, match="Give track\\(\\) save=folder"):
+        tracked.save(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine.txt").write_text("mine", encoding="utf-8")
+
+    def act(event: anynan.Event) -> None:
+        with pytest.raises(FileExistsError, match="overwrites nothing"):
+            tracked.save(tmp_path / "b")
+
+    tracked = anynan.track(lambda x: np.log(x), action=act, save=tmp_path / "b")
+    with np.errstate(all="ignore"):
+        tracked(X)
+        tracked(X)
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "b-2"]  # the first event's
+    assert again(tmp_path / "b-2")[1].same
+
+
+@pytest.mark.parametrize("given", [3, "", b"b", True])
+def test_unfit_folders_are_refused_at_once(given: Any) -> None:
+    with pytest.raises(TypeError, match="save= takes the path of a folder"):
+        anynan.track(np.log, save=given)
+
+
+def test_a_folder_that_cannot_be_written_is_a_note(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    tracked = anynan.track(lambda x: np.log(x), save=tmp_path / "file" / "b")
+    told = "no bundle was saved: (FileExists|NotADirectory)Error"
+    with pytest.raises(anynan.NonFiniteError, match=told), np.errstate(all="ignore"):
+        tracked(X)
+
+
+# Sizes.
+
+
+def test_large_elementwise_operands_are_cut_around_the_first_bad_index(tmp_path: Path) -> None:
+    x = np.ones((50, 4000))
+    x[31, 2000] = -1.0
+
+    def act(event: anynan.Event) -> None:
+        tracked.save(tmp_path / "b", limit=100_000)
+
+    tracked = anynan.track(lambda x: np.log(x), action=act)
+    with np.errstate(all="ignore"):
+        tracked(x)
+    found = load(str(tmp_path / "b"))
+    assert (tmp_path / "b" / TENSORS).stat().st_size < 100_000
+    assert [item["name"] for item in found.left_out] == ["call.args[0]"]
+    assert found.call is not None and "cut" in found.call.cut
+    _, outcome = again(tmp_path / "b")
+    assert "bad here, too: 1 NaN" in outcome.text
+    assert outcome.same
+
+
+def test_other_large_operands_are_left_out_and_said(tmp_path: Path) -> None:
+    def act(event: anynan.Event) -> None:
+        tracked.save(tmp_path / "b", limit=1000)
+
+    tracked = anynan.track(lambda x: x @ x, action=act)
+    with np.errstate(all="ignore"):
+        tracked(np.full((50, 50), 1e200))
+    found = load(str(tmp_path / "b"))
+    assert found.call is not None
+    assert "larger than the limit" in found.call.unwritable
+    assert again(tmp_path / "b")[1].same is None
+    assert {item["name"] for item in found.left_out} >= {"operation.x1"}
+
+
+# Refusals: nothing of the folder is run.
+
+
+def refused(folder: Path, match: str) -> None:
+    with pytest.raises(BundleError, match=match):
+        load(str(folder))
+    assert main(["replay", str(folder)]) == 2
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    refused(tmp_path / "none", "no bundle")
+    (tmp_path / FACTS).write_text('{"format": "other"}', encoding="utf-8")
+    refused(tmp_path, "something else")
+    (tmp_path / FACTS).write_text("[" * 10_000, encoding="utf-8")
+    refused(tmp_path, "no JSON")
+
+
+@pytest.mark.parametrize("name", [FACTS, SCRIPT, TENSORS])
+def test_a_missing_or_cut_file(copy: Path, name: str) -> None:
+    whole = (copy / name).read_bytes()
+    (copy / name).write_bytes(whole[: len(whole) // 2])
+    refused(copy, "")
+    (copy / name).unlink()
+    refused(copy, "cannot be read")
+
+
+def test_a_changed_script_is_not_run(copy: Path) -> None:
+    with (copy / SCRIPT).open("a", encoding="utf-8") as file:
+        file.write(f"open({str(copy / 'ran')!r}, 'w')\n")
+    refused(copy, "reproduce.py is not what bundle.json makes")
+    assert not (copy / "ran").exists()
+
+
+def test_a_changed_tensor_is_seen(copy: Path) -> None:
+    held = bytearray((copy / TENSORS).read_bytes())
+    held[-1] ^= 1
+    (copy / TENSORS).write_bytes(held)
+    refused(copy, "is not the file")
+
+
+def change(folder: Path, edit: Any) -> None:
+    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    edit(facts)
+    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["save", "load", "fromfile", "os.system", "__import__", "log); import os; (", "lib.npyio.save"],
+)
+def test_no_other_function_is_called(copy: Path, function: str) -> None:
+    change(copy, lambda facts: facts["operation"]["lines"][0].update(function=function))
+    refused(copy, "is not run|is no function")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "__import__('os')", {"tensor": "x']; import os; ["}, {"value": "os"}, {"name": "os"},
+        {"dtype": "float64'); import os; ('"}, {"object": "eval", "fields": {}}, {"a": 1, "b": 2},
+        "../../etc/passwd", {"float": "1); import os; (1"}, [[[[[[[[[[1]]]]]]]]]],
+    ],
+)  # fmt: skip
+def test_no_other_argument_is_given(copy: Path, value: Any) -> None:
+    change(copy, lambda facts: facts["operation"]["lines"][0].update(arguments=[value]))
+    refused(copy, "argument|dtype")
+
+
+def test_texts_stay_in_their_comments(copy: Path) -> None:
+    def edit(facts: dict[str, Any]) -> None:
+        facts["event"]["layer"] = "a\nimport os"
+        facts["versions"]["numpy"] = "1\r\nimport os\u2028import os"
+        facts["operation"]["cut"] = "x\nimport os"
+
+    change(copy, edit)
+    refused(copy, "is not what")  # and the script that would be made of it:
+    from anynan._bundle.bundle import _facts, _script, dialect_of
+
+    text = _script(_facts(str(copy)), dialect_of("numpy"))
+    assert not any(line.startswith("import os") for line in text.splitlines())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.text(max_size=8) | st.floats(),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=8), x, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        if isinstance(item, dict | list):
+            found += places(item, (*path, key))
+        else:
+            found.append((*path, key))
+    return found
+
+
+@hypothesis.settings(max_examples=150)
+@hypothesis.given(data=st.data())
+def test_tampered_facts_never_get_further_than_a_clear_error(bundle: Path, data: Any) -> None:
+    from anynan._bundle.bundle import _script, dialect_of
+
+    facts = json.loads((bundle / FACTS).read_text(encoding="utf-8"))
+    path = data.draw(st.sampled_from(places(facts)[1:]))
+    holder = facts
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = data.draw(JSON)
+    folder = bundle.parent / "fuzz"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(bundle, folder)
+    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    with contextlib.suppress(BundleError):
+        # What changed is not in the script, then: it is the one that was saved.
+        assert load(str(folder)).script == (bundle / SCRIPT).read_text(encoding="utf-8")
+    try:
+        text = _script(facts, dialect_of("numpy"))
+    except (BundleError, KeyError, TypeError, AttributeError, ValueError):
+        return
+    compile(text, SCRIPT, "exec")
+    calls = set(re.findall(r"np\.(\w+)\(", text)) - {"asarray", "isnan", "isinf", "argwhere"}
+    assert (
+        calls <= {"seterr", "dtype", "log"} or facts["operation"]["lines"][0]["function"] in calls
+    )
+
+
+@hypothesis.settings(max_examples=150)
+@hypothesis.given(at=st.integers(0, 2000), byte=st.integers(0, 255), size=st.integers(0, 3))
+def test_tampered_tensors_never_get_further(bundle: Path, at: int, byte: int, size: int) -> None:
+    folder = bundle.parent / "fuzz"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(bundle, folder)
+    held = bytearray((bundle / TENSORS).read_bytes())
+    at %= len(held)
+    held[at : at + size] = bytes([byte])
+    (folder / TENSORS).write_bytes(held)
+    if bytes(held) != (bundle / TENSORS).read_bytes():
+        with pytest.raises(BundleError):
+            load(str(folder))

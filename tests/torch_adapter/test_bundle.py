@@ -1,0 +1,205 @@
+"""Bundles of real failing steps in PyTorch."""
+
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+
+import anynan
+from anynan._bundle.bundle import load
+from tests.bundles import again, run_alone
+
+torch = pytest.importorskip("torch")
+
+
+class Net(torch.nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 3)
+        self.fn = fn
+
+    def forward(self, x):
+        return self.fn(self.lin(x))
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    return torch.randn(5, 4)
+
+
+def fail(folder: Path, model, x, loss=torch.sum, **options) -> anynan.Event:
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracker = anynan.torch.track(model, save=folder, **options)
+        with tracker:
+            loss(model(x)).backward()
+    return caught.value.event
+
+
+def test_a_forward_operation(tmp_path, x):
+    fail(tmp_path / "b", Net(lambda y: torch.log(y - 100)), x)
+    script, outcome = again(tmp_path / "b")
+    assert "torch.ops.aten.log.default(tensors['self'])" in script
+    assert outcome.text == "the same operation gives the same NaN here: 15 NaN, first at [0, 0]"
+    assert outcome.printed == run_alone(tmp_path / "b")
+
+
+def test_a_gradient_is_taken_by_autograd_from_what_arrived(tmp_path, x):
+    fail(tmp_path / "b", Net(lambda y: torch.sqrt(y * 0)), x, loss=lambda y: (y * 3).sum())
+    script, outcome = again(tmp_path / "b")
+    assert "torch.ops.aten.sqrt.default(tensors['self'])" in script
+    assert "torch.autograd.grad(" in script
+    assert outcome.same
+    from safetensors.torch import load_file
+
+    held = load_file(tmp_path / "b" / "tensors.safetensors")
+    assert (held["operation.grad"] == 3).all()
+
+
+def test_a_gradient_of_two_operands(tmp_path, x):
+    fail(tmp_path / "b", Net(lambda y: torch.pow(y * 0, torch.full_like(y, 0.5))), x)
+    assert again(tmp_path / "b")[1].same
+
+
+def test_a_custom_backward(tmp_path, x):
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            return y * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / (grad - grad)
+
+    fail(tmp_path / "b", Net(Own.apply), x)
+    script, outcome = again(tmp_path / "b")
+    assert "torch.ops.aten.div.Tensor" in script
+    assert outcome.same
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_low_precision_survives(tmp_path, x, dtype):
+    kind = getattr(torch, dtype)
+    fail(tmp_path / "b", Net(lambda y: (y * 1e4).exp()).to(kind), x.to(kind))
+    from safetensors.torch import load_file
+
+    held = load_file(tmp_path / "b" / "tensors.safetensors")
+    assert {t.dtype for n, t in held.items() if n.startswith(("operation", "weights"))} == {kind}
+    assert again(tmp_path / "b")[1].same
+
+
+def test_float8_survives(tmp_path, x):
+    # e4m3fn has no Inf: what overflows is NaN.
+    fail(tmp_path / "b", Net(lambda y: (y * 1e4).to(torch.float8_e4m3fn).float() / 0), x)
+    assert again(tmp_path / "b")[1].same
+
+
+def test_an_operand_is_that_from_before_it_was_overwritten(tmp_path, x):
+    fail(tmp_path / "b", Net(lambda y: (y - 100).log_()), x)
+    assert again(tmp_path / "b")[1].same
+
+
+def test_a_masked_softmax(tmp_path, x):
+    mask = torch.ones(5, 3, dtype=torch.bool)
+    fail(tmp_path / "b", Net(lambda y: y.masked_fill(mask, -torch.inf).softmax(-1)), x)
+    script, outcome = again(tmp_path / "b")
+    assert "torch.ops.aten._softmax.default(tensors['self'], -1, False)" in script
+    assert outcome.same
+
+
+def test_a_bad_weight(tmp_path, x):
+    model = Net(lambda y: y)
+    with torch.no_grad():
+        model.lin.weight[0, 1] = torch.nan
+    with pytest.raises(anynan.NonFiniteError, match="saved in"):
+        anynan.torch.track(model, save=tmp_path / "b")
+    outcome = again(tmp_path / "b")[1]
+    line = "saved  weights.lin.weight: (3, 4) torch.float32: 1 NaN, 0 Inf, 0 -Inf, first at [0, 1]"
+    assert line in outcome.printed.splitlines()
+    assert "no operation is known" in outcome.text
+
+
+def test_a_bad_batch(tmp_path, x):
+    x[1, 2] = torch.nan
+    event = fail(tmp_path / "b", Net(lambda y: y), x)
+    assert event.phase == "input"
+    assert "call.x" in load(str(tmp_path / "b")).script or event.operation is not None
+    from safetensors.torch import load_file
+
+    held = load_file(tmp_path / "b" / "tensors.safetensors")
+    assert held["call.x"].isnan().nonzero().tolist() == [[1, 2]]
+
+
+def test_it_holds_the_call_the_layer_and_random_states(tmp_path, x):
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), Net(lambda y: torch.log(y - 100)))
+    fail(tmp_path / "b", model, x)
+    from safetensors.torch import load_file
+
+    held = load_file(tmp_path / "b" / "tensors.safetensors")
+    assert torch.equal(held["weights.1.lin.weight"], model[1].lin.weight)
+    assert torch.equal(held["operation.self"], model[1].lin(held["layer.args[0]"]) - 100)
+    assert torch.equal(held["call.input"], x)
+    torch.set_rng_state(held["random.torch_cpu"])
+    assert torch.equal(torch.nn.functional.dropout(x, 0.5), held["layer.args[0]"])
+
+
+def test_an_operator_of_somebody_else_is_not_written_as_code(tmp_path, x):
+    @torch.library.custom_op("anynan_test_bundle::bad", mutates_args=())
+    def bad(y: torch.Tensor) -> torch.Tensor:
+        return y * torch.inf
+
+    fail(tmp_path / "b", Net(lambda y: bad(y.detach()) + y), x)
+    script, outcome = again(tmp_path / "b")
+    if "is not run here" in script:
+        assert outcome.same is None
+        assert "none of PyTorch's own operators" in outcome.text
+        assert "after" not in outcome.printed
+    else:  # the watcher saw what it is made of
+        assert "aten.mul" in script
+        assert outcome.same
+
+
+def test_save_in_except_and_nothing_is_kept_without_it(tmp_path, x):
+    model = Net(lambda y: torch.log(y - 100))
+    tracker = anynan.torch.track(model)
+    try:
+        model(x)
+    except anynan.NonFiniteError as error:
+        error.tracker.save(tmp_path / "b")
+    assert again(tmp_path / "b")[1].same
+    tracker.remove()
+
+
+def test_no_tensor_is_kept_alive(tmp_path):
+    model = Net(lambda y: torch.log(y - 100))
+    alive = []
+
+    def look(module, args):
+        alive.append(weakref.ref(args[0]))
+
+    model.lin.register_forward_pre_hook(look)
+    tracker = anynan.torch.track(model, save=tmp_path / "b", action="record")
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(5, 4))
+        model(torch.randn(5, 4))
+    tracker.remove()
+    gc.collect()
+    assert [ref() for ref in alive if ref() is not None] == []
+    assert (tmp_path / "b").exists()
+
+
+def test_dangerous_operators_are_not_called():
+    from anynan._bundle.calls import BundleError
+    from anynan.torch.bundle import DIALECT
+
+    for name in (
+        "aten.from_file.default",
+        "os.system",
+        "aten.log",
+        "c10d.send.default",
+        "aten.a.b.c",
+    ):
+        with pytest.raises(BundleError, match="is not run"):
+            DIALECT.function(name)
