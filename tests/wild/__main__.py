@@ -27,6 +27,9 @@ def arguments() -> argparse.Namespace:
         "--older", action="store_true", help="a row of another state of anynan is a row too"
     )
     parser.add_argument("--levels", default=",".join(LEVELS), help="all by default")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no case of a suite later"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="how many cases at a time")
     parser.add_argument("--rows", type=Path, default=ROOT / "build" / "wild" / "rows.jsonl")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page from the rows")
@@ -89,7 +92,7 @@ def run(name: str, asked: argparse.Namespace) -> list[Row]:
     )
     left = [case for case in cases if case not in there]
     numbers = {case: number for number, case in enumerate(cases, 1)}
-    for row in runner.run(left, asked.jobs):
+    for row in runner.run(left, asked.jobs, asked.minutes):
         write(asked.rows, row)
         tell(row, numbers[row.case], len(cases))
     return [row for row in read(asked.rows) if row.suite == name and row.case in numbers]

@@ -146,7 +146,9 @@ def page(rows: list[Row], cases: dict[str, int], known: list[Known]) -> str:
         _markdown(COLUMNS, _lines(rows)),
         "## What ran",
         "*Cannot run*: the program fails without `anynan` too, or needs what is not here.",
-        _markdown(("suite", "cases", "cannot run", "minutes", "versions"), _ran(rows, cases)),
+        _markdown(
+            ("suite", "cases", "cannot run", "minutes of a core", "versions"), _ran(rows, cases)
+        ),
         "## Differences",
     ]
     listed = _listed(rows, known)

@@ -47,6 +47,7 @@ class Row:
     ``identical``, ``silent`` and ``clean`` are empty where they do not apply, ``yes``, or what was
     wrong; ``identical`` may also be ``within ...``. With ``skipped`` the program could not run
     even without `anynan`; with ``error`` it ended otherwise than it does without.
+    ``seconds`` are those of the processor, so that a busy machine changes nothing.
     """
 
     suite: str

@@ -29,10 +29,12 @@ def test_every_end_of_a_case_is_a_row(*, fork: bool) -> None:
 
 
 @pytest.mark.multiprocess
-def test_a_case_that_hangs_is_stopped() -> None:
-    runner = Runner("ends", Suite(("numpy",), seconds=1), "tests.wild.ends")
-    *_, last = runner.run(["hangs"], jobs=1)
-    assert "longer than 1 s" in last.error
+def test_a_case_that_does_not_end_is_stopped() -> None:
+    runner = Runner("ends", Suite(("numpy",), seconds=2), "tests.wild.ends")
+    last = {row.case: row for row in runner.run(["hangs", "spins"], jobs=2)}
+    assert "stood still for 2 s" in last["hangs"].error
+    assert "longer than 2 s of the processor" in last["spins"].error
+    assert last["spins"].seconds >= 2
 
 
 def broken(anynan: str = "", date: str = "") -> Row:
