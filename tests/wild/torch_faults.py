@@ -70,11 +70,6 @@ def has_weight(module: nn.Module) -> bool:
     return weight is not None and weight.is_floating_point() and weight.requires_grad
 
 
-def wanted(case: str, level: str, kind: str) -> bool:
-    """Tell whether a fault is put at a level: all at the middle one, half of them at the others."""
-    return level == "layer" or zlib.crc32(f"{case} {level} {kind}".encode()) % 2 == 0
-
-
 def places(case: str, kind: str, model: nn.Module, leaves: list[str]) -> list[str]:
     """Order the layers a fault may be put into: always the same for one program and kind."""
     modules = dict(model.named_modules())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import anynan
 import anynan.torch
-from tests.wild.rows import LEVELS, YES, Fault, Row
+from tests.wild.rows import LEVELS, YES, Fault, Row, wanted
 from tests.wild.torch_faults import (
     CAUSES,
     KINDS,
@@ -26,7 +26,6 @@ from tests.wild.torch_faults import (
     owners,
     places,
     put,
-    wanted,
 )
 from tests.wild.torch_silence import events_of, listening, silence
 from tests.wild.torch_state import Footprint, differing, seed
