@@ -608,6 +608,7 @@ def test_a_weight_that_other_code_writes(kind: Any, where: Any) -> None:
         tracker(x)
     event = caught.value.event
     assert (event.parameter, tag_of(event)) == ("weight", "weight_written")
+    assert "NaN was written into a weight at step 0\n" in str(caught.value)
 
 
 @circumstance("optimizer_step_too_large")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tests.wild.known import KNOWN
+from tests.wild.known import KNOWN, NOTES
 from tests.wild.proof import page, table
 from tests.wild.rows import LEVELS, LEVELS_WANTED, ROOT, Row, read, reason_for, versions_of, write
 from tests.wild.running import Runner
@@ -122,7 +122,7 @@ def main() -> int:
     if asked.write:
         counts = asked.rows.with_name("cases.json")
         known = json.loads(counts.read_text(encoding="utf-8")) if counts.exists() else {}
-        asked.write.write_text(page(read(asked.rows), known, KNOWN), encoding="utf-8")
+        asked.write.write_text(page(read(asked.rows), known, KNOWN, NOTES), encoding="utf-8")
     wrong = [(row, what, said) for row in rows for what, said in unlisted(row)]
     for row, what, said in wrong:
         print(f"NOT LISTED  {row.suite}  {row.case}  {row.level}  {what}: {said}")

@@ -9,6 +9,22 @@ HIDDEN = (
     "suspect and contained, never bad"
 )
 
+# What a column means in one suite, where it is not what one expects.
+NOTES = {
+    "torch_operators": "The faults are PyTorch's own samples whose result is NaN or Inf by nature. "
+    "All are detected and nearly all have their operation; the cause is `unknown` for the "
+    "incomplete gamma and the Bessel functions, because no rule knows where they are defined.",
+    "libraries": "Not silent are the calls that take a plain array out of the tracked one, for "
+    "compiled code: a warning names the line and says that nothing is watched there. None is an "
+    "alarm. After such a call (`0/0 after`) a bad result is detected and reported without "
+    "operation, line and cause, which are the wrong ones counted here. Errors and what is not "
+    "detected are a few calls that take no array but NumPy's own.",
+    "transformers": "Not silent at the level `operation` are models that make a -Inf and mask it "
+    "(a logarithm of 0 in relative positions): recorded as a suspect, never an alarm.",
+    "array_api": "Each case is a file of the public array-api-tests: identical means that every "
+    "test that passes on the plain library passes on the tracked one.",
+}
+
 KNOWN: list[Known] = [
     Known(
         "*",

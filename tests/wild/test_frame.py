@@ -76,8 +76,10 @@ def test_rows_outlive_the_run_and_the_newest_count(tmp_path: Path) -> None:
 
 def test_the_page_says_what_is_listed_and_what_is_not() -> None:
     known = [Known("s", "*", "clean", "it is meant")]
-    text = page([broken(date="2026-01-01")], {"s": 3}, known)
+    text = page([broken(date="2026-01-01")], {"s": 3}, known, {"s": "as asked", "t": "not run"})
     assert "it is meant" in text
     assert "not listed" in text
     assert "1 of 3" in text
+    assert "*s*: as asked" in text
+    assert "*t*" not in text
     assert "within" not in table([broken()])
