@@ -17,7 +17,8 @@ NOTES = {
     "libraries": "Not silent are the calls that take a plain array out of the tracked one, for "
     "compiled code: a warning names the line and says that nothing is watched there. None is an "
     "alarm. After such a call (`0/0 after`) a bad result is detected and reported without "
-    "operation, line and cause, which are the wrong ones counted here. Errors and what is not "
+    "operation, line and cause, which are the wrong ones counted here. A NaN argument that the "
+    "library refuses itself is a suspect beside its exception. Errors and what is not "
     "detected are a few calls that take no array but NumPy's own.",
     "transformers": "Not silent at the level `operation` are models that make a -Inf and mask it "
     "(a logarithm of 0 in relative positions): recorded as a suspect, never an alarm.",

@@ -98,6 +98,26 @@ def table(rows: Iterable[Row]) -> str:
     )
 
 
+PYTORCH = (
+    "transformers", "timm", "diffusers", "torch_geometric", "torchvision", "peft",
+    "torch_modules", "torch_operators",
+)  # fmt: skip
+
+
+def sentence(rows: Iterable[Row]) -> str:
+    """Make the sentence that the README quotes."""
+    ran = [row for row in rows if row.suite in PYTORCH and row.level == "layer"]
+    same = [row.identical for row in ran if row.identical]
+    loud = sum(row.silent.startswith("alarm") for row in ran)
+    faults = [fault for row in ran for fault in row.faults if not fault.left_out]
+    return (
+        f"Of {len(same)} PyTorch programs nobody here wrote (transformers, timm, diffusers, "
+        f"PyTorch's own tables) {same.count(YES)} gave bit for bit what they give without it, "
+        f"{loud or 'no'} clean step{'s' * (loud > 1)} raised an alarm, and "
+        f"{sum(fault.detected for fault in faults)} of {len(faults)} faults were found"
+    )
+
+
 def _minutes(rows: list[Row]) -> float:
     return sum(row.seconds for row in rows) / 60
 
@@ -158,6 +178,7 @@ def page(
         f"{len(states)} state{'s' * (len(states) > 1)} of the sources."
         if rows
         else "Nothing was run yet.",
+        f"{sentence(rows)}.",
         _markdown(COLUMNS, _lines(rows)),
         *(f"*{name}*: {note}" for name, note in _of_those(rows, notes or {})),
         "## What ran",

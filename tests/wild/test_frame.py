@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.wild.proof import page, table
-from tests.wild.rows import Fault, Known, Row, read, reason_for, write
+from tests.wild.rows import ROOT, Fault, Known, Row, read, reason_for, write
 from tests.wild.running import Runner
 from tests.wild.suites import Suite
 
@@ -83,3 +83,11 @@ def test_the_page_says_what_is_listed_and_what_is_not() -> None:
     assert "*s*: as asked" in text
     assert "*t*" not in text
     assert "within" not in table([broken()])
+
+
+def test_the_readme_quotes_the_page() -> None:
+    page, readme = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("docs/proof.md", "README.md")
+    )
+    (said,) = [line for line in page.splitlines() if line.startswith("Of ")]
+    assert said.removesuffix(".") in " ".join(readme.split())
