@@ -31,8 +31,8 @@ KNOWN: list[Known] = [
         "*",
         "*",
         "nan weight.cause",
-        "the weight is right, its cause may be another one: a weight of one element, and one "
-        "without a gradient, cannot be told from an update's doing",
+        "the weight is right; the cause is that of an older state of the sources, which blamed too "
+        "large a step for a weight that other code had made NaN throughout",
         said="*optimizer_step_too_large*",
     ),
     Known(
