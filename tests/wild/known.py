@@ -95,6 +95,14 @@ KNOWN: list[Known] = [
     ),
     Known(
         "transformers",
+        "imagegpt",
+        "silent",
+        HIDDEN,
+        level="operation",
+        said="suspect neginf forward * add overflow_in_dtype*",
+    ),
+    Known(
+        "transformers",
         "*",
         "silent",
         "-Inf leaves a layer as a mask does: recorded as suspect, never bad",
