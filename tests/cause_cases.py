@@ -311,6 +311,7 @@ FIRES: dict[str, list[Situation]] = {
     "weight_written": [
         case(phase="optimizer", gradient=held(0.1), summary=held(NAN, 0.5)),
         case(phase="optimizer", summary=held(0.5, NAN), state=state(exp_avg=held(0.1, 0.1))),
+        case(phase="optimizer", gradient=held(0.1), summary=held(NAN, NAN)),
     ],
     "optimizer_step_too_large": [
         case(phase="optimizer", kind="posinf", gradient=held(1e30)),
@@ -416,7 +417,6 @@ MISSES: list[tuple[str, Situation]] = [
     ("optimizer_epsilon_underflow", case(phase="optimizer", state=state(exp_avg_sq=held(0.0)))),
     ("optimizer_step_too_large", case(phase="optimizer", gradient=held(NAN))),
     ("weight_written", case(phase="optimizer", gradient=held(0.1), summary=held(NAN, INF))),
-    ("weight_written", case(phase="optimizer", gradient=held(0.1), summary=held(NAN, NAN))),
     ("weight_written", case(phase="optimizer", gradient=held(NAN), summary=held(NAN, 0.5))),
     ("bad_input", outside("input", "mask", -INF)),
     ("bad_label", case(phase="input", summary=BATCH)),

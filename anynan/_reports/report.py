@@ -268,7 +268,8 @@ def _headline(event: Event) -> str:
     if event.phase == "parameter":
         return f"{kind} was already in {_weight(event)} at step {step}"
     kept = event.tensor in (STATE, CARRIED)
-    if event.phase == "optimizer" and (event.operation is not None or kept):
+    other = event.cause is not None and event.cause.tag == "weight_written"
+    if event.phase == "optimizer" and (event.operation is not None or kept or other):
         return f"{kind} was written into {_weight(event)} at step {step}"
     if event.phase == "optimizer":
         return f"{kind} was written into {_weight(event)} by the optimizer at step {step}"

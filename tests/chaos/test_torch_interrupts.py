@@ -89,8 +89,7 @@ WAYS: list[tuple[str, dict[str, Any], str]] = [
     ("model", {"level": "operation"}, "forward"),
     ("step", {}, "backward"),
     ("step", {"read": "step", "parameters": True}, "forward"),
-    # Not yet ("step", {"level": "operation"}, "backward"): an interrupt as such a step ends may
-    # leave what was put in front of PyTorch's functions.
+    ("step", {"level": "operation"}, "backward"),
 ]
 LINES: dict[int, int] = {}
 

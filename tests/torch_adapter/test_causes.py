@@ -589,18 +589,20 @@ def test_adam_in_half_precision(*, parameters: bool) -> None:
 
 @circumstance("weight_written")
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_weight_that_other_code_writes(kind: Any) -> None:
+@pytest.mark.parametrize("where", [(1, 0), ...])
+def test_a_weight_that_other_code_writes(kind: Any, where: Any) -> None:
     net = nn.Linear(2, 2)
     step = training(net, kind(net.parameters(), 0.1))
     tracker = anynan.torch.track(step)
     x = torch.ones(1, 2)
     tracker(x)
     with torch.no_grad():
-        net.weight[1, 0] = math.nan
+        net.weight[where] = math.nan
     with pytest.raises(anynan.NonFiniteError) as caught:
         tracker(x)
     event = caught.value.event
     assert (event.parameter, tag_of(event)) == ("weight", "weight_written")
+    assert "NaN was written into a weight at step 0\n" in str(caught.value)
 
 
 @circumstance("optimizer_step_too_large")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tests.wild.known import KNOWN
+from tests.wild.known import KNOWN, NOTES
 from tests.wild.proof import page, table
 from tests.wild.rows import LEVELS, LEVELS_WANTED, ROOT, Row, read, reason_for, versions_of, write
 from tests.wild.running import Runner
@@ -27,6 +27,9 @@ def arguments() -> argparse.Namespace:
         "--older", action="store_true", help="a row of another state of anynan is a row too"
     )
     parser.add_argument("--levels", default=",".join(LEVELS), help="all by default")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no case of a suite later"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="how many cases at a time")
     parser.add_argument("--rows", type=Path, default=ROOT / "build" / "wild" / "rows.jsonl")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page from the rows")
@@ -89,7 +92,7 @@ def run(name: str, asked: argparse.Namespace) -> list[Row]:
     )
     left = [case for case in cases if case not in there]
     numbers = {case: number for number, case in enumerate(cases, 1)}
-    for row in runner.run(left, asked.jobs):
+    for row in runner.run(left, asked.jobs, asked.minutes):
         write(asked.rows, row)
         tell(row, numbers[row.case], len(cases))
     return [row for row in read(asked.rows) if row.suite == name and row.case in numbers]
@@ -119,7 +122,7 @@ def main() -> int:
     if asked.write:
         counts = asked.rows.with_name("cases.json")
         known = json.loads(counts.read_text(encoding="utf-8")) if counts.exists() else {}
-        asked.write.write_text(page(read(asked.rows), known, KNOWN), encoding="utf-8")
+        asked.write.write_text(page(read(asked.rows), known, KNOWN, NOTES), encoding="utf-8")
     wrong = [(row, what, said) for row in rows for what, said in unlisted(row)]
     for row, what, said in wrong:
         print(f"NOT LISTED  {row.suite}  {row.case}  {row.level}  {what}: {said}")

@@ -10,7 +10,7 @@ SAMPLE = ["good"]
 
 
 def cases() -> list[str]:
-    return ["good", "raises", "dies", "hangs", "grows"]
+    return ["good", "raises", "dies", "hangs", "spins", "grows"]
 
 
 def run(case: str) -> Iterator[Row]:
@@ -21,8 +21,9 @@ def run(case: str) -> Iterator[Row]:
     if case == "dies":
         os.abort()
     held = []
-    while case in {"hangs", "grows"}:
-        time.sleep(0.05)
+    while case in {"hangs", "spins", "grows"}:
+        if case != "spins":
+            time.sleep(0.05)
         if case == "grows":
             held.append(b"x" * 50_000_000)
     yield Row("ends", case, "operation", identical="yes")

@@ -18,8 +18,13 @@ The faults of PyTorch models: a weight is set to NaN after the first step; the o
 layer is divided by 0; a 0 with an infinite slope is added to one (`root`); the weights of one are
 multiplied by 1e30 (`scale`). For the last, what is right is seen by a second watcher: any layer and
 operation that makes a NaN or Inf of finite operands will do, and any cause but `unknown`. PyTorch's
-own tables hold samples whose result is NaN or Inf by itself (`by nature`).
+own tables hold samples whose result is NaN or Inf by itself (`by nature`). Every program gets all
+faults at the level `layer`, and half of them at each other level.
 """
+CANNOT = (
+    "*Cannot run*: the program fails without `anynan` too, or needs what is not here. The minutes "
+    "are those of one core, {:.0f} together."
+)
 COLUMNS = (
     "suite",
     "level",
@@ -93,6 +98,30 @@ def table(rows: Iterable[Row]) -> str:
     )
 
 
+PYTORCH = (
+    "transformers", "timm", "diffusers", "torch_geometric", "torchvision", "peft",
+    "torch_modules", "torch_operators",
+)  # fmt: skip
+
+
+def sentence(rows: Iterable[Row]) -> str:
+    """Make the sentence that the README quotes."""
+    ran = [row for row in rows if row.suite in PYTORCH and row.level == "layer"]
+    same = [row.identical for row in ran if row.identical]
+    loud = sum(row.silent.startswith("alarm") for row in ran)
+    faults = [fault for row in ran for fault in row.faults if not fault.left_out]
+    return (
+        f"Of {len(same)} PyTorch programs nobody here wrote (transformers, timm, diffusers, "
+        f"PyTorch's own tables) {same.count(YES)} gave bit for bit what they give without it, "
+        f"{loud or 'no'} clean step{'s' * (loud > 1)} raised an alarm, and "
+        f"{sum(fault.detected for fault in faults)} of {len(faults)} faults were found"
+    )
+
+
+def _minutes(rows: list[Row]) -> float:
+    return sum(row.seconds for row in rows) / 60
+
+
 def _ran(rows: list[Row], cases: dict[str, int]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for suite in _suites(row.suite for row in rows):
@@ -104,13 +133,12 @@ def _ran(rows: list[Row], cases: dict[str, int]) -> list[tuple[str, ...]]:
         ran = {row.case for row in mine}
         skipped = {row.case for row in mine if row.skipped}
         total = max(cases.get(suite, 0), len(ran))
-        minutes = sum(row.seconds for row in mine) / 60
         lines.append(
             (
                 suite,
                 f"{len(ran)} of {total}",
                 str(len(skipped)),
-                f"{minutes:.1f}",
+                f"{_minutes(mine):.1f}",
                 ", ".join(sorted({row.versions for row in mine})),
             )
         )
@@ -132,7 +160,14 @@ def _listed(rows: list[Row], known: list[Known]) -> list[tuple[str, ...]]:
     return lines
 
 
-def page(rows: list[Row], cases: dict[str, int], known: list[Known]) -> str:
+def _of_those(rows: list[Row], notes: dict[str, str]) -> Iterable[tuple[str, str]]:
+    ran = {row.suite for row in rows}
+    return [(suite, note) for suite, note in notes.items() if suite in ran]
+
+
+def page(
+    rows: list[Row], cases: dict[str, int], known: list[Known], notes: dict[str, str] | None = None
+) -> str:
     """Make ``docs/proof.md``."""
     states = {row.anynan for row in rows}
     dates = sorted({row.date for row in rows})
@@ -143,10 +178,14 @@ def page(rows: list[Row], cases: dict[str, int], known: list[Known]) -> str:
         f"{len(states)} state{'s' * (len(states) > 1)} of the sources."
         if rows
         else "Nothing was run yet.",
+        f"{sentence(rows)}.",
         _markdown(COLUMNS, _lines(rows)),
+        *(f"*{name}*: {note}" for name, note in _of_those(rows, notes or {})),
         "## What ran",
-        "*Cannot run*: the program fails without `anynan` too, or needs what is not here.",
-        _markdown(("suite", "cases", "cannot run", "minutes", "versions"), _ran(rows, cases)),
+        CANNOT.format(_minutes(rows)),
+        _markdown(
+            ("suite", "cases", "cannot run", "minutes of a core", "versions"), _ran(rows, cases)
+        ),
         "## Differences",
     ]
     listed = _listed(rows, known)

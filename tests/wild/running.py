@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from math import inf
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 from tests.wild.rows import Row, from_dict, state_of_anynan, versions_of
 from tests.wild.suites import Suite
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
+PAGE, TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+STILL = 0.1  # less than this many seconds of the processor is no progress
 
 
 def _list(module: str, sample: bool, pipe: Connection) -> None:
@@ -32,28 +34,42 @@ def _run(module: str, name: str, case: str, log: str, pipe: Connection) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     faulthandler.enable()
-    began = time.monotonic()
+    began = 0.0
+
+    def send(row: Row) -> None:
+        nonlocal began
+        now = sum(os.times()[:4])
+        row.seconds, began = round(now - began, 2), now
+        pipe.send(asdict(row))
+
     try:
         suite = importlib.import_module(module)
         gc.freeze()  # the packages' own objects: collecting among them takes seconds
         for row in suite.run(case):
-            row.seconds = round(time.monotonic() - began, 2)
-            began = time.monotonic()
-            pipe.send(asdict(row))
+            send(row)
     except Exception as error:
         where = traceback.format_exc()[-1500:]
-        pipe.send(asdict(Row(name, case, error=f"{type(error).__name__}: {error}\n{where}")))
+        send(Row(name, case, error=f"{type(error).__name__}: {error}\n{where}"))
     pipe.send(None)
 
 
-def _resident(process: int) -> int:
-    """Give the bytes a process and its children hold; 0 where that cannot be seen."""
+def _used(process: int) -> tuple[int, float]:
+    """Give the bytes a process and its children hold and the seconds of the processor they took.
+
+    0 where that cannot be seen.
+    """
+    folder = Path(f"/proc/{process}")
     try:
-        pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
-        below = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii")
+        pages = int((folder / "statm").read_text(encoding="ascii").split()[1])
+        times = (folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
+        below = (folder / f"task/{process}/children").read_text(encoding="ascii")
     except (OSError, IndexError, ValueError):
-        return 0
-    return pages * PAGE + sum(_resident(int(child)) for child in below.split())
+        return 0, 0.0
+    held, took = pages * PAGE, sum(map(int, times.split()[11:15])) / TICKS
+    for child in below.split():
+        held_there, took_there = _used(int(child))
+        held, took = held + held_there, took + took_there
+    return held, took
 
 
 class Runner:
@@ -90,16 +106,18 @@ class Runner:
         finally:
             process.join()
 
-    def run(self, cases: list[str], jobs: int) -> Iterator[Row]:
-        """Run cases, ``jobs`` at a time, and give their rows as they come."""
-        waiting = list(reversed(cases))
+    def run(self, cases: list[str], jobs: int, minutes: float = inf) -> Iterator[Row]:
+        """Run cases, ``jobs`` at a time, and give their rows as they come; in time, if not all."""
+        waiting, until = list(reversed(cases)), time.monotonic() + minutes * 60
         running: list[_Running] = []
         with tempfile.TemporaryDirectory() as folder:
             while waiting or running:
+                if time.monotonic() > until:
+                    waiting.clear()
                 while waiting and len(running) < jobs:
                     log = Path(folder) / f"{len(waiting)}.log"
                     running.append(_Running(self, waiting.pop(), log))
-                wait([one.pipe for one in running], timeout=0.1)
+                wait([one.pipe for one in running], timeout=0.3)
                 for one in list(running):
                     yield from map(self._signed, one.rows())
                     if one.ended:
@@ -115,7 +133,7 @@ class _Running:
         self.case, self.log, self.ended, self._suite = case, log, False, runner.suite
         self.name = runner.name
         self.process, self.pipe = runner._start(_run, runner.module, self.name, case, str(log))
-        self.began = time.monotonic()
+        self.moved, self.took = time.monotonic(), 0.0
 
     def rows(self) -> Iterator[Row]:
         """Give what has come, and a row of its own for an end by force."""
@@ -130,15 +148,22 @@ class _Running:
         except EOFError:
             self.process.join()
             ended = f"died: {self._how()}"
-        held, took = _resident(self.process.pid) / 2**30, time.monotonic() - self.began
+        held, took = _used(self.process.pid)
+        if took > self.took + STILL:
+            self.moved, self.took = time.monotonic(), took
         if not self.ended and not ended:
-            if held > self._suite.gigabytes:
-                ended = f"stopped: held {held:.1f} GiB of {self._suite.gigabytes:g} allowed"
-            elif took > self._suite.seconds:
-                ended = f"stopped: took longer than {self._suite.seconds:g} s"
+            limit = self._suite.seconds
+            if held > self._suite.gigabytes * 2**30:
+                allowed = f"{self._suite.gigabytes:g} allowed"
+                ended = f"stopped: held {held / 2**30:.1f} GiB of {allowed}"
+            elif took > limit:
+                ended = f"stopped: took longer than {limit:g} s of the processor"
+            elif time.monotonic() - self.moved > limit:
+                ended = f"stopped: stood still for {limit:g} s"
         if ended:
             tail = self.log.read_text(errors="replace")[-600:] if self.log.exists() else ""
-            yield Row(self.name, self.case, error=f"{ended}\n{tail}".strip(), seconds=took)
+            error = f"{ended}\n{tail}".strip()
+            yield Row(self.name, self.case, error=error, seconds=round(self.took, 2))
             self.ended = True
         if self.ended:
             with suppress(ProcessLookupError):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.wild.proof import page, table
-from tests.wild.rows import Fault, Known, Row, read, reason_for, write
+from tests.wild.rows import ROOT, Fault, Known, Row, read, reason_for, write
 from tests.wild.running import Runner
 from tests.wild.suites import Suite
 
@@ -29,10 +29,12 @@ def test_every_end_of_a_case_is_a_row(*, fork: bool) -> None:
 
 
 @pytest.mark.multiprocess
-def test_a_case_that_hangs_is_stopped() -> None:
-    runner = Runner("ends", Suite(("numpy",), seconds=1), "tests.wild.ends")
-    *_, last = runner.run(["hangs"], jobs=1)
-    assert "longer than 1 s" in last.error
+def test_a_case_that_does_not_end_is_stopped() -> None:
+    runner = Runner("ends", Suite(("numpy",), seconds=2), "tests.wild.ends")
+    last = {row.case: row for row in runner.run(["hangs", "spins"], jobs=2)}
+    assert "stood still for 2 s" in last["hangs"].error
+    assert "longer than 2 s of the processor" in last["spins"].error
+    assert last["spins"].seconds >= 2
 
 
 def broken(anynan: str = "", date: str = "") -> Row:
@@ -74,8 +76,18 @@ def test_rows_outlive_the_run_and_the_newest_count(tmp_path: Path) -> None:
 
 def test_the_page_says_what_is_listed_and_what_is_not() -> None:
     known = [Known("s", "*", "clean", "it is meant")]
-    text = page([broken(date="2026-01-01")], {"s": 3}, known)
+    text = page([broken(date="2026-01-01")], {"s": 3}, known, {"s": "as asked", "t": "not run"})
     assert "it is meant" in text
     assert "not listed" in text
     assert "1 of 3" in text
+    assert "*s*: as asked" in text
+    assert "*t*" not in text
     assert "within" not in table([broken()])
+
+
+def test_the_readme_quotes_the_page() -> None:
+    page, readme = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("docs/proof.md", "README.md")
+    )
+    (said,) = [line for line in page.splitlines() if line.startswith("Of ")]
+    assert said.removesuffix(".") in " ".join(readme.split())

@@ -117,6 +117,12 @@ class State:
             if watcher is not None:
                 watcher.busy = False
 
+    def end_operations(self) -> None:
+        """Stop the operation watcher, where there is one."""
+        if self.operations is not None:
+            self.operations.finish()
+            self.operations = None
+
     def root_of(self, order: int) -> RootCall | None:
         """Give the root call that a reading of this step was made in."""
         before = [ref for start, ref in self.step_roots if start <= order]

@@ -9,6 +9,7 @@ import torch
 
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
+from anynan._runtime.interrupts import Interrupts
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.private import StorageWeakRef, current_mode
 from anynan.torch.replay.scene import Scene
@@ -111,12 +112,13 @@ class Operations:
         return seen
 
     def finish(self) -> Replay:
-        """Stop watching and hand over what was seen."""
-        self._stack.close()
-        if self._depth:
-            self._depth = 0
-            self._leave()
-        self.watcher.forget()
+        """Stop watching and hand over what was seen; safe to do again."""
+        with Interrupts():
+            self._stack.close()
+            if self._depth:
+                self._depth = 0
+                self._leave()
+            self.watcher.forget()
         return self._seen()
 
     def _seen(self) -> Replay:

@@ -96,9 +96,18 @@ class FunctionSession(Session):
         if self.layers.grown != registered.count:
             self.follow()
         others = self._suspend()
-        state.depth = 1
         lent = ExitStack()
         try:
+            return self._step(state, fn, args, kwargs, lent, others)
+        finally:  # again: what puts things back may have been interrupted at any line
+            self._put_back(state, lent, others)
+
+    def _step(
+        self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any,
+        lent: ExitStack, others: list[State],
+    ) -> Any:  # fmt: skip
+        try:
+            state.depth = 1
             self.steps.open(state)
             self._before = None
             if not self.models.stepped and self.options.backward:
@@ -130,12 +139,17 @@ class FunctionSession(Session):
         else:
             self._close(state)
         finally:
-            lent.close()
-            state.depth = 0
-            state.in_optimizer = False
-            for other in others:
-                other.idle = False
+            self._put_back(state, lent, others)
         return result
+
+    def _put_back(self, state: State, lent: ExitStack, others: list[State]) -> None:
+        """Leave a thread as it was before its step; safe to do again."""
+        state.end_operations()
+        lent.close()
+        state.depth = 0
+        state.idle = state.in_optimizer = False
+        for other in others:
+            other.idle = False
 
     def detach(self) -> None:
         """Undo everything; safe to call twice."""

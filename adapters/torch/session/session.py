@@ -13,6 +13,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
+from anynan._runtime.interrupts import Interrupts
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker
 from anynan.torch.call.models import Models, given
@@ -153,7 +154,10 @@ class Session(BaseAdapter):
         if self.tracker.judge.level == "operation":
             with state.aside():
                 if state.operations is None:
-                    state.operations = Operations(self.replays.scene, root, layer, self.graphs.ran)
+                    with Interrupts():
+                        state.operations = Operations(
+                            self.replays.scene, root, layer, self.graphs.ran
+                        )
                     rows.seen = state.operations.seen
                 else:
                     state.operations.enter(root)

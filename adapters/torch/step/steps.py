@@ -58,9 +58,7 @@ class Steps:
 
     def open(self, state: State) -> Rows:
         """Open this thread's step."""
-        if state.operations is not None:  # of a step whose end was interrupted
-            state.operations.finish()
-            state.operations = None
+        state.end_operations()  # of a step whose end was interrupted
         rows = state.rows = self.tracker.judge.rows()
         state.used = True
         if torch.is_grad_enabled():

@@ -236,12 +236,12 @@ def _optimizer_step(s: Situation) -> str | None:
     return (_gradient_text(s) or f"gradient: {seen(s.gradient)}") + _rate(s) + growth
 
 
-def _written_in_part(s: Situation) -> str | None:
-    """Catch NaN in some elements of a weight whose gradient and optimizer state are finite."""
+def _written(s: Situation) -> str | None:
+    """Catch NaN in a weight whose gradient and optimizer state are finite."""
     if not _updating(s) or s.summary is None or s.unread:
         return None
     found = s.summary
-    if found.posinf or found.neginf or not 0 < found.nan < found.size:
+    if found.posinf or found.neginf or not found.nan:
         return None
     if s.gradient is not None and s.gradient.bad:
         return None
@@ -480,7 +480,7 @@ OPTIMIZER = (
         "weight_written",
         frozenset(),
         ("optimizer",),
-        _written_in_part,
+        _written,
         "the weight was finite before this update, and neither its gradient nor the optimizer's "
         "state is bad; a step that is too large gives Inf, so this NaN was probably written by "
         "other code, or by an optimizer that divides by 0",

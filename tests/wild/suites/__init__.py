@@ -11,7 +11,7 @@ class Suite:
         packages: What it needs; their versions are part of a row.
         fork: Import the module once and fork for every case. Not for what starts threads when
             it is imported or first used before the fork: JAX, TensorFlow.
-        seconds: How long one case may take.
+        seconds: How much of the processor's time one case may take, and how long stand still.
         gigabytes: How much memory one case may hold.
     """
 

@@ -199,7 +199,8 @@ def given(function: Callable[..., Any], args: tuple[Any, ...], place: int, level
         return fault
     fault.detected, fault.said = True, said(ran.event)
     fault.layer = ran.event.phase == "input"
-    fault.cause = ran.event.cause is not None and ran.event.cause.tag in INPUT
+    if ran.event.severity == "bad":  # else the library refuses it, and its exception is the news
+        fault.cause = ran.event.cause is not None and ran.event.cause.tag in INPUT
     return fault
 
 

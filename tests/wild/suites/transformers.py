@@ -16,6 +16,7 @@ import tests.wild.torchvision_here  # noqa: F401 - before what imports torchvisi
 
 # isort: split
 import transformers
+import transformers.models.llama.modeling_llama  # once for all cases: what every model imports
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from tests.wild.rows import Row
