@@ -20,8 +20,12 @@ if jax.__version_info__ < (0, 8):
         "the origin is taken for a -Inf inside xlogy there, of unknown cause"
     )
 
-# Where a fix is tried.
+# Where a fix is tried, and the recipes whose operation is several in a plain function of JAX's, or
+# a custom_jvp: there is no one place for a repair.
 TRIES = {Backend.JAX}
+UNTRIED = frozenset(
+    {"softmax_fully_masked", "forced_choice", "logit_of_one", "entropy_without_forward_nan"}
+)
 
 
 class Ops:

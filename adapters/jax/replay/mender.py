@@ -204,10 +204,8 @@ class _Mended:
             for item in reversed(found):
                 if item.expression:
                     step = functools.partial(self._expression, item, step)
-                elif item.phase == "backward":
-                    step = functools.partial(self._slope, step)
                 else:
-                    step = functools.partial(self._filled, step)
+                    step = functools.partial(self._filled, item, step)
             new = step()
         shapes = self._shapes()
         many = list(new) if isinstance(new, list | tuple) else [new]
@@ -229,16 +227,18 @@ class _Mended:
         given = {**self._operands, **dict(zip(self._operands, new, strict=False))}
         return repairs.run(item, Words(), own, given, self._params)
 
-    def _filled(self, own: Callable[..., Any], *new: Any) -> Any:
-        return jax.tree.map(_fill, own(*new))
-
-    def _slope(self, own: Callable[..., Any], *new: Any) -> Any:
-        """Run it with 0 in the place of the bad values that its gradient makes."""
+    def _filled(self, item: Repair, own: Callable[..., Any], *new: Any) -> Any:
+        """Run it with 0 in the place of the bad values that it makes, and of its gradient's."""
         floats = [x for x in self._args if _is_float(x)]
         floats[: len(new)] = new
 
+        def made(*given: Any) -> Any:
+            out = own(*given)
+            return out if item.phase == "backward" else jax.tree.map(_fill, out)
+
         def ahead(*given: Any) -> Any:
-            return jax.vjp(own, *given)
+            _, slope = jax.vjp(own, *given)
+            return made(*given), slope
 
         def back(slope: Any, incoming: Any) -> Any:
             clean = functools.reduce(
@@ -246,7 +246,7 @@ class _Mended:
             )  # what came in bad is another fault's
             return tuple(jnp.where(clean, _fill(x), x) for x in slope(incoming))
 
-        mended: Any = jax.custom_vjp(own)
+        mended: Any = jax.custom_vjp(made)
         mended.defvjp(ahead, back)
         return mended(*floats)
 
