@@ -107,6 +107,21 @@ def test_a_fix_that_is_not_enough_is_told_to_be_none() -> None:
     assert event.cause.fix.startswith("not enough by itself")
 
 
+def test_another_line_that_runs_the_same_function_of_jax_is_not_repaired() -> None:
+    def two(w: Any) -> Any:
+        first = jnp.log(w)
+        return (first + jnp.log(w)).sum()
+
+    event = failing(step_of(two), W)
+    assert event.tried is not None
+    assert event.tried.outcome == "another"
+    (other,) = event.others
+    assert event.operation is not None
+    assert other.operation is not None
+    lines = [item.operation.source.line for item in (event, other)]  # type: ignore[union-attr]
+    assert lines[1] == lines[0] + 1
+
+
 @jax.jit
 def shared(w: Any) -> Any:
     return jnp.log(w)

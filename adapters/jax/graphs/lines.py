@@ -146,10 +146,9 @@ def source(chain: tuple[Any, ...], eqn: Any) -> Source | None:
     return _source(point for level in (*chain, eqn) for point in points(level))
 
 
-def source_here(innermost: FrameType) -> Source | None:
-    """Find the user's line behind an equation that is made at this moment."""
+def source_here(frame: FrameType | None) -> Source | None:
+    """Find the user's line behind an equation that is made at this moment, in a frame."""
     stack: list[Point] = []
-    frame: FrameType | None = innermost
     while frame is not None:
         stack.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back

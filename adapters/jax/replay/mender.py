@@ -6,6 +6,7 @@ JAX keeps what it traced under a context of its own.
 """
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from jax.extend.core import Primitive, primitives
 
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair, RepairError
+from anynan._diagnosis.sources import is_library
 from anynan._reach.patches import Patches
 from anynan.jax.graphs import lines, names
 from anynan.jax.graphs.bodies import JITS, bodies
@@ -27,6 +29,10 @@ from anynan.jax.graphs.stacks import MENDED
 # What stands between a user's line and an operation that is bound a second time: in a derivative
 # rule, or as a body that was traced before is run through.
 _AGAIN = frozenset({"bind", "_true_bind", "bind_with_trace", "eval_jaxpr"})
+# What a jitted function of JAX's does to operands beside its one operation.
+_FORMS = ("convert_element_type", "broadcast_in_dim", "reshape", "copy", "copy_p")
+# What the functions of JAX are called that trace another.
+_TRACES = re.compile("_*trace_(to|for)_")
 
 
 class Words:
@@ -67,8 +73,6 @@ class Mender:
         self._used: set[Repair] = set()
         self._lost = self._busy = False
         self._thread = get_ident()
-        # Calls of the user's in which an operation was repaired.
-        self._inside: set[tuple[int, int]] = set()
 
     @property
     def whole(self) -> bool:
@@ -117,31 +121,56 @@ class Mender:
 
     def _wanted(self, primitive: Any, params: dict[str, Any]) -> list[Repair]:
         """Choose the repairs of what is bound at this moment."""
-        jitted = primitive.name in JITS
-        word = names.function((str(params.get("name")),)) if jitted else None
-        word = names.primitive(primitive.name) if not jitted else word
+        word = _word(primitive, params)
         if word not in self._names:
             return []
         frame: FrameType | None = sys._getframe(2)
-        functions: list[str] = []
-        while frame is not None and lines.is_jax(frame.f_code.co_filename):
-            functions.insert(0, frame.f_code.co_name)
+        way: list[str] = []
+        inside = 0
+        while frame is not None and is_library(frame.f_code.co_filename):
+            way.insert(0, frame.f_code.co_name)
+            inside = inside + 1 if inside == len(way) - 1 and _of_jax(frame) else inside
             frame = frame.f_back
-        if frame is None or not _AGAIN.isdisjoint(functions):
+        # What a library's own function is traced to serves its calls from other lines, too.
+        if frame is None or not _AGAIN.isdisjoint(way) or any(map(_TRACES.match, way)):
             return []
-        if names.function(tuple(functions)) not in (None, word):  # a part of another operation
+        # A part of another operation is none.
+        if names.function(tuple(way[len(way) - inside :])) not in (None, word):
             return []
-        call = id(frame), frame.f_lasti
-        if jitted and call in self._inside:
-            self._inside.discard(call)
-            return []
-        source = lines.source_here(frame)
-        if source is None:
-            return []
-        found = [item for item in self._chosen if item.is_of(word, source, None)]
-        if found and len(functions) > 1:
-            self._inside.add(call)
-        return found
+        source = lines.source_here(sys._getframe(2))
+        return [item for item in self._chosen if source and item.is_of(word, source, None)]
+
+
+def _of_jax(frame: FrameType) -> bool:
+    return lines.is_jax(frame.f_code.co_filename)
+
+
+def _word(primitive: Any, params: dict[str, Any]) -> str | None:
+    """Name an operation as it is bound: of a jitted function of JAX's, the one that it is."""
+    if primitive.name not in JITS:
+        return names.primitive(primitive.name)
+    whole = names.function((str(params.get("name")),))
+    only = None if whole is not None else _only(params)
+    return whole if only is None else names.primitive(only.primitive.name)
+
+
+def _only(params: dict[str, Any]) -> Any:
+    """Give the one equation of a jitted function, beside changes of shape and dtype.
+
+    None where there are several, or where it takes something else than the function does.
+    """
+    jaxpr = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
+    roots = {id(var): var for var in jaxpr.invars}
+    found: list[Any] = []
+    for eqn in jaxpr.eqns:
+        if len(jaxpr.eqns) > 1 and eqn.primitive.name in _FORMS and id(eqn.invars[0]) in roots:
+            roots[id(eqn.outvars[0])] = roots[id(eqn.invars[0])]
+        else:
+            found.append(eqn)
+    taken = [roots.get(id(var)) for eqn in found for var in eqn.invars]
+    if len(found) != 1 or taken != list(jaxpr.invars) or found[0].primitive.name in JITS:
+        return None
+    return found[0]
 
 
 class _Mended:
@@ -160,13 +189,16 @@ class _Mended:
     ) -> None:  # fmt: skip
         self._primitive, self._real = primitive, real
         self._args, self._given = args, params
-        floats = [x for x in args if _is_float(x)]
-        taken = floats if primitive.name in JITS else list(args)
+        jitted = primitive.name in JITS
+        only = _only(params) if jitted else None
+        name = (
+            "" if jitted and only is None else (primitive if only is None else only.primitive).name
+        )
+        taken = [x for x in args if name or _is_float(x)]
         count = len(taken)
-        name = "" if primitive.name in JITS else primitive.name
         self._operands = {names.operand(name, i, count): x for i, x in enumerate(taken)}
-        if primitive.name == "integer_pow":
-            self._operands["exponent"] = params["y"]
+        if name == "integer_pow":
+            self._operands["exponent"] = (params if only is None else only.params)["y"]
         self._params = self._described()
 
     def _described(self) -> dict[str, Any]:
@@ -183,7 +215,7 @@ class _Mended:
             if inner is not None:
                 inner = getattr(inner, "jaxpr", inner)
                 todo += [eqn.params for eqn in inner.eqns if bodies(eqn) or eqn.params]
-        x = next(iter(self._operands.values()), None)
+        x: Any = next(iter(self._operands.values()), None)
         found["keepdim"] = bool(shapes) and jnp.ndim(x) == len(shapes[0].shape)
         counts = [x for x in self._args if not jnp.ndim(x) and not _is_float(x)]
         if counts:
@@ -215,8 +247,9 @@ class _Mended:
     def _own(self, *new: Any) -> Any:
         """Bind the operation itself, with others in the place of its first operands."""
         args = list(self._args)
-        places = [i for i, x in enumerate(args) if _is_float(x)]
-        for i, x in zip(places, new, strict=False):
+        if len(new) > len(args) or not all(map(_is_float, args[: len(new)])):
+            raise RepairError(self._primitive.name)
+        for i, x in enumerate(new):
             args[i] = jnp.asarray(x, args[i].dtype)
             if args[i].shape != jnp.shape(self._args[i]):
                 raise RepairError(self._primitive.name)

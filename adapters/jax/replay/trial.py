@@ -63,7 +63,8 @@ def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
     found = flags(program, arrays, {s.value: "ends" for s in spots}, extra=("norm",))
     seen = Attempt(Replay(), "step" if program.differentiated else "call")
     if not any(flag.word for flag in found.values()):
-        seen.loss, seen.gradient_norm = _loss(program, spots, found), _norm(program, found)
+        if program.differentiated:
+            seen.loss, seen.gradient_norm = _loss(program, spots, found), _norm(program, found)
         return seen
     operations = program.operations().ops
     wanted = {i: "sum" for op in operations for i in op.outs}

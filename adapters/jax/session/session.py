@@ -147,8 +147,9 @@ class Session(BaseAdapter):
         ran = Step(watch, hold(flat.arrays), hold(outs), words, rows)
         if self.options.replay and not self.light:
             bare = replace(flat, arrays=[])
-            ran.traced = fn, lambda x: Program(
-                made, replace(bare, arrays=x), self.settings, objects, inner
+            ran.traced = (
+                fn,
+                lambda x: Program(made, replace(bare, arrays=x), self.settings, objects, inner),
             )
         self.unread.add(ran)
         every = self.options.read
