@@ -201,7 +201,8 @@ CAUSES = (
     StepRecipe(
         "lost_epsilon", (((1, 0),),), lost_epsilon, dtype="float16",
         kind="nan", operation="divide", cause="epsilon_underflow",
-        evidence="1e-08 rounds to 0 in float16",
+        # The slope of a quotient is a multiple of 1 / y**2 in JAX, beyond float16.
+        evidence="1e-08 rounds to 0 in float16", but={"jax": {"enough": False}},
     ),
     StepRecipe(
         "lost_epsilon_under_a_root", (((1, 0),),), lost_epsilon_under_a_root, dtype="float16",
@@ -314,7 +315,7 @@ CAUSES = (
     ),
     StepRecipe(
         "root_of_an_indefinite_matrix", (((1, 2), (2, 1)),), root_of_indefinite,
-        kind="nan", operation="cholesky", cause="singular_matrix",
+        kind="nan", operation="cholesky", cause="singular_matrix", enough=False,
     ),
     StepRecipe(
         "hidden_quotient", (((1, 0),),), hidden_quotient,

@@ -50,6 +50,7 @@ class StepRecipe:
         spoiled: The weight turns NaN before this step.
         contained: Operation that a watch of every operation shows as contained.
         left: Operation that a step still fails in with this fault repaired.
+        enough: Whether its repair is enough.
         but: What is expected otherwise with some builders.
     """
 
@@ -71,6 +72,7 @@ class StepRecipe:
     spoiled: int | None = None
     contained: str | None = None
     left: str | None = None
+    enough: bool = True
     but: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property

@@ -132,15 +132,18 @@ def reported(recipe: StepRecipe, variant: Any, source_file: str, **more: Any) ->
         assert (source.file, [source.line]) == (source_file, marked)
         assert source.function == recipe.culprit.__name__
     tries: frozenset[Backend] = getattr(made, "TRIES", frozenset())
-    if variant[0].backend in tries and operation is not None and event.phase != "input":
+    mended = variant[0].backend in tries and recipe.name not in getattr(made, "UNTRIED", {})
+    if mended and operation is not None and event.phase != "input":
         trial = event.tried
         assert trial is not None, str(caught.value)
         assert trial.repair in cause.fix
-        assert trial.outcome == ("another" if event.others else "finite"), str(caught.value)
+        alone = "finite" if expected.enough else "insufficient"
+        assert trial.outcome == ("another" if event.others else alone), str(caught.value)
         left = [item.operation and item.operation.name for item in event.others]
         assert left == ([expected.left] if expected.left and trial.extent == "step" else [])
         assert all(item.tried and item.tried.outcome == "finite" for item in event.others)
-        repairs(recipe, variant, event)
+        if expected.enough:
+            repairs(recipe, variant, event)
     else:
         assert event.tried is None
     return event

@@ -2,9 +2,10 @@
 
 import os
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import jax
@@ -55,7 +56,8 @@ class CallSite:
 
 
 @lru_cache(maxsize=4096)
-def _is_jax(file: str) -> bool:
+def is_jax(file: str) -> bool:
+    """Tell whether a file is JAX's, or one that JAX's calls go through."""
     if file.startswith(_JAX + _HELPERS):
         return True
     return file.startswith(_STDLIB) and not file.startswith(_PACKAGES)
@@ -93,7 +95,7 @@ def call_site(chain: tuple[Any, ...], eqn: Any) -> CallSite:
 def in_rule(chain: tuple[Any, ...], eqn: Any) -> bool:
     """Tell whether an equation of the backward pass comes from a custom rule of the user's."""
     return any(
-        code.co_qualname == "custom_vjp.__call__" and _is_jax(code.co_filename)
+        code.co_qualname == "custom_vjp.__call__" and is_jax(code.co_filename)
         for level in (*chain, eqn)
         for code, _ in points(level)
     )
@@ -101,14 +103,14 @@ def in_rule(chain: tuple[Any, ...], eqn: Any) -> bool:
 
 def _cut(stack: list[Point]) -> tuple[list[Point], list[Point]]:
     """Cut a stack where it goes into JAX for good."""
-    outside = [i for i, (code, _) in enumerate(stack) if not _is_jax(code.co_filename)]
+    outside = [i for i, (code, _) in enumerate(stack) if not is_jax(code.co_filename)]
     at = max(outside, default=-1)
     return stack[: at + 1], _to_bind(stack[at + 1 :])
 
 
 def _rules(stack: list[Point]) -> list[str]:
     """Name the functions of JAX whose own derivative rule made an equation."""
-    names = [code.co_name for code, _ in stack if _is_jax(code.co_filename)]
+    names = [code.co_name for code, _ in stack if is_jax(code.co_filename)]
     return [name.removesuffix("_jvp") for name in names if name.endswith("_jvp")]
 
 
@@ -141,9 +143,21 @@ def _line(code: CodeType, offset: int) -> int:
 
 def source(chain: tuple[Any, ...], eqn: Any) -> Source | None:
     """Find the user's line behind an equation."""
+    return _source(point for level in (*chain, eqn) for point in points(level))
+
+
+def source_here(frame: FrameType | None) -> Source | None:
+    """Find the user's line behind an equation that is made at this moment, in a frame."""
+    stack: list[Point] = []
+    while frame is not None:
+        stack.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return _source(reversed(stack))
+
+
+def _source(stack: Iterable[Point]) -> Source | None:
     frame: _Frame | None = None
-    for level in (*chain, eqn):
-        for point in points(level):
-            if not _is_jax(point[0].co_filename):
-                frame = _Frame(point, frame)
+    for point in stack:
+        if not is_jax(point[0].co_filename):
+            frame = _Frame(point, frame)
     return None if frame is None else user_source(cast(Any, frame), framework="jax")

@@ -11,6 +11,8 @@ _TRANSFORMS = frozenset(
 )  # fmt: skip
 # What a scope is called that stands for an expectation.
 MARK = "anynan_expected_"
+# What a scope is called that holds a repaired operation: no expectation has its number.
+MENDED = f"{MARK}{2**31}"
 # What a scope's name begins with that gives a whole layer path: inside a model that has such
 # scopes no other scope is a layer.
 LAYER = "anynan_layer:"

@@ -31,19 +31,23 @@ class Flag:
     rounds: Any = None
 
 
-def flags(program: Program, arrays: list[Any], wanted: dict[int, Any]) -> dict[int, Flag]:
-    """Run the program once with these values read."""
-    key = tuple(wanted.items())
+def flags(
+    program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...] = ()
+) -> dict[int, Flag]:
+    """Run the program once with these values read, and what more there is beside their ends."""
+    key = (*wanted.items(), *extra)
     compiled = program.replays.get(key)
     if compiled is None:
-        compiled = program.replays[key] = _compiled(program, wanted)
+        compiled = program.replays[key] = _compiled(program, wanted, extra)
     run, made = compiled
     out = jax.device_get(run(probes.scales(len(wanted)), *arrays))
     return {item.probe.key: _flag(item, *data) for item, data in zip(made, out, strict=True)}
 
 
-def _compiled(program: Program, wanted: dict[int, Any]) -> tuple[Any, list[Emission]]:
-    plan = Plan(replaying=True, rounds=True)
+def _compiled(
+    program: Program, wanted: dict[int, Any], extra: tuple[str, ...]
+) -> tuple[Any, list[Emission]]:
+    plan = Plan(replaying=True, rounds=True, extra=extra)
     for number, (index, what) in enumerate(wanted.items()):
         program.want(plan, index, what, number=number)
     made: list[Emission] = []

@@ -1,6 +1,7 @@
 """Steps that ran and are not judged yet."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ class Step:
         read: The readings on the host: word, smallest, largest and statistics of each value.
         meant: Places of the readings that are Inf and may be meant so.
         spoilt: Weights that a replay found to be spoilt by the update.
+        traced: The function, and what traces it once more; None where that is not kept.
     """
 
     watch: Watch
@@ -35,6 +37,7 @@ class Step:
     read: Any = None
     meant: set[int] = field(default_factory=set)
     spoilt: list[BadParameter] = field(default_factory=list)
+    traced: tuple[Callable[..., Any], Callable[[list[Any]], Program]] | None = None
 
     @property
     def program(self) -> Program:

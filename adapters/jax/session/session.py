@@ -2,7 +2,8 @@
 
 import inspect
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ from anynan._arrays.arguments import positional
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker
@@ -141,7 +144,14 @@ class Session(BaseAdapter):
             return fn(*given[0], **given[1])
         self.tracker.judge.close_step()
         hold = weakly if self.light else list
-        self.unread.add(Step(watch, hold(flat.arrays), hold(outs), words, rows))
+        ran = Step(watch, hold(flat.arrays), hold(outs), words, rows)
+        if self.options.replay and not self.light:
+            bare = replace(flat, arrays=[])
+            ran.traced = (
+                fn,
+                lambda x: Program(made, replace(bare, arrays=x), self.settings, objects, inner),
+            )
+        self.unread.add(ran)
         every = self.options.read
         if isinstance(every, int) and (rows.step + 1) % every:
             self.unread.note()
@@ -221,6 +231,10 @@ class Session(BaseAdapter):
     def replay(self, reading: Reading) -> Replay:
         """Run the failing step again, operation by operation."""
         return self.settlement.replay(reading)
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the failing step again with operations repaired."""
+        return self.settlement.attempt(reading, repairs)
 
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""

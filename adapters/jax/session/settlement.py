@@ -3,6 +3,7 @@
 import functools
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps.tracker import Tracker
 from anynan.events import CARRIED, STATE
@@ -22,6 +25,7 @@ from anynan.jax.read.spots import Spot
 from anynan.jax.replay.flags import flags
 from anynan.jax.replay.replay import everything, replay
 from anynan.jax.replay.steps import Step, alive
+from anynan.jax.replay.trial import attempt
 from anynan.options import Options
 
 
@@ -196,6 +200,13 @@ class Settlement:
             )
             raise ReplayError(msg)
         return replay(step, reading.order, reading)
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the failing step again, with operations repaired."""
+        step = self.step
+        if step is None or step.rows.step != reading.step:
+            return None
+        return attempt(step, repairs, self._tracker.judge.say)
 
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights that are bad, before the step or after it."""

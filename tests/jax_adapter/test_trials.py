@@ -1,0 +1,193 @@
+"""A fix is tried before it is told: what the report claims of it is what really comes of it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anynan
+from anynan.jax.program.program import Program
+
+W = jnp.arange(3.0)
+
+
+def step_of(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def step(w: Any, *args: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(w, *args)
+        return w - 0.1 * gradient, value
+
+    return step
+
+
+def failing(step: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
+    """Run a tracked step once; return what stopped it."""
+    with anynan.jax.track(step, **options) as tracked, pytest.raises(anynan.NonFiniteError) as seen:
+        tracked(*args)
+    event = seen.value.event
+    assert anynan.Event.from_json(event.to_json()) == event
+    return event
+
+
+def logs(w: Any) -> Any:
+    return jnp.log(w).sum()
+
+
+def test_what_the_report_says_of_the_fix_is_what_comes_of_it() -> None:
+    event = failing(step_of(logs), W)
+    loss, gradient = jax.value_and_grad(lambda w: jnp.log(w + 1e-8).sum())(W)
+    trial = event.tried
+    assert trial is not None
+    assert (trial.repair, trial.outcome, trial.extent) == ("log(x + 1e-8)", "finite", "step")
+    assert trial.loss == pytest.approx(float(loss), rel=1e-5)
+    assert trial.gradient_norm == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-5)
+
+
+def scanned(w: Any) -> Any:
+    return jax.lax.scan(lambda carry, x: (carry + jnp.log(x), None), 0.0, w)[0]
+
+
+def branched(w: Any) -> Any:
+    return jax.lax.cond(w[1] > 0, lambda w: jnp.log(w).sum(), lambda w: w.sum(), w)
+
+
+def rematerialised(w: Any) -> Any:
+    return jax.checkpoint(lambda w: jnp.log(w).sum())(w)
+
+
+def mapped(w: Any) -> Any:
+    return jax.vmap(lambda x: jnp.log(x))(w).sum()
+
+
+def compiled(w: Any) -> Any:
+    return jax.jit(lambda w: jnp.log(w))(w).sum()
+
+
+INSIDE = (scanned, branched, rematerialised, mapped, compiled)
+
+
+@pytest.mark.parametrize("loss", INSIDE)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_the_gradient_is_the_repairs_own_wherever_the_operation_is(loss: Any, jitted: bool) -> None:
+    step = step_of(loss)
+    event = failing(jax.jit(step) if jitted else step, W)
+    value = np.log(np.float32(1e-8)) + math.log(2)
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
+    assert event.tried.loss == pytest.approx(value, rel=1e-4)
+
+
+def test_faults_that_do_not_depend_on_each_other_come_in_one_report() -> None:
+    def two(w: Any) -> Any:
+        first = jnp.log(w)
+        second = jnp.sqrt(w)
+        return (first + second).sum()
+
+    event = failing(step_of(two), W)
+    assert event.tried is not None
+    assert event.tried.outcome == "another"
+    (other,) = event.others
+    assert other.operation is not None
+    assert (other.operation.name, other.phase) == ("sqrt", "backward")
+    assert other.tried is not None
+    assert other.tried.outcome == "finite"
+
+
+def test_a_fix_that_is_not_enough_is_told_to_be_none() -> None:
+    def half(w: Any) -> Any:
+        return (w / (w + 1e-8)).astype(jnp.float32).sum()
+
+    event = failing(step_of(half), W.astype(jnp.float16))
+    assert event.tried is not None
+    assert event.tried.outcome == "insufficient"
+    assert event.cause is not None
+    assert event.cause.fix.startswith("not enough by itself")
+
+
+def test_another_line_that_runs_the_same_function_of_jax_is_not_repaired() -> None:
+    def two(w: Any) -> Any:
+        first = jnp.log(w)
+        return (first + jnp.log(w)).sum()
+
+    event = failing(step_of(two), W)
+    assert event.tried is not None
+    assert event.tried.outcome == "another"
+    (other,) = event.others
+    assert event.operation is not None
+    assert other.operation is not None
+    lines = [item.operation.source.line for item in (event, other)]  # type: ignore[union-attr]
+    assert lines[1] == lines[0] + 1
+
+
+@jax.jit
+def shared(w: Any) -> Any:
+    return jnp.log(w)
+
+
+def test_no_function_of_the_programs_keeps_a_repair() -> None:
+    event = failing(step_of(lambda w: shared(w).sum()), W)
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
+    assert float(shared(W)[0]) == -math.inf
+    assert float(jnp.log(W)[0]) == -math.inf
+    assert "bind" not in vars(jax.extend.core.primitives.log_p)
+    assert math.isnan(float(jax.grad(lambda w: (shared(w) * 0).sum())(W)[0]))
+
+
+def test_code_that_counts_how_often_it_is_traced_is_left_as_it_was() -> None:
+    traces = 0
+
+    def counted(w: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return jnp.log(w).sum()
+
+    event = failing(step_of(counted), W)
+    assert event.tried is not None
+    assert traces == 1
+
+
+def test_code_that_draws_numbers_as_it_is_traced_is_not_tried() -> None:
+    def drawn(w: Any) -> Any:
+        return (jnp.log(w) * np.random.random()).sum()  # noqa: NPY002
+
+    state = str(np.random.get_state())  # noqa: NPY002
+    event = failing(step_of(drawn), W)
+    assert event.tried is None
+    np.random.random()  # noqa: NPY002  what the first trace took
+    assert str(np.random.get_state()) != state  # noqa: NPY002
+
+
+def test_a_fix_costs_one_more_trace_and_none_without_a_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traced = []
+    real = Program.__init__
+    monkeypatch.setattr(
+        Program, "__init__", lambda self, *args: (traced.append(1), real(self, *args))[1]
+    )
+    failing(step_of(logs), W)
+    assert len(traced) == 2
+    traced.clear()
+    assert failing(step_of(logs), W, replay=False).tried is None
+    assert len(traced) == 1
+
+
+def test_a_step_that_gives_its_weights_away_is_tried_with_them() -> None:
+    step = jax.jit(step_of(logs), donate_argnums=0)
+    event = failing(step, jnp.arange(3.0))
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
+
+
+def test_a_carried_state_that_begins_at_inf_is_no_fault_of_the_repaired_step() -> None:
+    def step(w: Any, best: Any) -> Any:
+        value, gradient = jax.value_and_grad(logs)(w)
+        return w - gradient, jnp.minimum(best, jnp.inf), value
+
+    event = failing(step, W, jnp.asarray(jnp.inf))
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
