@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anynan._arrays.access import namespace, on_host
 from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._arrays.probe import Span, probe
@@ -20,6 +21,7 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._reach import Reach
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows
 from anynan._recorder.errorlog import ErrorLog
@@ -29,7 +31,7 @@ from anynan._recorder.state import State
 from anynan._recorder.tape import given, now
 from anynan._recorder.trackable import change, is_array
 from anynan._recorder.tracked import TrackedArray
-from anynan._recorder.trials import Call, attempt, untouched
+from anynan._recorder.trials import KINDS, Call, attempt, untouched
 from anynan.events import Event, Phase
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 # An argument up to this size is copied before the call, for the call may write into it.
 SMALL = 2**16  # bytes
+MANY = 200  # arrays that its code reaches
 _SAMPLE = 64  # elements by which a larger one is known again
 
 
@@ -65,66 +68,115 @@ class EndsTape(LiveTape):
     def take(self, event: Event, array: Any, later: int) -> bool:
         """Report what a direct check found, with the operation where a second run shows it."""
         rows, tracker = self.rows, self.session.tracker
-        if event.phase == "input" or rows is None:
+        if rows is None:
             return False
+        seen = None
+        if event.phase == "input":  # what a loader gives inside may be the function's own
+            seen = self.session.ends.seen_again(event.tensor)
+            if seen is None:
+                return False
         if rows.failed is not None:
             rows.spread += 1 + later
             return True
         site = self.site(event.layer, "value", event.tensor, array)
         span = probe(array) or (0.0, 0.0)
         reading = Reading(rows.step, len(rows.sites), 0, site, *span)
-        tracker.judge.fail(rows, reading, event.kind, array, later=later)
+        tracker.judge.fail(rows, reading, event.kind, array, later=later, replayed=seen)
         return True
 
 
 class Began:
-    """Hold what a call began with, so that it can be run again as it was."""
+    """Hold what a call began with, so that it can be run again as it was.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        kwargs: Those by name.
+        reach: What its code reaches.
+        draws: Whether NumPy's global random numbers are kept, too.
+    """
 
     def __init__(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool
-    ) -> None:
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        reach: Reach, *, draws: bool,
+    ) -> None:  # fmt: skip
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.given = bound(positional(fn), args, kwargs)
+        self._reach, self._kept = reach, reach.now(self.given)
         self.arrays = [
             (label, x)
             for name, value in self.given
             for label, x in leaves(value, name)
-            if isinstance(x, np.ndarray) and is_array(x)
+            if is_array(x) and _host(x) is not None
         ]
-        self._copies = {id(x): x.copy() for _, x in self.arrays if x.nbytes <= SMALL}
-        self._marks = {id(x): _mark(x) for _, x in self.arrays if x.nbytes > SMALL}
+        self._copies: dict[int, np.ndarray[Any, Any]] = {}
+        self._marks: dict[int, bytes] = {}
+        self._reached = [
+            (holder, x)
+            for holder in self._kept.arrays[:MANY]
+            if type(x := holder.get()) is np.ndarray and not x.dtype.hasobject
+        ]
+        for _, x in [*self.arrays, *self._reached]:
+            view = _host(x)
+            if view.nbytes <= SMALL:
+                self._copies[id(x)] = view.copy()
+            else:
+                self._marks[id(x)] = _mark(view)
         self._random = np.random.get_state() if draws else None  # noqa: NPY002
         self.context = copy_context()
         self.log = ErrorLog()
 
-    def written(self) -> list[tuple[str, Any]]:
-        """List the arguments that the call wrote into, as far as it shows."""
-        return [(label, x) for label, x in self.arrays if self._is_written(x)]
+    @property
+    def draws(self) -> bool:
+        """Tell whether the global random numbers were drawn from, or were not kept."""
+        return not _same(self._random, np.random.get_state())  # noqa: NPY002
+
+    def written(self) -> Iterator[tuple[str, Any]]:
+        """Yield what the call wrote into its arguments, or put into them, as far as it shows."""
+        known = {id(x) for _, x in self.arrays}
+        yield from ((label, x) for label, x in self.arrays if self._is_written(x))
+        for name, value in self.given:
+            if not is_array(value):
+                for label, x in leaves(value, name, _silent):
+                    if is_array(x) and id(x) not in known:
+                        yield label, x
 
     def _is_written(self, x: Any) -> bool:
-        copy = self._copies.get(id(x))
-        return bool(_mark(x) != self._marks[id(x)] if copy is None else _bytes(x) != _bytes(copy))
+        copy, view = self._copies.get(id(x)), _host(x)
+        return bool(
+            _mark(view) != self._marks[id(x)] if copy is None else _bytes(view) != _bytes(copy)
+        )
 
     def fresh(self, raw: Any) -> Any:
-        """Give a copy of an argument as it was.
+        """Give a copy of an array as it was.
 
         Raises:
             ReplayError: If the call wrote into it, and it was too large to be kept.
         """
         copy = self._copies.get(id(raw))
-        if copy is not None:
+        plain = isinstance(raw, np.ndarray)
+        if copy is not None and plain:
             return copy.copy()
-        if id(raw) in self._marks and self._is_written(raw):
+        if id(raw) in self._marks or copy is not None:
+            if not self._is_written(raw):
+                return raw.copy() if plain else raw
+            if copy is not None:
+                xp = namespace(raw)
+                return xp.asarray(copy.copy(), dtype=raw.dtype)
             msg = (
-                "the call wrote into an argument that is too large to be kept, so it cannot be "
+                "the call wrote into an array that is too large to be kept, so it cannot be "
                 "run again from where it began"
             )
             raise ReplayError(msg)
-        return raw.copy() if isinstance(raw, np.ndarray) else raw
+        return raw.copy() if plain else raw
 
     @contextmanager
     def lent(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Give the arguments as they were, in containers that are the user's own afterwards."""
+        """Give the arguments and all that the code reaches as they were; afterwards as they are.
+
+        Yields:
+            The arguments to run the function with.
+        """
         originals: dict[int, Any] = {}
 
         def fresh(raw: Any, _: str) -> Any:
@@ -132,13 +184,22 @@ class Began:
             originals[id(copy)] = raw
             return copy
 
-        values = [change(value, name, is_array, fresh) for name, value in self.given]
+        now = self._reach.now(self.given)
+        held = [(holder, holder.get()) for holder, _ in self._reached]
+        values: list[Any] = []
         try:
+            self._reach.put_back(self._kept)
+            for holder, x in self._reached:
+                holder.set(self.fresh(x))
+            values += [change(value, name, is_array, fresh) for name, value in self.given]
             args = tuple(values[: len(self.args)])
             yield args, dict(zip(self.kwargs, values[len(self.args) :], strict=True))
         finally:
             for value in values:
                 change(value, "", lambda x: id(x) in originals, lambda x, _: originals[id(x)])
+            for holder, x in held:
+                holder.set(x)
+            self._reach.put_back(now)
 
     def roll(self) -> None:
         """Put NumPy's global random numbers to where they were."""
@@ -156,6 +217,7 @@ class Ends:
     def __init__(self, session: "ArraySession") -> None:
         self._session, self._local = session, threading.local()
         self._draws = True  # until a call is seen to leave the global random numbers alone
+        self._reach: Reach | None = None
 
     @property
     def is_running(self) -> bool:
@@ -168,7 +230,7 @@ class Ends:
         judge = session.tracker.judge
         rows = judge.rows()
         tape = EndsTape(session, rows)
-        began = self._local.began = Began(fn, args, kwargs, draws=self._draws)
+        began = self._local.began = Began(fn, args, kwargs, self._found(fn), draws=self._draws)
         self._local.rows = rows
         state = State(fn, began.given, session.is_near)
         token = now.set(tape)
@@ -183,7 +245,7 @@ class Ends:
                     judge.raised(rows, error, partial(self._up_to, began))
                 raise
             if self._draws:
-                self._draws = not _same(began._random, np.random.get_state())  # noqa: NPY002
+                self._draws = began.draws
             session.read_result(tape, result)
             self._written(tape, began, [x for _, x in leaves(result, "result")])
             for path, x in state.spoilt(result):
@@ -197,6 +259,15 @@ class Ends:
             tape.close()
         self._end(rows)
         return result
+
+    def _found(self, fn: Callable[..., Any]) -> Reach:
+        """Give what the function's code reaches, searched for again from time to time."""
+        reach = self._reach
+        if reach is None:
+            reach = self._reach = Reach(fn, KINDS)
+        if reach.is_due():
+            reach.search([])
+        return reach
 
     def _written(self, tape: EndsTape, began: Began, done: Any) -> None:
         """Read what the call wrote into its arguments."""
@@ -226,9 +297,8 @@ class Ends:
         if began is None:
             msg = "the call is over and its arguments are gone"
             raise ReplayError(msg)
-        tape = self._local.tape = LiveTape(self._session, None)
         try:
-            seen = self._again(began, tape)
+            seen = self._again(began)
         except ReplayError as error:
             return self._logged(began, reading, str(error))
         except Exception as error:  # noqa: BLE001  the log is left
@@ -257,27 +327,45 @@ class Ends:
 
     def _up_to(self, began: Began) -> Replay | None:
         """Run a call that an exception has ended again, up to there."""
-        tape = LiveTape(self._session, None)
+        self._local.tape = None
         try:
-            self._again(began, tape)
+            self._again(began)
         except Exception as error:  # noqa: BLE001  the program's own
-            return tape.ended(error)
+            tape: LiveTape | None = self._local.tape
+            return None if tape is None else tape.ended(error)
         return None
 
-    def _again(self, began: Began, tape: LiveTape) -> Replay:
+    def _again(self, began: Began) -> Replay:
+        # A check inside may be what failed, in a scope that the function has entered.
+        return began.context.copy().run(self._run_again, began)
+
+    def _run_again(self, began: Began) -> Replay:
         session = self._session
+        tape = self._local.tape = LiveTape(session, None)
         tape.judged = False
         with began.lent() as (args, kwargs), untouched(began.fn, session.tracker.judge.say):
             began.roll()
             with np.errstate(all="ignore"):
                 result = session.run(tape, began.fn, args, kwargs)
         seen = tape.replay()
-        seen.passed = [
+        seen.passed = [place for place in tape.passed if place.layer] + [
             Passed("", "forward", label, 0, *span)
             for label, x in leaves(result, "result")
             if (span := _span(x)) is not None
         ]
         return seen
+
+    def seen_again(self, label: str) -> Replay | None:
+        """Run the call again; give what was seen if it made what a check of this name found."""
+        began: Began | None = getattr(self._local, "began", None)
+        if began is None or not self._session.options.replay:
+            return None
+        try:
+            seen = self._again(began)
+        except Exception:  # noqa: BLE001  it is told by the check then
+            return None
+        made = any(sink.label == label and sink.parents for sink in seen.sinks)
+        return seen if made else None
 
     def _logged(self, began: Began, reading: Reading, why: str) -> Replay:
         """Tell what NumPy's own error log says of the first run."""
@@ -294,6 +382,20 @@ class Ends:
         )  # fmt: skip
         sink = Sink(reading.phase, reading.layer, reading.site.tensor, (0,), reading.kind or "nan")
         return Replay([record], [sink], [note])
+
+
+def _host(x: Any) -> Any:
+    """View an array in host memory; None where that cannot be."""
+    if isinstance(x, np.ndarray):
+        return x
+    try:
+        return on_host(x)
+    except Exception:  # noqa: BLE001  it is read where it is used
+        return None
+
+
+def _silent(_: str) -> None:
+    """Say nothing: it is said where they are read."""
 
 
 def _bytes(x: Any) -> bytes:

@@ -47,6 +47,7 @@ class ArraySession(BaseAdapter):
     Attributes:
         backend: Name of the array library, known with the first call.
         wrapper: Class that arrays are wrapped in.
+        ends: Runs calls on their own arrays, at ``level="step"``.
     """
 
     backend = "array"
@@ -57,7 +58,7 @@ class ArraySession(BaseAdapter):
     def __init__(self, tracker: Tracker) -> None:
         super().__init__(tracker)
         self._local = threading.local()
-        self._ends = Ends(self)
+        self.ends = Ends(self)
         self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._matched: set[str] = set()
         self._paths: dict[str, bool] = {}
@@ -106,8 +107,8 @@ class ArraySession(BaseAdapter):
 
     def replay(self, reading: Reading) -> Replay:
         """Run a call again where its operands can be seen, or tell what is known without."""
-        if self._ends.is_running:
-            return self._ends.replay(reading)
+        if self.ends.is_running:
+            return self.ends.replay(reading)
         again = getattr(self._local, "again", None)
         if again is None:
             msg = "the call is over and its arguments are gone"
@@ -155,8 +156,8 @@ class ArraySession(BaseAdapter):
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the call again with operations repaired, where its arguments are as they were."""
-        if self._ends.is_running:
-            return self._ends.attempt(repairs)
+        if self.ends.is_running:
+            return self.ends.attempt(repairs)
         call: Call | None = getattr(self._local, "call", None)
         if call is None or call.tape.rows is None or call.tape.rows.step != reading.step:
             return None
@@ -177,7 +178,7 @@ class ArraySession(BaseAdapter):
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
         if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
-            return self._ends.call(fn, args, kwargs)
+            return self.ends.call(fn, args, kwargs)
         rows = self.tracker.judge.rows()
         lazy = self._is_lazy(args, kwargs)
         began = copy_context()

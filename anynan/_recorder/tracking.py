@@ -139,7 +139,7 @@ def array_options(options: Mapping[str, Any]) -> Options:
         raise ValueError(NO_UPDATE.format(f"patience={options['patience']}"))
     if options.get("parameters"):
         raise ValueError(NO_WEIGHTS)
-    chosen = Options.checked(options, Arrays, "array code")
+    chosen = Options.checked({"level": "step", **options}, Arrays, "array code")
     if chosen.extra:
         msg = (
             f"stats={chosen.extra[0]!r} is not read from array code; absmax, min and max are, "
