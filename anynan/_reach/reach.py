@@ -15,6 +15,8 @@ _HELD = (
     "argument"
 )
 
+_NOTHING = Found()
+
 
 class Reach:
     """Keep what the code of a step can reach, so that a second run finds what the first found.
@@ -56,6 +58,11 @@ class Reach:
         """
         holders = [fixed(name, value) for name, value in given]
         return Kept(self._found, Search(None, holders, self._kinds).found)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether the code reaches nothing that a second run could find changed."""
+        return self._found == _NOTHING
 
     @property
     def arrays(self) -> list[Holder]:

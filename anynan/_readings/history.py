@@ -5,7 +5,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -36,6 +36,15 @@ class Entry:
         self.hi = array("d", rows.hi)
         self.stats = rows.stats
         self.norms = rows.norms
+
+    @classmethod
+    def of_bounds(cls, step: int, sites: list[Site], bounds: list[float]) -> Self:
+        """Pack a step of which nothing but bounds is known."""
+        entry = cls.__new__(cls)
+        entry.step, entry.sites, entry.calls = step, sites, [0] * len(sites)
+        entry.lo, entry.hi = array("d", [-bound for bound in bounds]), array("d", bounds)
+        entry.stats = entry.norms = {}
+        return entry
 
     @property
     def nbytes(self) -> int:
@@ -121,14 +130,27 @@ class History:
         if not self._steps:
             return
         with self._lock:
-            entry = Entry(rows, self._entries[-1] if self._entries else None)
-            self._entries.append(entry)
-            self._bytes += entry.nbytes
-            most = HISTORY_BYTES if self._most is None else self._most
-            while len(self._entries) > 1 and (
-                len(self._entries) > self._steps or self._bytes > most
-            ):
-                self._bytes -= self._entries.popleft().nbytes
+            self._add(Entry(rows, self._entries[-1] if self._entries else None))
+
+    def add(self, step: int, sites: list[Site], bounds: list[float]) -> None:
+        """Pack one step of which nothing but bounds is known.
+
+        Args:
+            step: The step.
+            sites: What was read, each once; the list is kept, and shared by the steps.
+            bounds: What none of its values exceeds, for each.
+        """
+        if self._steps:
+            with self._lock:
+                self._add(Entry.of_bounds(step, sites, bounds))
+
+    def _add(self, entry: Entry) -> None:
+        entries = self._entries
+        entries.append(entry)
+        self._bytes += entry.nbytes
+        most = HISTORY_BYTES if self._most is None else self._most
+        while len(entries) > 1 and (len(entries) > self._steps or self._bytes > most):
+            self._bytes -= entries.popleft().nbytes
 
     def clear(self) -> None:
         """Forget every reading."""

@@ -3,16 +3,18 @@
 Only a call that went bad is run again under the recorder, on copies of what it was given.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anynan._arrays.access import namespace, on_host
+from anynan._arrays.access import dtype_max, dtype_name, namespace, on_host
 from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._arrays.probe import Span, probe
@@ -21,10 +23,11 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._reach import Reach
+from anynan._reach import Holder, Reach
 from anynan._readings.policy import reading_kind
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.errorlog import ErrorLog
+from anynan._recorder.light import SMALL, Light, mark
 from anynan._recorder.live import LiveTape
 from anynan._recorder.names import canonical
 from anynan._recorder.state import State
@@ -37,10 +40,7 @@ from anynan.events import Event, Phase
 if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
 
-# An argument up to this size is copied before the call, for the call may write into it.
-SMALL = 2**16  # bytes
 MANY = 200  # arrays that its code reaches
-_SAMPLE = 64  # elements by which a larger one is known again
 
 
 class EndsTape(LiveTape):
@@ -98,10 +98,12 @@ class Began:
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        reach: Reach, *, draws: bool,
+        reach: Reach, *, draws: bool, light: Light | None = None,
     ) -> None:  # fmt: skip
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.given = bound(positional(fn), args, kwargs)
+        self._copies: dict[int, Any] = {}
+        self._marks: dict[int, bytes] = {}
         self._reach, self._kept = reach, reach.now(self.given)
         self.arrays = [
             (label, x)
@@ -109,8 +111,13 @@ class Began:
             for label, x in leaves(value, name)
             if is_array(x) and _host(x) is not None
         ]
-        self._copies: dict[int, np.ndarray[Any, Any]] = {}
-        self._marks: dict[int, bytes] = {}
+        self._random = np.random.get_state() if draws else None  # noqa: NPY002
+        if light is not None:
+            self._reached: list[tuple[Holder, Any]] = []
+            self.context, self.log = light.context, light.log
+            for x, _, kept in light.held:
+                (self._marks if type(kept) is bytes else self._copies)[id(x)] = kept
+            return
         self._reached = [
             (holder, x)
             for holder in self._kept.arrays[:MANY]
@@ -121,15 +128,18 @@ class Began:
             if view.nbytes <= SMALL:
                 self._copies[id(x)] = view.copy()
             else:
-                self._marks[id(x)] = _mark(view)
-        self._random = np.random.get_state() if draws else None  # noqa: NPY002
+                self._marks[id(x)] = mark(view)
         self.context = copy_context()
-        self.log = ErrorLog()
+        self.log = ErrorLog(self.context)
 
     @property
     def draws(self) -> bool:
         """Tell whether the global random numbers were drawn from, or were not kept."""
         return not _same(self._random, np.random.get_state())  # noqa: NPY002
+
+    def first(self, x: Any) -> Any:
+        """Give an array as it came in, or itself where it was not kept."""
+        return self._copies.get(id(x), x)
 
     def written(self) -> Iterator[tuple[str, Any]]:
         """Yield what the call wrote into its arguments, or put into them, as far as it shows."""
@@ -143,9 +153,9 @@ class Began:
 
     def _is_written(self, x: Any) -> bool:
         copy, view = self._copies.get(id(x)), _host(x)
-        return bool(
-            _mark(view) != self._marks[id(x)] if copy is None else _bytes(view) != _bytes(copy)
-        )
+        if copy is None:
+            return mark(view) != self._marks[id(x)]
+        return bool(view.tobytes() != copy.tobytes())
 
     def fresh(self, raw: Any) -> Any:
         """Give a copy of an array as it was.
@@ -157,7 +167,7 @@ class Began:
         plain = isinstance(raw, np.ndarray)
         if copy is not None and plain:
             return copy.copy()
-        if id(raw) in self._marks or copy is not None:
+        if copy is not None or id(raw) in self._marks:
             if not self._is_written(raw):
                 return raw.copy() if plain else raw
             if copy is not None:
@@ -218,6 +228,7 @@ class Ends:
         self._session, self._local = session, threading.local()
         self._draws = True  # until a call is seen to leave the global random numbers alone
         self._reach: Reach | None = None
+        self._sites: dict[tuple[Any, ...], list[Site]] = {}
 
     @property
     def is_running(self) -> bool:
@@ -226,19 +237,125 @@ class Ends:
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one call, and judge what came out of it."""
+        light = Light(self, fn, args, kwargs) if self._may_be_light(fn) else None
+        if light is None:
+            return self._call(fn, args, kwargs)
+        log, squared = light.log, list[tuple[Any, float]]()
+        failed = None
+        token = now.set(light)  # type: ignore[arg-type]  it makes a tape where one is wanted
+        try:
+            with log:
+                log.deaf = True
+                if not light.begins_clean():
+                    light = None
+                else:
+                    log.deaf = False
+                    try:
+                        result = fn(*args, **kwargs)
+                    except Exception as error:  # noqa: BLE001  raised again below
+                        failed = error
+                    log.deaf = True
+                    clean = failed is None and light.ends_clean(result, squared)
+                log.deaf = False
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            now.reset(token)
+        if light is None:
+            return self._call(fn, args, kwargs)
+        clean = failed is None and clean and getattr(self._local, "began", None) is None
+        if clean and self._session.tracker.judge.passed(*self._rows(light, squared)):
+            return result
+
+        def ran() -> Any:
+            if failed is not None:
+                raise failed
+            return result
+
+        tape, began = self.deepened(light), self._local.began
+        return self._judged(tape, began, None, ran)
+
+    def _may_be_light(self, fn: Callable[..., Any]) -> bool:
+        """Tell whether a call may be looked at by its sums alone, for all that is not arguments."""
+        options = self._session.options
+        return not (
+            self._draws or options.sizes or options.layers or options.exclude
+            or type(fn) is MethodType or not self._found(fn).is_empty
+        )  # fmt: skip
+
+    def _rows(
+        self, light: Light, squared: list[tuple[Any, float]]
+    ) -> tuple[list[Site], list[float]]:
+        """Give what is known of a clean call: of each array a number that none of it exceeds."""
+        read = [(x, square) for x, square, _ in light.held if square == square]
+        given = len(read)
+        read += squared
+        key = (given, *[x.dtype if type(x) is np.ndarray else type(x) for x, _ in read])
+        sites = self._sites.get(key)
+        if sites is None:
+            names = [
+                name
+                for name, x in bound(positional(light.fn), light.args, light.kwargs)
+                if type(x) is np.ndarray and x.dtype.kind == "f"
+            ]
+            one = len(squared) == 1
+            names += ["result" if one else f"result[{i}]" for i in range(len(squared))]
+            site = self._session.tracker.judge.monitor.site
+            sites = self._sites[key] = [
+                site(
+                    None if i < given else "", "input" if i < given else "forward", name,
+                    dtype_name(x), dtype_max(x), bound=True,
+                )
+                for i, (name, (x, _)) in enumerate(zip(names, read, strict=False))
+            ]  # fmt: skip
+        return sites, [math.sqrt(square) for _, square in read]
+
+    def deepened(self, light: Light) -> EndsTape:
+        """Make of a light call one that is looked at in full; its arguments came in clean."""
+        known: EndsTape | None = getattr(self._local, "deep", None)
+        if known is not None:
+            return known
         session = self._session
-        judge = session.tracker.judge
-        rows = judge.rows()
+        began = Began(
+            light.fn, light.args, light.kwargs, self._found(light.fn), draws=False, light=light
+        )
+        rows = session.tracker.judge.rows()
+        tape = EndsTape(session, rows)
+        self._local.began, self._local.rows, self._local.deep = began, rows, tape
+        for label, x in began.arrays:
+            session.came_in(tape, label, x, began.first(x))
+        return tape
+
+    def _abandon(self) -> None:
+        self._local.began = self._local.tape = self._local.deep = None
+
+    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = self._session
+        rows = session.tracker.judge.rows()
         tape = EndsTape(session, rows)
         began = self._local.began = Began(fn, args, kwargs, self._found(fn), draws=self._draws)
         self._local.rows = rows
         state = State(fn, began.given, session.is_near)
+
+        def run() -> Any:
+            with began.log:
+                return fn(*args, **kwargs)
+
+        return self._judged(tape, began, state, run)
+
+    def _judged(
+        self, tape: EndsTape, began: Began, state: State | None, run: Callable[[], Any]
+    ) -> Any:
+        session, rows = self._session, tape.rows
+        judge = session.tracker.judge
+        assert rows is not None
         token = now.set(tape)
         try:
-            session.read_given(tape, began.given)
+            if state is not None:
+                session.read_given(tape, began.given)
             try:
-                with began.log:
-                    result = fn(*args, **kwargs)
+                result = run()
             except Exception as error:
                 with judge.carried_by(error, rows):
                     self._written(tape, began, ())
@@ -248,6 +365,7 @@ class Ends:
                 self._draws = began.draws
             session.read_result(tape, result)
             self._written(tape, began, [x for _, x in leaves(result, "result")])
+            state = state or State(began.fn, began.given, session.is_near)
             for path, x in state.spoilt(result):
                 session.arrive(tape, path, x)
         except BaseException:
@@ -283,7 +401,7 @@ class Ends:
             judge.settle(rows)
         finally:
             rows.live.clear()
-            self._local.began = self._local.tape = None
+            self._abandon()
 
     # The second run.
 
@@ -396,17 +514,6 @@ def _host(x: Any) -> Any:
 
 def _silent(_: str) -> None:
     """Say nothing: it is said where they are read."""
-
-
-def _bytes(x: Any) -> bytes:
-    held: bytes = x.tobytes()
-    return held
-
-
-def _mark(x: Any) -> bytes:
-    """Give some elements, by which an array is known again."""
-    flat = x.reshape(-1) if x.flags.c_contiguous else x.flat
-    return _bytes(np.asarray(flat[:: max(x.size // _SAMPLE, 1)]))
 
 
 def _same(one: Any, other: Any) -> bool:

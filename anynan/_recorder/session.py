@@ -226,6 +226,15 @@ class ArraySession(BaseAdapter):
                         tape.add_input(x, label)
             self._look_at_others(tape, given)
 
+    def came_in(self, tape: Tape, label: str, x: Any, first: Any) -> None:
+        """Note an argument that came in clean: as it was then it is read, where it was kept."""
+        if not tape.inputs:
+            self._meet(x)
+        tape.inputs[id(x)] = label
+        tape.held += [x, first]
+        if first is not x:
+            tape.arrived(None, "input", label, tape.wrap(first, label))
+
     def run(
         self, tape: Tape, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
