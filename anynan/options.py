@@ -31,7 +31,8 @@ class Watching(TypedDict, total=False):
         history: For how many steps the readings are kept; 1000 by default.
         stats: Further numbers for ``metrics()``: absmax, min, max, mean, rms, norm.
         level: What of every step is watched. ``"step"``: what it returns, what the model
-            returns, the gradients of the weights. ``"layer"`` (the default): every layer, too.
+            returns, the gradients of the weights; the default of array code. ``"layer"`` (the
+            default of models): every layer, too.
             ``"operation"``: every operation, too, which is slow.
     """
 

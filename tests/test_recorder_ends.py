@@ -1,8 +1,10 @@
 """``level="step"`` of array code: the function's own arrays, and a second run that explains."""
 
 import inspect
+import sys
 import threading
 import warnings
+from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -338,3 +340,111 @@ def test_a_loader_inside_does_not_accuse_the_data() -> None:
     with pytest.raises(anynan.NonFiniteError) as caught:
         tracked(np.ones(2))
     assert caught.value.event.phase == "input"
+
+
+def centre(x: Any) -> None:
+    x -= x.mean()
+    x /= x.std()
+
+
+def pair(x: Any, y: float) -> Any:
+    return x.sum(), np.log(x - y)
+
+
+def spoilt(x: Any) -> Any:
+    y = np.asarray(x)
+    y[0] /= y[1]
+    return x * 2
+
+
+def checks(x: Any) -> Any:
+    with anynan.scope("inner"):
+        anynan.check(np.log(x), "logs")
+    return x
+
+
+def solves(x: Any) -> Any:
+    y = np.log(x)
+    if np.isnan(y).any():
+        msg = "not in the domain"
+        raise ValueError(msg)
+    return y
+
+
+def counts(x: Any, n: Any) -> Any:
+    n -= 1
+    return x / n
+
+
+@pytest.mark.parametrize(
+    ("function", "clean", "bad"),
+    [
+        (entropy, (np.full(2, 0.5),), (np.array([0.5, 0.0]),)),
+        (centre, (np.array([1.0, 2.0]),), (np.full(2, 2.0),)),
+        (centre, (np.arange(20_000.0),), (np.full(20_000, 2.0),)),
+        (pair, (np.ones(3), 0.5), (np.ones(3), 2.0)),
+        (spoilt, (np.ones(3),), (np.zeros(3),)),
+        (checks, (np.ones(3),), (-np.ones(3),)),
+        (solves, (np.ones(3),), (-np.ones(3),)),
+        (counts, (np.ones(2), np.full(2, 3)), (np.ones(2), np.ones(2, int))),
+        (entropy, (np.full(20_000, 0.5),), (np.linspace(0, 1, 20_000),)),
+        (entropy, (np.full(2, 0.5),), (np.array([0.5, np.nan]),)),
+        (entropy, (np.full(2, 0.5),), (np.array([0.5, -1e300]),)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_later_call_is_told_as_the_first_one(function: Any, clean: Any, bad: Any) -> None:
+    """The first call of a function is looked at more closely than those of plain arrays after."""
+
+    def told(*, later: bool) -> tuple[Any, list[Any]]:
+        tracked = anynan.track(function)
+        if later:
+            for _ in range(3):
+                tracked(*[np.copy(x) if isinstance(x, np.ndarray) else x for x in clean])
+        given = [np.copy(x) if isinstance(x, np.ndarray) else x for x in bad]
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            tracked(*given)
+        return replace(caught.value.event, step=0, order=0), given
+
+    (first, once), (event, again) = told(later=False), told(later=True)
+    assert event == first
+    assert event.operation is not None or event.phase == "input"
+    for one, other in zip(once, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_clean_calls_of_plain_arrays_are_in_the_history() -> None:
+    tracked = anynan.track(lambda x, y: (x * y, x.sum()))
+    for scale in (1.0, 2.0, 4.0):
+        tracked(np.full(4, scale), np.arange(4))
+    readings = tracked.history.last()
+    assert [(r.phase, r.site.tensor) for r in readings] == [
+        ("input", "x"), ("forward", "result[0]"), ("forward", "result[1]")
+    ]  # fmt: skip
+    assert len(tracked.history) == 3
+    for reading, largest in zip(readings, (4.0, 12.0, 16.0), strict=True):
+        assert reading.absmax is not None
+        assert reading.absmax >= largest  # where one number clears an array, it bounds it
+    assert tracked.step == 3
+
+
+def test_a_clean_call_of_plain_arrays_calls_little() -> None:
+    """What a call costs is counted: Python calls, those of the function itself left out."""
+    tracked, x = anynan.track(np.negative), np.ones(1000)
+    for _ in range(5):
+        tracked(x)
+    calls: list[str] = []
+    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
+    try:
+        tracked(x)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 45
+
+
+def test_limits_are_read_in_every_call() -> None:
+    tracked = anynan.track(lambda x: x * 10, policy=anynan.Policy(large=50.0))
+    tracked(np.ones(2))
+    tracked(np.ones(2))
+    with pytest.warns(anynan.AnynanWarning, match="beyond the limit"):
+        tracked(np.full(2, 9.0))

@@ -27,11 +27,15 @@ class Reach:
     Args:
         fn: The step's function.
         kinds: What the framework's own objects are.
+
+    Attributes:
+        is_empty: Whether the last search found nothing that a run could change.
     """
 
     def __init__(self, fn: Any, kinds: Kinds) -> None:
         self._fn, self._kinds = fn, kinds
         self._found = Found()
+        self.is_empty = False
         self._calls = 0
         self._lent: dict[int, Items] = {}
         self._guards: dict[int, Items] = {}
@@ -49,6 +53,7 @@ class Reach:
             more: Where further objects are that its code runs.
         """
         self._found = Search(self._fn, more, self._kinds).found
+        self.is_empty = self._found == _NOTHING
 
     def now(self, given: Iterable[tuple[str, Any]] = ()) -> Kept:
         """Take the present state.
@@ -58,11 +63,6 @@ class Reach:
         """
         holders = [fixed(name, value) for name, value in given]
         return Kept(self._found, Search(None, holders, self._kinds).found)
-
-    @property
-    def is_empty(self) -> bool:
-        """Tell whether the code reaches nothing that a second run could find changed."""
-        return self._found == _NOTHING
 
     @property
     def arrays(self) -> list[Holder]:

@@ -228,6 +228,7 @@ class Ends:
         self._session, self._local = session, threading.local()
         self._draws = True  # until a call is seen to leave the global random numbers alone
         self._reach: Reach | None = None
+        self._sizes = session.options.sizes
         self._sites: dict[tuple[Any, ...], list[Site]] = {}
 
     @property
@@ -278,11 +279,8 @@ class Ends:
 
     def _may_be_light(self, fn: Callable[..., Any]) -> bool:
         """Tell whether a call may be looked at by its sums alone, for all that is not arguments."""
-        options = self._session.options
-        return not (
-            self._draws or options.sizes or options.layers or options.exclude
-            or type(fn) is MethodType or not self._found(fn).is_empty
-        )  # fmt: skip
+        measured = self._draws or self._sizes or type(fn) is MethodType
+        return not measured and self._found(fn).is_empty
 
     def _rows(
         self, light: Light, squared: list[tuple[Any, float]]

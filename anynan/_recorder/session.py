@@ -209,6 +209,8 @@ class ArraySession(BaseAdapter):
         return not self._are_near(args, kwargs)
 
     def _are_near(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not kwargs and all(type(x) is np.ndarray for x in args):  # seen without a walk
+            return True
         return all(self.is_near(x) for _, x in leaves((args, kwargs), "") if is_array(x))
 
     def is_near(self, raw: Any) -> bool:
