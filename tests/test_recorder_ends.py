@@ -1,9 +1,12 @@
 """``level="step"`` of array code: the function's own arrays, and a second run that explains."""
 
+import gc
 import inspect
 import sys
 import threading
 import warnings
+import weakref
+from contextlib import suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -448,3 +451,27 @@ def test_limits_are_read_in_every_call() -> None:
     tracked(np.ones(2))
     with pytest.warns(anynan.AnynanWarning, match="beyond the limit"):
         tracked(np.full(2, 9.0))
+
+
+def ends_badly(x: Any) -> Any:
+    if x[0] > 2:
+        raise KeyboardInterrupt
+    if x[0] > 1:
+        raise KeyError
+    return x * 2
+
+
+def test_a_call_that_ends_badly_leaves_nothing_behind() -> None:
+    tracked = anynan.track(ends_badly)
+    for _ in range(3):
+        tracked(np.ones(3))
+    for scale in (2.0, 3.0):
+        x = np.full(3, scale)
+        held = weakref.ref(x)
+        with suppress(KeyError, KeyboardInterrupt):
+            tracked(x)
+        del x
+        gc.collect()
+        assert held() is None
+    assert tracked(np.ones(3)).tolist() == [2, 2, 2]
+    assert np.geterr()["invalid"] == "warn"

@@ -112,6 +112,25 @@ def test_a_tracked_function_in_a_pool_of_processes() -> None:
         assert pool.submit(track(plain), np.full(1, 4.0)).result().tolist() == [2.0]
 
 
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "cupy"])
+def test_a_function_tracked_by_any_backend_is_sent_as_what_it_wraps(name: str) -> None:
+    pytest.importorskip(name)
+    tracker = getattr(anynan, name).track(plain)
+    assert pickle.loads(pickle.dumps(tracker)) is plain
+    assert copy.deepcopy([tracker]) == [plain]
+    cloudpickle = pytest.importorskip("cloudpickle")
+    assert pickle.loads(cloudpickle.dumps(tracker))(4.0) == 2.0
+    tracker.remove()
+
+
+def test_a_tracked_function_in_joblib_and_dask() -> None:
+    joblib, delayed = pytest.importorskip("joblib"), pytest.importorskip("dask").delayed
+    tracked = anynan.track(plain)
+    ran = joblib.Parallel(n_jobs=2, backend="loky")(joblib.delayed(tracked)(x) for x in (1.0, 4.0))
+    assert ran == [1.0, 2.0]
+    assert delayed(tracked)(np.full(1, 9.0)).compute(scheduler="processes").tolist() == [3.0]
+
+
 SCRIPT = """
 import sys, anynan, cloudpickle, pickle
 @anynan.track

@@ -259,7 +259,10 @@ class Ends:
                     clean = failed is None and light.ends_clean(result, squared)
                 log.deaf = False
         except BaseException:
-            self._abandon()
+            deep: EndsTape | None = getattr(self._local, "deep", None)
+            if deep is not None and deep.rows is not None:
+                with self._session.tracker.judge.softly():
+                    self._end(deep.rows)
             raise
         finally:
             now.reset(token)
@@ -274,8 +277,11 @@ class Ends:
                 raise failed
             return result
 
-        tape, began = self.deepened(light), self._local.began
-        return self._judged(tape, began, None, ran)
+        try:
+            tape = self.deepened(light)
+            return self._judged(tape, self._local.began, None, ran)
+        finally:
+            failed = None  # it holds this frame, which holds it
 
     def _may_be_light(self, fn: Callable[..., Any]) -> bool:
         """Tell whether a call may be looked at by its sums alone, for all that is not arguments."""
