@@ -475,3 +475,13 @@ def test_a_call_that_ends_badly_leaves_nothing_behind() -> None:
         assert held() is None
     assert tracked(np.ones(3)).tolist() == [2, 2, 2]
     assert np.geterr()["invalid"] == "warn"
+
+
+def test_a_bound_beside_an_exact_reading_is_no_growth() -> None:
+    tracked = anynan.track(np.square)
+    for scale in (1.0, 1.01, 1.02, 1.03):
+        tracked(np.full(1000, scale))
+    site = tracked.history.last()[-1].site
+    curve = tracked.history.curve(site)
+    assert [step for step, _ in curve] == [1, 2, 3]
+    assert curve[-1][1] < 1.1 * curve[0][1]

@@ -159,19 +159,27 @@ class History:
             self._bytes = 0
 
     def curve(self, site: Site, upto: int = 50) -> tuple[tuple[int, float], ...]:
-        """Give (step, absmax) of one slot over the last steps, oldest first."""
+        """Give (step, absmax) of one slot over the last steps, oldest first.
+
+        Where most steps have a bound on what an array holds, those alone are given: beside them
+        what others hold exactly would look small.
+        """
         with self._lock:
             entries = list(self._entries)[-upto:]
-        points = []
+        points: list[tuple[bool, int, float]] = []
         for entry in entries:
-            values = [
-                max(abs(lo), abs(hi))
+            found = [
+                (at.bound, max(abs(lo), abs(hi)))
                 for at, lo, hi in zip(entry.sites, entry.lo, entry.hi, strict=True)
                 if (at is site or at.place == site.place) and not lo > hi
             ]
-            if values:
-                points.append((entry.step, max(values)))
-        return tuple(points)
+            if found:
+                largest = max(value for _, value in found)
+                points.append((found[0][0], entry.step, largest))
+        bounds = sum(bound for bound, _, _ in points)
+        if site.parameter is None and bounds:
+            points = [point for point in points if point[0] == (2 * bounds > len(points))]
+        return tuple((step, value) for _, step, value in points)
 
     def trains(self, sites: list[Site], upto: int = 50) -> bool:
         """Tell whether gradients or updates of weights were read in the last steps.
