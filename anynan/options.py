@@ -33,7 +33,8 @@ class Watching(TypedDict, total=False):
         save: A folder for a bundle of the first event that is bad: its operation with whole
             operands, as a script. Where it is not empty, a numbered one beside it.
         level: What of every step is watched. ``"step"``: what it returns, what the model
-            returns, the gradients of the weights. ``"layer"`` (the default): every layer, too.
+            returns, the gradients of the weights; the default of array code. ``"layer"`` (the
+            default of models): every layer, too.
             ``"operation"``: every operation, too, which is slow.
     """
 

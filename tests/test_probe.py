@@ -1,9 +1,13 @@
 """The probe agrees with a naive reference, whatever the dtype, layout or library."""
 
 import math
+import os
+import subprocess
+import sys
 import tracemalloc
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -432,3 +436,40 @@ def test_an_adapter_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe(Own()) == (-1.0, INF)
     assert measure(Own()).dtype == "own"
     assert probe(np.ones(2)) == (1.0, 1.0)
+
+
+THREADS = """
+import os, time, numpy, anynan
+from anynan._arrays.probe import is_clean
+from anynan._recorder.light import squares
+
+def turns():
+    tasks = [task for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]
+    return {task: open(f"/proc/self/task/{task}/schedstat").read().split()[2] for task in tasks}
+
+arrays = [numpy.ones(n, dtype) for n in (9_999, 10_001, 300_000) for dtype in ("f4", "f8", "c16")]
+time.sleep(0.5)  # the pool settles down once it is made
+before = turns()
+for x in arrays:
+    assert is_clean(x)
+    anynan.check(x)
+    anynan.summarize(x)
+    if x.dtype.kind == "f":
+        squares(x)
+after = turns()
+big = numpy.ones(300_000)
+big.dot(big)
+print(before == after, after == turns())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="nobody counts turns here")
+def test_no_pool_of_threads_wakes() -> None:
+    """How often each other thread had its turn is counted: none has one while anynan looks."""
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", THREADS]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    ours, numpys = done.stdout.split()
+    assert ours == "True"
+    if numpys == "True":
+        pytest.skip("this NumPy has no pool of threads")

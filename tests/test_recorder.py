@@ -1,6 +1,7 @@
 """``anynan.track`` on array code: it runs as before, and a bad value is named where it began."""
 
 import copy
+import functools
 import gc
 import inspect
 import pickle
@@ -22,17 +23,19 @@ from anynan._recorder.tracked import TrackedArray
 NAN, INF = float("nan"), float("inf")
 Array = np.ndarray[Any, Any]
 
+# The recorder itself; what the default makes of it is in test_recorder_ends.
+track: Any = functools.partial(anynan.track, level="layer")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def caught(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
     with pytest.raises(anynan.NonFiniteError) as error:
-        anynan.track(function, **options)(*args)
+        track(function, **options)(*args)
     return error.value.event
 
 
 def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Tracker:
-    tracker: anynan.Tracker = anynan.track(function, action="record", **options)
+    tracker: anynan.Tracker = track(function, action="record", **options)
     tracker(*args)
     return tracker
 
@@ -169,7 +172,7 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("read", ["immediate", "step"])
 def test_results_are_the_same(program: Callable[..., Any], read: Any) -> None:
     before = X.copy()
-    tracker = anynan.track(program, read=read)
+    tracker = track(program, read=read)
     assert same(tracker(X), program(X))
     assert np.array_equal(before, X)
     assert not tracker.events
@@ -191,7 +194,7 @@ def test_what_the_function_writes_into_its_arguments_arrives() -> None:
 
     ours, plain = arguments(), arguments()
     inner = ours[0]["w"], ours[2][0]
-    anynan.track(step)(*ours)
+    track(step)(*ours)
     step(*plain)
     assert same(ours, plain)
     assert (ours[0]["w"], ours[2][0]) == inner or ours[0]["w"] is inner[0]
@@ -205,21 +208,21 @@ def test_containers_are_as_they_were_when_the_function_fails() -> None:
 
     params = {"w": np.ones(2)}
     with pytest.raises(KeyError, match="mine"):
-        anynan.track(broken)(params)
+        track(broken)(params)
     assert type(params["w"]) is np.ndarray
     assert params["w"].tolist() == [2.0, 2.0]
 
 
 def test_an_array_given_twice_is_given_back_as_itself() -> None:
     x = np.ones(3)
-    first, second = anynan.track(lambda a, b: (a, [b]))(x, x)
+    first, second = track(lambda a, b: (a, [b]))(x, x)
     assert first is x
     assert second[0] is x
 
 
 def test_a_kept_array_is_an_array_still() -> None:
     kept: list[Any] = []
-    anynan.track(lambda x: kept.append(x * 2))(np.ones(3))
+    track(lambda x: kept.append(x * 2))(np.ones(3))
     left: Any = kept[0]
     assert isinstance(left, TrackedArray)
     left = kept[0]
@@ -236,7 +239,7 @@ def test_copies_inside_are_copies() -> None:
         y[0] = z[0] = 9.0
         return x, y, z
 
-    x, y, z = anynan.track(program)(np.ones(2))
+    x, y, z = track(program)(np.ones(2))
     assert (x.tolist(), y.tolist(), z.tolist()) == ([1, 1], [9, 1], [9, 1])
 
 
@@ -258,7 +261,7 @@ def test_numpy_warns_as_it_would_and_at_the_users_line() -> None:
 
     expected = warned(program)
     assert len(expected) == 5
-    assert warned(anynan.track(program, action="record")) == expected
+    assert warned(track(program, action="record")) == expected
 
 
 def test_the_users_errstate_holds() -> None:
@@ -267,18 +270,18 @@ def test_the_users_errstate_holds() -> None:
             return np.log(x)
 
     with pytest.raises(FloatingPointError, match="divide by zero encountered in log"):
-        anynan.track(raising)(np.zeros(3))
+        track(raising)(np.zeros(3))
     calls: list[str] = []
 
     def calling(x: Array) -> Any:
         with np.errstate(all="call", call=lambda kind, _: calls.append(kind)):
             return np.nan_to_num(np.log(x))
 
-    anynan.track(calling)(np.zeros(3))
+    track(calling)(np.zeros(3))
     assert calls == ["divide by zero"]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("error")
-        assert anynan.track(lambda x: np.nan_to_num(np.log(x)))(np.zeros(2)).tolist()[0] < -1e300
+        assert track(lambda x: np.nan_to_num(np.log(x)))(np.zeros(2)).tolist()[0] < -1e300
 
 
 # The operation is named.
@@ -346,7 +349,7 @@ def test_functions_of_numpys_own_are_one_operation_with_the_users_line() -> None
         return np.average(x[:, 0], weights=y * 0)  # here
 
     with pytest.raises(ZeroDivisionError):
-        anynan.track(program)(X)
+        track(program)(X)
     event = caught(lambda x: np.cov(x[:1, :1]), X)
     assert event.operation is not None
     assert event.operation.name == "cov"
@@ -401,7 +404,7 @@ def masked_scores(x: Array) -> Any:
 @pytest.mark.parametrize("read", ["immediate", "step"])
 @pytest.mark.parametrize("level", ["layer", "operation"])
 def test_what_the_code_removes_itself_is_no_failure(program: Any, read: Any, level: Any) -> None:
-    tracker = anynan.track(program, read=read, level=level)
+    tracker = track(program, read=read, level=level)
     assert same(tracker(np.array([0.0, 1.0, 2.0])), program(np.array([0.0, 1.0, 2.0])))
     assert all(event.severity == "suspect" for event in tracker.events)
     assert not tracker.notes
@@ -440,7 +443,7 @@ def test_expected_where_it_is_made() -> None:
             y = x / x
         return np.nan_to_num(y)
 
-    tracker = anynan.track(program)
+    tracker = track(program)
     tracker(ZEROS)
     assert [event.expected for event in tracker.events] == ["a missing sensor"]
 
@@ -581,7 +584,7 @@ def test_a_plain_array_that_is_taken_out_is_said() -> None:
         y = np.asarray(x / x)
         return y + 1
 
-    tracker = anynan.track(program, action="record")
+    tracker = track(program, action="record")
     with pytest.warns(anynan.AnynanWarning, match="taken out of a tracked one at test_recorder"):
         tracker(ZEROS)
     (event,) = tracker.events
@@ -613,7 +616,7 @@ def test_what_runs_after_the_call_is_refused() -> None:
 
     for target in (generator, coroutine):
         with pytest.raises(TypeError, match="runs after the call; track the function"):
-            anynan.track(target)
+            track(target)
 
 
 def test_options_of_an_operation_are_not_taken_on_trust() -> None:
@@ -627,7 +630,7 @@ def test_options_of_an_operation_are_not_taken_on_trust() -> None:
 
 
 def test_what_is_no_plain_array_is_said() -> None:
-    tracker = anynan.track(lambda x, m: (x + 1, m.mean()))
+    tracker = track(lambda x, m: (x + 1, m.mean()))
     masked = np.ma.masked_invalid([1.0, NAN])
     with pytest.warns(anynan.AnynanWarning, match="MaskedArray: operations on it are not watched"):
         _, mean = tracker(ONES, masked)
@@ -635,7 +638,7 @@ def test_what_is_no_plain_array_is_said() -> None:
 
 
 def test_text_and_objects_pass() -> None:
-    tracker = anynan.track(lambda x, names, day: (x, names, day))
+    tracker = track(lambda x, names, day: (x, names, day))
     tracker(ONES, np.array(["a", "b"]), np.datetime64("2020-01-01"))
     assert not tracker.notes
 
@@ -647,7 +650,7 @@ def test_decorator_method_and_metadata() -> None:
     class Model:
         scale = 2.0
 
-        @anynan.track(action="record")
+        @track(action="record")
         def forward(self, x: Array) -> Any:
             """Do it."""
             return x * self.scale
@@ -664,7 +667,7 @@ def test_pause_resume_remove(monkeypatch: pytest.MonkeyPatch) -> None:
         kinds.append(type(x))
         return x / x
 
-    with anynan.track(program, action="record") as tracker:
+    with track(program, action="record") as tracker:
         tracker.pause()
         tracker(ZEROS)
         tracker.resume()
@@ -673,7 +676,7 @@ def test_pause_resume_remove(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds == [np.ndarray, TrackedArray, np.ndarray]
     assert len(tracker.events) == 1
     monkeypatch.setenv("ANYNAN", "off")
-    anynan.track(program)(ZEROS)
+    track(program)(ZEROS)
     assert kinds[-1] is np.ndarray
 
 
@@ -682,19 +685,19 @@ def test_actions() -> None:
         return x / x
 
     with pytest.warns(anynan.AnynanWarning, match="0/0 is NaN"):
-        assert np.isnan(anynan.track(program, action="warn")(ZEROS)).all()
+        assert np.isnan(track(program, action="warn")(ZEROS)).all()
     events: list[anynan.Event] = []
-    anynan.track(program, action=events.append)(ZEROS)
+    track(program, action=events.append)(ZEROS)
     assert [event.kind for event in events] == ["nan"]
     with pytest.raises(anynan.NonFiniteError) as error:
-        anynan.track(program, replay=False)(ZEROS)
+        track(program, replay=False)(ZEROS)
     assert error.value.event.operation is None
 
 
 def test_nested_and_recursive_calls_are_one_step() -> None:
-    inner = anynan.track(lambda x: x / x, action="record")
+    inner = track(lambda x: x / x, action="record")
 
-    @anynan.track(action="record")
+    @track(action="record")
     def outer(x: Array, depth: int = 2) -> Any:
         return inner(x) if depth == 0 else outer(x, depth - 1)
 
@@ -705,7 +708,7 @@ def test_nested_and_recursive_calls_are_one_step() -> None:
 
 
 def test_threads_have_their_own_steps() -> None:
-    tracker = anynan.track(lambda x: np.log(x), action="record")
+    tracker = track(lambda x: np.log(x), action="record")
     barrier = threading.Barrier(4)
 
     def work(value: float) -> None:
@@ -723,7 +726,7 @@ def test_threads_have_their_own_steps() -> None:
 
 
 def test_numbers_are_kept() -> None:
-    tracker = anynan.track(lambda x: x * 2)
+    tracker = track(lambda x: x * 2)
     for i in range(3):
         tracker(np.full(2, i + 1.0))
     assert [(r.step, r.hi) for r in tracker.dump(phase="forward")] == [(0, 2), (1, 4), (2, 6)]
@@ -739,7 +742,7 @@ def test_limits_hold_where_values_leave() -> None:
         return y / 1000
 
     with pytest.raises(anynan.AnomalyError) as error:
-        anynan.track(program, policy=policy)(ONES)
+        track(program, policy=policy)(ONES)
     assert (error.value.event.layer, error.value.event.kind) == ("grow", "large")
 
 
@@ -754,7 +757,7 @@ def test_nothing_is_kept_alive(read: Any) -> None:
         refs.append(weakref.ref(x._raw))
         return float((y / y).sum())
 
-    tracker = anynan.track(program, read=read, action="record")
+    tracker = track(program, read=read, action="record")
     gc.disable()
     try:
         for value in (1.0, 1000.0, 1.0):
@@ -769,7 +772,7 @@ def test_a_kept_array_keeps_no_other_alive() -> None:
     kept: list[Any] = []
     x = np.ones(10)
     held = weakref.ref(x)
-    anynan.track(lambda x: kept.append(x * 2))(x)
+    track(lambda x: kept.append(x * 2))(x)
     del x
     assert held() is None
     assert kept[0].tolist() == [2.0] * 10
@@ -784,7 +787,7 @@ def test_direct_checks_see_through_a_tracked_array() -> None:
             return anynan.check({"y": y}, "values")
 
     for read in ("immediate", "step"):
-        tracker = anynan.track(program, read=read)
+        tracker = track(program, read=read)
         with pytest.raises(anynan.NonFiniteError) as error:
             tracker(ZEROS)
         event = error.value.event
@@ -819,7 +822,7 @@ def test_patterns_choose_scopes() -> None:
 )
 def test_wrong_options_are_named(options: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        anynan.track(lambda x: x, **options)
+        track(lambda x: x, **options)
 
 
 @pytest.mark.parametrize(
@@ -832,15 +835,15 @@ def test_wrong_options_are_named(options: Any, kind: type[Exception], words: str
 )
 def test_wrong_targets_are_named(target: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
-        anynan.track(target)
+        track(target)
     with pytest.raises(TypeError, match="a tracker already"):
-        anynan.track(anynan.track(len))
+        track(track(len))
 
 
 def test_a_model_is_sent_to_its_adapter() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"anynan.torch.track\(model\)"):
-        anynan.track(torch.nn.Linear(2, 2))
+        track(torch.nn.Linear(2, 2))
 
 
 def test_namespace() -> None:
@@ -881,7 +884,7 @@ def test_level_operation_runs_nothing_a_second_time(read: Any) -> None:
         calls.append(anynan.replaying())
         return np.log(x - len(calls) - 1)
 
-    tracker = anynan.track(step, level="operation", read=read, action="record")
+    tracker = track(step, level="operation", read=read, action="record")
     tracker(np.ones(3))
     (event,) = tracker.events
     assert event.operation is not None

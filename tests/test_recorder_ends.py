@@ -1,8 +1,15 @@
 """``level="step"`` of array code: the function's own arrays, and a second run that explains."""
 
+import gc
 import inspect
+import sys
 import threading
 import warnings
+import weakref
+from contextlib import suppress
+from dataclasses import replace
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +19,7 @@ import anynan
 
 
 def failing(function: Any, *args: Any, **options: Any) -> anynan.Event:
-    tracked = anynan.track(function, level="step", **options)
+    tracked = anynan.track(function, **options)  # it is the default
     with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
         tracked(*args)
     return caught.value.event
@@ -32,7 +39,7 @@ def entropy(p: Any) -> Any:
 def test_the_function_gets_its_own_arrays() -> None:
     seen: list[Any] = []
 
-    @anynan.track(level="step")
+    @anynan.track
     def look(x: Any, more: dict[str, Any]) -> Any:
         seen.extend([x, more["y"]])
         return x + more["y"]
@@ -55,7 +62,7 @@ def test_operation_line_and_cause_come_from_a_second_run() -> None:
 
 
 def test_a_class_check_does_not_see_the_tracker() -> None:
-    @anynan.track(level="step")
+    @anynan.track
     def picky(x: Any) -> Any:
         if type(x) is not np.ndarray:
             raise TypeError(type(x).__name__)
@@ -89,11 +96,11 @@ def test_a_large_argument_that_was_written_into_is_not_run_again() -> None:
 
 
 def test_where_the_second_run_is_another_the_error_log_names_the_line() -> None:
-    calls: list[int] = []
+    calls = SimpleQueue[int]()  # which cannot be put back
 
     def first_time(x: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 1:
+        calls.put(1)
+        if calls.qsize() > 1:
             return x
         return np.sqrt(x - 2)
 
@@ -107,11 +114,11 @@ def test_where_the_second_run_is_another_the_error_log_names_the_line() -> None:
 
 
 def test_several_lines_in_the_error_log_name_none() -> None:
-    calls: list[int] = []
+    calls = SimpleQueue[int]()
 
     def twice(x: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 1:
+        calls.put(1)
+        if calls.qsize() > 1:
             return x
         y = np.nan_to_num(np.sqrt(x - 2))
         return np.log(x - 2) + y
@@ -144,7 +151,7 @@ def test_warnings_are_the_users_own_at_the_users_line() -> None:
         expected = hidden(np.array([0.0, 1.0]))
     with warnings.catch_warnings(record=True) as tracked:
         warnings.simplefilter("always")
-        result = anynan.track(hidden, level="step")(np.array([0.0, 1.0]))
+        result = anynan.track(hidden)(np.array([0.0, 1.0]))
     assert result.tolist() == expected.tolist()
     said = [[(str(w.message), w.filename, w.lineno) for w in heard] for heard in (plain, tracked)]
     assert said[0] == said[1]
@@ -163,7 +170,7 @@ def test_what_the_user_asked_numpy_for_is_done(mode: Any) -> None:
             heard.append(kind)
 
     handler: Any = None if mode == "raise" else Heard()
-    tracked = anynan.track(lambda x: np.nan_to_num(np.log(x)), level="step")
+    tracked = anynan.track(lambda x: np.nan_to_num(np.log(x)))
     with np.errstate(all=mode, call=handler):
         if mode == "raise":
             with pytest.raises(FloatingPointError):
@@ -179,7 +186,7 @@ def test_bad_input_is_named_with_its_rows() -> None:
 
 
 def test_input_that_is_dealt_with_raises_nothing() -> None:
-    tracked = anynan.track(lambda x: np.nan_to_num(x).sum(), level="step")
+    tracked = anynan.track(lambda x: np.nan_to_num(x).sum())
     assert tracked(np.array([1.0, np.nan])) == 1
     assert tracked.count("bad") == 0
 
@@ -204,7 +211,7 @@ def test_a_check_inside_fails_with_the_origin_and_obeys_the_action() -> None:
     event = failing(checked, np.ones(2))
     assert event.operation is not None
     assert event.operation.name == "sqrt"
-    tracked = anynan.track(checked, level="step", action="record")
+    tracked = anynan.track(checked, action="record")
     with np.errstate(all="ignore"):
         tracked(np.ones(2))
     assert tracked.count("bad") == 1
@@ -215,15 +222,15 @@ def test_an_exception_of_the_function_goes_on_as_it_is() -> None:
         msg = "mine"
         raise KeyError(msg)
 
-    tracked = anynan.track(broken, level="step")
+    tracked = anynan.track(broken)
     with pytest.raises(KeyError, match="mine"):
         tracked(np.ones(2))
     assert not tracked.events
 
 
 def test_a_function_inside_is_part_of_the_outer_call() -> None:
-    inner = anynan.track(lambda x: np.sqrt(x - 2), level="step")
-    outer = anynan.track(lambda x: np.nan_to_num(inner(x)), level="step")
+    inner = anynan.track(lambda x: np.sqrt(x - 2))
+    outer = anynan.track(lambda x: np.nan_to_num(inner(x)))
     with np.errstate(all="ignore"):
         outer(np.ones(2))
     assert not inner.events
@@ -239,7 +246,7 @@ def test_containers_are_the_users_own_after_a_second_run() -> None:
 
 
 def test_threads_do_not_meet() -> None:
-    tracked = anynan.track(entropy, level="step", action="record")
+    tracked = anynan.track(entropy, action="record")
 
     def work(p: Any) -> None:
         with np.errstate(all="ignore"):
@@ -253,3 +260,228 @@ def test_threads_do_not_meet() -> None:
     for thread in threads:
         thread.join()
     assert tracked.count("bad") == 20
+
+
+def test_what_the_code_counts_is_what_the_first_run_found() -> None:
+    state, calls = {"n": 0}, []
+
+    def count(x: Any) -> Any:
+        state["n"] += 1
+        calls.append(state["n"])
+        return np.log(x - state["n"])
+
+    event = failing(count, np.full(1, 0.5))
+    assert event.operation is not None
+    assert event.operation.inputs[0].max == -0.5
+    assert (state["n"], calls) == (1, [1])  # as after one run
+
+
+def test_what_was_put_into_an_argument_is_judged_and_not_called_bad_input() -> None:
+    def step(params: dict[str, Any]) -> None:
+        params["w"] = np.log(params["w"] - 2.0)
+        params["new"] = params["w"]
+
+    params = {"w": np.array([1.0, 3.0])}
+    event = failing(step, params)
+    assert event.phase == "forward"
+    assert event.tensor in ("params['w']", "params['new']")
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert event.operation.inputs[0].min == -1
+    assert np.isnan(params["w"]).tolist() == [True, False]
+
+
+def test_an_object_is_run_again_as_it_was() -> None:
+    def step(state: Any, x: Any) -> None:
+        state.w -= 3.0
+        state.log = np.log(state.w * x)
+
+    state = SimpleNamespace(w=np.ones(2))
+    event = failing(step, state, np.ones(2))
+    assert (event.tensor, event.phase) == ("state.log", "forward")
+    assert event.operation is not None
+    assert event.operation.inputs[0].max == -2
+    assert state.w.tolist() == [-2, -2]
+
+
+def test_arrays_of_another_library_are_run_again_from_what_they_were() -> None:
+    torch = pytest.importorskip("torch")
+    event = failing(lambda x: x.sub_(x.max()).log_().mul(x), torch.arange(3.0))
+    assert event.phase == "forward"
+    assert event.operation is not None
+    assert event.operation.name == "log"
+
+
+def test_the_trail_is_that_of_the_scopes() -> None:
+    def program(x: Any) -> Any:
+        with anynan.scope("embed"):
+            x = x * 3.0
+        with anynan.scope("norm"):
+            return x / (x - x)
+
+    event = failing(program, np.ones(3))
+    assert event.trail == (("embed", 3.0), ("norm", None))
+    assert event.layer == "norm"
+
+
+def test_a_check_in_a_scope_names_it() -> None:
+    def program(x: Any) -> Any:
+        with anynan.scope("layer"):
+            return anynan.check({"y": x / x}, "values")
+
+    event = failing(program, np.zeros(3))
+    assert event.layer == "layer"
+    assert event.spread.surfaced == "the check of values['y']"
+
+
+def test_a_loader_inside_does_not_accuse_the_data() -> None:
+    event = failing(lambda x: [y.sum() for y in anynan.watch([np.log(-x)])], np.ones(2))
+    assert event.phase == "forward"
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    tracked = anynan.track(lambda x: [x.sum() for x in anynan.watch([np.full(2, np.nan)])])
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(np.ones(2))
+    assert caught.value.event.phase == "input"
+
+
+def centre(x: Any) -> None:
+    x -= x.mean()
+    x /= x.std()
+
+
+def pair(x: Any, y: float) -> Any:
+    return x.sum(), np.log(x - y)
+
+
+def spoilt(x: Any) -> Any:
+    y = np.asarray(x)
+    y[0] /= y[1]
+    return x * 2
+
+
+def checks(x: Any) -> Any:
+    with anynan.scope("inner"):
+        anynan.check(np.log(x), "logs")
+    return x
+
+
+def solves(x: Any) -> Any:
+    y = np.log(x)
+    if np.isnan(y).any():
+        msg = "not in the domain"
+        raise ValueError(msg)
+    return y
+
+
+def counts(x: Any, n: Any) -> Any:
+    n -= 1
+    return x / n
+
+
+@pytest.mark.parametrize(
+    ("function", "clean", "bad"),
+    [
+        (entropy, (np.full(2, 0.5),), (np.array([0.5, 0.0]),)),
+        (centre, (np.array([1.0, 2.0]),), (np.full(2, 2.0),)),
+        (centre, (np.arange(20_000.0),), (np.full(20_000, 2.0),)),
+        (pair, (np.ones(3), 0.5), (np.ones(3), 2.0)),
+        (spoilt, (np.ones(3),), (np.zeros(3),)),
+        (checks, (np.ones(3),), (-np.ones(3),)),
+        (solves, (np.ones(3),), (-np.ones(3),)),
+        (counts, (np.ones(2), np.full(2, 3)), (np.ones(2), np.ones(2, int))),
+        (entropy, (np.full(20_000, 0.5),), (np.linspace(0, 1, 20_000),)),
+        (entropy, (np.full(2, 0.5),), (np.array([0.5, np.nan]),)),
+        (entropy, (np.full(2, 0.5),), (np.array([0.5, -1e300]),)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_later_call_is_told_as_the_first_one(function: Any, clean: Any, bad: Any) -> None:
+    """The first call of a function is looked at more closely than those of plain arrays after."""
+
+    def told(*, later: bool) -> tuple[Any, list[Any]]:
+        tracked = anynan.track(function)
+        if later:
+            for _ in range(3):
+                tracked(*[np.copy(x) if isinstance(x, np.ndarray) else x for x in clean])
+        given = [np.copy(x) if isinstance(x, np.ndarray) else x for x in bad]
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            tracked(*given)
+        return replace(caught.value.event, step=0, order=0), given
+
+    (first, once), (event, again) = told(later=False), told(later=True)
+    assert event == first
+    assert event.operation is not None or event.phase == "input"
+    for one, other in zip(once, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_clean_calls_of_plain_arrays_are_in_the_history() -> None:
+    tracked = anynan.track(lambda x, y: (x * y, x.sum()))
+    for scale in (1.0, 2.0, 4.0):
+        tracked(np.full(4, scale), np.arange(4))
+    readings = tracked.history.last()
+    assert [(r.phase, r.site.tensor) for r in readings] == [
+        ("input", "x"), ("forward", "result[0]"), ("forward", "result[1]")
+    ]  # fmt: skip
+    assert len(tracked.history) == 3
+    for reading, largest in zip(readings, (4.0, 12.0, 16.0), strict=True):
+        assert reading.absmax is not None
+        assert reading.absmax >= largest  # where one number clears an array, it bounds it
+    assert tracked.step == 3
+
+
+def test_a_clean_call_of_plain_arrays_calls_little() -> None:
+    """What a call costs is counted: Python calls, those of the function itself left out."""
+    tracked, x = anynan.track(np.negative), np.ones(1000)
+    for _ in range(5):
+        tracked(x)
+    calls: list[str] = []
+    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
+    try:
+        tracked(x)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 45
+
+
+def test_limits_are_read_in_every_call() -> None:
+    tracked = anynan.track(lambda x: x * 10, policy=anynan.Policy(large=50.0))
+    tracked(np.ones(2))
+    tracked(np.ones(2))
+    with pytest.warns(anynan.AnynanWarning, match="beyond the limit"):
+        tracked(np.full(2, 9.0))
+
+
+def ends_badly(x: Any) -> Any:
+    if x[0] > 2:
+        raise KeyboardInterrupt
+    if x[0] > 1:
+        raise KeyError
+    return x * 2
+
+
+def test_a_call_that_ends_badly_leaves_nothing_behind() -> None:
+    tracked = anynan.track(ends_badly)
+    for _ in range(3):
+        tracked(np.ones(3))
+    for scale in (2.0, 3.0):
+        x = np.full(3, scale)
+        held = weakref.ref(x)
+        with suppress(KeyError, KeyboardInterrupt):
+            tracked(x)
+        del x
+        gc.collect()
+        assert held() is None
+    assert tracked(np.ones(3)).tolist() == [2, 2, 2]
+    assert np.geterr()["invalid"] == "warn"
+
+
+def test_a_bound_beside_an_exact_reading_is_no_growth() -> None:
+    tracked = anynan.track(np.square)
+    for scale in (1.0, 1.01, 1.02, 1.03):
+        tracked(np.full(1000, scale))
+    site = tracked.history.last()[-1].site
+    curve = tracked.history.curve(site)
+    assert [step for step, _ in curve] == [1, 2, 3]
+    assert curve[-1][1] < 1.1 * curve[0][1]

@@ -1,5 +1,6 @@
 """Tracked arrays in the hands of code that asks for a class, or brings its own array_api_compat."""
 
+import functools
 import inspect
 import json
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 
 import anynan
 
+# The recorder itself; what the default makes of it is in test_recorder_ends.
+track: Any = functools.partial(anynan.track, level="layer")
 pytestmark = pytest.mark.filterwarnings("ignore::anynan.AnynanWarning", "ignore::RuntimeWarning")
 
 # SciPy reads its switch when it is imported.
@@ -26,7 +29,7 @@ programs = [
     lambda s: st.pearsonr(s, s**2 + np.arange(50)).statistic,
 ]
 for i, program in enumerate(programs):
-    assert np.array_equal(anynan.track(program)(x), program(x)), i
+    assert np.array_equal(anynan.track(program, level="layer")(x), program(x)), i
 """
 
 
@@ -44,10 +47,10 @@ def test_beside_a_plain_array_under_a_vendored_array_api_compat(
 def test_at_writes_where_arrays_cannot_be_written_to() -> None:
     extra = pytest.importorskip("scipy._lib.array_api_extra")
     jnp = pytest.importorskip("jax.numpy")
-    plain = anynan.track(lambda x: extra.at(x)[0].set(5.0))(jnp.zeros(2))
+    plain = track(lambda x: extra.at(x)[0].set(5.0))(jnp.zeros(2))
     assert plain.tolist() == [5.0, 0.0]
     with pytest.raises(anynan.NonFiniteError) as error:
-        anynan.track(lambda x: extra.at(x.sum(), x.sum() > 1).set(np.log(-x[0])))(np.ones(2))
+        track(lambda x: extra.at(x.sum(), x.sum() > 1).set(np.log(-x[0])))(np.ones(2))
     assert error.value.event.operation is not None
     assert error.value.event.operation.name == "log"
 
@@ -64,7 +67,7 @@ def refuses(x: Any) -> Any:
 )  # fmt: skip
 def test_an_exception_of_code_that_refused_it_says_so(program: Any) -> None:
     with pytest.raises(TypeError) as error:
-        anynan.track(program)(np.ones(3))
+        track(program)(np.ones(3))
     (note,) = error.value.__notes__
     assert "a stand-in (TrackedArray), which this code did not take" in note
     assert "test_recorder_foreign.py:" in note
@@ -78,13 +81,13 @@ def test_an_exception_of_the_functions_own_stays_as_it_is() -> None:
 
     for x, kind in ((np.ones((2, 2)), ValueError), (np.zeros((2, 2)), np.linalg.LinAlgError)):
         with pytest.raises(kind) as error:
-            anynan.track(program)(x)
+            track(program, level="layer")(x)
         assert not hasattr(error.value, "__notes__")
 
 
 def test_recorded_functions_have_their_own_signatures() -> None:
     xp = anynan.namespace(np)
     assert inspect.signature(xp.linalg.norm) == inspect.signature(np.linalg.norm)
-    assert anynan.track(lambda x: inspect.signature(x.__array_namespace__().mean))(
+    assert track(lambda x: inspect.signature(x.__array_namespace__().mean))(
         np.ones(1)
     ) == inspect.signature(np.mean)

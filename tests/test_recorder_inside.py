@@ -1,6 +1,7 @@
 """``anynan.check`` in a tracked function, and tracked functions that go to other processes."""
 
 import copy
+import functools
 import pickle
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 
 import anynan
 
+# The recorder itself; what the default makes of it is in test_recorder_ends.
+track: Any = functools.partial(anynan.track, level="layer")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::anynan.AnynanWarning")
 READS = pytest.mark.parametrize("read", ["immediate", "step"])
 HUGE = np.array([1.0, 1000.0])
@@ -40,7 +43,7 @@ def checked_number(x: Any) -> Any:
 @READS
 @pytest.mark.parametrize("program", [checked, checked_plain, checked_number])
 def test_a_check_tells_what_the_tracker_knows(program: Any, read: Any) -> None:
-    tracker = anynan.track(program, action="record", read=read)
+    tracker = track(program, action="record", read=read)
     tracker(HUGE)
     (event,) = tracker.events
     assert event.operation is not None
@@ -55,10 +58,10 @@ def test_a_check_tells_what_the_tracker_knows(program: Any, read: Any) -> None:
 @READS
 def test_a_check_obeys_the_trackers_action(read: Any) -> None:
     with pytest.raises(anynan.NonFiniteError, match="surfaced at the check of values") as error:
-        anynan.track(checked, read=read)(HUGE)
+        track(checked, read=read)(HUGE)
     assert error.value.tracker.events == (error.value.event,)
     with pytest.warns(anynan.AnynanWarning, match="exp_overflow|exp of a number") as seen:
-        anynan.track(checked, read=read, action="warn")(HUGE)
+        track(checked, read=read, action="warn")(HUGE)
     assert {item.filename for item in seen} == {__file__}
 
 
@@ -68,12 +71,12 @@ def test_a_check_of_what_the_tracker_never_saw(read: Any) -> None:
         anynan.check(np.array([1.0, np.nan]), "table")
         return x
 
-    tracker = anynan.track(program, action="record", read=read)
+    tracker = track(program, action="record", read=read)
     tracker(np.ones(2))
     (event,) = tracker.events
     assert (event.phase, event.tensor, event.severity) == ("value", "table", "bad")
     with pytest.raises(anynan.NonFiniteError, match="NaN found in table"):
-        anynan.track(program, read=read)(np.ones(2))
+        track(program, read=read)(np.ones(2))
 
 
 def test_a_watch_inside_does_not_accuse_the_data() -> None:
@@ -81,13 +84,13 @@ def test_a_watch_inside_does_not_accuse_the_data() -> None:
         return [batch.sum() for batch in anynan.watch([np.log(-x)])]
 
     with pytest.raises(anynan.NonFiniteError) as error:
-        anynan.track(program)(np.ones(2))
+        track(program)(np.ones(2))
     assert error.value.event.phase == "forward"
     assert error.value.event.operation is not None
     assert error.value.event.operation.name == "log"
 
 
-@anynan.track
+@track
 def decorated(x: Any) -> Any:
     return np.sqrt(x)
 
@@ -98,7 +101,7 @@ def plain(x: Any) -> Any:
 
 def test_a_tracked_function_is_sent_as_what_it_wraps() -> None:
     assert pickle.loads(pickle.dumps(decorated)) is decorated
-    tracker = anynan.track(plain)
+    tracker = track(plain)
     assert pickle.loads(pickle.dumps(tracker)) is plain
     assert copy.deepcopy(tracker) is plain
     assert copy.deepcopy([decorated])[0] is decorated.fn
@@ -106,7 +109,26 @@ def test_a_tracked_function_is_sent_as_what_it_wraps() -> None:
 
 def test_a_tracked_function_in_a_pool_of_processes() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert pool.submit(anynan.track(plain), np.full(1, 4.0)).result().tolist() == [2.0]
+        assert pool.submit(track(plain), np.full(1, 4.0)).result().tolist() == [2.0]
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "cupy"])
+def test_a_function_tracked_by_any_backend_is_sent_as_what_it_wraps(name: str) -> None:
+    pytest.importorskip(name)
+    tracker = getattr(anynan, name).track(plain)
+    assert pickle.loads(pickle.dumps(tracker)) is plain
+    assert copy.deepcopy([tracker]) == [plain]
+    cloudpickle = pytest.importorskip("cloudpickle")
+    assert pickle.loads(cloudpickle.dumps(tracker))(4.0) == 2.0
+    tracker.remove()
+
+
+def test_a_tracked_function_in_joblib_and_dask() -> None:
+    joblib, delayed = pytest.importorskip("joblib"), pytest.importorskip("dask").delayed
+    tracked = anynan.track(plain)
+    ran = joblib.Parallel(n_jobs=2, backend="loky")(joblib.delayed(tracked)(x) for x in (1.0, 4.0))
+    assert ran == [1.0, 2.0]
+    assert delayed(tracked)(np.full(1, 9.0)).compute(scheduler="processes").tolist() == [3.0]
 
 
 SCRIPT = """

@@ -1,5 +1,6 @@
 """What leaves a tracked function is judged, whichever way it goes out, and is what it was."""
 
+import functools
 import sys
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import pytest
 import anynan
 from anynan._recorder.tracked import TrackedArray
 
+# The recorder itself; what the default makes of it is in test_recorder_ends.
+track: Any = functools.partial(anynan.track, level="layer")
 pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning", "ignore::anynan.AnynanWarning", "ignore::PendingDeprecationWarning"
 )
@@ -23,7 +26,7 @@ READS = pytest.mark.parametrize("read", ["immediate", "step"])
 
 
 def event_of(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
-    tracker = anynan.track(function, action="record", **options)
+    tracker = track(function, action="record", **options)
     tracker(*args)
     (event,) = [event for event in tracker.events if event.severity == "bad"]
     return event
@@ -128,7 +131,7 @@ def test_an_object_that_a_method_is_bound_to() -> None:
 
 
 def test_what_an_object_held_before_is_no_failure() -> None:
-    tracker = anynan.track(Model().count)
+    tracker = track(Model().count)
     assert tracker(np.ones(2)).tolist() == [2.0, 2.0]
     assert not tracker.events
 
@@ -141,7 +144,7 @@ def test_an_argument_that_is_cleaned_or_left_is_no_failure() -> None:
         out *= 0.0
         return y
 
-    tracker = anynan.track(program)
+    tracker = track(program)
     tracker(np.zeros(3), np.zeros(3))
     assert not tracker.events
 
@@ -239,7 +242,7 @@ def test_no_tracked_array_is_left_in_a_result() -> None:
             for part in parts:
                 yield from walk(part, depth + 1)
 
-    found = list(walk(anynan.track(program)(np.ones(2))))
+    found = list(walk(track(program)(np.ones(2))))
     assert not [value for value in found if isinstance(value, TrackedArray)]
     assert sum(isinstance(value, np.ndarray) and value.dtype != object for value in found) == 8
 
@@ -256,7 +259,7 @@ def test_no_tracked_array_is_left_in_an_argument() -> None:
         tree.inner.inner.x = tree.inner.inner.x * 2
         return tree.x.sum()
 
-    anynan.track(program)(tree)
+    track(program)(tree)
     found = [tree.x, tree.inner.x, tree.inner.inner.x, *tree.inner.inner.inner["list"]]
     assert [type(x) for x in found] == [np.ndarray] * 5
     assert tree.inner.inner.x.tolist() == [2.0]
@@ -351,7 +354,7 @@ def test_what_is_said_points_at_the_users_line() -> None:
         return np.log(np.asarray(x) - 2.0) * x
 
     with pytest.warns(anynan.AnynanWarning) as seen:
-        anynan.track(program, action="warn")(np.ones(2))
+        track(program, action="warn")(np.ones(2))
     here = sys._getframe().f_lineno
     assert {item.filename for item in seen} == {__file__}
     assert {item.lineno for item in seen} == {program.__code__.co_firstlineno + 1, here - 1}
@@ -419,9 +422,9 @@ def test_the_exception_of_code_that_refuses_a_bad_value_carries_the_report(read:
 
     if read == "immediate":
         with pytest.raises(anynan.NonFiniteError) as caught:
-            anynan.track(program, read=read)(np.ones(3))
+            track(program, read=read)(np.ones(3))
         assert isinstance(caught.value.__context__, ValueError)
-    tracker = anynan.track(program, action="record", read=read)
+    tracker = track(program, action="record", read=read)
     with pytest.raises(ValueError, match="Input X contains NaN"):
         tracker(np.ones(3))
     (event,) = tracker.events
@@ -434,7 +437,7 @@ def test_an_exception_after_finite_values_is_only_that() -> None:
         np.asarray(x + 1)
         raise KeyError("a")
 
-    tracker = anynan.track(program)
+    tracker = track(program)
     with pytest.raises(KeyError):
         tracker(np.ones(3))
     assert tracker.events == ()
@@ -453,7 +456,7 @@ def test_an_exception_over_a_bad_value_takes_the_report_along(
         assert np.isfinite(y).all()
         return y
 
-    tracker = anynan.track(step, action=action, level=level)
+    tracker = track(step, action=action, level=level)
     with pytest.raises(Exception, match=r"finite|nan|NaN|assert|isfinite") as caught:
         tracker(np.ones((2, 2)))
     (event,) = tracker.events
@@ -470,7 +473,7 @@ def test_an_exception_over_something_else_says_nothing() -> None:
         y = np.nan_to_num(np.log(x - 2))
         raise KeyError(float(y.sum() + x.sum()))
 
-    tracker = anynan.track(step)
+    tracker = track(step)
     with pytest.raises(KeyError) as caught:
         tracker(np.ones(2))
     assert not tracker.events

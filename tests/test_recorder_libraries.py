@@ -1,5 +1,6 @@
 """``anynan.track`` on arrays of other libraries: the same code, the same report, one read."""
 
+import functools
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -13,6 +14,8 @@ from anynan._recorder import lazy
 from anynan._recorder.lazy import StandardSlots
 from tests.backends import Backend, Space
 
+# The recorder itself; what the default makes of it is in test_recorder_ends.
+track: Any = functools.partial(anynan.track, level="layer")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
@@ -72,7 +75,7 @@ def value(x: Any) -> float:
 @pytest.mark.parametrize("read", ["auto", "immediate", "step"])
 def test_the_result_is_the_librarys_own(library: Space, read: Any) -> None:
     x = library.array(batch())
-    ours = anynan.track(attention, read=read)(x)
+    ours = track(attention, read=read)(x)
     assert type(ours) is type(x) or isinstance(ours, np.generic)
     if hasattr(x, "__array_namespace__") and library.backend is not Backend.NUMPY:
         assert value(ours) == value(attention(x))
@@ -81,7 +84,7 @@ def test_the_result_is_the_librarys_own(library: Space, read: Any) -> None:
 
 def test_the_report_is_the_same(library: Space) -> None:
     with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.track(attention)(library.array(batch()), scale=100.0)
+        track(attention)(library.array(batch()), scale=100.0)
     event = caught.value.event
     assert event.backend == library.backend.library
     assert (event.layer, event.phase, event.kind) == ("softmax", "forward", "posinf")
@@ -100,14 +103,14 @@ def test_the_report_is_the_same(library: Space) -> None:
 def test_one_read_for_a_call(library: Space, reads: list[int]) -> None:
     if library.backend is Backend.NUMPY:
         pytest.skip("host memory: there is nothing to bring there")
-    tracker = anynan.track(attention, read="step")
+    tracker = track(attention, read="step")
     tracker(library.array(batch()))
     assert len(reads) == 1
     assert reads[0] % 3 == 0
     tracker(library.array(batch()))
     assert len(reads) == 2
     assert [r.layer for r in tracker.history.last()] == [None, "scores", "softmax", None]
-    every = anynan.track(attention, read=3)
+    every = track(attention, read=3)
     for _ in range(6):
         every(library.array(batch()))
     assert len(reads) == 2 + 6  # one for each call, all of them at the third
@@ -115,7 +118,7 @@ def test_one_read_for_a_call(library: Space, reads: list[int]) -> None:
 
 
 def test_reading_every_n_calls_finds_it_later(library: Space) -> None:
-    tracker = anynan.track(attention, read=2)
+    tracker = track(attention, read=2)
     tracker(library.array(batch()), scale=100.0)
     assert not tracker.events
     with pytest.raises(anynan.NonFiniteError) as caught:
@@ -127,7 +130,7 @@ def test_reading_every_n_calls_finds_it_later(library: Space) -> None:
 
 
 def test_unread_calls_are_read_at_the_end() -> None:
-    tracker = anynan.track(attention, read=5)
+    tracker = track(attention, read=5)
     tracker(batch(), scale=100.0)
     with pytest.warns(anynan.AnynanWarning, match="exp"):
         tracker.remove()
@@ -146,7 +149,7 @@ def test_a_second_run_draws_the_same_numbers() -> None:
 
     np.random.seed(3)  # noqa: NPY002
     with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.track(program, read="step")(strict.array([-9, -9, -9], "float64"))
+        track(program, read="step")(strict.array([-9, -9, -9], "float64"))
     assert [seen.get() for _ in range(2)] == [False, True]
     after = np.random.standard_normal()  # noqa: NPY002
     np.random.seed(3)  # noqa: NPY002
@@ -168,7 +171,7 @@ def test_arguments_that_were_overwritten_are_not_used_again() -> None:
         return x.__array_namespace__().log(x)
 
     with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.track(program, read="step")(torch.array([1.0, 2.0]))
+        track(program, read="step")(torch.array([1.0, 2.0]))
     event = caught.value.event
     assert calls == [1]
     assert event.operation is not None
@@ -186,7 +189,7 @@ def test_arguments_that_were_replaced_are_not_used_again() -> None:
         return params["w"]
 
     with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.track(step, read="step")({"w": strict.array([1.0, 2.0])})
+        track(step, read="step")({"w": strict.array([1.0, 2.0])})
     event = caught.value.event
     assert event.phase == "forward"
     assert event.operation is not None
@@ -206,12 +209,12 @@ def test_torch_in_place_and_methods() -> None:
 
     x = torch.arange(6.0).reshape(2, 3)
     for read in ("immediate", "step"):
-        ours, plain = anynan.track(program, read=read)(x), program(x)
+        ours, plain = track(program, read=read)(x), program(x)
         assert all(torch.equal(ours[i], plain[i]) for i in (0, 1, 4))
         assert torch.equal(ours[2].values, plain[2].values)
         assert ours[3] == plain[3]
     with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.track(lambda x: x.sub_(x.max()).log_().mul(x))(torch.arange(3.0))
+        track(lambda x: x.sub_(x.max()).log_().mul(x))(torch.arange(3.0))
     assert caught.value.event.operation is not None
     assert caught.value.event.operation.name in ("log", "multiply", "mul")
 
@@ -227,9 +230,9 @@ def test_jax_functional_updates() -> None:
         return y
 
     x = space.array([1.0, 2.0, 3.0])
-    assert anynan.track(program)(x).tolist() == program(x).tolist()
+    assert track(program)(x).tolist() == program(x).tolist()
     with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.track(lambda x: x.at[0].set((x / (x - x))[0]) * 2)(x)
+        track(lambda x: x.at[0].set((x / (x - x))[0]) * 2)(x)
     assert caught.value.event.operation is not None
     assert caught.value.event.operation.name == "divide"
 
@@ -237,7 +240,7 @@ def test_jax_functional_updates() -> None:
 def test_jax_tracers_are_passed_on_and_said() -> None:
     jax = pytest.importorskip("jax")
     with pytest.warns(anynan.AnynanWarning, match="outside of a traced function"):
-        assert jax.jit(anynan.track(lambda x: x + 1))(np.ones(3)).tolist() == [2.0, 2.0, 2.0]
+        assert jax.jit(track(lambda x: x + 1))(np.ones(3)).tolist() == [2.0, 2.0, 2.0]
 
 
 class TestDask:
@@ -253,7 +256,7 @@ class TestDask:
 
     def test_flags_are_computed_in_one_graph(self) -> None:
         x = self.da.ones((100, 10), chunks=(25, 10))
-        result = anynan.track(attention)(x, scale=0.1)
+        result = track(attention)(x, scale=0.1)
         assert len(self.graphs) == 1
         assert type(result) is type(x)
 
@@ -265,13 +268,13 @@ class TestDask:
             return block
 
         x = self.da.ones(100, chunks=50).map_blocks(noted, meta=np.empty(0))
-        anynan.track(lambda x: (x * 2).sum())(x)
+        track(lambda x: (x * 2).sum())(x)
         assert computed == [50, 50]
 
     def test_numpy_functions_on_tracked_dask_arrays(self) -> None:
         x = self.da.ones(4, chunks=2)
         with pytest.raises(anynan.NonFiniteError) as caught:
-            anynan.track(lambda x: np.log(x - 2).sum())(x)
+            track(lambda x: np.log(x - 2).sum())(x)
         event = caught.value.event
         assert event.backend == "dask"
         assert event.operation is not None
@@ -281,10 +284,10 @@ class TestDask:
 
     def test_chunks_of_unknown_size(self) -> None:
         x = self.da.from_array(np.array([1.0, -1.0, -2.0, 3.0]), chunks=2)
-        result = anynan.track(lambda x: x[x > 5] + 1)(x)
+        result = track(lambda x: x[x > 5] + 1)(x)
         assert result.compute().tolist() == []
         with pytest.raises(anynan.NonFiniteError) as caught:
-            anynan.track(lambda x: np.sqrt(x[x < 0]))(x)
+            track(lambda x: np.sqrt(x[x < 0]))(x)
         assert caught.value.event.operation is not None
         assert caught.value.event.operation.name == "sqrt"
 
@@ -295,7 +298,7 @@ class TestDask:
             return y
 
         x = self.da.from_array(np.array([0.0, 2.0]), chunks=1)
-        tracker = anynan.track(program)
+        tracker = track(program)
         assert tracker(x).compute().tolist() == [0.0, 0.5]
         assert not tracker.events
 

@@ -9,7 +9,8 @@ import numpy as np
 from anynan._arrays.access import Format, as_float, pieces
 from anynan._arrays.summary import Summary
 
-PIECE = 2**14  # elements: in float64 128 KiB, and a handful of temporaries stay below 1 MiB
+# Elements: a handful of temporaries stay below 1 MiB, and OpenBLAS wakes no pool of threads.
+PIECE = 10_000
 
 _NATIVE = (np.float32, np.float64, np.longdouble)
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from contextvars import copy_context
 
 from anynan._cli import program
 from anynan._recorder.errorlog import ErrorLog
@@ -58,7 +59,7 @@ def run(chosen: argparse.Namespace) -> int:
     except program.Missing as error:
         print(f"anynan run: {error}", file=sys.stderr)
         return USAGE
-    found, errors = Found(), ErrorLog()
+    found, errors = Found(), ErrorLog(copy_context())
     end = watch_everything(Options(action=chosen.action, level=chosen.level), found)
     with errors:
         status, shown = program.run(begin)

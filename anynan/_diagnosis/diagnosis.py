@@ -450,7 +450,7 @@ def _trail(
     if phase not in ("forward", "backward"):
         return ()
     rows, upto = case.rows, case.reading.order
-    if case.ends and case.replayed is not None:  # nothing between the ends was read before
+    if case.ends and case.replayed is not None and case.replayed.passed:  # only the ends were read
         rows = _as_rows(case.replayed.passed, rows)
         upto = len(rows.sites) - 1
     trail = monitor.trail(rows, upto, layer, phase, call)

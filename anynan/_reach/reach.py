@@ -15,6 +15,8 @@ _HELD = (
     "argument"
 )
 
+_NOTHING = Found()
+
 
 class Reach:
     """Keep what the code of a step can reach, so that a second run finds what the first found.
@@ -25,11 +27,15 @@ class Reach:
     Args:
         fn: The step's function.
         kinds: What the framework's own objects are.
+
+    Attributes:
+        is_empty: Whether the last search found nothing that a run could change.
     """
 
     def __init__(self, fn: Any, kinds: Kinds) -> None:
         self._fn, self._kinds = fn, kinds
         self._found = Found()
+        self.is_empty = False
         self._calls = 0
         self._lent: dict[int, Items] = {}
         self._guards: dict[int, Items] = {}
@@ -47,6 +53,7 @@ class Reach:
             more: Where further objects are that its code runs.
         """
         self._found = Search(self._fn, more, self._kinds).found
+        self.is_empty = self._found == _NOTHING
 
     def now(self, given: Iterable[tuple[str, Any]] = ()) -> Kept:
         """Take the present state.

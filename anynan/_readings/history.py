@@ -5,7 +5,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -36,6 +36,15 @@ class Entry:
         self.hi = array("d", rows.hi)
         self.stats = rows.stats
         self.norms = rows.norms
+
+    @classmethod
+    def of_bounds(cls, step: int, sites: list[Site], bounds: list[float]) -> Self:
+        """Pack a step of which nothing but bounds is known."""
+        entry = cls.__new__(cls)
+        entry.step, entry.sites, entry.calls = step, sites, [0] * len(sites)
+        entry.lo, entry.hi = array("d", [-bound for bound in bounds]), array("d", bounds)
+        entry.stats, entry.norms = {}, {}
+        return entry
 
     @property
     def nbytes(self) -> int:
@@ -121,14 +130,27 @@ class History:
         if not self._steps:
             return
         with self._lock:
-            entry = Entry(rows, self._entries[-1] if self._entries else None)
-            self._entries.append(entry)
-            self._bytes += entry.nbytes
-            most = HISTORY_BYTES if self._most is None else self._most
-            while len(self._entries) > 1 and (
-                len(self._entries) > self._steps or self._bytes > most
-            ):
-                self._bytes -= self._entries.popleft().nbytes
+            self._add(Entry(rows, self._entries[-1] if self._entries else None))
+
+    def add(self, step: int, sites: list[Site], bounds: list[float]) -> None:
+        """Pack one step of which nothing but bounds is known.
+
+        Args:
+            step: The step.
+            sites: What was read, each once; the list is kept, and shared by the steps.
+            bounds: What none of its values exceeds, for each.
+        """
+        if self._steps:
+            with self._lock:
+                self._add(Entry.of_bounds(step, sites, bounds))
+
+    def _add(self, entry: Entry) -> None:
+        entries = self._entries
+        entries.append(entry)
+        self._bytes += entry.nbytes
+        most = HISTORY_BYTES if self._most is None else self._most
+        while len(entries) > 1 and (len(entries) > self._steps or self._bytes > most):
+            self._bytes -= entries.popleft().nbytes
 
     def clear(self) -> None:
         """Forget every reading."""
@@ -137,19 +159,27 @@ class History:
             self._bytes = 0
 
     def curve(self, site: Site, upto: int = 50) -> tuple[tuple[int, float], ...]:
-        """Give (step, absmax) of one slot over the last steps, oldest first."""
+        """Give (step, absmax) of one slot over the last steps, oldest first.
+
+        Where most steps have a bound on what an array holds, those alone are given: beside them
+        what others hold exactly would look small.
+        """
         with self._lock:
             entries = list(self._entries)[-upto:]
-        points = []
+        points: list[tuple[bool, int, float]] = []
         for entry in entries:
-            values = [
-                max(abs(lo), abs(hi))
+            found = [
+                (at.bound, max(abs(lo), abs(hi)))
                 for at, lo, hi in zip(entry.sites, entry.lo, entry.hi, strict=True)
                 if (at is site or at.place == site.place) and not lo > hi
             ]
-            if values:
-                points.append((entry.step, max(values)))
-        return tuple(points)
+            if found:
+                largest = max(value for _, value in found)
+                points.append((found[0][0], entry.step, largest))
+        bounds = sum(bound for bound, _, _ in points)
+        if site.parameter is None and bounds:
+            points = [point for point in points if point[0] == (2 * bounds > len(points))]
+        return tuple((step, value) for _, step, value in points)
 
     def trains(self, sites: list[Site], upto: int = 50) -> bool:
         """Tell whether gradients or updates of weights were read in the last steps.

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections import Counter
+from contextvars import Context
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +13,9 @@ from anynan.events import Source
 
 # Lines that are kept of one call.
 MANY = 20
-_KINDS = {"divide by zero": "divide", "overflow": "over", "invalid value": "invalid"}
+_KINDS = {
+    "divide by zero": ("divide", 1), "overflow": ("over", 2), "invalid value": ("invalid", 8),
+}  # fmt: skip
 
 
 class FloatError(NamedTuple):
@@ -28,27 +30,25 @@ class ErrorLog:
     """Note what NumPy finds wrong while it runs, and where.
 
     What the user asked NumPy to do about an error is done all the same: a warning is given at
-    the line that it would have been given at, and an error that is to be raised, called for or
-    printed is left alone.
+    the line that it would have been given at, an exception is raised, a function called.
+
+    Args:
+        context: The context of the call, which knows what the user asked for.
 
     Attributes:
         lines: How often each error happened.
+        deaf: True while anynan itself looks at something.
     """
 
-    def __init__(self) -> None:
-        self.lines: Counter[FloatError] = Counter()
+    __slots__ = ("_context", "_errors", "deaf", "lines")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.lines: dict[FloatError, int] = {}
+        self.deaf = False
 
     def __enter__(self) -> Self:
-        state: Any = np.geterr()
-        outer: Any = np.geterrcall()
-        if isinstance(outer, ErrorLog):  # of the whole program: a part of it has its own
-            state = {kind: outer._state[kind] if word == "log" else word
-                     for kind, word in state.items()}  # fmt: skip
-        self._state: dict[str, str] = state
-        wanted = {kind: "log" for kind in _KINDS.values() if state[kind] in ("warn", "ignore")}
-        if outer is not None and not isinstance(outer, ErrorLog):
-            wanted = {}
-        self._errors: Any = np.errstate(**wanted, call=self) if wanted else np.errstate()  # type: ignore[arg-type]
+        self._errors: Any = np.errstate(divide="log", over="log", invalid="log", call=self)
         self._errors.__enter__()
         return self
 
@@ -59,13 +59,41 @@ class ErrorLog:
         self._errors.__exit__(kind, error, trace)
 
     def write(self, text: str) -> None:
-        """Take a line of NumPy's."""
+        """Take a line of NumPy's, and do what the user wanted done.
+
+        Raises:
+            FloatingPointError: If that is to raise.
+        """
+        if self.deaf:
+            return
         said = text.strip().removeprefix("Warning: ")
         what, _, name = said.partition(" encountered in ")
-        if len(self.lines) < MANY:
-            self.lines[FloatError(what, name, user_source(sys._getframe(1)))] += 1
-        if self._state.get(_KINDS.get(what, "")) == "warn":
+        kind, flag = _KINDS.get(what, ("", 0))
+        wanted, handler = self._wanted(kind)
+        if wanted in ("warn", "ignore"):
+            found = FloatError(what, name, user_source(sys._getframe(1)))
+            if found in self.lines or len(self.lines) < MANY:
+                self.lines[found] = self.lines.get(found, 0) + 1
+        if wanted == "warn":
             warnings.warn(said, RuntimeWarning, stacklevel=2)
+        elif wanted == "raise":
+            raise FloatingPointError(said)
+        elif wanted == "print":
+            sys.stderr.write(text)
+        elif wanted in ("call", "log"):
+            if wanted == "call":
+                handler(what, flag)
+            else:
+                handler.write(text)
+
+    def _wanted(self, kind: str) -> tuple[str, Any]:
+        """Ask what the user wants done; a log around this one is anynan's, and knows it, too."""
+        wanted = self._context.run(np.geterr).get(kind, "ignore")
+        handler: Any = self._context.run(np.geterrcall)
+        while wanted == "log" and isinstance(handler, ErrorLog):
+            context = handler._context
+            wanted, handler = context.run(np.geterr).get(kind, "ignore"), context.run(np.geterrcall)
+        return wanted, handler
 
     def __str__(self) -> str:
         found = []

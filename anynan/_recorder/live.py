@@ -12,6 +12,7 @@ import numpy as np
 from anynan._arrays.probe import is_clean, probe
 from anynan._bundle.arrays import call_of, host
 from anynan._bundle.collector import collecting
+from anynan._diagnosis.agreement import Passed
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.records import Given, Origin
 from anynan._diagnosis.sources import user_source
@@ -45,6 +46,7 @@ class LiveTape(Tape):
         records: Operations with bad results.
         sinks: Where bad values arrived.
         judged: False in a second run of a call, which only collects.
+        passed: What left its scope in a second run.
     """
 
     judged = True
@@ -53,6 +55,7 @@ class LiveTape(Tape):
         super().__init__(*args)
         self.records: list[OpRecord] = []
         self.sinks: list[Sink] = []
+        self.passed: list[Passed] = []
         self._answers: dict[int, tuple[TrackedArray, tuple[int, ...]]] = {}
         self._last: tuple[int, ...] = ()
 
@@ -183,6 +186,7 @@ class LiveTape(Tape):
                     self.notes.append(self.unseen())
         rows = self.rows
         if rows is None or not self.judged:
+            self.passed.append(Passed(layer, phase, tensor, 0, lo, hi))
             return
         site = self.site(layer, phase, tensor, x._raw)
         order = self.add_row(site)

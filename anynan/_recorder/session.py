@@ -50,6 +50,7 @@ class ArraySession(BaseAdapter):
     Attributes:
         backend: Name of the array library, known with the first call.
         wrapper: Class that arrays are wrapped in.
+        ends: Runs calls on their own arrays, at ``level="step"``.
     """
 
     backend = "array"
@@ -60,7 +61,7 @@ class ArraySession(BaseAdapter):
     def __init__(self, tracker: Tracker) -> None:
         super().__init__(tracker)
         self._local = threading.local()
-        self._ends = Ends(self)
+        self.ends = Ends(self)
         self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._matched: set[str] = set()
         self._paths: dict[str, bool] = {}
@@ -109,8 +110,8 @@ class ArraySession(BaseAdapter):
 
     def replay(self, reading: Reading) -> Replay:
         """Run a call again where its operands can be seen, or tell what is known without."""
-        if self._ends.is_running:
-            return self._ends.replay(reading)
+        if self.ends.is_running:
+            return self.ends.replay(reading)
         again = getattr(self._local, "again", None)
         if again is None:
             msg = "the call is over and its arguments are gone"
@@ -174,8 +175,8 @@ class ArraySession(BaseAdapter):
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the call again with operations repaired, where its arguments are as they were."""
-        if self._ends.is_running:
-            return self._ends.attempt(repairs)
+        if self.ends.is_running:
+            return self.ends.attempt(repairs)
         call: Call | None = getattr(self._local, "call", None)
         if call is None or call.tape.rows is None or call.tape.rows.step != reading.step:
             return None
@@ -196,7 +197,7 @@ class ArraySession(BaseAdapter):
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
         if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
-            return self._ends.call(fn, args, kwargs)
+            return self.ends.call(fn, args, kwargs)
         rows = self.tracker.judge.rows()
         lazy = self._is_lazy(args, kwargs)
         began = copy_context()
@@ -227,6 +228,8 @@ class ArraySession(BaseAdapter):
         return not self._are_near(args, kwargs)
 
     def _are_near(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not kwargs and all(type(x) is np.ndarray for x in args):  # seen without a walk
+            return True
         return all(self.is_near(x) for _, x in leaves((args, kwargs), "") if is_array(x))
 
     def is_near(self, raw: Any) -> bool:
@@ -243,6 +246,15 @@ class ArraySession(BaseAdapter):
                             self._meet(x)
                         tape.add_input(x, label)
             self._look_at_others(tape, given)
+
+    def came_in(self, tape: Tape, label: str, x: Any, first: Any) -> None:
+        """Note an argument that came in clean: as it was then it is read, where it was kept."""
+        if not tape.inputs:
+            self._meet(x)
+        tape.inputs[id(x)] = label
+        tape.held += [x, first]
+        if first is not x:
+            tape.arrived(None, "input", label, tape.wrap(first, label))
 
     def run(
         self, tape: Tape, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -34,12 +34,12 @@ def track(target: None = None, **options: Unpack[Arrays]) -> Callable[[Any], Tra
 @overload
 def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
 def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
-    """Watch a function of array code: every operation on its arguments, until ``remove``.
+    """Watch a function of array code, until ``remove``.
 
-    The arrays in the arguments, also in lists, dicts, tuples and dataclasses, are replaced by
-    objects that behave as they do and record each operation; results come back as plain arrays.
-    A value is judged where it leaves the ``anynan.scope`` it was made in, and where the function
-    returns it. Arrays in host memory are looked at on the spot, any others once a call.
+    It runs on its own arrays, and what it is given, returns and writes is judged. A call that
+    went bad is run again on copies, whose arrays record each operation. From ``level="layer"``
+    on they do so in every call, and a value is judged also where it leaves the
+    ``anynan.scope`` it was made in. Arrays on a device, and Dask's, are always recorded.
 
     Args:
         target: A function; None to decorate.
@@ -47,8 +47,7 @@ def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
             the Event), ``layers`` and ``exclude`` (globs or predicates on scope paths),
             ``replay`` (True), ``history`` (1000 calls), ``stats`` (absmax, min, max), ``read``
             (``"auto"``, ``"immediate"``, ``"step"`` or every n calls) and ``level``
-            (``"step"``, at which the function keeps its own arrays, ``"layer"`` or
-            ``"operation"``).
+            (``"step"``, the default, ``"layer"`` or ``"operation"``).
 
     Returns:
         A Tracker that is called in the function's place, or a decorator that makes one.
@@ -139,7 +138,7 @@ def array_options(options: Mapping[str, Any]) -> Options:
         raise ValueError(NO_UPDATE.format(f"patience={options['patience']}"))
     if options.get("parameters"):
         raise ValueError(NO_WEIGHTS)
-    chosen = Options.checked(options, Arrays, "array code")
+    chosen = Options.checked({"level": "step", **options}, Arrays, "array code")
     if chosen.extra:
         msg = (
             f"stats={chosen.extra[0]!r} is not read from array code; absmax, min and max are, "

@@ -20,7 +20,12 @@ from typing import Any
 from tests.benchmarks.timing import machine, options, publish, ratios, table
 
 BLOCKS, WIDTH, BATCH, KINDS, FIRST_CALLS = 13, 256, 256, 10, 2
-GOALS = {"graph": "<= 1.05", "XLA": "<= 1.10", "graph, first": "<= 1.5", "XLA, first": "<= 1.5"}
+GOALS = {
+    "graph": "<= 1.05",
+    "graph, first": "<= 1.5",
+    "XLA": "step <= 1.03, layer <= 1.10",
+    "XLA, first": "<= 1.5",
+}
 
 
 def network(blocks: int, *, jit: bool) -> Any:
@@ -77,8 +82,8 @@ def check_numerics(model: Any) -> list[Any]:
 BASE = "fit, no tracking"
 VARIANTS: dict[str, Callable[[Any], list[Any]]] = {
     BASE: plain,
-    "anynan track(model)": tracked,
     'anynan track(model, level="step")': partial(tracked, level="step"),
+    "anynan track(model)": tracked,
     "anynan Monitor()": monitor,
     "anynan, backward=False": partial(tracked, backward=False),
     "TerminateOnNaN": terminate,

@@ -7,7 +7,7 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from random import Random
 
@@ -21,6 +21,7 @@ def ratios(
     *,
     warm: int = 3,
     wait: Callable[[], object] = lambda: None,
+    seldom: Collection[str] = (),
 ) -> dict[str, float]:
     """Return each run's median time over that of the base.
 
@@ -31,6 +32,7 @@ def ratios(
         rounds: Calls of each that count.
         warm: Calls of each before that.
         wait: Wait for the device before the clock is read.
+        seldom: The slowest ones, which take part in one round of eight.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     order, random = list(runs), Random(0)
@@ -39,6 +41,8 @@ def ratios(
         for i in range(rounds + warm):
             random.shuffle(order)
             for name in order:
+                if name in seldom and i % 8 != warm:
+                    continue
                 wait()
                 start = time.perf_counter()
                 runs[name]()

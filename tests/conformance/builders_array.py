@@ -10,7 +10,10 @@ from tests.conformance.recipes_operations import StepRecipe
 BACKENDS = (Backend.NUMPY, Backend.STRICT, Backend.TORCH_STANDARD, Backend.JAX, Backend.DASK)
 
 # What is varied, and the options of ``track`` for it.
-VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step": {"read": "step"}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "immediate": {"level": "layer", "read": "immediate"},
+    "step": {"level": "layer", "read": "step"},
+}
 CAUSE_VARIANTS = {"immediate": VARIANTS["immediate"]}
 
 # Where a fix is tried: not where a look at a value computes it.
