@@ -59,6 +59,7 @@ class JaxSide(Side):
             ]
         key = (tree, wish.backward, tuple((x.shape, x.dtype) for x in arrays))
         if key not in self._traced:
+
             def call(*given: Any) -> Any:
                 whole = list(leaves)
                 for i, x in zip(at, given, strict=True):
@@ -216,9 +217,9 @@ class _Traced:
         for node in self.graph.nodes:
             mine = self.layers.of(node) == layer and self.layers.call(node, layer) == call
             floats = any(i is not None and checkable(self.graph.values[i].aval) for i in node.outs)
-            if mine and floats and not node.backward and not node.loops:
-                if node.name not in _QUIET:
-                    yield node
+            counts = floats and node.name not in _QUIET
+            if mine and counts and not node.backward and not node.loops:
+                yield node
 
     def _evaluated(self, wanted: list[int], consts: list[Any], arrays: list[Any]) -> list[Any]:
         values = [self.graph.values[i] for i in wanted]
@@ -272,6 +273,7 @@ def _evaluate(jaxpr: Any, places: Any, consts: Any, args: Any) -> dict[int, Any]
 
 def _brought(x: Any) -> Any:
     """Bring a batch of any framework, whatever it is made of, to JAX."""
+
     def bring(item: Any) -> Any:
         if isinstance(item, jax.Array) or not hasattr(item, "dtype") or not hasattr(item, "shape"):
             return item

@@ -98,11 +98,7 @@ def _is_float(dtype: Any) -> bool:
 
 
 def _floats(tree: Any) -> list[Any]:
-    return [
-        x
-        for x in keras.tree.flatten(tree)
-        if keras.ops.is_tensor(x) and _is_float(x.dtype)
-    ]
+    return [x for x in keras.tree.flatten(tree) if keras.ops.is_tensor(x) and _is_float(x.dtype)]
 
 
 def _brought(x: Any, nudge: Nudge | None) -> Any:

@@ -33,6 +33,12 @@ _CHOOSING = frozenset(
     {"argmax", "argmin", "argsort", "bernoulli", "kthvalue", "mode", "msort", "multinomial",
      "sort", "topk", "median", "nanmedian", "bucketize", "searchsorted"}
 )  # fmt: skip
+# Their gradient jumps where an operand passes a limit.
+_GATES = frozenset(
+    {"relu", "relu_", "relu6", "relu6_", "clamp", "clamp_", "clip", "clip_", "clamp_min",
+     "clamp_max", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_", "threshold",
+     "hardswish", "hardsigmoid", "maximum", "minimum", "abs"}
+)  # fmt: skip
 _VALUES = frozenset({"kthvalue", "mode", "sort", "topk", "median", "nanmedian"})
 _SEED = 0
 _OVERRIDES = torch.overrides.__file__
@@ -133,8 +139,9 @@ class TorchSide(Side):
                     x = (x.double() * torch.from_numpy(factor).to(device)).to(x.dtype)
                 if len(dtypes) == 1:
                     x = x.to(next(iter(dtypes)))
-                # No leaf: what works in place may work on it.
-                x = x.clone().requires_grad_(wish.backward).clone()
+                x = x.clone().requires_grad_(wish.backward)
+                if not self.compiled:  # no leaf: what works in place may work on it
+                    x = x.clone()
             return x
 
         return tuple(tree_map(bring, item) for item in batch)
@@ -206,7 +213,7 @@ class _Taking:
                 if wanted is not None:
                     changed = args, kwargs = _replaced((args, kwargs), wanted)
             with torch._C.DisableTorchFunction():
-                if self.wish.backward:
+                if self.wish.backward and not self.side.compiled:
                     # A gradient of its own: that of a residual stream has more in it.
                     changed = args, kwargs = tree_map(_alias, (args, kwargs))
                 call.into = _floats((args, kwargs))
@@ -280,6 +287,8 @@ class _Watch(TorchFunctionMode):
         name = canonical(getattr(func, "__name__", str(func)))
         if getattr(func, "__name__", "") in _CHOOSING:
             out = self._chosen(func.__name__, args, out)
+        elif taking.wish.backward and getattr(func, "__name__", "") in _GATES:
+            self._gate(func.__name__, args, out)
         inside, here = taking.wish.inside, taking.open[-1] if taking.open else None
         if inside is not None and here is not None and (here.layer, here.number) == inside:
             made = tuple(_host(x) for x in _floats(out))
@@ -287,6 +296,15 @@ class _Watch(TorchFunctionMode):
                 source = _line()
                 taking.operations.append(Operation(name, source, made))
         return out
+
+    def _gate(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        if not isinstance(out, torch.Tensor) or not out.requires_grad:
+            return
+        taking = self.taking
+        held = args[0].detach() if args and isinstance(args[0], torch.Tensor) else out.detach()
+        open_ = _host(held.sign() if name == "abs" else (out.detach() == held) & (out != 0))
+        layer = taking.open[-1].layer if taking.open else ""
+        taking.choices.append(Choice(name, layer, _line(), open_, len(taking.taken), gate=True))
 
     def _chosen(self, name: str, args: tuple[Any, ...], out: Any) -> Any:
         taking = self.taking
@@ -325,9 +343,10 @@ def _held_to(name: str, args: tuple[Any, ...], out: Any, picked: Array) -> Any:
 
 
 def _fits(x: torch.Tensor, indices: torch.Tensor, dim: int) -> bool:
-    return all(
-        i == dim or indices.shape[i] == x.shape[i] for i in range(x.ndim)
-    ) and int(indices.max()) < x.shape[dim]
+    return (
+        all(i == dim or indices.shape[i] == x.shape[i] for i in range(x.ndim))
+        and int(indices.max()) < x.shape[dim]
+    )
 
 
 def _line() -> Source | None:
@@ -357,9 +376,7 @@ def _floats(tree: Any) -> list[torch.Tensor]:
                 found.append(x)
         elif hasattr(x, "__dict__") and not callable(x):  # an output object, a cache
             found += [
-                y
-                for y in vars(x).values()
-                if isinstance(y, torch.Tensor) and y.is_floating_point()
+                y for y in vars(x).values() if isinstance(y, torch.Tensor) and y.is_floating_point()
             ]
     return found
 

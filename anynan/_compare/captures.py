@@ -55,6 +55,7 @@ class Choice:
         picked: What it chose, whole numbers.
         before: How many calls of layers had ended by then.
         moved: Whether it would have chosen otherwise, had it not been held to another's choice.
+        gate: Whether only its gradient jumps: ReLU, clipping, the larger of two.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Choice:
     picked: Array
     before: int
     moved: bool = False
+    gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class Capture:
                 [t.layer, t.kind, t.call, t.way, put(t.given), put(t.made)] for t in self.taken
             ],
             "choices": [
-                [c.name, c.layer, c.source and asdict(c.source), put([c.picked]), c.before]
+                [c.name, c.layer, c.source and asdict(c.source), put([c.picked]), c.before, c.gate]
                 for c in self.choices
             ],
         }
@@ -145,14 +147,13 @@ class Capture:
         """Read what ``save`` wrote.
 
         Raises:
-            OSError: If it cannot be read.
-            ValueError: If it is no capture.
+            FileNotFoundError: If there is none.
+            ValueError: If it is no capture, or cannot be read.
         """
         try:
-            with np.load(path, allow_pickle=False) as held:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
                 said = json.loads(bytes(held["said"]).decode())
-                if said["form"] != _FORM:
-                    raise KeyError(said["form"])
+                assert said["form"] == _FORM
 
                 def get(names: Sequence[str]) -> tuple[Array, ...]:
                     return tuple(held[name] for name in names)
@@ -166,13 +167,20 @@ class Capture:
                     {name: held[key] for name, key in said["weights"].items()},
                     said["unit"],
                     [
-                        Choice(name, layer, source and Source(**source), *get(picked), before)
-                        for name, layer, source, picked, before in said["choices"]
+                        Choice(
+                            name,
+                            layer,
+                            source and Source(**source),
+                            *get(picked),
+                            before,
+                            gate=gate,
+                        )
+                        for name, layer, source, picked, before, gate in said["choices"]
                     ],
                     notes=said["notes"],
                     whole_gradients=said["whole_gradients"],
                 )
-        except OSError:
+        except FileNotFoundError:
             raise
         except Exception as error:
             msg = f"{os.fspath(path)} is no capture that anynan.capture(...).save wrote"
@@ -202,7 +210,7 @@ class Nudge:
             shape: Its shape.
         """
         draw = np.random.default_rng([self.seed, *name.encode()])
-        return 1 + 2 * self.unit * (2 * draw.random(shape) - 1)
+        return np.asarray(1 + 2 * self.unit * (2 * draw.random(shape) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,4 +266,4 @@ def cotangent(shape: tuple[int, ...], number: int) -> Array:
     """
     size = int(np.prod(shape, dtype=np.int64))
     draw = np.random.default_rng(number).standard_normal(shape)
-    return draw / max(size, 1) ** 0.5
+    return np.asarray(draw / max(size, 1) ** 0.5)

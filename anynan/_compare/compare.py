@@ -15,7 +15,7 @@ from anynan._compare.pairs import pairs, refuse_unused
 from anynan._runtime.about import ADAPTERS
 
 RERUNS = 2
-Calls = Mapping[tuple[str, int], Taken]
+_GATES = "an element near a limit (of a ReLU, of clipping) lies on its other side"
 
 
 def capture(model: Any, *batch: Any, backward: bool = True) -> Capture:
@@ -174,13 +174,14 @@ class _Comparing:
             for seed in range(RERUNS)
         ]
         turns, until = self._turns(mine, theirs, moved)
-        rows, holes = self._rows(mine, theirs, moved, unit, until)
+        gates = [turn.choice for turn in turns if turn.choice.gate]
+        rows, holes = self._rows(mine, theirs, moved, unit, until, gates)
         place = self._place(rows)
         operation = None
         if place is not None:
-            operation = self._inside(place, unit, backward=backward)
+            operation = self._inside(place, unit)
         elif self._precision(mine, theirs):
-            rows = self._local(rows, mine, moved, unit)
+            rows = self._local(rows, mine, unit)
         notes = dict.fromkeys((*mine.notes, *theirs.notes))
         return Comparison(
             place, tuple(rows), operation, self._weights(mine, theirs, unit, place), turns,
@@ -196,13 +197,12 @@ class _Comparing:
         for i, (x, y) in enumerate(zip(mine.choices, theirs.choices, strict=False)):
             if x.name != y.name or x.picked.shape != y.picked.shape:
                 break
-            differs = y.moved or not np.array_equal(x.picked, y.picked)
-            if not differs:
+            if not y.moved and np.array_equal(x.picked, y.picked):
                 continue
-            share = float(np.mean(x.picked != y.picked)) if not y.moved else 0.0
-            rounding = any(len(m.choices) > i and m.choices[i].moved for m in moved)
+            share = 0.0 if y.moved else float(np.mean(x.picked != y.picked))
+            rounding = x.gate or any(len(m.choices) > i and m.choices[i].moved for m in moved)
             found.append(Turn(x, share, rounding))
-            if until is None and not self.follow:
+            if until is None and not self.follow and not x.gate:
                 until = x.before
         return tuple(found), until
 
@@ -213,9 +213,12 @@ class _Comparing:
         moved: Sequence[Capture],
         unit: float,
         until: int | None,
+        gates: Sequence[Choice],
     ) -> tuple[list[Row], list[str]]:
         rows: list[Row] = []
         holes: list[str] = []
+        ended = {(x.layer, x.call): i for i, x in enumerate(mine.taken) if x.way == "forward"}
+        shut = max((gate.before - 1 for gate in gates), default=-1)
         again = [{taken.key: taken for taken in run.taken} for run in moved]
         if not (mine.whole_gradients and theirs.whole_gradients):
             mine, theirs = arriving(mine), arriving(theirs)
@@ -226,6 +229,12 @@ class _Comparing:
             if until is not None:
                 a = a[:until] if way == "forward" else []
             for x, y in pairs(a, b, self.names):
+                at = ended.get((x.layer, x.call), -1)
+                if way == "backward" and (at <= shut or _around(x.layer, gates)):
+                    holes.append(f"the backward pass from {x.layer or 'the model'} on: {_GATES}")
+                    break
+                if way == "forward" and y is not None and _opens(x, y):
+                    shut = max(shut, at)
                 others = [run[x.key] for run in again if x.key in run]
                 row = self._row(x, y, others, unit)
                 rows.append(row)
@@ -252,7 +261,7 @@ class _Comparing:
         fresh = [row for row in beyond if row.given is None or row.given <= self.limit]
         return next(iter(fresh), beyond[0] if beyond else None)
 
-    def _inside(self, place: Row, unit: float, *, backward: bool) -> Parting | None:
+    def _inside(self, place: Row, unit: float) -> Parting | None:
         """Find the operation of a layer's own code that parts first."""
         second = self.second
         if place.way == "backward" or second is None or place.other is None:
@@ -289,9 +298,7 @@ class _Comparing:
         second = self.second
         return second is not None and second.can_give and mine.unit != theirs.unit
 
-    def _local(
-        self, rows: list[Row], mine: Capture, moved: Sequence[Capture], unit: float
-    ) -> list[Row]:
+    def _local(self, rows: list[Row], mine: Capture, unit: float) -> list[Row]:
         """Give the second model's layers the first one's inputs: what each adds by itself."""
         assert self.second is not None
         partner = {
@@ -339,6 +346,20 @@ class _Comparing:
             if far is not None and far > 2 * unit:
                 found.append((name, far))
         return tuple(found)
+
+
+def _around(layer: str, gates: Sequence[Choice]) -> bool:
+    return any(
+        gate.layer == layer or not layer or gate.layer.startswith(f"{layer}.") for gate in gates
+    )
+
+
+def _opens(x: Taken, y: Taken) -> bool:
+    """Tell whether an element is 0 in one run and not in the other: a gate opens or closes."""
+    return len(x.made) == len(y.made) and any(
+        a.shape == b.shape and not np.array_equal(a == 0, b == 0)
+        for a, b in zip(x.made, y.made, strict=True)
+    )
 
 
 def arriving(run: Capture) -> Capture:

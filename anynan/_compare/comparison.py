@@ -128,8 +128,9 @@ class Comparison:
         if not compared:
             return "nothing could be compared: no layer of the two has a partner"
         if self.place is None:
-            if self.turns and not self.turns[0].rounding:
-                choice = self.turns[0].choice
+            turned = next((turn for turn in self.turns if not turn.rounding), None)
+            if turned is not None:
+                choice = turned.choice
                 return (
                     f"everything before is within {times(self._within(len(compared)))} what "
                     f"rounding explains, but `{choice.name}` in {_layer(choice.layer)} chooses "
@@ -169,7 +170,7 @@ class Comparison:
         if self.place is not None:
             lines += self._cause()
         lines += _table(self._shown(rows))
-        for turn in self.turns[:3]:
+        for turn in [turn for turn in self.turns if not turn.choice.gate][:3]:
             lines.append(_turned(turn))
         if self.sensitive:
             named = ", ".join(
@@ -235,7 +236,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
 def _turned(turn: Turn) -> str:
     choice = turn.choice
     why = (
-        "a rounding unit alone turns it, too" if turn.rounding
+        "a rounding unit alone turns it, too"
+        if turn.rounding
         else "what comes after was not compared"
     )
     return (

@@ -36,8 +36,10 @@ def renamed(path: str, names: Mapping[str, str]) -> str | None:
     for pattern, target in names.items():
         found = re.fullmatch(re.escape(pattern).replace(r"\*", "(.*)"), path)
         if found:
-            held = iter(found.groups())
-            return re.sub(r"\*", lambda _: next(held, ""), target)
+            made = target
+            for text in found.groups():
+                made = made.replace("*", text, 1)
+            return made.replace("*", "")
     return None
 
 

@@ -1,0 +1,190 @@
+"""How many planted bugs ``anynan.compare`` finds in the right layer, and how often it cries wolf.
+
+``python -m tests.benchmarks.rounding [ARCHITECTURE...]`` prints the table of docs/rounding.md.
+"""
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+
+import anynan.torch
+from tests.wild.tiny_configs import TINY
+
+TEXT = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gpt_neox", "gpt2", "opt", "phi", "bert",
+        "roberta", "mixtral", "olmo2"]  # fmt: skip
+IMAGES = ["resnet", "convnext", "mobilenet_v2", "vit", "regnet"]
+ACTIVATIONS = ("GELU", "SiLU", "ReLU", "Activation", "Tanh")
+
+
+def tiny(name: str) -> tuple[Any, Callable[[], Any]]:
+    """Make a small model of an architecture, trained a little, and something to call it with."""
+    config = transformers.CONFIG_MAPPING[name]()
+    for key, value in TINY.items():
+        if hasattr(config, key) and isinstance(getattr(config, key), type(value)):
+            setattr(config, key, value)
+    for key, value in {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1],
+                       "embedding_size": 8, "groups_width": 8, "num_hidden_layers": 3,
+                       "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+                       "layer_types": ["full_attention"] * 3}.items():  # fmt: skip
+        if getattr(config, key, None) is not None:
+            setattr(config, key, value)
+    torch.manual_seed(0)
+    images = name in IMAGES
+    kind = transformers.AutoModel if images else transformers.AutoModelForCausalLM
+    if name in ("bert", "roberta"):
+        kind = transformers.AutoModelForMaskedLM
+    model = kind.from_config(config)
+    shape = (2, 3, 32, 32)
+
+    def batch() -> Any:
+        return torch.randn(shape) if images else torch.randint(3, 90, (2, 12))
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(5):
+        out = model(batch())[0]
+        loss = out.float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval(), batch
+
+
+def named(model: Any, wanted: Callable[[Any], bool]) -> list[tuple[str, Any]]:
+    """List the modules that fit, the one in the middle first."""
+    found = [(name, module) for name, module in model.named_modules() if name and wanted(module)]
+    return found[len(found) // 2 :] + found[: len(found) // 2]
+
+
+def bugs(model: Any) -> Iterator[tuple[str, str, Callable[[Any], None]]]:
+    """Yield what can be broken: what, in which layer, and how."""
+    norms = named(model, lambda m: "Norm" in type(m).__name__ and _eps(m) is not None)
+    if norms:
+        yield (
+            "eps",
+            norms[0][0],
+            lambda m: setattr(m, str(_eps(m)), max(1e-4, 100 * getattr(m, _eps(m)))),
+        )
+    scaled = named(model, lambda m: isinstance(getattr(m, "scaling", None), float))
+    shared = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    layers = named(
+        model,
+        lambda m: isinstance(m, torch.nn.Linear | torch.nn.Conv2d) and id(m.weight) not in shared,
+    )
+    if scaled:
+        yield "scale", scaled[0][0], lambda m: setattr(m, "scaling", m.scaling * 1.01)
+    else:
+        yield "scale", layers[1][0], lambda m: m.weight.data.mul_(1.01)
+    acts = named(model, lambda m: type(m).__name__.endswith(ACTIVATIONS) and not _children(m))
+    if acts:
+        yield "activation", acts[0][0], _other_activation
+    yield "rows", layers[0][0], lambda m: setattr(m.weight, "data", m.weight.data.flip(0))
+    turning = named(model, lambda m: hasattr(m, "inv_freq"))
+    places = named(model, lambda m: isinstance(m, torch.nn.Embedding))
+    if turning:
+        yield "rope", turning[0][0], lambda m: m.inv_freq.mul_(1.01)
+    elif len(places) > 1:
+        yield "positions", places[0][0], lambda m: m.weight.data.copy_(m.weight.data.roll(1, 0))
+    blocks = named(model, lambda m: type(m).__name__.endswith(("Attention", "Layer", "Block")))
+    if blocks:
+        yield "off by one", blocks[0][0], _off_by_one
+
+
+def _eps(module: Any) -> Any:
+    return next((key for key in ("eps", "variance_epsilon") if hasattr(module, key)), None)
+
+
+def _children(module: Any) -> bool:
+    return any(True for _ in module.children())
+
+
+def _other_activation(module: Any) -> None:
+    silu = "SiLU" in type(module).__name__
+    module.forward = torch.nn.functional.gelu if silu else torch.nn.functional.silu
+
+
+def _off_by_one(module: Any) -> None:
+    forward = module.forward
+
+    def shifted(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = (args[0].roll(1, 1 if args[0].ndim == 3 else -1), *args[1:])
+        else:
+            kwargs["hidden_states"] = kwargs["hidden_states"].roll(1, 1)
+        return forward(*args, **kwargs)
+
+    module.forward = shifted
+
+
+def clean(model: Any, x: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield pairs between which nothing is but rounding."""
+    try:
+        eager = copy.deepcopy(model)
+        eager.set_attn_implementation("eager")
+    except (AttributeError, ValueError):
+        eager = None
+    if eager is not None and eager.config._attn_implementation != model.config._attn_implementation:
+        yield "eager attention", model, eager
+    yield "bfloat16", model, copy.deepcopy(model).bfloat16()
+    yield "float64", model, copy.deepcopy(model).double()
+    yield "compiled", model, torch.compile(copy.deepcopy(model))
+    twin = copy.deepcopy(model)
+    yield "one of the batch", lambda x: model(x)[0][:1], lambda x: twin(x[:1])[0]
+
+    def threads(x: Any) -> Any:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1 if before > 1 else 2)
+        try:
+            return twin(x)
+        finally:
+            torch.set_num_threads(before)
+
+    yield "threads", model, threads
+
+
+def main(names: list[str]) -> None:
+    """Print the table, and every miss."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    totals = [0, 0, 0, 0]
+    misses = []
+    print(
+        "| architecture | bugs found in the right layer | false alarms | largest ratio without a bug |"
+    )
+    print("| --- | --- | --- | --- |")
+    for name in names or [*TEXT, *IMAGES]:
+        model, batch = tiny(name)
+        x = batch()
+        found = planted = wrong = pairs = 0
+        for what, path, break_it in bugs(model):
+            broken = copy.deepcopy(model)
+            break_it(broken.get_submodule(path))
+            seen = anynan.compare(model, broken, x)
+            planted += 1
+            right = seen.place is not None and seen.place.layer == path
+            found += right
+            if not right:
+                misses.append(f"{name}, {what} in {path}: {seen.sentence()}")
+        worst = 0.0
+        for what, a, b in clean(model, x):
+            seen = anynan.compare(a, b, x)
+            pairs += 1
+            worst = max(worst, seen.ratio)
+            if seen.place is not None or any(not turn.rounding for turn in seen.turns):
+                wrong += 1
+                misses.append(f"{name}, {what}: {seen.sentence()}")
+        print(f"| {name} | {found} of {planted} | {wrong} of {pairs} | {worst:.1f} |", flush=True)
+        for i, count in enumerate((found, planted, wrong, pairs)):
+            totals[i] += count
+    print(f"| all | {totals[0]} of {totals[1]} | {totals[2]} of {totals[3]} | |")
+    print()
+    for miss in misses:
+        print(f"- {miss}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
