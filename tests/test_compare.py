@@ -127,7 +127,7 @@ def test_what_nobody_can_run_is_refused() -> None:
 
 
 def written(path: Path, **arrays: np.ndarray) -> str:
-    np.savez(path, **arrays)
+    np.savez(path, **arrays)  # type: ignore[arg-type]
     return str(path)
 
 

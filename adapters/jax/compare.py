@@ -87,10 +87,8 @@ class _Traced:
         self.graph = Graph(closed)
         self.layers = Layers(self.graph, frozenset(roots))
         self.calls = list(self._calls())
-        self.unit = max(
-            [float(jnp.finfo(self.graph.values[i].aval.dtype).eps) / 2
-             for _, _, made in self.calls for i in made] or [0.0]
-        )  # fmt: skip
+        made = [self.graph.values[i].aval.dtype for _, _, outs in self.calls for i in outs]
+        self.unit = max([_unit(dtype) for dtype in made] or [0.0])
         self.programs: dict[Any, Any] = {}
 
     def _differentiated(self, call: Any, closed: Any, arrays: list[Any]) -> Any:
@@ -134,9 +132,9 @@ class _Traced:
                 for i in node.ins:
                     if self._comes_in(i, layer):
                         ins.setdefault(key, {})[i] = None
-                for i in node.outs:
-                    if i is not None and self._leaves(i, layer):
-                        outs.setdefault(key, {})[i] = None
+                for out in node.outs:
+                    if out is not None and self._leaves(out, layer):
+                        outs.setdefault(key, {})[out] = None
         # A layer ends with its last operation, and before those around it.
         order = sorted(ends, key=lambda key: (ends[key], -key[0].count("."), -len(key[0])))
         for key in order:
@@ -289,6 +287,11 @@ def _name(node: Node) -> str:
         if name in FUNCTIONS:
             return FUNCTIONS[name]
     return PRIMITIVES.get(node.name, node.name)
+
+
+def _unit(dtype: Any) -> float:
+    finfo: Any = jnp.finfo
+    return float(finfo(dtype).eps) / 2
 
 
 def _float(x: Any) -> bool:

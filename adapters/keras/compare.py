@@ -50,11 +50,11 @@ class KerasSide(Side):
     @contextmanager
     def _kept(self, nudge: Nudge | None) -> Iterator[None]:
         """Put every variable back afterwards; move the weights meanwhile."""
-        held = [(weight, keras.ops.convert_to_numpy(weight.variable)) for weight in self.weights]
+        held = [(weight, keras.ops.copy(weight.variable)) for weight in self.weights]
         for weight, value in held:
             if nudge is not None and _is_float(weight.variable.dtype):
-                factor = nudge.factor(weight.name, value.shape)
-                weight.variable.assign((value.astype(np.float64) * factor).astype(value.dtype))
+                factor = nudge.factor(weight.name, tuple(value.shape))
+                weight.variable.assign(_host(value).astype(np.float64) * factor)
         try:
             yield
         finally:
@@ -111,5 +111,7 @@ def _brought(x: Any, nudge: Nudge | None) -> Any:
 
 
 def _host(x: Any) -> Array:
-    array = np.asarray(keras.ops.convert_to_numpy(x))
+    x = getattr(x, "value", x)
+    x = x.detach().cpu() if hasattr(x, "detach") else x
+    array = np.asarray(x.numpy() if hasattr(x, "numpy") else x)
     return array.copy() if array.dtype in (np.float32, np.float64) else array.astype(np.float32)

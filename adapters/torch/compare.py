@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from anynan._compare.captures import (
     Array,
@@ -25,6 +24,7 @@ from anynan._compare.captures import (
 from anynan._diagnosis.sources import is_anynans, user_source
 from anynan.events import Source
 from anynan.torch.call.discovery import find_modules
+from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map, unseen
 from anynan.torch.read.paths import clean_path, inner
 from anynan.torch.replay.names import canonical
 
@@ -41,7 +41,6 @@ _GATES = frozenset(
 )  # fmt: skip
 _VALUES = frozenset({"kthvalue", "mode", "sort", "topk", "median", "nanmedian"})
 _SEED = 0
-_OVERRIDES = torch.overrides.__file__
 
 
 def side_of(target: Any) -> Side | None:
@@ -73,11 +72,7 @@ class TorchSide(Side):
             for path, module in model.named_modules():
                 whole = ".".join(part for part in (name, clean_path(path, model)) if part)
                 self.paths.setdefault(module, whole)
-        self.compiled = [
-            path
-            for module, path in self.paths.items()
-            if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
-        ]
+        self.compiled = [path for module, path in self.paths.items() if is_compiled(module)]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Walk weights and buffers, each once, by name."""
@@ -194,14 +189,10 @@ class _Taking:
                 handle.remove()
 
     def _inside(self, module: torch.nn.Module) -> bool:
-        for outer in self.side.paths:
-            if outer is module or not (
-                type(outer).__name__ == "OptimizedModule" or outer._compiled_call_impl is not None
-            ):
-                continue
-            if any(item is module for item in outer.modules()):
-                return True
-        return False
+        return any(
+            outer is not module and is_compiled(outer) and any(x is module for x in outer.modules())
+            for outer in self.side.paths
+        )
 
     def _before(self, path: str) -> Callable[..., Any]:
         def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -212,7 +203,7 @@ class _Taking:
                 wanted = self.wish.given.get((path, call.number))
                 if wanted is not None:
                     changed = args, kwargs = _replaced((args, kwargs), wanted)
-            with torch._C.DisableTorchFunction():
+            with unseen():
                 if self.wish.backward and not self.side.compiled:
                     # A gradient of its own: that of a residual stream has more in it.
                     changed = args, kwargs = tree_map(_alias, (args, kwargs))
@@ -225,7 +216,7 @@ class _Taking:
 
     def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         call = self.open.pop()
-        with torch._C.DisableTorchFunction():
+        with unseen():
             call.out_of = _floats(out)
             self.unit = max([self.unit, *(torch.finfo(x.dtype).eps / 2 for x in call.out_of)])
             made = tuple(_host(x) for x in call.out_of)
@@ -279,7 +270,7 @@ class _Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():
+        with unseen():
             return self._seen(func, args, out)
 
     def _seen(self, func: Any, args: tuple[Any, ...], out: Any) -> Any:
@@ -353,7 +344,7 @@ def _line() -> Source | None:
     """Find the line that called an operation, past what PyTorch needs to show it to a mode."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
-        is_anynans(frame.f_code.co_filename) or frame.f_code.co_filename == _OVERRIDES
+        is_anynans(frame.f_code.co_filename) or hands_over(frame.f_code.co_filename)
     ):
         frame = frame.f_back
     return user_source(frame, framework="torch")

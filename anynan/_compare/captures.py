@@ -140,7 +140,7 @@ class Capture:
         }
         with open(path, "wb") as file:
             text = np.frombuffer(json.dumps(said).encode(), np.uint8)
-            np.savez_compressed(file, said=text, **arrays)
+            np.savez_compressed(file, **arrays, said=text)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Capture":
@@ -171,7 +171,7 @@ class Capture:
                             name,
                             layer,
                             source and Source(**source),
-                            *get(picked),
+                            get(picked)[0],
                             before,
                             gate=gate,
                         )

@@ -286,10 +286,8 @@ class _Comparing:
                     found = j
                     break
             if found is None:
-                y_first = left[0] if left else None
-                return Parting(
-                    last, x.name, x.source, y_first and y_first.name, y_first and y_first.source
-                )
+                other = (left[0].name, left[0].source) if left else (None, None)
+                return Parting(last, x.name, x.source, *other)
             left = left[found + 1 :]
             last = x.name
         return None

@@ -183,6 +183,16 @@ class Comparison:
         lines += [f"  note  {note}" for note in self.notes]
         return "\n".join(lines).rstrip()
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the answer, a picture of every layer's ratio and the table to one HTML file.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        from anynan._compare.page import write
+
+        write(self, path)
+
     def _cause(self) -> list[str]:
         lines = []
         found = self.operation
@@ -202,6 +212,8 @@ class Comparison:
         return [*lines, ""] if lines else []
 
     def _shown(self, most: int) -> Sequence[Row]:
+        if not most:
+            return ()
         compared = [row for row in self.rows if row.ratio is not None]
         if self.place is None:
             worst = sorted(compared, key=lambda row: -(row.ratio or 0.0))[:most]

@@ -35,7 +35,7 @@ def tiny(name: str) -> tuple[Any, Callable[[], Any]]:
             setattr(config, key, value)
     torch.manual_seed(0)
     images = name in IMAGES
-    kind = transformers.AutoModel if images else transformers.AutoModelForCausalLM
+    kind: Any = transformers.AutoModel if images else transformers.AutoModelForCausalLM
     if name in ("bert", "roberta"):
         kind = transformers.AutoModelForMaskedLM
     model = kind.from_config(config)
@@ -71,10 +71,7 @@ def bugs(model: Any) -> Iterator[tuple[str, str, Callable[[Any], None]]]:
         )
     scaled = named(model, lambda m: isinstance(getattr(m, "scaling", None), float))
     shared = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    layers = named(
-        model,
-        lambda m: isinstance(m, torch.nn.Linear | torch.nn.Conv2d) and id(m.weight) not in shared,
-    )
+    layers = named(model, lambda m: _matrix(m) and id(m.weight) not in shared)
     if scaled:
         yield "scale", scaled[0][0], lambda m: setattr(m, "scaling", m.scaling * 1.01)
     else:
@@ -96,6 +93,12 @@ def bugs(model: Any) -> Iterator[tuple[str, str, Callable[[Any], None]]]:
 
 def _eps(module: Any) -> Any:
     return next((key for key in ("eps", "variance_epsilon") if hasattr(module, key)), None)
+
+
+def _matrix(module: Any) -> bool:
+    weight = getattr(module, "weight", None)
+    embedding = isinstance(module, torch.nn.Embedding)
+    return isinstance(weight, torch.nn.Parameter) and weight.ndim > 1 and not embedding
 
 
 def _children(module: Any) -> bool:
@@ -130,7 +133,8 @@ def clean(model: Any, x: Any) -> Iterator[tuple[str, Any, Any]]:
     if eager is not None and eager.config._attn_implementation != model.config._attn_implementation:
         yield "eager attention", model, eager
     yield "bfloat16", model, copy.deepcopy(model).bfloat16()
-    yield "float64", model, copy.deepcopy(model).double()
+    if "mixtral" not in type(model).__name__.lower():  # its experts have no float64 kernel
+        yield "float64", model, copy.deepcopy(model).double()
     yield "compiled", model, torch.compile(copy.deepcopy(model))
     twin = copy.deepcopy(model)
     yield "one of the batch", lambda x: model(x)[0][:1], lambda x: twin(x[:1])[0]
@@ -149,12 +153,11 @@ def clean(model: Any, x: Any) -> Iterator[tuple[str, Any, Any]]:
 def main(names: list[str]) -> None:
     """Print the table, and every miss."""
     warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
     totals = [0, 0, 0, 0]
     misses = []
-    print(
-        "| architecture | bugs found in the right layer | false alarms | largest ratio without a bug |"
-    )
+    print("| architecture | found in the right layer | false alarms | largest clean ratio |")
     print("| --- | --- | --- | --- |")
     for name in names or [*TEXT, *IMAGES]:
         model, batch = tiny(name)

@@ -1,6 +1,7 @@
 """Where two PyTorch models part: the layer, the operation, the line; and what is only rounding."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -218,7 +219,7 @@ def test_a_choice_that_differs_ends_the_comparison() -> None:
     assert found.place is None
     assert found.turns
     assert found.turns[0].choice.name == "topk"
-    assert found.turns[0].rounding
+    assert "`topk` in the model's own code chooses otherwise" in found.sentence()
     assert "topk in the model's own code" in str(found)
     assert any("follow=True" in hole for hole in found.holes)
     held = anynan.compare(a, b, x, follow=True)
@@ -290,3 +291,17 @@ def test_compiled_code_is_compared_at_its_ends(model: Net, x: torch.Tensor) -> N
 def test_a_limit_below_rounding_is_refused(model: Net, x: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="limit=1 is no more than rounding itself"):
         anynan.compare(model, model, x, limit=1)
+
+
+def test_the_page_shows_the_place_and_every_layer(
+    model: Net, x: torch.Tensor, tmp_path: Path
+) -> None:
+    port = copy.deepcopy(model)
+    port.blocks[1].norm.eps = 1e-4
+    found = anynan.compare(model, port, x)
+    found.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "First in `blocks.1.norm`" in page
+    assert page.count("<rect") == len([row for row in found.rows if row.ratio is not None])
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert len(page) < 100_000
