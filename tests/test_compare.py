@@ -56,6 +56,15 @@ def test_arrays_of_equal_shape_are_compared_in_order() -> None:
     assert apart((X,), (X.reshape(-1),), layouts=True) == 0
 
 
+def test_gradients_are_measured_by_the_size_of_all() -> None:
+    nearly_nothing = np.full(2, 1e-9)
+    a, b = (X, nearly_nothing), (X, -nearly_nothing)
+    assert apart(a, b, layouts=False) == 2
+    found = apart(a, b, layouts=False, joint=True)
+    assert found is not None
+    assert 0 < found < 1e-9
+
+
 @pytest.mark.parametrize(
     ("path", "same"),
     [

@@ -245,12 +245,15 @@ class _Comparing:
         return rows, holes
 
     def _row(self, x: Taken, y: Taken | None, again: Sequence[Taken], unit: float) -> Row:
-        floor = max([unit, *(apart(x.made, z.made, layouts=False) or 0.0 for z in again)])
-        into = max([unit, *(apart(x.given, z.given, layouts=False) or 0.0 for z in again)])
+        joint = x.way == "backward"
+        floor, into = unit, unit
+        for z in again:
+            floor = max(floor, apart(x.made, z.made, layouts=False, joint=joint) or 0.0)
+            into = max(into, apart(x.given, z.given, layouts=False, joint=joint) or 0.0)
         error = given = None
         if y is not None:
-            error = apart(x.made, y.made, layouts=self.layouts)
-            far = apart(x.given, y.given, layouts=self.layouts)
+            error = apart(x.made, y.made, layouts=self.layouts, joint=joint)
+            far = apart(x.given, y.given, layouts=self.layouts, joint=joint)
             given = None if far is None else far / into
         other = None if y is None else y.layer
         return Row(x.layer, other, x.kind, x.call, x.way, error, floor, given)

@@ -89,30 +89,45 @@ def holds(whole: Array, part: Array, within: float) -> bool:
     return False
 
 
-def apart(a: Sequence[Array], b: Sequence[Array], *, layouts: bool) -> float | None:
-    """Return the largest relative distance between arrays of two calls, pair by pair.
+def apart(
+    a: Sequence[Array], b: Sequence[Array], *, layouts: bool, joint: bool = False
+) -> float | None:
+    """Return how far the arrays of two calls are apart, pair by pair.
 
     Args:
         a: Of the reference.
         b: Of the other; where the numbers of arrays differ, those of equal size are paired.
         layouts: Whether the order of dimensions may differ.
+        joint: Measure all differences by the size of all of ``a``, as if they were one array.
+            Gradients need it: that of a bias before a softmax is 0 but for rounding.
 
     Returns:
-        None where nothing could be compared.
+        The largest relative distance; None where nothing could be compared.
     """
     rest = list(b)
-    worst: float | None = None
+    found: list[tuple[float, float]] = []
     for x in a:
-        found = next((i for i, y in enumerate(rest) if y.shape == x.shape), None)
-        if found is None and layouts:
-            found = next((i for i, y in enumerate(rest) if y.size == x.size), None)
-        if found is None:
+        at = next((i for i, y in enumerate(rest) if y.shape == x.shape), None)
+        if at is None and layouts:
+            at = next((i for i, y in enumerate(rest) if y.size == x.size), None)
+        if at is None:
             continue
-        y = rest.pop(found)
+        y = rest.pop(at)
         far = nearest(x, y) if layouts else relative(x, y)
         if far is not None:
-            worst = far if worst is None else max(worst, far)
-    return worst
+            found.append((far, _size(x)))
+    if not found:
+        return None
+    worst = max(far for far, _ in found)
+    if not joint or not math.isfinite(worst):
+        return worst
+    whole = math.hypot(*(size for _, size in found))
+    return math.hypot(*(far * size for far, size in found)) / whole if whole else worst
+
+
+def _size(x: Array) -> float:
+    x = x.astype(np.float64).ravel()
+    return float(np.linalg.norm(x[np.isfinite(x)]))
 
 
 def summed(arrays: Sequence[Array]) -> list[Array]:

@@ -31,7 +31,8 @@ def tiny(name: str) -> tuple[Any, Callable[[], Any]]:
                        "embedding_size": 8, "groups_width": 8, "num_hidden_layers": 3,
                        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
                        "layer_types": ["full_attention"] * 3}.items():  # fmt: skip
-        if getattr(config, key, None) is not None:
+        counted = key == "num_hidden_layers" and hasattr(config, "hidden_sizes")
+        if getattr(config, key, None) is not None and not counted:
             setattr(config, key, value)
     torch.manual_seed(0)
     images = name in IMAGES
