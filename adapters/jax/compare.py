@@ -1,6 +1,7 @@
 """One side of a comparison: evaluate a function's jaxpr, and keep what leaves its layers."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from anynan.jax.program.scopes import named
 from anynan.jax.program.trace import under_way
 from anynan.jax.read.probes import checkable
 
+_wide: Any = getattr(jax, "enable_x64", None) or getattr(jax.experimental, "enable_x64", None)
 # Of every value of these the elements are there before.
 _QUIET = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape"})
 
@@ -41,6 +43,7 @@ class JaxSide(Side):
     """Run a JAX function: its weights are the constants that its trace finds."""
 
     backend = "jax"
+    can_widen = True
     can_look_inside = True
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -49,9 +52,15 @@ class JaxSide(Side):
 
     def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
         """Run once: nothing is written to, so nothing needs to be put back."""
+        with _wide(True) if wish.wide else nullcontext():
+            return self._run(batch, wish)
+
+    def _run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
         leaves, tree = jax.tree_util.tree_flatten(tuple(map(_brought, batch)))
         at = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
         arrays = [leaves[i] for i in at]
+        if wish.wide:  # what these meet is widened by them
+            arrays = [x.astype(jnp.float64) if _float(x) else x for x in arrays]
         if wish.nudge is not None:
             arrays = [
                 _moved(x, wish.nudge.factor(f"input {i}", x.shape)) if _float(x) else x

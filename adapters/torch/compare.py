@@ -3,7 +3,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -59,6 +59,7 @@ class TorchSide(Side):
 
     backend = "torch"
     can_follow = True
+    can_widen = True
     can_give = True
     can_look_inside = True
 
@@ -92,18 +93,19 @@ class TorchSide(Side):
             stack.enter_context(torch.set_grad_enabled(wish.backward))
             torch.manual_seed(_SEED)
             args = self._brought(batch, wish)
-            stack.enter_context(taking.hooks())
-            if not self.compiled:
-                stack.enter_context(_Watch(taking))
-            out = self.call(*args)
-        if wish.backward:
-            taking.go_back(out)
+            with taking.hooks(), nullcontext() if self.compiled else _Watch(taking):
+                out = self.call(*args)
+            if wish.backward:
+                taking.go_back(out)
         return taking.capture()
 
     @contextmanager
     def _kept(self, wish: Wish) -> Iterator[None]:
-        """Put weights and buffers back afterwards, to the last bit; move them meanwhile."""
+        """Put weights and buffers back afterwards, to the last bit; move or widen them."""
         held = [(name, x, x.detach().clone()) for name, x in self.weights()]
+        narrow = [(x, x.data) for _, x, _ in held if wish.wide and x.is_floating_point()]
+        for x, data in narrow:
+            x.data = data.double()
         if wish.nudge is not None:
             for name, x, _ in held:
                 if x.is_floating_point():
@@ -112,6 +114,8 @@ class TorchSide(Side):
         try:
             yield
         finally:
+            for x, data in narrow:
+                x.data = data
             for _, x, before in held:
                 x.data.copy_(before)
 
@@ -305,8 +309,10 @@ class _Watch(TorchFunctionMode):
             return out
         mine = _host(picked)
         moved, follow = False, taking.wish.follow
-        if follow is not None and len(taking.choices) < len(follow):
-            theirs = follow[len(taking.choices)]
+        held = [choice for choice in follow or () if not choice.gate]
+        made = sum(not choice.gate for choice in taking.choices)
+        if made < len(held):
+            theirs = held[made]
             if theirs.name == name and theirs.picked.shape == mine.shape:
                 moved = not np.array_equal(theirs.picked, mine)
                 if moved:

@@ -220,6 +220,7 @@ class Wish:
     Attributes:
         backward: Run the backward pass too.
         nudge: Move weights and inputs by so much.
+        wide: Compute in float64, with the same weights and inputs.
         follow: What discrete operations shall choose, in order.
         given: What layers shall be given in the place of their inputs, by layer and call.
         inside: The layer and the call of which every operation is wanted.
@@ -227,6 +228,7 @@ class Wish:
 
     backward: bool = False
     nudge: Nudge | None = None
+    wide: bool = False
     follow: Sequence[Choice] | None = None
     given: Mapping[tuple[str, int], tuple[Array, ...]] | None = None
     inside: tuple[str, int] | None = None
@@ -238,12 +240,14 @@ class Side:
     Attributes:
         backend: Name of the framework.
         can_follow: Whether discrete operations are seen, and can be held to a choice.
+        can_widen: Whether it can compute in float64 what is in float32.
         can_give: Whether layers can be given other inputs.
         can_look_inside: Whether the operations of one layer can be taken.
     """
 
     backend: str
     can_follow = False
+    can_widen = False
     can_give = False
     can_look_inside = False
 

@@ -15,6 +15,7 @@ from anynan._compare.pairs import pairs, refuse_unused
 from anynan._runtime.about import ADAPTERS
 
 RERUNS = 2
+_TURNS = 10  # runs at most, to see whether rounding alone turns a choice
 _GATES = "an element near a limit (of a ReLU, of clipping) lies on its other side"
 
 
@@ -174,6 +175,12 @@ class _Comparing:
             for seed in range(RERUNS)
         ]
         turns, until = self._turns(mine, theirs, moved)
+        more = list(moved)
+        while any(not turn.rounding for turn in turns) and len(more) < _TURNS:
+            nudge = Nudge(unit, len(more))
+            more.append(self.first.run(self.batch, Wish(nudge=nudge, follow=mine.choices)))
+            turns, until = self._turns(mine, theirs, more)
+        moved += self._widened(mine, theirs, unit, backward=backward)
         gates = [turn.choice for turn in turns if turn.choice.gate]
         rows, holes = self._rows(mine, theirs, moved, unit, until, gates)
         place = self._place(rows)
@@ -188,22 +195,45 @@ class _Comparing:
             tuple(dict.fromkeys(holes)), unit, tuple(notes), self.limit,
         )  # fmt: skip
 
+    def _widened(
+        self, mine: Capture, theirs: Capture, unit: float, *, backward: bool
+    ) -> list[Capture]:
+        """Run in float64 what runs in float32: long sums round more than their terms.
+
+        Where only the second side can, how far it moves is told by the first one's names.
+        """
+        if unit != 2.0**-24:
+            return []
+        for side, own in ((self.first, mine), (self.second, theirs)):
+            if side is None or not side.can_widen:
+                continue
+            wish = Wish(backward=backward, wide=True, follow=own.choices)
+            try:
+                run = side.run(self.batch, wish)
+            except Exception:  # noqa: BLE001, S112  an operation has no such kernel
+                continue
+            return [run if side is self.first else _carried(run, mine, theirs, self.names)]
+        return []
+
     def _turns(
         self, mine: Capture, theirs: Capture, moved: Sequence[Capture]
     ) -> tuple[tuple[Turn, ...], int | None]:
         """Find the choices that differ, and after how many calls of layers the first does."""
         found: list[Turn] = []
         until = None
-        for i, (x, y) in enumerate(zip(mine.choices, theirs.choices, strict=False)):
+        plain = -1
+        for x, y in zip(mine.choices, theirs.choices, strict=False):
             if x.name != y.name or x.picked.shape != y.picked.shape:
                 break
+            plain += not x.gate
             if not y.moved and np.array_equal(x.picked, y.picked):
                 continue
             share = 0.0 if y.moved else float(np.mean(x.picked != y.picked))
-            rounding = x.gate or any(len(m.choices) > i and m.choices[i].moved for m in moved)
+            rounding = x.gate or any(_discrete(m)[plain].moved for m in moved)
             found.append(Turn(x, share, rounding))
-            if until is None and not self.follow and not x.gate:
-                until = x.before
+            if not self.follow and not x.gate:
+                until = x.before  # what was chosen after it follows from it
+                break
         return tuple(found), until
 
     def _rows(
@@ -349,6 +379,10 @@ class _Comparing:
         return tuple(found)
 
 
+def _discrete(run: Capture) -> list[Choice]:
+    return [choice for choice in run.choices if not choice.gate]
+
+
 def _around(layer: str, gates: Sequence[Choice]) -> bool:
     return any(
         gate.layer == layer or not layer or gate.layer.startswith(f"{layer}.") for gate in gates
@@ -361,6 +395,30 @@ def _opens(x: Taken, y: Taken) -> bool:
         a.shape == b.shape and not np.array_equal(a == 0, b == 0)
         for a, b in zip(x.made, y.made, strict=True)
     )
+
+
+def _carried(run: Capture, mine: Capture, theirs: Capture, names: Mapping[str, str]) -> Capture:
+    """Move the first run's arrays as far as another run moved the second's."""
+    own = {taken.key: taken for taken in theirs.taken}
+    wide = {taken.key: taken for taken in run.taken}
+    taken = []
+    for way in ("forward", "backward"):
+        a = [x for x in mine.taken if x.way == way]
+        b = [x for x in theirs.taken if x.way == way]
+        for x, y in pairs(a, b, names):
+            if y is None or y.key not in wide:
+                continue
+            z = wide[y.key]
+            made = apart(own[y.key].made, z.made, layouts=False) or 0.0
+            given = apart(own[y.key].given, z.given, layouts=False) or 0.0
+            taken.append(
+                replace(
+                    x,
+                    made=tuple(array * (1 + made) for array in x.made),
+                    given=tuple(array * (1 + given) for array in x.given),
+                )
+            )
+    return replace(run, taken=taken)
 
 
 def arriving(run: Capture) -> Capture:

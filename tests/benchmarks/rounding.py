@@ -174,6 +174,7 @@ def main(names: list[str]) -> None:
             if not right:
                 misses.append(f"{name}, {what} in {path}: {seen.sentence()}")
         worst = 0.0
+        torch.compiler.reset()
         for what, a, b in clean(model, x):
             seen = anynan.compare(a, b, x)
             pairs += 1
