@@ -29,7 +29,8 @@ from anynan.jax.program.scopes import named
 from anynan.jax.program.trace import under_way
 from anynan.jax.read.probes import checkable
 
-_wide: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+_jax: Any = jax
+_wide = _jax.enable_x64 if hasattr(jax, "enable_x64") else _jax.experimental.enable_x64
 # Of every value of these the elements are there before.
 _QUIET = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape"})
 

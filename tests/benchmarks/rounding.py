@@ -151,6 +151,149 @@ def clean(model: Any, x: Any) -> Iterator[tuple[str, Any, Any]]:
     yield "threads", model, threads
 
 
+def in_flax() -> Iterator[tuple[str, str | None, Any, Any, Any]]:
+    """Yield a PyTorch model, its port to flax, and what is wrong with the port."""
+    import flax.linen as fnn
+    import jax
+    import jax.numpy as jnp
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(16)
+            self.up, self.down = torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+    class PortedBlock(fnn.Module):
+        eps: float = 1e-5
+        scale: float = 1.0
+        near: bool = False
+        shift: int = 0
+
+        @fnn.compact
+        def __call__(self, x: Any) -> Any:
+            norm = fnn.LayerNorm(epsilon=self.eps, name="norm")
+            h = fnn.Dense(64, name="up")(norm(jnp.roll(x, self.shift, 0)))
+            h = fnn.gelu(h, approximate=self.near) * self.scale
+            return x + fnn.Dense(16, name="down")(h)
+
+    class Ported(fnn.Module):
+        settings: Any = None
+
+        @fnn.compact
+        def __call__(self, x: Any) -> Any:
+            for i in range(3):
+                x = PortedBlock(**((self.settings or {}) if i == 1 else {}), name=f"{i}")(x)
+            return x
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(Block() for _ in range(3)))
+    params: dict[str, Any] = {}
+    for i, block in enumerate(model):
+        params[f"{i}"] = {}
+        for name, part in block.named_children():
+            weight = jnp.array(part.weight.data.T)
+            kind = "scale" if name == "norm" else "kernel"
+            params[f"{i}"][name] = {kind: weight, "bias": jnp.array(part.bias.data)}
+    x = torch.randn(4, 16)
+
+    def port(params: Any = params, **settings: Any) -> Any:
+        return lambda x: Ported(settings).apply({"params": params}, x)
+
+    turned = copy.deepcopy(params)
+    turned["1"]["up"]["kernel"] = turned["1"]["up"]["kernel"][:, ::-1]
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    yield "eps", "1.norm", model, port(eps=1e-3), x
+    yield "scale", "1", model, port(scale=1.01), x
+    yield "activation", "1", model, port(near=True), x
+    yield "rows", "1.up", model, port(turned), x
+    yield "off by one", "1", model, port(shift=1), x
+    yield "port", None, model, port(), x
+    yield "the other way", None, port(), model, x
+    yield "jit", None, model, jax.jit(port()), x
+    yield "bfloat16", None, model, lambda x: port(half)(x.astype(jnp.bfloat16)), x
+    yield "JAX alone", None, port(), jax.jit(port()), x
+
+
+def in_keras() -> Iterator[tuple[str, str | None, Any, Any, Any]]:
+    """Yield a Keras model of images, its port to PyTorch, and what is wrong with the port."""
+    import os
+
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    import keras
+    import numpy as np
+
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((12, 12, 3))
+    y = keras.layers.Conv2D(8, 3, name="conv")(inputs)
+    y = keras.layers.BatchNormalization(name="norm")(y)
+    y = keras.layers.Activation("gelu", name="act")(y)
+    y = keras.layers.GlobalAveragePooling2D(name="pool")(y)
+    model = keras.Model(inputs, keras.layers.Dense(5, name="head")(y))
+    model(np.random.default_rng(1).standard_normal((16, 12, 12, 3)), training=True)
+    conv, norm, head = (model.get_layer(name) for name in ("conv", "norm", "head"))
+
+    def brought(x: Any) -> Any:
+        return torch.tensor(np.array(x.numpy()))
+
+    def port(eps: float = 1e-3, scale: float = 1.0, near: bool = False, shift: int = 0) -> Any:
+        made = torch.nn.ModuleDict(
+            {
+                "conv": torch.nn.Conv2d(3, 8, 3),
+                "norm": torch.nn.BatchNorm2d(8, eps=eps),
+                "act": torch.nn.GELU("tanh" if near else "none"),
+                "pool": torch.nn.AdaptiveAvgPool2d(1),
+                "head": torch.nn.Linear(8, 5),
+            }
+        )
+        made["conv"].weight.data = brought(conv.kernel).permute(3, 2, 0, 1).contiguous() * scale
+        made["conv"].bias.data = brought(conv.bias)
+        made["norm"].running_mean = brought(norm.moving_mean)
+        made["norm"].running_var = brought(norm.moving_variance)
+        made["head"].weight.data = brought(head.kernel).T.contiguous().roll(shift, 0)
+        made["head"].bias.data = brought(head.bias)
+
+        def forward(x: Any) -> Any:
+            x = x.permute(0, 3, 1, 2)
+            for name in ("conv", "norm", "act", "pool"):
+                x = made[name](x)
+            return made["head"](x.flatten(1))
+
+        made.forward = forward
+        return made.eval()
+
+    x = np.random.default_rng(0).standard_normal((2, 12, 12, 3)).astype("float32")
+    flipped = port()
+    flipped["conv"].weight.data = flipped["conv"].weight.data.flip(2)
+    twin = keras.models.clone_model(model)
+    twin.set_weights(model.get_weights())
+    yield "eps", "norm", model, port(eps=1e-5), x
+    yield "scale", "conv", model, port(scale=1.01), x
+    yield "activation", "act", model, port(near=True), x
+    yield "rows", "conv", model, flipped, x
+    yield "off by one", "head", model, port(shift=1), x
+    yield "port", None, model, port(), x
+    yield "the other way", None, port(), model, x
+    yield "float64", None, model, port().double(), x
+    yield "bfloat16", None, model, port().bfloat16(), x
+    yield "Keras alone", None, model, twin, x
+
+
+def in_transformers(name: str) -> Iterator[tuple[str, str | None, Any, Any, Any]]:
+    """Yield a model, another, what is wrong with it and where: nowhere for a clean pair."""
+    model, batch = tiny(name)
+    x = batch()
+    for what, path, break_it in bugs(model):
+        broken = copy.deepcopy(model)
+        break_it(broken.get_submodule(path))
+        yield what, path, model, broken, x
+    torch.compiler.reset()
+    for what, a, b in clean(model, x):
+        yield what, None, a, b, x
+
+
 def main(names: list[str]) -> None:
     """Print the table, and every miss."""
     warnings.simplefilter("ignore")
@@ -160,28 +303,24 @@ def main(names: list[str]) -> None:
     misses = []
     print("| architecture | found in the right layer | false alarms | largest clean ratio |")
     print("| --- | --- | --- | --- |")
-    for name in names or [*TEXT, *IMAGES]:
-        model, batch = tiny(name)
-        x = batch()
+    for name in names or [*TEXT, *IMAGES, "port to flax", "port from Keras"]:
+        made = {"port to flax": in_flax, "port from Keras": in_keras}.get(name)
         found = planted = wrong = pairs = 0
-        for what, path, break_it in bugs(model):
-            broken = copy.deepcopy(model)
-            break_it(broken.get_submodule(path))
-            seen = anynan.compare(model, broken, x)
-            planted += 1
-            right = seen.place is not None and seen.place.layer == path
-            found += right
-            if not right:
-                misses.append(f"{name}, {what} in {path}: {seen.sentence()}")
         worst = 0.0
-        torch.compiler.reset()
-        for what, a, b in clean(model, x):
+        for what, path, a, b, x in in_transformers(name) if made is None else made():
             seen = anynan.compare(a, b, x)
-            pairs += 1
-            worst = max(worst, seen.ratio)
-            if seen.place is not None or any(not turn.rounding for turn in seen.turns):
-                wrong += 1
-                misses.append(f"{name}, {what}: {seen.sentence()}")
+            if path is not None:
+                planted += 1
+                right = seen.place is not None and seen.place.layer == path
+                found += right
+            else:
+                pairs += 1
+                worst = max(worst, seen.ratio)
+                right = seen.place is None and all(turn.rounding for turn in seen.turns)
+                wrong += not right
+            if not right:
+                where = f" in {path}" if path else ""
+                misses.append(f"{name}, {what}{where}: {seen.sentence()}")
         print(f"| {name} | {found} of {planted} | {wrong} of {pairs} | {worst:.1f} |", flush=True)
         for i, count in enumerate((found, planted, wrong, pairs)):
             totals[i] += count
