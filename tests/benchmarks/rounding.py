@@ -27,7 +27,7 @@ def tiny(name: str) -> tuple[Any, Callable[[], Any]]:
     for key, value in TINY.items():
         if hasattr(config, key) and isinstance(getattr(config, key), type(value)):
             setattr(config, key, value)
-    for key, value in {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1],
+    for key, value in {"num_stages": 4, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1],
                        "embedding_size": 8, "groups_width": 8, "num_hidden_layers": 3,
                        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
                        "layer_types": ["full_attention"] * 3}.items():  # fmt: skip
