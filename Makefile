@@ -18,7 +18,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test chaos test-cuda-build test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long wild clean
+.PHONY: help demo test chaos test-cuda-build test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -84,6 +84,9 @@ bench: $(VENV)/bench.stamp ## Run the benchmarks on the CPU (writes docs/benchma
 
 bench-gpu: $(VENV)/bench.stamp ## Run the benchmarks on the GPU (prints only)
 	$(RUN) -m tests.benchmarks --device cuda --write build/bench-gpu.md $(ARGS)
+
+rounding: $(VENV)/test.stamp ## Count the planted bugs that anynan.compare finds (prints docs/rounding.md's table)
+	$(RUN) -m tests.benchmarks.rounding $(ARGS)
 
 test-long: export OMP_NUM_THREADS = 1
 test-long: $(VENV)/test.stamp ## Run the tests that take long by themselves

@@ -26,6 +26,10 @@ _WHERE = {
     "Allow": "_readings.policy",
     "Policy": "_readings.policy",
     "Run": "_reports.run",
+    "Capture": "_compare.captures",
+    "Comparison": "_compare.comparison",
+    "capture": "_compare.compare",
+    "compare": "_compare.compare",
     "load": "_jsonl.reading",
     "render": "_reports.forms",
     "expect": "_runtime.context",
@@ -45,7 +49,9 @@ __all__ = [
     "Allow",
     "AnomalyError",
     "AnynanWarning",
+    "Capture",
     "Cause",
+    "Comparison",
     "Event",
     "History",
     "LostRankError",
@@ -58,7 +64,9 @@ __all__ = [
     "Summary",
     "Tracker",
     "Trial",
+    "capture",
     "check",
+    "compare",
     "expect",
     "load",
     "namespace",
@@ -80,6 +88,9 @@ if TYPE_CHECKING:
     from anynan import transformers as transformers
     from anynan._arrays.summary import Summary
     from anynan._checks import check, summarize
+    from anynan._compare.captures import Capture
+    from anynan._compare.compare import capture, compare
+    from anynan._compare.comparison import Comparison
     from anynan._jsonl.reading import load
     from anynan._readings.history import History
     from anynan._readings.policy import Allow, Policy

@@ -23,11 +23,12 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode,
 )
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 __all__ = [
     "BatchNorm", "LoaderIterator", "StorageWeakRef", "TorchDispatchMode", "current_mode",
-    "without_modes",
+    "tree_leaves", "tree_map", "without_modes",
 ]  # fmt: skip
 
 BatchNorm = _BatchNorm
@@ -284,6 +285,16 @@ def count_graphs() -> int:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Tell whether a module is run by way of the compiler."""
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def unseen() -> Any:
+    """Give a context in which function modes see nothing."""
+    return torch._C.DisableTorchFunction()
+
+
+def hands_over(file: str) -> bool:
+    """Tell whether a file is PyTorch's own that shows a call to function modes."""
+    return file == torch.overrides.__file__
 
 
 def is_compiled_function(fn: Any) -> bool:

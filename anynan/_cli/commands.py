@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from anynan._cli import doctor, replay, report, run, scan
+from anynan._cli import compare, doctor, replay, report, run, scan
 from anynan._runtime.about import ADAPTERS, __version__
 
 CORE = "numpy"  # its demo is the core's own: array code needs no adapter
@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     scan.add(commands)
     report.add(commands)
     replay.add(commands)
+    compare.add(commands)
     doctor.add(commands)
     return parser
 

@@ -126,7 +126,7 @@ def scan(
 
 def _files(path: str) -> Iterator[tuple[str, str, Callable[[], list[Tensor]]]]:
     if not os.path.isdir(path):
-        yield (path, *_reader(path))
+        yield (path, *reader(path))
         return
     if os.path.exists(os.path.join(path, orbax.MANIFEST)):
         yield path, "orbax", partial(orbax.tensors, path)
@@ -137,7 +137,7 @@ def _files(path: str) -> Iterator[tuple[str, str, Callable[[], list[Tensor]]]]:
             yield from _files(inner)
 
 
-def _reader(path: str) -> tuple[str, Callable[[], list[Tensor]]]:
+def reader(path: str) -> tuple[str, Callable[[], list[Tensor]]]:
     """Tell what a file is by how it begins, and how it is read."""
     try:
         with open(path, "rb") as file:

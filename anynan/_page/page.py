@@ -58,6 +58,11 @@ def page(run: "Run") -> str:
     parts += _growth(run, panels, event)
     parts += ["<h2>The run</h2>", _told(overview(run))]
     parts += _tables(panels)
+    return framed(title, "\n".join(parts))
+
+
+def framed(title: str, body: str) -> str:
+    """Put a body into a page that stands alone."""
     folder = os.path.dirname(__file__)
     style, script = (_text(os.path.join(folder, name)) for name in ("page.css", "page.js"))
     return (
@@ -65,8 +70,7 @@ def page(run: "Run") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(parts)
-        + f"\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n"
+        f"{body}\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n"
     )
 
 

@@ -1,0 +1,413 @@
+"""One side of a comparison: run a model with hooks, and keep what every layer gave."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from anynan._compare.captures import (
+    Array,
+    Capture,
+    Choice,
+    Operation,
+    Side,
+    Taken,
+    Wish,
+    cotangent,
+)
+from anynan._diagnosis.sources import is_anynans, user_source
+from anynan.events import Source
+from anynan.torch.call.discovery import find_modules
+from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map, unseen
+from anynan.torch.read.paths import clean_path, inner
+from anynan.torch.replay.names import canonical
+
+# Operations whose result jumps where their operand moves by a rounding unit.
+_CHOOSING = frozenset(
+    {"argmax", "argmin", "argsort", "bernoulli", "kthvalue", "mode", "msort", "multinomial",
+     "sort", "topk", "median", "nanmedian", "bucketize", "searchsorted"}
+)  # fmt: skip
+# Their gradient jumps where an operand passes a limit.
+_GATES = frozenset(
+    {"relu", "relu_", "relu6", "relu6_", "clamp", "clamp_", "clip", "clip_", "clamp_min",
+     "clamp_max", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_", "threshold",
+     "hardswish", "hardsigmoid", "maximum", "minimum", "abs"}
+)  # fmt: skip
+_VALUES = frozenset({"kthvalue", "mode", "sort", "topk", "median", "nanmedian"})
+_SEED = 0
+
+
+def side_of(target: Any) -> Side | None:
+    """Give the side of a model, or of a function that uses one; None for all else."""
+    if isinstance(target, torch.nn.Module):
+        return TorchSide(target, {"": target})
+    if callable(target):
+        models = find_modules(target)
+        if models:
+            return TorchSide(target, models)
+    return None
+
+
+class TorchSide(Side):
+    """Run a PyTorch model."""
+
+    backend = "torch"
+    can_follow = True
+    can_widen = True
+    can_give = True
+    can_look_inside = True
+
+    def __init__(self, call: Callable[..., Any], models: dict[str, torch.nn.Module]) -> None:
+        self.call = call
+        if len(models) == 1:  # one model needs no name in front of its layers
+            models = {"": next(iter(models.values()))}
+        self.models = {name: inner(model) for name, model in models.items()}
+        self.paths: dict[torch.nn.Module, str] = {}
+        for name, model in self.models.items():
+            for path, module in model.named_modules():
+                whole = ".".join(part for part in (name, clean_path(path, model)) if part)
+                self.paths.setdefault(module, whole)
+        self.compiled = [path for module, path in self.paths.items() if is_compiled(module)]
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Walk weights and buffers, each once, by name."""
+        seen: set[int] = set()
+        for name, model in self.models.items():
+            for path, x in (*model.named_parameters(), *model.named_buffers()):
+                if id(x) not in seen:
+                    seen.add(id(x))
+                    yield ".".join(part for part in (name, clean_path(path, model)) if part), x
+
+    def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
+        """Run once, and put everything back."""
+        taking = _Taking(self, wish)
+        with ExitStack() as stack:
+            stack.enter_context(self._kept(wish))
+            stack.enter_context(torch.random.fork_rng())
+            stack.enter_context(torch.set_grad_enabled(wish.backward))
+            torch.manual_seed(_SEED)
+            args = self._brought(batch, wish)
+            with taking.hooks(), nullcontext() if self.compiled else _Watch(taking):
+                out = self.call(*args)
+            if wish.backward:
+                taking.go_back(out)
+        return taking.capture()
+
+    @contextmanager
+    def _kept(self, wish: Wish) -> Iterator[None]:
+        """Put weights and buffers back afterwards, to the last bit; move or widen them."""
+        held = [(name, x, x.detach().clone()) for name, x in self.weights()]
+        narrow = [(x, x.data) for _, x, _ in held if wish.wide and x.is_floating_point()]
+        for x, data in narrow:
+            x.data = data.double()
+        if wish.nudge is not None:
+            for name, x, _ in held:
+                if x.is_floating_point():
+                    factor = torch.from_numpy(wish.nudge.factor(name, tuple(x.shape)))
+                    x.data.copy_((x.detach().double().cpu() * factor).to(x.dtype))
+        try:
+            yield
+        finally:
+            for x, data in narrow:
+                x.data = data
+            for _, x, before in held:
+                x.data.copy_(before)
+
+    def _brought(self, batch: tuple[Any, ...], wish: Wish) -> tuple[Any, ...]:
+        """Bring a batch of any framework to the model's device, and floats to its dtype."""
+        weights = [x for _, x in self.weights() if x.is_floating_point()]
+        device = weights[0].device if weights else torch.device("cpu")
+        dtypes = {x.dtype for x in weights}
+        number = iter(range(1 << 30))
+
+        def bring(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                if not hasattr(x, "dtype") or not hasattr(x, "shape"):
+                    return x
+                x = torch.from_numpy(np.array(x))
+            x = x.detach().to(device)
+            if x.is_floating_point():
+                if wish.nudge is not None:
+                    factor = wish.nudge.factor(f"input {next(number)}", tuple(x.shape))
+                    x = (x.double() * torch.from_numpy(factor).to(device)).to(x.dtype)
+                if len(dtypes) == 1:
+                    x = x.to(next(iter(dtypes)))
+                x = x.clone().requires_grad_(wish.backward)
+                if not self.compiled:  # no leaf: what works in place may work on it
+                    x = x.clone()
+            return x
+
+        return tuple(tree_map(bring, item) for item in batch)
+
+
+class _Call:
+    """Hold one call of a layer while it runs."""
+
+    def __init__(self, layer: str, kind: str, number: int, started: int) -> None:
+        self.layer, self.kind, self.number, self.started = layer, kind, number, started
+        self.given: tuple[Array, ...] = ()
+        self.into: list[torch.Tensor] = []
+        self.out_of: list[torch.Tensor] = []
+
+
+class _Taking:
+    """Collect what layers are given and make."""
+
+    def __init__(self, side: TorchSide, wish: Wish) -> None:
+        self.side, self.wish = side, wish
+        self.calls: dict[str, int] = defaultdict(int)
+        self.open: list[_Call] = []
+        self.ended: list[_Call] = []
+        self.taken: list[Taken] = []
+        self.choices: list[Choice] = []
+        self.operations: list[Operation] = []
+        self.notes: list[str] = []
+        self.unit = 0.0
+        self.weights = {name: _host(x) for name, x in side.weights()}
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Stand at every layer; those inside compiled code stay alone."""
+        paths = self.side.paths
+        if self.side.compiled:
+            paths = {module: path for module, path in paths.items() if not self._inside(module)}
+            self.notes.append("what runs inside compiled code was compared at its ends only")
+        handles = []
+        try:
+            for module, path in paths.items():
+                handles.append(
+                    module.register_forward_pre_hook(self._before(path), with_kwargs=True)
+                )
+                handles.append(
+                    module.register_forward_hook(self._after, with_kwargs=True, always_call=False)
+                )
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _inside(self, module: torch.nn.Module) -> bool:
+        return any(
+            outer is not module and is_compiled(outer) and any(x is module for x in outer.modules())
+            for outer in self.side.paths
+        )
+
+    def _before(self, path: str) -> Callable[..., Any]:
+        def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+            call = _Call(path, type(module).__name__, self.calls[path], len(self.taken))
+            self.calls[path] += 1
+            changed = None
+            if self.wish.given is not None and self.open:
+                wanted = self.wish.given.get((path, call.number))
+                if wanted is not None:
+                    changed = args, kwargs = _replaced((args, kwargs), wanted)
+            with unseen():
+                if self.wish.backward and not self.side.compiled:
+                    # A gradient of its own: that of a residual stream has more in it.
+                    changed = args, kwargs = tree_map(_alias, (args, kwargs))
+                call.into = _floats((args, kwargs))
+                call.given = tuple(_host(x) for x in call.into)
+            self.open.append(call)
+            return changed
+
+        return hook
+
+    def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        call = self.open.pop()
+        with unseen():
+            call.out_of = _floats(out)
+            self.unit = max([self.unit, *(torch.finfo(x.dtype).eps / 2 for x in call.out_of)])
+            made = tuple(_host(x) for x in call.out_of)
+        self.taken.append(Taken(call.layer, call.kind, call.number, "forward", call.given, made))
+        self.ended.append(call)
+
+    def go_back(self, out: Any) -> None:
+        """Run the backward pass, and take the gradients of what layers were given and made."""
+        loss = _objective(out)
+        if loss is None:
+            self.notes.append("no output needs a gradient: the backward pass was not compared")
+            return
+        weights = [(n, x) for n, x in self.side.weights() if x.requires_grad]
+        wanted: dict[int, torch.Tensor] = {}
+        for call in self.ended:
+            for x in (*call.into, *call.out_of):
+                if x.requires_grad:
+                    wanted.setdefault(id(x), x)
+        tensors = [*wanted.values(), *(x for _, x in weights)]
+        found = torch.autograd.grad(loss, tensors, allow_unused=True)
+        grads = {id(x): _host(g) for x, g in zip(tensors, found, strict=True) if g is not None}
+        own = defaultdict(list)
+        for name, x in weights:
+            if id(x) in grads:
+                own[name.rpartition(".")[0]].append(grads[id(x)])
+        for call in sorted(self.ended, key=lambda call: call.started, reverse=True):
+            given = tuple(grads[id(x)] for x in call.out_of if id(x) in grads)
+            made = [grads[id(x)] for x in call.into if id(x) in grads]
+            if self.calls[call.layer] == 1:
+                made += own[call.layer]
+            if given and made:
+                self.taken.append(
+                    Taken(call.layer, call.kind, call.number, "backward", given, tuple(made))
+                )
+
+    def capture(self) -> Capture:
+        """Give what was collected."""
+        return Capture(
+            "torch", self.taken, self.weights, self.unit, self.choices, self.operations, self.notes
+        )
+
+
+class _Watch(TorchFunctionMode):
+    """See discrete operations, and every operation of the layer that was asked about."""
+
+    def __init__(self, taking: _Taking) -> None:
+        super().__init__()
+        self.taking = taking
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        with unseen():
+            return self._seen(func, args, out)
+
+    def _seen(self, func: Any, args: tuple[Any, ...], out: Any) -> Any:
+        taking = self.taking
+        name = canonical(getattr(func, "__name__", str(func)))
+        if getattr(func, "__name__", "") in _CHOOSING:
+            out = self._chosen(func.__name__, args, out)
+        elif taking.wish.backward and getattr(func, "__name__", "") in _GATES:
+            self._gate(func.__name__, args, out)
+        inside, here = taking.wish.inside, taking.open[-1] if taking.open else None
+        if inside is not None and here is not None and (here.layer, here.number) == inside:
+            made = tuple(_host(x) for x in _floats(out))
+            if made and not name.startswith("__get__"):
+                source = _line()
+                taking.operations.append(Operation(name, source, made))
+        return out
+
+    def _gate(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+        if not isinstance(out, torch.Tensor) or not out.requires_grad:
+            return
+        taking = self.taking
+        held = args[0].detach() if args and isinstance(args[0], torch.Tensor) else out.detach()
+        open_ = _host(held.sign() if name == "abs" else (out.detach() == held) & (out != 0))
+        layer = taking.open[-1].layer if taking.open else ""
+        taking.choices.append(Choice(name, layer, _line(), open_, len(taking.taken), gate=True))
+
+    def _chosen(self, name: str, args: tuple[Any, ...], out: Any) -> Any:
+        taking = self.taking
+        picks = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and _whole(x)]
+        picked = picks[0] if picks else next(iter(tree_leaves(out)))
+        if not isinstance(picked, torch.Tensor):
+            return out
+        mine = _host(picked)
+        moved, follow = False, taking.wish.follow
+        held = [choice for choice in follow or () if not choice.gate]
+        made = sum(not choice.gate for choice in taking.choices)
+        if made < len(held):
+            theirs = held[made]
+            if theirs.name == name and theirs.picked.shape == mine.shape:
+                moved = not np.array_equal(theirs.picked, mine)
+                if moved:
+                    out, mine = _held_to(name, args, out, theirs.picked), theirs.picked
+        layer = taking.open[-1].layer if taking.open else ""
+        source = _line()
+        taking.choices.append(Choice(name, layer, source, mine, len(taking.taken), moved))
+        return out
+
+
+def _held_to(name: str, args: tuple[Any, ...], out: Any, picked: Array) -> Any:
+    """Give an operation's result as it is with another choice."""
+    indices = torch.from_numpy(np.array(picked))
+    if not isinstance(out, tuple):
+        return indices.to(out.device, out.dtype)
+    values, old = out[0], out[1]
+    indices = indices.to(old.device, old.dtype)
+    x = args[0]
+    for dim in range(x.ndim):
+        if name in _VALUES and x.ndim == indices.ndim:
+            gathered = torch.gather(x, dim, indices) if _fits(x, indices, dim) else None
+            if gathered is not None and torch.equal(torch.gather(x, dim, old), values):
+                return type(out)((gathered, indices))
+    return out
+
+
+def _fits(x: torch.Tensor, indices: torch.Tensor, dim: int) -> bool:
+    return (
+        all(i == dim or indices.shape[i] == x.shape[i] for i in range(x.ndim))
+        and int(indices.max()) < x.shape[dim]
+    )
+
+
+def _line() -> Source | None:
+    """Find the line that called an operation, past what PyTorch needs to show it to a mode."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        is_anynans(frame.f_code.co_filename) or hands_over(frame.f_code.co_filename)
+    ):
+        frame = frame.f_back
+    return user_source(frame, framework="torch")
+
+
+def _alias(x: Any) -> Any:
+    differs = isinstance(x, torch.Tensor) and x.requires_grad and x.is_floating_point()
+    return x.view_as(x) if differs else x
+
+
+def _whole(x: torch.Tensor) -> bool:
+    return not x.is_floating_point() and not x.is_complex()
+
+
+def _floats(tree: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for x in tree_leaves(tree):
+        if isinstance(x, torch.Tensor):
+            if (x.is_floating_point() or x.is_complex()) and not x.is_sparse:
+                found.append(x)
+        elif hasattr(x, "__dict__") and not callable(x):  # an output object, a cache
+            found += [
+                y for y in vars(x).values() if isinstance(y, torch.Tensor) and y.is_floating_point()
+            ]
+    return found
+
+
+def _host(x: torch.Tensor) -> Array:
+    x = x.detach()
+    if x.is_floating_point() and x.dtype not in (torch.float32, torch.float64):
+        x = x.float()
+    return np.array(x.cpu().numpy())
+
+
+def _replaced(tree: Any, arrays: Sequence[Array]) -> Any:
+    """Put other numbers in the place of a call's arrays, where all of their shapes fit."""
+    floats = _floats(tree)
+    if [tuple(x.shape) for x in floats] != [a.shape for a in arrays]:
+        return tree
+    new = {
+        id(x): torch.from_numpy(np.array(a)).to(x.device, x.dtype)
+        for x, a in zip(floats, arrays, strict=True)
+    }
+    return tree_map(lambda x: new.get(id(x), x) if isinstance(x, torch.Tensor) else x, tree)
+
+
+def _objective(out: Any) -> torch.Tensor | None:
+    """Give the loss, or one number that depends on every element of every output."""
+    loss = getattr(out, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
+        return loss.reshape(())
+    floats = [x for x in _floats(out) if x.requires_grad and not x.is_complex()]
+    if len(floats) == 1 and floats[0].numel() == 1:
+        return floats[0].reshape(())
+    total: torch.Tensor | None = None
+    for i, x in enumerate(floats):
+        weight = torch.from_numpy(cotangent(tuple(x.shape), i)).to(x.device, torch.float64)
+        part = (x.double() * weight).sum()
+        total = part if total is None else total + part
+    return total

@@ -1,0 +1,114 @@
+"""``anynan compare``: two files of weights, or what two runs wrote."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from anynan._cli.report import says
+from anynan._cli.statuses import BAD, FINE, UNREADABLE
+
+if TYPE_CHECKING:
+    from anynan._compare.checkpoints import Weights
+
+LIMIT = 8.0
+SHOWN = 12
+
+
+def add(commands: Any) -> None:
+    """Enter the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "compare",
+        help="find where two files of weights, or two runs, part: anynan compare a b",
+        description=(
+            "Compare two files of weights tensor by tensor, or two runs step by step, from what "
+            "tracker.to_jsonl(path) wrote. Two models are compared in Python: "
+            "anynan.compare(a, b, batch)."
+        ),
+        epilog=(
+            "example: anynan compare before.safetensors after.safetensors\n"
+            "exit status: 0 no difference, 1 a difference, 2 a file that cannot be read"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("first", help="safetensors, torch.save, npz, ..., or a run's .jsonl")
+    parser.add_argument("second", help="the same kind of file")
+    parser.add_argument(
+        "--max-ratio",
+        type=float,
+        default=LIMIT,
+        metavar="N",
+        help="times what rounding to the coarser dtype explains; more is a difference (8)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Compare two files, and print where they part.
+
+    Args:
+        chosen: The words of the command line.
+
+    Returns:
+        The exit status: 1 if they differ, 2 if one cannot be read.
+    """
+    from anynan._compare.checkpoints import compare_weights
+    from anynan._compare.runs import compare_runs
+    from anynan._files.tensors import UnreadableError
+    from anynan._jsonl.reading import load
+
+    try:
+        if _is_run(chosen.first) and _is_run(chosen.second):
+            found = compare_runs(load(chosen.first), load(chosen.second))
+            print(found.report())
+            return FINE if found.step is None else BAD
+        return _told(compare_weights(chosen.first, chosen.second), chosen.max_ratio)
+    except (OSError, ValueError, UnreadableError) as error:
+        print(f"anynan compare: {says(error)}", file=sys.stderr)
+        return UNREADABLE
+
+
+def _is_run(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(1) == b"{"
+
+
+def _told(rows: "Sequence[Weights]", limit: float) -> int:
+    beyond = [row for row in rows if row.ratio is not None and row.ratio > limit]
+    alone = [row for row in rows if row.note.startswith(("only", "shape"))]
+    compared = [row for row in rows if row.ratio is not None]
+    if beyond:
+        first = beyond[0]
+        print(
+            f"{len(beyond)} of {len(compared)} tensors differ; first {first.name}: "
+            f"{_ratio(first.ratio)} what rounding to {_coarser(first)} explains"
+        )
+        width = max(len(row.name) for row in beyond[:SHOWN])
+        for row in beyond[:SHOWN]:
+            print(f"  {row.name.ljust(width)}  apart {row.error:.1e}  {_ratio(row.ratio)}")
+        if len(beyond) > SHOWN:
+            print(f"  and {len(beyond) - SHOWN} more")
+    elif compared:
+        worst = max(row.ratio or 0.0 for row in compared)
+        same = "identical" if not worst else f"within {_ratio(worst)} what rounding explains"
+        print(f"No difference: {len(compared)} tensors are {same}")
+    else:
+        print("Nothing could be compared: no tensor is in both")
+    for row in alone[:SHOWN]:
+        print(f"  {row.name}: {row.note}")
+    if len(alone) > SHOWN:
+        print(f"  and {len(alone) - SHOWN} more that only one of them has")
+    return BAD if beyond or alone else FINE
+
+
+def _ratio(ratio: float | None) -> str:
+    from anynan._compare.comparison import times
+
+    return times(ratio)
+
+
+def _coarser(row: "Weights") -> str:
+    from anynan._files.formats import format_of
+
+    found = [format_of(dtype) for dtype in row.dtypes if dtype is not None]
+    return min((kind.mantissa, kind.name) for kind in found if kind is not None)[1]

@@ -1,0 +1,273 @@
+"""What one run of a model gave, layer by layer, on the host."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anynan._runtime.about import __version__
+from anynan.events import Source
+
+Array = NDArray[Any]
+Way = Literal["forward", "backward"]
+_FORM = "anynan capture 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Hold what went into one call of a layer, and what came out.
+
+    Attributes:
+        layer: Its path.
+        kind: What the layer is: the name of its class.
+        call: Which call of it, from 0.
+        way: ``forward``, or ``backward``: then the gradients of its outputs go in, and those of
+            its inputs and of its own weights come out.
+        given: The arrays that go in, those of numbers with a fraction only.
+        made: The arrays that come out.
+    """
+
+    layer: str
+    kind: str
+    call: int
+    way: Way
+    given: tuple[Array, ...]
+    made: tuple[Array, ...]
+
+    @property
+    def key(self) -> tuple[str, int, Way]:
+        """Tell it from the others of its run."""
+        return self.layer, self.call, self.way
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Hold what one discrete operation chose: a sort, an argmax, a draw.
+
+    Attributes:
+        name: The operation.
+        layer: The layer whose code it is in.
+        source: Its line.
+        picked: What it chose, whole numbers.
+        before: How many calls of layers had ended by then.
+        moved: Whether it would have chosen otherwise, had it not been held to another's choice.
+        gate: Whether only its gradient jumps: ReLU, clipping, the larger of two.
+    """
+
+    name: str
+    layer: str
+    source: Source | None
+    picked: Array
+    before: int
+    moved: bool = False
+    gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Hold what one operation of a layer's own code made."""
+
+    name: str
+    source: Source | None
+    made: tuple[Array, ...]
+
+
+@dataclass(slots=True)
+class Capture:
+    """Hold what one run gave.
+
+    Attributes:
+        backend: Name of the framework.
+        taken: The calls of layers, in the order in which they ended.
+        weights: The weights and buffers, by name.
+        unit: The largest unit roundoff among the dtypes that the layers made.
+        choices: What discrete operations chose, in order; where a framework tells of them.
+        operations: What the layer that was asked about made by its own code.
+        notes: What was not seen.
+        whole_gradients: Whether the gradients that leave a layer were taken, not only those that
+            arrive at it.
+    """
+
+    backend: str
+    taken: list[Taken] = field(default_factory=list)
+    weights: dict[str, Array] = field(default_factory=dict)
+    unit: float = 0.0
+    choices: list[Choice] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    whole_gradients: bool = True
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the capture to one ``.npz`` file, which holds no code and no pickle.
+
+        Raises:
+            OSError: If it cannot be written.
+
+        Example:
+            >>> import numpy as np, tempfile, os
+            >>> from anynan._compare.captures import Capture
+            >>> path = os.path.join(tempfile.mkdtemp(), "run.npz")
+            >>> Capture("numpy", weights={"w": np.ones(2)}).save(path)
+            >>> Capture.load(path).weights["w"].tolist()
+            [1.0, 1.0]
+        """
+        arrays: dict[str, Array] = {}
+
+        def put(items: Sequence[Array]) -> list[str]:
+            names = [f"a{len(arrays) + i}" for i in range(len(items))]
+            arrays.update(zip(names, items, strict=True))
+            return names
+
+        said = {
+            "form": _FORM,
+            "anynan": __version__,
+            "backend": self.backend,
+            "unit": self.unit,
+            "notes": self.notes,
+            "whole_gradients": self.whole_gradients,
+            "weights": dict(zip(self.weights, put(list(self.weights.values())), strict=True)),
+            "taken": [
+                [t.layer, t.kind, t.call, t.way, put(t.given), put(t.made)] for t in self.taken
+            ],
+            "choices": [
+                [c.name, c.layer, c.source and asdict(c.source), put([c.picked]), c.before, c.gate]
+                for c in self.choices
+            ],
+        }
+        with open(path, "wb") as file:
+            text = np.frombuffer(json.dumps(said).encode(), np.uint8)
+            np.savez_compressed(file, **arrays, said=text)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Capture":
+        """Read what ``save`` wrote.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If it is no capture, or cannot be read.
+        """
+        try:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
+                said = json.loads(bytes(held["said"]).decode())
+                assert said["form"] == _FORM
+
+                def get(names: Sequence[str]) -> tuple[Array, ...]:
+                    return tuple(held[name] for name in names)
+
+                return cls(
+                    said["backend"],
+                    [
+                        Taken(layer, kind, call, way, get(given), get(made))
+                        for layer, kind, call, way, given, made in said["taken"]
+                    ],
+                    {name: held[key] for name, key in said["weights"].items()},
+                    said["unit"],
+                    [
+                        Choice(
+                            name,
+                            layer,
+                            source and Source(**source),
+                            get(picked)[0],
+                            before,
+                            gate=gate,
+                        )
+                        for name, layer, source, picked, before, gate in said["choices"]
+                    ],
+                    notes=said["notes"],
+                    whole_gradients=said["whole_gradients"],
+                )
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            msg = f"{os.fspath(path)} is no capture that anynan.capture(...).save wrote"
+            raise ValueError(msg) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """Move numbers by about one unit in the last place, the same way every time.
+
+    Each is multiplied by a random factor between ``1 - 2 * unit`` and ``1 + 2 * unit``, which
+    is how far rounding may leave a number that was computed in another order.
+
+    Attributes:
+        unit: Unit roundoff of the dtype: 2**-24 for float32.
+        seed: Which factors.
+    """
+
+    unit: float
+    seed: int
+
+    def factor(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Give the factors of one array.
+
+        Args:
+            name: Which array; the same name has the same factors.
+            shape: Its shape.
+        """
+        draw = np.random.default_rng([self.seed, *name.encode()])
+        return np.asarray(1 + 2 * self.unit * (2 * draw.random(shape) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Say how a side shall run.
+
+    Attributes:
+        backward: Run the backward pass too.
+        nudge: Move weights and inputs by so much.
+        wide: Compute in float64, with the same weights and inputs.
+        follow: What discrete operations shall choose, in order.
+        given: What layers shall be given in the place of their inputs, by layer and call.
+        inside: The layer and the call of which every operation is wanted.
+    """
+
+    backward: bool = False
+    nudge: Nudge | None = None
+    wide: bool = False
+    follow: Sequence[Choice] | None = None
+    given: Mapping[tuple[str, int], tuple[Array, ...]] | None = None
+    inside: tuple[str, int] | None = None
+
+
+class Side:
+    """Run a model as an adapter knows how: one side of a comparison.
+
+    Attributes:
+        backend: Name of the framework.
+        can_follow: Whether discrete operations are seen, and can be held to a choice.
+        can_widen: Whether it can compute in float64 what is in float32.
+        can_give: Whether layers can be given other inputs.
+        can_look_inside: Whether the operations of one layer can be taken.
+    """
+
+    backend: str
+    can_follow = False
+    can_widen = False
+    can_give = False
+    can_look_inside = False
+
+    def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
+        """Run once, and put everything back: weights, buffers, random states.
+
+        Args:
+            batch: What the model is called with; arrays of any framework.
+            wish: How to run.
+        """
+        raise NotImplementedError
+
+
+def cotangent(shape: tuple[int, ...], number: int) -> Array:
+    """Give what an output is multiplied with to make one number of it, for a backward pass.
+
+    Args:
+        shape: Of the output.
+        number: Which output.
+    """
+    size = int(np.prod(shape, dtype=np.int64))
+    draw = np.random.default_rng(number).standard_normal(shape)
+    return np.asarray(draw / max(size, 1) ** 0.5)

@@ -1,0 +1,441 @@
+"""``anynan.compare``: the first place where two runs part."""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from anynan._compare.captures import Capture, Choice, Nudge, Side, Taken, Wish
+from anynan._compare.comparison import BEYOND, Comparison, Parting, Row, Turn
+from anynan._compare.distances import apart, holds, nearest, summed
+from anynan._compare.pairs import pairs, refuse_unused
+from anynan._runtime.about import ADAPTERS
+
+RERUNS = 2
+_TURNS = 10  # runs at most, to see whether rounding alone turns a choice
+_GATES = "an element near a limit (of a ReLU, of clipping) lies on its other side"
+
+
+def capture(model: Any, *batch: Any, backward: bool = True) -> Capture:
+    """Run a model once, and keep what every layer was given and made.
+
+    What cannot be in one process is compared so: two machines, two versions of a framework,
+    Keras on two backends. ``Capture.save`` writes one, ``Capture.load`` reads it, and
+    ``compare`` takes it as its second model.
+
+    Args:
+        model: A model, or a function that calls one.
+        *batch: What it is called with.
+        backward: Take the backward pass, too.
+
+    Returns:
+        The capture; the model's weights, buffers and random states are as before.
+
+    Raises:
+        TypeError: If no adapter knows how to run the model.
+
+    Example:
+        >>> import torch, anynan
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+        >>> [taken.layer for taken in anynan.capture(model, torch.ones(2, 4)).taken][:3]
+        ['0', '1', '']
+    """
+    return _side(model, "the model").run(batch, Wish(backward=backward))
+
+
+def compare(
+    a: Any,
+    b: Any,
+    *batch: Any,
+    names: Mapping[str, str] | None = None,
+    backward: bool = True,
+    follow: bool = False,
+    limit: float = BEYOND,
+) -> Comparison:
+    """Find the first layer where two models part by more than rounding explains.
+
+    Both run on the same batch, layer by layer in the order of execution, forward, then
+    backward. What rounding explains is measured, not chosen: the first model runs again with
+    weights and inputs moved by one rounding unit of the coarser side, and a layer that is
+    further apart than ``limit`` times as far as that moved it, while its inputs are not, is the
+    place. No weight, buffer or random state is changed for good.
+
+    Args:
+        a: The reference: a PyTorch or Keras model, a JAX function, or a function that calls
+            one.
+        b: The other, of the same framework or another; or a ``Capture`` of one that ran
+            elsewhere.
+        *batch: What both are called with; arrays of any framework.
+        names: Patterns from the first model's layer paths to the second's, where they differ:
+            ``{"layers.*": "blocks_*"}``. What no pattern names is matched by path, then by
+            order and shape.
+        backward: Compare the gradients, too.
+        follow: Hold the second model's discrete choices (top-k, argmax, sort, draws) to the
+            first's, and go on; else what comes after a choice that differs is not compared.
+        limit: How many times what rounding explains is too much.
+
+    Returns:
+        A Comparison; ``print`` it.
+
+    Raises:
+        TypeError: If no adapter knows how to run one of the two.
+        ValueError: If a pattern of ``names`` fits nothing.
+
+    Example:
+        >>> import copy, torch, anynan
+        >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+        <torch...>
+        >>> mine = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+        >>> port = copy.deepcopy(mine)
+        >>> port[1].eps = 1e-3
+        >>> anynan.compare(mine, port, torch.randn(4, 8)).place.layer
+        '1'
+    """
+    first = _side(a, "the first model")
+    second = None if isinstance(b, Capture) else _side(b, "the second model")
+    if limit <= 1:
+        msg = f"limit={limit} is no more than rounding itself: it must be above 1"
+        raise ValueError(msg)
+    return _Comparing(first, second, b, batch, dict(names or {}), limit, follow=follow).result(
+        backward=backward
+    )
+
+
+def _side(target: Any, what: str) -> Side:
+    """Find the adapter that runs a target; frameworks that are not imported are not asked.
+
+    Raises:
+        TypeError: If there is none.
+    """
+    import importlib
+
+    for name in ("keras", *(name for name in ADAPTERS if name != "keras")):
+        if name not in sys.modules:
+            continue
+        try:
+            module = importlib.import_module(f"anynan.{name}.compare")
+        except ModuleNotFoundError as error:
+            if error.name != f"anynan.{name}.compare":
+                raise
+            continue
+        side: Side | None = module.side_of(target)
+        if side is not None:
+            return side
+    msg = (
+        f"compare() cannot run {what}: a {type(target).__name__} is no PyTorch or Keras model, "
+        "no JAX function, and no function that calls one"
+    )
+    raise TypeError(msg)
+
+
+class _Comparing:
+    """Run both sides as often as it takes, and judge."""
+
+    def __init__(
+        self,
+        first: Side,
+        second: Side | None,
+        b: Any,
+        batch: tuple[Any, ...],
+        names: dict[str, str],
+        limit: float,
+        *,
+        follow: bool,
+    ) -> None:
+        self.first, self.second, self.batch, self.names = first, second, batch, names
+        self.limit, self.follow = limit, follow
+        self.ready: Capture | None = None if second is not None else b
+        self.layouts = self.backends_differ()
+
+    def backends_differ(self) -> bool:
+        other = self.second.backend if self.second is not None else self._given().backend
+        return other != self.first.backend
+
+    def _given(self) -> Capture:
+        assert self.ready is not None
+        return self.ready
+
+    def result(self, *, backward: bool) -> Comparison:
+        """Compare."""
+        mine = self.first.run(self.batch, Wish(backward=backward))
+        held = mine.choices if self.follow else None
+        if self.second is not None:
+            theirs = self.second.run(self.batch, Wish(backward=backward, follow=held))
+        else:
+            theirs = self._given()
+        refuse_unused(self.names, mine.taken, theirs.taken)
+        unit = max(mine.unit, theirs.unit, 2.0**-53)
+        moved = [
+            self.first.run(
+                self.batch, Wish(backward=backward, nudge=Nudge(unit, seed), follow=mine.choices)
+            )
+            for seed in range(RERUNS)
+        ]
+        turns, until = self._turns(mine, theirs, moved)
+        more = list(moved)
+        while any(not turn.rounding for turn in turns) and len(more) < _TURNS:
+            nudge = Nudge(unit, len(more))
+            more.append(self.first.run(self.batch, Wish(nudge=nudge, follow=mine.choices)))
+            turns, until = self._turns(mine, theirs, more)
+        moved += self._widened(mine, theirs, unit, backward=backward)
+        gates = [turn.choice for turn in turns if turn.choice.gate]
+        rows, holes = self._rows(mine, theirs, moved, unit, until, gates)
+        place = self._place(rows)
+        operation = None
+        if place is not None:
+            operation = self._inside(place, unit)
+        elif self._precision(mine, theirs):
+            rows = self._local(rows, mine, unit)
+        notes = dict.fromkeys((*mine.notes, *theirs.notes))
+        return Comparison(
+            place, tuple(rows), operation, self._weights(mine, theirs, unit, place), turns,
+            tuple(dict.fromkeys(holes)), unit, tuple(notes), self.limit,
+        )  # fmt: skip
+
+    def _widened(
+        self, mine: Capture, theirs: Capture, unit: float, *, backward: bool
+    ) -> list[Capture]:
+        """Run in float64 what runs in float32: long sums round more than their terms.
+
+        Where only the second side can, how far it moves is told by the first one's names.
+        """
+        if unit != 2.0**-24:
+            return []
+        for side, own in ((self.first, mine), (self.second, theirs)):
+            if side is None or not side.can_widen:
+                continue
+            wish = Wish(backward=backward, wide=True, follow=own.choices)
+            try:
+                run = side.run(self.batch, wish)
+            except Exception:  # noqa: BLE001, S112  an operation has no such kernel
+                continue
+            return [run if side is self.first else _carried(run, mine, theirs, self.names)]
+        return []
+
+    def _turns(
+        self, mine: Capture, theirs: Capture, moved: Sequence[Capture]
+    ) -> tuple[tuple[Turn, ...], int | None]:
+        """Find the choices that differ, and after how many calls of layers the first does."""
+        found: list[Turn] = []
+        until = None
+        plain = -1
+        for x, y in zip(mine.choices, theirs.choices, strict=False):
+            if x.name != y.name or x.picked.shape != y.picked.shape:
+                break
+            plain += not x.gate
+            if not y.moved and np.array_equal(x.picked, y.picked):
+                continue
+            share = 0.0 if y.moved else float(np.mean(x.picked != y.picked))
+            rounding = x.gate or any(_discrete(m)[plain].moved for m in moved)
+            found.append(Turn(x, share, rounding))
+            if not self.follow and not x.gate:
+                until = x.before  # what was chosen after it follows from it
+                break
+        return tuple(found), until
+
+    def _rows(
+        self,
+        mine: Capture,
+        theirs: Capture,
+        moved: Sequence[Capture],
+        unit: float,
+        until: int | None,
+        gates: Sequence[Choice],
+    ) -> tuple[list[Row], list[str]]:
+        rows: list[Row] = []
+        holes: list[str] = []
+        ended = {(x.layer, x.call): i for i, x in enumerate(mine.taken) if x.way == "forward"}
+        shut = max((gate.before - 1 for gate in gates), default=-1)
+        again = [{taken.key: taken for taken in run.taken} for run in moved]
+        if not (mine.whole_gradients and theirs.whole_gradients):
+            mine, theirs = arriving(mine), arriving(theirs)
+            again = [{taken.key: taken for taken in arriving(run).taken} for run in moved]
+        for way in ("forward", "backward"):
+            a = [taken for taken in mine.taken if taken.way == way]
+            b = [taken for taken in theirs.taken if taken.way == way]
+            if until is not None:
+                a = a[:until] if way == "forward" else []
+            for x, y in pairs(a, b, self.names):
+                at = ended.get((x.layer, x.call), -1)
+                if way == "backward" and (at <= shut or _around(x.layer, gates)):
+                    holes.append(f"the backward pass from {x.layer or 'the model'} on: {_GATES}")
+                    break
+                if way == "forward" and y is not None and _opens(x, y):
+                    shut = max(shut, at)
+                others = [run[x.key] for run in again if x.key in run]
+                row = self._row(x, y, others, unit)
+                rows.append(row)
+                if row.error is None and x.made:
+                    holes.append(_hole(x, y))
+        if until is not None:
+            holes.append("what comes after the choice that differs; follow=True goes on")
+        return rows, holes
+
+    def _row(self, x: Taken, y: Taken | None, again: Sequence[Taken], unit: float) -> Row:
+        joint = x.way == "backward"
+        floor, into = unit, unit
+        for z in again:
+            floor = max(floor, apart(x.made, z.made, layouts=False, joint=joint) or 0.0)
+            into = max(into, apart(x.given, z.given, layouts=False, joint=joint) or 0.0)
+        error = given = None
+        if y is not None:
+            error = apart(x.made, y.made, layouts=self.layouts, joint=joint)
+            far = apart(x.given, y.given, layouts=self.layouts, joint=joint)
+            given = None if far is None else far / into
+        other = None if y is None else y.layer
+        return Row(x.layer, other, x.kind, x.call, x.way, error, floor, given)
+
+    def _place(self, rows: Sequence[Row]) -> Row | None:
+        """Find the first call whose inputs agree and whose results do not."""
+        beyond = [row for row in rows if row.ratio is not None and row.ratio > self.limit]
+        fresh = [row for row in beyond if row.given is None or row.given <= self.limit]
+        return next(iter(fresh), beyond[0] if beyond else None)
+
+    def _inside(self, place: Row, unit: float) -> Parting | None:
+        """Find the operation of a layer's own code that parts first."""
+        second = self.second
+        if place.way == "backward" or second is None or place.other is None:
+            return None
+        if not (self.first.can_look_inside and second.can_look_inside):
+            return None
+        here, there = (place.layer, place.call), (place.other, place.call)
+        mine = self.first.run(self.batch, Wish(inside=here))
+        nudge = Nudge(unit, 0)
+        moved = self.first.run(self.batch, Wish(inside=here, nudge=nudge, follow=mine.choices))
+        held = mine.choices if self.follow else None
+        theirs = second.run(self.batch, Wish(inside=there, follow=held))
+        left = list(theirs.operations)
+        last = None
+        for i, x in enumerate(mine.operations):
+            again = moved.operations[i].made if i < len(moved.operations) else x.made
+            floor = max(unit, apart(x.made, again, layouts=False) or 0.0)
+            found = None
+            for j, y in enumerate(left):
+                far = apart(x.made, y.made, layouts=self.layouts)
+                if far is not None and len(x.made) == len(y.made) and far <= self.limit * floor:
+                    found = j
+                    break
+            if found is None:
+                other = (left[0].name, left[0].source) if left else (None, None)
+                return Parting(last, x.name, x.source, *other)
+            left = left[found + 1 :]
+            last = x.name
+        return None
+
+    def _precision(self, mine: Capture, theirs: Capture) -> bool:
+        second = self.second
+        return second is not None and second.can_give and mine.unit != theirs.unit
+
+    def _local(self, rows: list[Row], mine: Capture, unit: float) -> list[Row]:
+        """Give the second model's layers the first one's inputs: what each adds by itself."""
+        assert self.second is not None
+        partner = {
+            (row.other, row.call): (row.layer, row.call)
+            for row in rows
+            if row.way == "forward" and row.other is not None
+        }
+        made = {(t.layer, t.call): t for t in mine.taken if t.way == "forward"}
+        given = {other: made[own].given for other, own in partner.items()}
+        own = {key: taken.given for key, taken in made.items()}
+        theirs = self.second.run(self.batch, Wish(given=given, follow=mine.choices))
+        alone = self.first.run(
+            self.batch, Wish(given=own, nudge=Nudge(unit, 0), follow=mine.choices)
+        )
+        there = {(t.layer, t.call): t for t in theirs.taken}
+        again = {(t.layer, t.call): t for t in alone.taken}
+        found = []
+        for row in rows:
+            key = (row.layer, row.call)
+            other = there.get((row.other or "", row.call))
+            if row.way == "backward" or other is None or key not in again:
+                found.append(row)
+                continue
+            floor = max(unit, apart(made[key].made, again[key].made, layouts=False) or 0.0)
+            far = apart(made[key].made, other.made, layouts=self.layouts)
+            found.append(row if far is None else replace(row, local=far / floor))
+        return found
+
+    def _weights(
+        self, mine: Capture, theirs: Capture, unit: float, place: Row | None
+    ) -> tuple[tuple[str, float], ...]:
+        """Compare weights of the same name; those of the place with any, where names differ."""
+        found = []
+        for name, x in mine.weights.items():
+            if x.dtype.kind != "f":
+                continue
+            y = theirs.weights.get(name)
+            if y is not None:
+                far = nearest(x, y)
+            elif place is not None and name.rpartition(".")[0] == place.layer and theirs.weights:
+                there = any(holds(z, x, 4 * unit) for z in theirs.weights.values())
+                far = 0.0 if there else math.inf
+            else:
+                continue
+            if far is not None and far > 2 * unit:
+                found.append((name, far))
+        return tuple(found)
+
+
+def _discrete(run: Capture) -> list[Choice]:
+    return [choice for choice in run.choices if not choice.gate]
+
+
+def _around(layer: str, gates: Sequence[Choice]) -> bool:
+    return any(
+        gate.layer == layer or not layer or gate.layer.startswith(f"{layer}.") for gate in gates
+    )
+
+
+def _opens(x: Taken, y: Taken) -> bool:
+    """Tell whether an element is 0 in one run and not in the other: a gate opens or closes."""
+    return len(x.made) == len(y.made) and any(
+        a.shape == b.shape and not np.array_equal(a == 0, b == 0)
+        for a, b in zip(x.made, y.made, strict=True)
+    )
+
+
+def _carried(run: Capture, mine: Capture, theirs: Capture, names: Mapping[str, str]) -> Capture:
+    """Move the first run's arrays as far as another run moved the second's."""
+    own = {taken.key: taken for taken in theirs.taken}
+    wide = {taken.key: taken for taken in run.taken}
+    taken = []
+    for way in ("forward", "backward"):
+        a = [x for x in mine.taken if x.way == way]
+        b = [x for x in theirs.taken if x.way == way]
+        for x, y in pairs(a, b, names):
+            if y is None or y.key not in wide:
+                continue
+            z = wide[y.key]
+            made = apart(own[y.key].made, z.made, layouts=False) or 0.0
+            given = apart(own[y.key].given, z.given, layouts=False) or 0.0
+            taken.append(
+                replace(
+                    x,
+                    made=tuple(array * (1 + made) for array in x.made),
+                    given=tuple(array * (1 + given) for array in x.given),
+                )
+            )
+    return replace(run, taken=taken)
+
+
+def arriving(run: Capture) -> Capture:
+    """Take the gradients that arrive at layers for what there is of the backward pass."""
+    return replace(
+        run,
+        taken=[
+            replace(x, given=(), made=tuple(summed(x.given))) if x.way == "backward" else x
+            for x in run.taken
+        ],
+        whole_gradients=False,
+    )
+
+
+def _hole(x: Taken, y: Taken | None) -> str:
+    name = x.layer or "the model"
+    call = f", call {x.call + 1}" if x.call else ""
+    if y is None:
+        return f"{name}{call}: the second model has no such layer"
+    return f"{name}{call}: shapes do not fit {y.layer or 'the model'} of the second"

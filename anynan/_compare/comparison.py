@@ -1,0 +1,284 @@
+"""What a comparison found, and how it is told."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from anynan._compare.captures import Choice, Way
+from anynan._reports.escaping import name as printed
+from anynan.events import Source
+
+BEYOND = 8.0  # times the floor: what rounding does not explain; measured in docs/benchmarks.md
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Hold how far one call of a layer is apart in two runs.
+
+    Attributes:
+        layer: Its path in the first model.
+        other: Its path in the second, None where it has no partner.
+        kind: What the layer is in the first: the name of its class.
+        call: Which call of it, from 0.
+        way: ``forward`` or ``backward``.
+        error: Relative L2 distance of what it made; None where nothing could be compared.
+        floor: What rounding explains of it: how far the first run moves when weights and inputs
+            move by one rounding unit.
+        given: The same ratio as ``ratio``, of what it was given.
+        local: The ratio where the second model's layer was given the first one's inputs; None
+            where that was not tried.
+    """
+
+    layer: str
+    other: str | None
+    kind: str
+    call: int
+    way: Way
+    error: float | None
+    floor: float
+    given: float | None
+    local: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times what rounding explains."""
+        return None if self.error is None else self.error / self.floor
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Hold one operation of the first model whose result the second nowhere has, and its like.
+
+    Attributes:
+        last: The last operation whose result both have, None if there is none.
+        name: The first model's operation.
+        source: Its line.
+        other: The second model's, None where it has none left.
+        other_source: Its line.
+    """
+
+    last: str | None
+    name: str | None
+    source: Source | None
+    other: str | None
+    other_source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Hold a discrete choice that the two runs made differently.
+
+    Attributes:
+        choice: The first run's.
+        share: The share of its elements that differ.
+        rounding: Whether the first run alone turns so when it moves by a rounding unit.
+    """
+
+    choice: Choice
+    share: float
+    rounding: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Say where two runs part.
+
+    Attributes:
+        place: The layer where they part first: its inputs agree, what it makes does not. None
+            where everything that was compared is within what rounding explains.
+        rows: Every call of a layer, in order: the forward pass, then the backward pass.
+        operation: Which operation of that layer's own code parts first, where it is known.
+        weights: Weights of the two models that differ, by the first model's names, with the
+            relative distance.
+        turns: Discrete choices that differ.
+        holes: What has no partner or could not be compared.
+        unit: The unit roundoff of the coarser side.
+        notes: What else was not seen.
+        limit: The ratio beyond which rounding is no explanation.
+    """
+
+    place: Row | None
+    rows: tuple[Row, ...]
+    operation: Parting | None = None
+    weights: tuple[tuple[str, float], ...] = ()
+    turns: tuple[Turn, ...] = ()
+    holes: tuple[str, ...] = ()
+    unit: float = 0.0
+    notes: tuple[str, ...] = field(default=())
+    limit: float = BEYOND
+
+    @property
+    def ratio(self) -> float:
+        """Return the largest ratio of all that was compared."""
+        return max((row.ratio for row in self.rows if row.ratio is not None), default=0.0)
+
+    @property
+    def sensitive(self) -> tuple[Row, ...]:
+        """Return the layers that are beyond the limit by themselves, most sensitive first."""
+        found = [row for row in self.rows if row.local is not None and row.local > self.limit]
+        return tuple(sorted(found, key=lambda row: -(row.local or 0.0)))
+
+    def __str__(self) -> str:
+        return self.report()
+
+    def sentence(self) -> str:
+        """Return the answer in a sentence."""
+        compared = [row for row in self.rows if row.ratio is not None]
+        if not compared:
+            return "nothing could be compared: no layer of the two has a partner"
+        if self.place is None:
+            turned = next((turn for turn in self.turns if not turn.rounding), None)
+            if turned is not None:
+                choice = turned.choice
+                return (
+                    f"everything before is within {times(self._within(len(compared)))} what "
+                    f"rounding explains, but `{choice.name}` in {_layer(choice.layer)} chooses "
+                    "otherwise"
+                )
+            if not self.ratio:
+                return "no difference: everything that was compared is identical"
+            return f"no difference: everything is within {times(self.ratio)} what rounding explains"
+        row = self.place
+        before = self._within(self.rows.index(row))
+        where = _layer(row.layer)
+        if row.other is not None and row.other != row.layer:
+            where += f" ({_layer(row.other)} of the second)"
+        way = "" if row.way == "forward" else " of the backward pass"
+        if row.way == "backward" and row.given is None:
+            where = f"the gradient that arrives at {where}"
+        rest = f"within {times(before)} that" if before else "identical"
+        return (
+            f"first{way} in {where}, {times(row.ratio)} what rounding explains; "
+            f"everything before is {rest}"
+        )
+
+    def _within(self, count: int) -> float:
+        ratios = [row.ratio for row in self.rows[:count] if row.ratio is not None]
+        if self.place is not None:
+            ratios = [ratio for ratio in ratios if ratio <= self.limit]
+        return max(ratios, default=0.0)
+
+    def report(self, rows: int = 12) -> str:
+        """Return the answer, the table around the place, and what was not compared.
+
+        Args:
+            rows: How many rows of the table at most.
+        """
+        said = self.sentence()
+        lines = [said[:1].upper() + said[1:], ""]
+        if self.place is not None:
+            lines += self._cause()
+        lines += _table(self._shown(rows))
+        for turn in [turn for turn in self.turns if not turn.choice.gate][:3]:
+            lines.append(_turned(turn))
+        if self.sensitive:
+            named = ", ".join(
+                f"{_layer(row.layer)} {times(row.local)}" for row in self.sensitive[:5]
+            )
+            lines.append(f"  sensitive  by themselves, given the first model's inputs: {named}")
+        lines += [f"  not compared  {hole}" for hole in self.holes[:5]]
+        if len(self.holes) > 5:
+            lines.append(f"  not compared  and {len(self.holes) - 5} more")
+        lines += [f"  note  {note}" for note in self.notes]
+        return "\n".join(lines).rstrip()
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write the answer, a picture of every layer's ratio and the table to one HTML file.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        from anynan._compare.page import write
+
+        write(self, path)
+
+    def _cause(self) -> list[str]:
+        lines = []
+        found = self.operation
+        row = self.place
+        assert row is not None
+        mine = [item for item in self.weights if item[0].rpartition(".")[0] == row.layer]
+        for name, far in mine[:3]:
+            said = f"differs by {_share(far)}" if far < math.inf else "is nowhere in the second"
+            lines.append(f"  weight  {printed(name)} {said}")
+        if not mine and found is not None:
+            if found.last is not None:
+                lines.append(f"  agree   up to {found.last}")
+            if found.name is not None:
+                lines.append(f"  first   {found.name}{_at(found.source)}")
+            if found.other is not None:
+                lines.append(f"  second  {found.other}{_at(found.other_source)}")
+        return [*lines, ""] if lines else []
+
+    def _shown(self, most: int) -> Sequence[Row]:
+        if not most:
+            return ()
+        compared = [row for row in self.rows if row.ratio is not None]
+        if self.place is None:
+            worst = sorted(compared, key=lambda row: -(row.ratio or 0.0))[:most]
+            return [row for row in compared if row in worst]
+        at = compared.index(self.place)
+        start = max(0, min(at - most // 2, len(compared) - most))
+        return compared[start : start + most]
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    cells = [("layer", "", "apart", "rounding", "ratio")]
+    for row in rows:
+        call = f" #{row.call}" if row.call else ""
+        way = "" if row.way == "forward" else "backward"
+        cells.append(
+            (f"{row.layer or '(model)'}{call}", way, f"{row.error:.1e}", f"{row.floor:.1e}",
+             f"{row.ratio:.1f}")
+        )  # fmt: skip
+    widths = [max(len(line[i]) for line in cells) for i in range(5)]
+    found = []
+    for line in cells:
+        left = "  ".join(text.ljust(width) for text, width in zip(line[:2], widths, strict=False))
+        right = "  ".join(
+            text.rjust(width) for text, width in zip(line[2:], widths[2:], strict=True)
+        )
+        found.append(f"  {left}  {right}")
+    return [*found, ""]
+
+
+def _turned(turn: Turn) -> str:
+    choice = turn.choice
+    why = (
+        "a rounding unit alone turns it, too"
+        if turn.rounding
+        else "what comes after was not compared"
+    )
+    return (
+        f"  turn    {choice.name} in {_layer(choice.layer)}{_at(choice.source)}: "
+        f"{_share(turn.share)} of its choices differ; {why}"
+    )  # fmt: skip
+
+
+def times(ratio: float | None) -> str:
+    """Spell a ratio as people say it."""
+    if ratio is None:
+        return "-"
+    if math.isinf(ratio):
+        return "infinitely many times"
+    return f"{ratio:.1f} times" if ratio < 10 else f"{ratio:,.0f} times"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.2g} %" if value < 1 else f"{value:.3g} times its size"
+
+
+def _layer(path: str) -> str:
+    return f"`{printed(path)}`" if path else "the model's own code"
+
+
+def _at(source: Source | None) -> str:
+    """Say where: a model that is a library's has its line there."""
+    if source is None:
+        return ""
+    if source.via is not None:
+        return f"  {source.via}" + (f": {source.via_text}" if source.via_text else "")
+    return f"  {os.path.basename(source.file)}:{source.line} in {source.function}: {source.text}"

@@ -1,0 +1,86 @@
+"""Where a PyTorch port parts from a Keras model, and one Keras model from another."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import anynan
+
+torch = pytest.importorskip("torch")
+X = np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(4, 3, name="conv")(inputs)
+    x = keras.layers.BatchNormalization(name="norm", epsilon=1e-3)(x)
+    x = keras.layers.ReLU(name="act")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    return keras.Model(inputs, keras.layers.Dense(5, name="head")(x))
+
+
+class Port(torch.nn.Module):
+    """The same network, with images the other way round and kernels turned."""
+
+    def __init__(self, model: Any, eps: float = 1e-3) -> None:
+        super().__init__()
+        conv, head = model.get_layer("conv"), model.get_layer("head")
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.norm = torch.nn.BatchNorm2d(4, eps=eps)
+        self.act = torch.nn.ReLU()
+        self.pool = torch.nn.AdaptiveAvgPool2d(1)
+        self.head = torch.nn.Linear(4, 5)
+        kernel = torch.tensor(np.array(conv.kernel.numpy()))
+        self.conv.weight.data = kernel.permute(3, 2, 0, 1).contiguous()
+        self.conv.bias.data = torch.tensor(np.array(conv.bias.numpy()))
+        self.head.weight.data = torch.tensor(np.array(head.kernel.numpy()).T.copy())
+        self.head.bias.data = torch.tensor(np.array(head.bias.numpy()))
+        self.eval()
+
+    def forward(self, x: Any) -> Any:
+        x = self.act(self.norm(self.conv(x.permute(0, 3, 1, 2))))
+        return self.head(self.pool(x).flatten(1))
+
+
+def test_a_right_port_is_within_rounding(model: Any) -> None:
+    found = anynan.compare(model, Port(model), X)
+    assert found.place is None, str(found)
+    assert [row.layer for row in found.rows if row.ratio is not None] == [
+        "conv", "norm", "act", "pool", "head", "",
+    ]  # fmt: skip
+    assert "the backward pass of a Keras model was not compared" in found.notes
+
+
+def test_the_wrong_layer_of_a_port_is_named(model: Any) -> None:
+    found = anynan.compare(model, Port(model, eps=1e-5), X)
+    assert found.place is not None
+    assert found.place.layer == "norm"
+
+
+def test_a_kernel_that_was_ported_wrong_is_named(model: Any) -> None:
+    port = Port(model)
+    port.conv.weight.data = port.conv.weight.data.flip(2)
+    found = anynan.compare(model, port, X)
+    assert found.place is not None
+    assert found.place.layer == "conv"
+    assert "weight  conv.kernel is nowhere in the second" in str(found)
+
+
+def test_keras_on_another_backend_is_compared_by_a_file(model: Any, tmp_path: Path) -> None:
+    anynan.capture(model, X).save(tmp_path / "keras.npz")
+    found = anynan.compare(Port(model, eps=1e-5), anynan.Capture.load(tmp_path / "keras.npz"), X)
+    assert found.place is not None
+    assert found.place.layer == "norm"
+
+
+def test_nothing_is_changed(model: Any) -> None:
+    before = [np.array(x) for x in model.get_weights()]
+    call = keras.layers.Layer.__call__
+    anynan.compare(model, Port(model), X)
+    assert all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True))
+    assert keras.layers.Layer.__call__ is call

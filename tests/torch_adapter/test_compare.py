@@ -1,0 +1,307 @@
+"""Where two PyTorch models part: the layer, the operation, the line; and what is only rounding."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import anynan
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.gelu(self.up(self.norm(x)))
+        h = h * self.scale
+        return x + self.down(h)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Routed(nn.Module):
+    """Send each row to one of four experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.Parameter(torch.randn(4, 8, 8))
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, chosen = self.gate(x).topk(1)
+        x = torch.einsum("bi,bij->bj", x, self.experts[chosen[:, 0]]) * weight
+        return self.out(x)
+
+
+@pytest.fixture
+def model() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_copy_is_identical(model: Net, x: torch.Tensor) -> None:
+    found = anynan.compare(model, copy.deepcopy(model), x)
+    assert found.place is None
+    assert found.ratio == 0
+    assert found.sentence() == "no difference: everything that was compared is identical"
+
+
+def test_the_layer_whose_eps_differs_is_named(model: Net, x: torch.Tensor) -> None:
+    port = copy.deepcopy(model)
+    port.blocks[1].norm.eps = 1e-4
+    found = anynan.compare(model, port, x)
+    assert found.place is not None
+    assert (found.place.layer, found.place.way) == ("blocks.1.norm", "forward")
+    assert str(found).startswith("First in `blocks.1.norm`, ")
+    assert "everything before is identical" in str(found)
+
+
+def test_a_layers_own_arithmetic_is_named_with_its_line(model: Net, x: torch.Tensor) -> None:
+    port = copy.deepcopy(model)
+    port.blocks[2].scale = 1.01
+    found = anynan.compare(model, port, x)
+    assert found.place is not None
+    assert found.place.layer == "blocks.2"
+    assert found.operation is not None
+    assert (found.operation.last, found.operation.name) == ("gelu", "multiply")
+    assert found.operation.source is not None
+    assert found.operation.source.text == "h = h * self.scale"
+
+
+def test_a_weight_that_differs_is_the_reason(model: Net, x: torch.Tensor) -> None:
+    port = copy.deepcopy(model)
+    port.blocks[0].up.weight.data = port.blocks[0].up.weight.data.flip(0)
+    found = anynan.compare(model, port, x)
+    assert found.place is not None
+    assert found.place.layer == "blocks.0.up"
+    assert [name for name, _ in found.weights] == ["blocks.0.up.weight"]
+    assert "weight  blocks.0.up.weight differs by" in str(found)
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 0.5
+
+
+def test_a_wrong_gradient_is_found_where_the_forward_pass_agrees(
+    model: Net, x: torch.Tensor
+) -> None:
+    port = copy.deepcopy(model)
+    tanh = port.blocks[1].norm
+    forward = tanh.forward
+    tanh.forward = lambda x: Halved.apply(forward(x))
+    found = anynan.compare(model, port, x)
+    assert found.place is not None
+    assert (found.place.layer, found.place.way) == ("blocks.1.norm", "backward")
+    assert "of the backward pass in `blocks.1.norm`" in found.sentence()
+    assert anynan.compare(model, port, x, backward=False).place is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_another_precision_is_rounding(model: Net, x: torch.Tensor, dtype: torch.dtype) -> None:
+    found = anynan.compare(model, copy.deepcopy(model).to(dtype), x)
+    assert found.place is None, str(found)
+    assert 0 < found.ratio < 8
+
+
+def test_a_bug_larger_than_rounding_shows_through_a_lower_precision(
+    model: Net, x: torch.Tensor
+) -> None:
+    port = copy.deepcopy(model).bfloat16()
+    port.blocks[1].scale = 1.5
+    found = anynan.compare(model, port, x)
+    assert found.place is not None
+    assert found.place.layer == "blocks.1"
+
+
+class Cancelling(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 100) - 100
+
+
+def test_a_layer_that_loses_digits_by_itself_is_told_from_its_heirs(x: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), Cancelling(), nn.Linear(16, 4))
+    found = anynan.compare(model, copy.deepcopy(model).bfloat16(), x, limit=200)
+    assert found.place is None
+    local = {row.layer: row.local for row in found.rows if row.local is not None}
+    assert local["1"] > 10 * local["0"]
+    assert local["2"] < 8
+
+
+def test_names_lead_from_one_to_the_other(model: Net, x: torch.Tensor) -> None:
+    class Port(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.h = copy.deepcopy(model.blocks)
+            self.lm = copy.deepcopy(model.head)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.h:
+                x = block(x)
+            return self.lm(x)
+
+    port = Port()
+    port.h[1].norm.eps = 1e-3
+    for names in ({"blocks.*": "h.*", "head": "lm"}, {}):
+        found = anynan.compare(model, port, x, names=names)
+        assert found.place is not None
+        assert (found.place.layer, found.place.other) == ("blocks.1.norm", "h.1.norm")
+        assert "`blocks.1.norm` (`h.1.norm` of the second)" in found.sentence()
+    with pytest.raises(ValueError, match="fits no layer of the first model"):
+        anynan.compare(model, port, x, names={"layers.*": "h.*"})
+    with pytest.raises(ValueError, match="leads to no layer of the second model"):
+        anynan.compare(model, port, x, names={"blocks.*": "layers.*"})
+
+
+def test_what_has_no_partner_is_said_and_is_no_error(model: Net, x: torch.Tensor) -> None:
+    port = copy.deepcopy(model)
+    port.blocks = nn.ModuleList(list(port.blocks)[:2])
+    found = anynan.compare(model, port, x)
+    assert any("blocks.2" in hole for hole in found.holes)
+    assert found.place is not None
+    assert found.place.layer in ("head", "")
+
+
+def test_a_router_that_is_beyond_rounding_is_the_place_whatever_it_chose() -> None:
+    torch.manual_seed(0)
+    model = Routed()
+    port = copy.deepcopy(model)
+    port.gate.bias.data += torch.tensor([0.0, 0.0, 0.0, 1e-3])
+    found = anynan.compare(model, port, torch.randn(6, 8))
+    assert found.place is not None
+    assert found.place.layer == "gate"
+
+
+def test_a_choice_that_differs_ends_the_comparison() -> None:
+    torch.manual_seed(0)
+    model = Routed()
+    x = torch.randn(6, 8)
+
+    def near_tie(first: float, second: float) -> Routed:
+        port = copy.deepcopy(model)
+        with torch.no_grad():
+            port.gate.weight.zero_()
+            port.gate.bias.copy_(torch.tensor([first, second, 0.0, 0.0]))
+        return port
+
+    a, b = near_tie(1.0, 1.0 + 1.2e-7), near_tie(1.0 + 1.2e-7, 1.0)
+    found = anynan.compare(a, b, x)
+    assert found.place is None
+    assert found.turns
+    assert found.turns[0].choice.name == "topk"
+    assert "`topk` in the model's own code chooses otherwise" in found.sentence()
+    assert "topk in the model's own code" in str(found)
+    assert any("follow=True" in hole for hole in found.holes)
+    held = anynan.compare(a, b, x, follow=True)
+    assert held.place is None
+    assert not any("follow=True" in hole for hole in held.holes)
+    assert [row.layer for row in held.rows if row.way == "forward"] == ["gate", "out", ""]
+
+
+def test_a_relu_that_rounding_turns_ends_the_backward_pass_only() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        model[0].bias -= model[0](x)[0]  # one row lies at the limit
+    port = copy.deepcopy(model)
+    port[0].bias.data += 1e-7
+    found = anynan.compare(model, port, x)
+    assert found.place is None, str(found)
+    assert any("lies on its other side" in hole for hole in found.holes)
+
+
+def test_nothing_is_changed(model: Net, x: torch.Tensor) -> None:
+    model = nn.Sequential(model, nn.BatchNorm1d(5), nn.Dropout(0.5))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x.requires_grad_(True)
+    state = torch.get_rng_state()
+    found = anynan.compare(model, copy.deepcopy(model), x)
+    assert found.place is None, str(found)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in model.parameters())
+    assert x.grad is None
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert model.training
+
+
+def test_a_model_that_fails_leaves_nothing(model: Net) -> None:
+    with pytest.raises(RuntimeError, match="expected input with shape"):
+        anynan.compare(model, copy.deepcopy(model), torch.ones(2, 3))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_functions_that_call_models_are_compared(model: Net, x: torch.Tensor) -> None:
+    twin = copy.deepcopy(model)
+    twin.head.bias.data += 1e-3
+    found = anynan.compare(lambda x: model(x * 2), lambda x: twin(x * 2), x)
+    assert found.place is not None
+    assert found.place.layer == "head"
+
+
+def test_a_capture_of_another_process_is_compared(model: Net, x: torch.Tensor, tmp_path) -> None:
+    port = copy.deepcopy(model)
+    port.blocks[1].norm.eps = 1e-4
+    anynan.capture(port, x).save(tmp_path / "port.npz")
+    found = anynan.compare(model, anynan.Capture.load(tmp_path / "port.npz"), x)
+    assert found.place is not None
+    assert found.place.layer == "blocks.1.norm"
+
+
+def test_compiled_code_is_compared_at_its_ends(model: Net, x: torch.Tensor) -> None:
+    compiled = torch.compile(copy.deepcopy(model), backend="aot_eager")
+    found = anynan.compare(model, compiled, x)
+    assert found.place is None, str(found)
+    assert found.notes == ("what runs inside compiled code was compared at its ends only",)
+    assert any(row.layer == "" and row.ratio is not None for row in found.rows)
+
+
+def test_a_limit_below_rounding_is_refused(model: Net, x: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="limit=1 is no more than rounding itself"):
+        anynan.compare(model, model, x, limit=1)
+
+
+def test_the_page_shows_the_place_and_every_layer(
+    model: Net, x: torch.Tensor, tmp_path: Path
+) -> None:
+    port = copy.deepcopy(model)
+    port.blocks[1].norm.eps = 1e-4
+    found = anynan.compare(model, port, x)
+    found.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "First in `blocks.1.norm`" in page
+    assert page.count("<rect") == len([row for row in found.rows if row.ratio is not None])
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert len(page) < 100_000
