@@ -10,7 +10,7 @@ from anynan._arrays.summary import Summary
 from anynan._readings.readings import Rows, Site
 from anynan._runtime import context
 from anynan.options import Options
-from anynan.torch.call.rootcall import RootCall
+from anynan.torch.call.rootcall import Alive, RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
 from anynan.torch.graphs.fixed import Layer
@@ -127,10 +127,10 @@ class KeepGradHook(Hook):
     """Keep the gradient that comes into a root output, for a replay of the backward pass."""
 
     __torch_unserializable__ = True
-    __slots__ = ("index", "keep", "root")
+    __slots__ = ("alive", "index", "keep", "root")
 
-    def __init__(self, root: RootCall, index: int, keep: int | str) -> None:
-        self.root, self.index, self.keep = root, index, keep
+    def __init__(self, root: RootCall, alive: Alive, index: int, keep: int | str) -> None:
+        self.root, self.alive, self.index, self.keep = root, alive, index, keep
 
     def __call__(self, grad: torch.Tensor | None) -> None:
         """Keep the gradient."""
@@ -141,11 +141,13 @@ class KeepGradHook(Hook):
 def keep_gradients(state: State, root: RootCall, output: Any, options: Options) -> bool:
     """Have a call keep the gradients that come into its outputs; tell whether any may come."""
     trains = False
-    for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
+    found = [x for _, x in tensors(output, "output", objects=True)]
+    alive = root.stay(found)
+    for i, x in enumerate(found):
         if x.requires_grad:
             trains = True
             if options.backward:
-                handle = x.register_hook(KeepGradHook(root, i, options.keep))
+                handle = x.register_hook(KeepGradHook(root, alive, i, options.keep))
                 if x.grad_fn is None:
                     state.leaves.append(handle)
     return trains
