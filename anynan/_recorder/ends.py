@@ -25,11 +25,12 @@ from anynan._readings.readings import Reading, Rows
 from anynan._recorder.errorlog import ErrorLog
 from anynan._recorder.live import LiveTape
 from anynan._recorder.names import canonical
+from anynan._recorder.reached import mark
 from anynan._recorder.state import State
 from anynan._recorder.tape import given, now
 from anynan._recorder.trackable import change, is_array
 from anynan._recorder.tracked import TrackedArray
-from anynan._recorder.trials import Call, attempt, untouched
+from anynan._recorder.trials import Call, attempt
 from anynan.events import Event, Phase
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 # An argument up to this size is copied before the call, for the call may write into it.
 SMALL = 2**16  # bytes
-_SAMPLE = 64  # elements by which a larger one is known again
 
 
 class EndsTape(LiveTape):
@@ -92,7 +92,7 @@ class Began:
             if isinstance(x, np.ndarray) and is_array(x)
         ]
         self._copies = {id(x): x.copy() for _, x in self.arrays if x.nbytes <= SMALL}
-        self._marks = {id(x): _mark(x) for _, x in self.arrays if x.nbytes > SMALL}
+        self._marks = {id(x): mark(x) for _, x in self.arrays if x.nbytes > SMALL}
         self._random = np.random.get_state() if draws else None  # noqa: NPY002
         self.context = copy_context()
         self.log = ErrorLog()
@@ -103,7 +103,7 @@ class Began:
 
     def _is_written(self, x: Any) -> bool:
         copy = self._copies.get(id(x))
-        return bool(_mark(x) != self._marks[id(x)] if copy is None else _bytes(x) != _bytes(copy))
+        return bool(mark(x) != self._marks[id(x)] if copy is None else _bytes(x) != _bytes(copy))
 
     def fresh(self, raw: Any) -> Any:
         """Give a copy of an argument as it was.
@@ -267,11 +267,14 @@ class Ends:
     def _again(self, began: Began, tape: LiveTape) -> Replay:
         session = self._session
         tape.judged = False
-        with began.lent() as (args, kwargs), untouched(began.fn, session.tracker.judge.say):
+        start = session.start_of(began.fn)
+        again = start.again(session.tracker.judge.say, tape.give)
+        with began.lent() as (args, kwargs), again:
             began.roll()
             with np.errstate(all="ignore"):
                 result = session.run(tape, began.fn, args, kwargs)
         seen = tape.replay()
+        seen.notes += start.missed
         seen.passed = [
             Passed("", "forward", label, 0, *span)
             for label, x in leaves(result, "result")
@@ -299,12 +302,6 @@ class Ends:
 def _bytes(x: Any) -> bytes:
     held: bytes = x.tobytes()
     return held
-
-
-def _mark(x: Any) -> bytes:
-    """Give some elements, by which an array is known again."""
-    flat = x.reshape(-1) if x.flags.c_contiguous else x.flat
-    return _bytes(np.asarray(flat[:: max(x.size // _SAMPLE, 1)]))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -26,12 +26,13 @@ from anynan._recorder.ends import Ends
 from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
 from anynan._recorder.live import LiveTape
 from anynan._recorder.parting import parting
+from anynan._recorder.reached import Reached, Start
 from anynan._recorder.refusals import explain
 from anynan._recorder.state import State
 from anynan._recorder.tape import Tape, given, now
 from anynan._recorder.trackable import change, is_array, unwrap
 from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._recorder.trials import Call, attempt, untouched
+from anynan._recorder.trials import Call, attempt
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracker import Tracker
@@ -58,6 +59,7 @@ class ArraySession(BaseAdapter):
         super().__init__(tracker)
         self._local = threading.local()
         self._ends = Ends(self)
+        self._reached: Reached | None = None
         self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._matched: set[str] = set()
         self._paths: dict[str, bool] = {}
@@ -148,10 +150,13 @@ class ArraySession(BaseAdapter):
     def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
         tape = LiveTape(self, None)
         tape.judged = False
-        with untouched(fn, self.tracker.judge.say):
+        start = self.start_of(fn)
+        with start.again(self.tracker.judge.say, tape.give):
             np.random.set_state(self._local.random)  # noqa: NPY002  what it may draw from
             self.run(tape, fn, args, kwargs)
-        return tape.replay()
+        seen = tape.replay()
+        seen.notes += start.missed
+        return seen
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the call again with operations repaired, where its arguments are as they were."""
@@ -173,9 +178,28 @@ class ArraySession(BaseAdapter):
     # One call.
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one step under a tape, and judge what it saw."""
+        """Run one step, with what a second run of it needs at hand."""
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
+        if not self.options.replay:
+            return self._call(fn, args, kwargs)
+        reached = self._reached
+        if reached is None or reached.fn != fn:
+            reached = self._reached = Reached(fn)
+        with reached.lending(args, kwargs) as lent:
+            self._local.start = reached.begin(*lent)
+            try:
+                return self._call(fn, *lent)
+            finally:
+                self._local.start = None
+
+    def start_of(self, fn: Callable[..., Any]) -> Start:
+        """Give what this thread's call began with; what is there now where it is over."""
+        start: Start | None = getattr(self._local, "start", None)
+        return Reached(fn).begin((), {}) if start is None else start
+
+    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one step under a tape, and judge what it saw."""
         if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
             return self._ends.call(fn, args, kwargs)
         rows = self.tracker.judge.rows()
