@@ -268,7 +268,7 @@ class Ends:
         session = self._session
         tape.judged = False
         start = session.start_of(began.fn)
-        again = start.again(session.tracker.judge.say, tape.give)
+        again = start.again(session.tracker.judge.say, tape)
         with began.lent() as (args, kwargs), again:
             began.roll()
             with np.errstate(all="ignore"):

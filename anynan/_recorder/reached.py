@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._reach import Exhausted, Kept, Kinds, Reach
 from anynan._runtime import context
 from anynan._runtime.threads import busy_threads
+
+if TYPE_CHECKING:
+    from anynan._recorder.tape import Tape
 
 KINDS = Kinds(arrays=(np.ndarray,))
 # Bytes of an array that is copied when a call begins, and how many of them are looked at.
@@ -71,14 +74,12 @@ class Start:
                 self._known[id(x)] = x, x.copy() if x.nbytes <= SMALL else mark(x)
 
     @contextmanager
-    def again(
-        self, say: Callable[[str], object], change: Callable[[Any, str], Any] | None = None
-    ) -> Iterator[None]:
+    def again(self, say: Callable[[str], object], tape: "Tape") -> Iterator[None]:
         """Let a second run find what the first found, and put all of it back after it.
 
         Args:
             say: Is told of what could not be put back.
-            change: Gives, for an item of an iterator and its name, what the second run gets.
+            tape: Watches the second run.
 
         Raises:
             ReplayError: If it would move what cannot be put back.
@@ -97,8 +98,8 @@ class Start:
             for holder in reach.arrays:
                 x = holder.get()
                 if isinstance(x, np.ndarray):
-                    holder.set(self._as_it_was(holder.name, x))
-            with context.replay_context(), reach.again(change):
+                    holder.set(tape.lend(self._as_it_was(holder.name, x)))
+            with context.replay_context(), reach.again(tape.give):
                 yield
         except Exhausted as error:
             msg = (

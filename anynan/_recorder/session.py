@@ -151,7 +151,7 @@ class ArraySession(BaseAdapter):
         tape = LiveTape(self, None)
         tape.judged = False
         start = self.start_of(fn)
-        with start.again(self.tracker.judge.say, tape.give):
+        with start.again(self.tracker.judge.say, tape):
             np.random.set_state(self._local.random)  # noqa: NPY002  what it may draw from
             self.run(tape, fn, args, kwargs)
         seen = tape.replay()

@@ -160,6 +160,10 @@ class Tape:
             return raw
         return x
 
+    def lend(self, raw: Any) -> Any:
+        """Put an array under watch that the function reaches past its arguments."""
+        return self.wrap(raw) if is_array(raw) else raw
+
     def give(self, item: Any, name: str) -> Any:
         """Put the arrays of an iterator's item under watch; the program's own stay as they are."""
 

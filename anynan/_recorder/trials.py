@@ -64,7 +64,7 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
     closed, tape.closed = tape.closed, True  # an array of the first run is one like any other
     try:
         start = session.start_of(call.fn)
-        with start.again(session.tracker.judge.say, mended.give):
+        with start.again(session.tracker.judge.say, mended):
             began.run(_run, session, mended, call.fn, args, kwargs)
             as_before = drawn == str(np.random.get_state())  # noqa: NPY002
     except Exception:  # noqa: BLE001  then nothing is told of it
