@@ -77,9 +77,7 @@ class Monitor(_lightning.Callback):
         automatic = pl_module.automatic_optimization
         loop = loops.automatic_optimization if automatic else loops.manual_optimization
         progress = loop.optim_progress if automatic else loop.optim_step_progress
-        self.tracker = track(
-            _batch(loop.run, progress, trainer, pl_module), action=action, **self._options
-        )
+        self.tracker = track(_batch(loop.run, progress), action=action, **self._options)
         self.tracker.name = f"{type(pl_module).__name__}.training_step"
         self._session.give([pl_module])
         patches = Patches()
@@ -136,28 +134,16 @@ class Monitor(_lightning.Callback):
             self.tracker.remove()
 
 
-def _batch(run: Callable[..., Any], progress: Any, trainer: Any, module: Any) -> Callable[..., Any]:
-    """Make one batch a step that can be run again: Lightning counts what it does.
-
-    A second run computes only: no callback is called, and nothing is logged.
-    """
+def _batch(run: Callable[..., Any], progress: Any) -> Callable[..., Any]:
+    """Make one batch a step that can be run again: Lightning counts what it does."""
 
     def batch(*args: Any, **kwargs: Any) -> Any:
         if not replaying():
             return run(*args, **kwargs)
         counted = copy.deepcopy(progress.state_dict())
-        callbacks, trainer.callbacks = trainer.callbacks, []
-        vars(module).update(log=_nothing, log_dict=_nothing)
         try:
             return run(*args, **kwargs)
         finally:
             progress.load_state_dict(counted)
-            trainer.callbacks = callbacks
-            for name in ("log", "log_dict"):
-                vars(module).pop(name, None)
 
     return batch
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stand for what logs."""
