@@ -101,7 +101,7 @@ def leaks(x: np.ndarray) -> np.ndarray:
 ITEMS = iter([1.0, 2.0, 3.0])
 
 
-@pytest.mark.parametrize("fn", [draws, writes, takes, counts, leaks])
+@pytest.mark.parametrize("fn", [draws, writes, takes, leaks])
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 def test_nothing_is_claimed_where_the_second_run_would_be_another(fn: Any) -> None:
     STATE["calls"] = 0
@@ -109,6 +109,14 @@ def test_nothing_is_claimed_where_the_second_run_would_be_another(fn: Any) -> No
     event = failing(fn, np.ones(2) / 2)
     assert (event.tried, event.others) == (None, ())
     assert len(left) == len(list(ITEMS.__reduce__()[1]))
+
+
+def test_a_counter_is_put_back_for_the_fix_too() -> None:
+    STATE["calls"] = 0
+    event = failing(counts, np.ones(2) / 2)
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
+    assert STATE["calls"] == 1
 
 
 @pytest.mark.parametrize("options", [{"replay": False}, {"level": "operation"}])

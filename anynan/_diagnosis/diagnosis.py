@@ -524,6 +524,9 @@ def _input_event(case: Case, verdict: Verdict, label: str | None) -> Event:
     """Report bad values that came in with the batch, and what first worked with them."""
     reading, origin = case.reading, verdict.origin
     arrival = next((x for x in case.came_in if label in (None, x.reading.site.tensor)), None)
+    name = label if arrival is None else arrival.reading.site.tensor
+    if name in case.rows.makers:
+        return _made_event(case, verdict, name, arrival)
     layer, tensor, order, kind = None, label or "input", 0, case.kind
     summary: Summary | None = None
     rows: tuple[int, ...] = ()
@@ -563,6 +566,38 @@ def _input_event(case: Case, verdict: Verdict, label: str | None) -> Event:
     )
 
 
+def _made_event(case: Case, verdict: Verdict, label: str, arrival: Arrival | None) -> Event:
+    """Report what another watched model gave, or what was made after that."""
+    reading, origin, maker = case.reading, verdict.origin, case.rows.makers[label]
+    operands = () if origin is None else origin.operands
+    summary = next((item.summary for item in operands if item.source == "input"), None)
+    if arrival is not None:
+        summary = arrival.evidence.summary or summary
+    gave = f"what {maker.name} gave in its step {maker.step}"
+    if maker.certain:
+        text = f"{label} is {gave}: it was bad as it left {maker.name}, which is watched, too"
+        fix = f"mend {maker.name}: look at what its own tracker has of step {maker.step}"
+    else:
+        text = (
+            f"{label} was bad as it came in; {gave} was bad, too, and what was done since is "
+            "outside what is watched"
+        )
+        fix = (
+            f"mend {maker.name} first; if this stays, track the training step function, which "
+            "sees what lies between its models"
+        )
+    return _event(
+        case,
+        layer=None,
+        phase="loss",
+        kind=(None if summary is None else summary.kind) or case.kind,
+        tensor=label,
+        summary=summary,
+        cause=Cause("made_by_another", text, fix, "" if summary is None else seen(summary)),
+        spread=Spread(case.later, place(reading.phase, reading.layer, reading.site.parameter)),
+    )
+
+
 def _handed_event(case: Case, monitor: Monitor, verdict: Verdict, outside: Token) -> Event:
     """Report bad values that code between the watched layers handed to one of them."""
     reading, origin = case.reading, verdict.origin
@@ -577,17 +612,18 @@ def _between(
 ) -> Event:
     """Report what a layer was given, and between which layers it was made."""
     reading, before = case.reading, _layer_before(case, layer)
-    where = f"between {before} and {layer}" if before else f"before {layer}"
+    named = layer or "the model"
+    where = f"between {before} and {named}" if before else f"before {named}"
     return _event(
         case,
         layer=None,
         phase="loss",
         kind=(None if summary is None else summary.kind) or case.kind,
-        tensor=f"{label} of {layer}",
+        tensor=f"{label} of {named}",
         summary=summary,
         cause=Cause(
             "made_between_layers",
-            f"what {layer} was given was bad already: it was made {where}, {_UNWATCHED}",
+            f"what {named} was given was bad already: it was made {where}, {_UNWATCHED}",
             _outside_fix(case),
             "" if summary is None else seen(summary),
         ),

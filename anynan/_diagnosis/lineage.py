@@ -454,10 +454,16 @@ def _operand_roots(record: OpRecord, operand: Operand, roots: dict[int, _Roots])
         if summary is not None and summary.nan:
             return _root(Token(record.index, source="constant", label=operand.label))
         return _root(Token(record.index, placed=True))
-    if operand.source == "input" and summary is not None and is_mask(summary):
+    additive = record.name not in _PRODUCTS
+    if operand.source == "input" and additive and summary is not None and is_mask(summary):
         return _root(Token(record.index, placed=True))
-    masks = operand.source == "handed" and record.name not in _PRODUCTS
-    if masks and summary is not None and not summary.nan and not summary.posinf:
+    if (
+        operand.source == "handed"
+        and additive
+        and summary is not None
+        and not summary.nan
+        and not summary.posinf
+    ):
         return _root(Token(record.index, placed=True))
     # A bias with a mask in it, made once: no program keeps another -Inf between its steps.
     kept = operand.source in ("buffer", "unknown")

@@ -55,12 +55,16 @@ def tried(
         outcome = _outcome(run, verdict, repairs, excused)
         if outcome is None:
             break
+        fault = None
+        if outcome == "another":
+            fault, repair = another(case, verdict)
+            if not _stays(repair, repairs, attempt, neginf=neginf):
+                fault = None
         numbers = (run.loss, run.gradient_norm) if outcome == "finite" else ()
         trial = Trial(repairs[-1].expression, outcome, run.extent, *numbers)
         faults[-1] = _told(faults[-1], trial)
-        if outcome != "another" or len(faults) == MOST:
+        if fault is None or len(faults) == MOST:
             break
-        fault, repair = another(case, verdict)
         faults.append(fault)
         repairs.append(repair)
     first, *others = faults
@@ -85,6 +89,27 @@ def _outcome(
     if not any(r.phase == found.phase for r in same):
         return "another"
     return "insufficient" if same[-1] is repairs[-1] else None
+
+
+def _stays(
+    found: Repair,
+    repairs: Sequence[Repair],
+    attempt: Callable[[Sequence[Repair]], Attempt | None],
+    *,
+    neginf: bool,
+) -> bool:
+    """Tell whether a fault is one of its own, and not made by what the fix itself gives.
+
+    A division by 1e-8 gives large values. Where 0 is in their place and the same fault is there
+    all the same, it is independent of them.
+    """
+    if not repairs[-1].expression:
+        return True
+    run = attempt([replace(repair, expression="") for repair in repairs])
+    if run is None or run.bad:
+        return False
+    origin = trace(run.replay.records, run.replay.sinks, neginf=neginf).origin
+    return origin is not None and found.is_of(origin.name, origin.source, origin.layer)
 
 
 def _told(event: Event, trial: Trial) -> Event:

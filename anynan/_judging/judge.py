@@ -25,6 +25,7 @@ from anynan._diagnosis.diagnosis import (
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import PLACING, Replay, Sink, trace
 from anynan._diagnosis.trials import tried
+from anynan._judging import made
 from anynan._judging.actions import Actor, takes_along
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
@@ -77,6 +78,7 @@ class Judge(Actor):
         # was made all the same.
         self._went_on: Rows | None = None
         self._through: Rows | None = None
+        self._since = made.count()
 
     # What adapters call.
 
@@ -98,6 +100,7 @@ class Judge(Actor):
         if rows is not None:
             self._local.rows = None
             self._local.next = rows.step + 1
+            self._local.since = made.count()
         return rows
 
     def settle(self, rows: Rows) -> None:
@@ -189,6 +192,8 @@ class Judge(Actor):
         if judged is None:
             return
         kind, severity = judged
+        if kind in NON_FINITE:
+            self._look_around(rows, reading, value)
         if rows.failed is not None or rows.held is not None:
             rows.spread += self._is_bad(rows, order)
             return
@@ -210,6 +215,8 @@ class Judge(Actor):
             return
         mask = site.parameter is None and key in self.monitor.downgraded
         if severity == "suspect" or mask or order in rows.suspect:
+            if site.phase == "input" and site.tensor in rows.makers:  # noted where it was made
+                return
             if value is None and site.tensor == STATE and order in rows.live:
                 value = rows.live[order]()
             self._note_once(reading, kind, value)
@@ -222,6 +229,25 @@ class Judge(Actor):
         elif rows.pending is not None and site.phase == "backward":
             return
         self.fail(rows, reading, kind, value, later=later, replayed=replayed)
+
+    def _look_around(self, rows: Rows, reading: Reading, value: Any) -> None:
+        """Remember what left the model bad, and find whether what came in left another so."""
+        phase, order = reading.phase, reading.order
+        if phase not in ("input", "forward", "loss"):
+            return
+        if value is None and order in rows.live:
+            value = rows.live[order]()
+        memory = None if value is None else self._adapter.memory(value)
+        if phase == "input":
+            found = made.maker(self, value, getattr(self._local, "since", self._since))
+            if found is not None:
+                rows.makers[reading.site.tensor] = found
+            elif memory is not None:
+                rows.brought.append(memory)
+        elif not any(is_of(value) for is_of in rows.brought):
+            tracker = self._tracker()
+            name = "" if tracker is None else tracker.name
+            made.note(self, name, rows.step, memory, own=not rows.doubts)
 
     def fail(
         self,
@@ -839,6 +865,8 @@ class Judge(Actor):
             return
         if rows.failed is None or rows.failed.phase != "input":
             for doubt in rows.doubts:
+                if doubt.reading.site.tensor in rows.makers:  # noted where it was made
+                    continue
                 self._note_once(doubt.reading, doubt.kind, doubt.value())
 
     def _measured(self, value: Any) -> Summary | None:

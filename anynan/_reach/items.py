@@ -1,6 +1,6 @@
 """An iterator that gives a second run of a step what it gave the first."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Iterators of these modules have no state of the program's own, and nothing but __next__.
@@ -35,26 +35,31 @@ class Items:
         3
     """
 
-    __slots__ = ("_at", "_iterator", "_name", "_taken")
+    __slots__ = ("_at", "_change", "_iterator", "_name", "_taken")
 
     def __init__(self, iterator: Iterator[Any], name: str) -> None:
         self._iterator = iterator
         self._name = name
         self._taken: list[tuple[Any, BaseException | None]] = []
         self._at: int | None = None
+        self._change: Callable[[Any, str], Any] | None = None
 
     @property
     def iterator(self) -> Iterator[Any]:
         """The program's own iterator."""
         return self._iterator
 
-    def rewind(self) -> None:
-        """Give out again what was taken, from the first on."""
-        self._at = 0
+    def rewind(self, change: Callable[[Any, str], Any] | None = None) -> None:
+        """Give out again what was taken, from the first on.
+
+        Args:
+            change: Gives, for an item and the iterator's name, what is given out.
+        """
+        self._at, self._change = 0, change or self._change
 
     def go_on(self) -> None:
         """Give out the iterator's own items again."""
-        self._at = None
+        self._at = self._change = None
 
     def __iter__(self) -> "Items":
         return self
@@ -67,7 +72,7 @@ class Items:
             self._at += 1
             if error is not None:
                 raise error
-            return item
+            return item if self._change is None else self._change(item, self._name)
         try:
             item = next(self._iterator)
         except BaseException as error:

@@ -1,6 +1,6 @@
 """What one step's code can reach: searched seldom, kept at every step."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -120,8 +120,11 @@ class Reach:
                     holder.set(items.iterator)
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def again(self, change: Callable[[Any, str], Any] | None = None) -> Iterator[None]:
         """Give out the items of the first run once more; nothing is taken from what is not lent.
+
+        Args:
+            change: Gives, for an item and its iterator's name, what is given out.
 
         Raises:
             ReplayError: If that cannot be seen to.
@@ -129,7 +132,7 @@ class Reach:
         lent = list(self._lent.values())
         guards: list[tuple[Holder, Items]] = []
         for items in lent:
-            items.rewind()
+            items.rewind(change)
         self._runs_again = True
         try:
             for holder in self._found.iterators:

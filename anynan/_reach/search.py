@@ -89,6 +89,31 @@ class Holder:
         return Holder(f"{self.name}.{key}" if self.name else key, self.namespace, key)
 
 
+class Default(Holder):
+    """Say which default argument of a function something is; those come in a tuple.
+
+    Args:
+        name: Of the argument.
+        fn: The function.
+        at: Its place among the defaults.
+    """
+
+    __slots__ = ("_fn",)
+
+    def __init__(self, name: str, fn: types.FunctionType, at: int) -> None:
+        super().__init__(name, lambda: fn.__defaults__, at)
+        self._fn = fn
+
+    def set(self, value: Any) -> bool:
+        """Give the function another default."""
+        held = list(self._fn.__defaults__ or ())
+        if self.key >= len(held):
+            return False
+        held[self.key] = value
+        self._fn.__defaults__ = tuple(held)
+        return True
+
+
 def container_kind(value: Any) -> Any:
     """Give the built-in type whose methods reach into a container, None if it is none.
 
@@ -202,6 +227,12 @@ class Search:
             holder = Holder(name, functools.partial(_itself, cell))
             self.found.plain.append(holder)
             self._value(holder, depth)
+        given = fn.__defaults__ or ()
+        first = fn.__code__.co_argcount - len(given)
+        for i, name in enumerate(fn.__code__.co_varnames[first:][: len(given)]):
+            self._value(Default(name, fn, i), depth)
+        for name in fn.__kwdefaults__ or ():
+            self._value(Holder(name, functools.partial(getattr, fn, "__kwdefaults__"), name), depth)
         reads, written, stored = names(fn.__code__)
         self._stored |= stored
         for name in reads | written:

@@ -135,10 +135,9 @@ class Rows:
     """
 
     __slots__ = (
-        "__weakref__", "applied", "calls", "carried", "doubts", "expected", "failed", "given",
-        "guarded",
-        "held", "hi", "holding", "judged", "live", "lo", "norms", "pending", "scale", "seen",
-        "sites", "skip", "spread", "stats", "step", "suspect",
+        "__weakref__", "applied", "brought", "calls", "carried", "doubts", "expected", "failed",
+        "given", "guarded", "held", "hi", "holding", "judged", "live", "lo", "makers", "norms",
+        "pending", "scale", "seen", "sites", "skip", "spread", "stats", "step", "suspect",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -157,6 +156,10 @@ class Rows:
         self.live: dict[int, Callable[[], Any]] = {}
         # What came in bad, until something bad follows from it.
         self.doubts: list[Doubt] = []
+        # Which watched model may have made it, by the name of the input.
+        self.makers: dict[str, Any] = {}
+        # What tells the memory of bad input that no watched model made.
+        self.brought: list[Callable[[Any], bool]] = []
         # A layer was seen handing it on.
         self.carried = False
         # While a layer's output is judged: gives what the layer was given that is bad, and the

@@ -24,25 +24,23 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._reach import Holder, Reach
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.errorlog import ErrorLog
-from anynan._recorder.light import SMALL, Light, mark
+from anynan._recorder.light import Light
 from anynan._recorder.live import LiveTape
 from anynan._recorder.names import canonical
+from anynan._recorder.reached import SMALL, mark
 from anynan._recorder.saving import inputs
 from anynan._recorder.state import State
 from anynan._recorder.tape import given, now
 from anynan._recorder.trackable import change, is_array
 from anynan._recorder.tracked import TrackedArray
-from anynan._recorder.trials import KINDS, Call, attempt, untouched
+from anynan._recorder.trials import Call, attempt
 from anynan.events import Event, Phase
 
 if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
-
-MANY = 200  # arrays that its code reaches
 
 
 class EndsTape(LiveTape):
@@ -88,25 +86,24 @@ class EndsTape(LiveTape):
 
 
 class Began:
-    """Hold what a call began with, so that it can be run again as it was.
+    """Hold what a call was given, so that it can be run again with it.
 
     Args:
         fn: The function.
         args: Its arguments.
         kwargs: Those by name.
-        reach: What its code reaches.
         draws: Whether NumPy's global random numbers are kept, too.
+        light: What a look at the sums alone has kept of the arguments already.
     """
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        reach: Reach, *, draws: bool, light: Light | None = None,
+        *, draws: bool, light: Light | None = None,
     ) -> None:  # fmt: skip
         self.fn, self.args, self.kwargs = fn, args, kwargs
         self.given = bound(positional(fn), args, kwargs)
         self._copies: dict[int, Any] = {}
         self._marks: dict[int, bytes] = {}
-        self._reach, self._kept = reach, reach.now(self.given)
         self.arrays = [
             (label, x)
             for name, value in self.given
@@ -115,17 +112,11 @@ class Began:
         ]
         self._random = np.random.get_state() if draws else None  # noqa: NPY002
         if light is not None:
-            self._reached: list[tuple[Holder, Any]] = []
             self.context, self.log = light.context, light.log
             for x, _, kept in light.held:
                 (self._marks if type(kept) is bytes else self._copies)[id(x)] = kept
             return
-        self._reached = [
-            (holder, x)
-            for holder in self._kept.arrays[:MANY]
-            if type(x := holder.get()) is np.ndarray and not x.dtype.hasobject
-        ]
-        for _, x in [*self.arrays, *self._reached]:
+        for _, x in self.arrays:
             view = _host(x)
             if view.nbytes <= SMALL:
                 self._copies[id(x)] = view.copy()
@@ -184,7 +175,7 @@ class Began:
 
     @contextmanager
     def lent(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Give the arguments and all that the code reaches as they were; afterwards as they are.
+        """Give the arguments as they were, and afterwards leave the program's as they are.
 
         Yields:
             The arguments to run the function with.
@@ -196,22 +187,14 @@ class Began:
             originals[id(copy)] = raw
             return copy
 
-        now = self._reach.now(self.given)
-        held = [(holder, holder.get()) for holder, _ in self._reached]
         values: list[Any] = []
         try:
-            self._reach.put_back(self._kept)
-            for holder, x in self._reached:
-                holder.set(self.fresh(x))
             values += [change(value, name, is_array, fresh) for name, value in self.given]
             args = tuple(values[: len(self.args)])
             yield args, dict(zip(self.kwargs, values[len(self.args) :], strict=True))
         finally:
             for value in values:
                 change(value, "", lambda x: id(x) in originals, lambda x, _: originals[id(x)])
-            for holder, x in held:
-                holder.set(x)
-            self._reach.put_back(now)
 
     def roll(self) -> None:
         """Put NumPy's global random numbers to where they were."""
@@ -229,7 +212,6 @@ class Ends:
     def __init__(self, session: "ArraySession") -> None:
         self._session, self._local = session, threading.local()
         self._draws = True  # until a call is seen to leave the global random numbers alone
-        self._reach: Reach | None = None
         self._sizes = session.options.sizes
         self._sites: dict[tuple[Any, ...], list[Site]] = {}
 
@@ -242,7 +224,7 @@ class Ends:
         """Run one call, and judge what came out of it."""
         light = Light(self, fn, args, kwargs) if self._may_be_light(fn) else None
         if light is None:
-            return self._call(fn, args, kwargs)
+            return self._session.begun(fn, args, kwargs, self._call)
         log, squared = light.log, list[tuple[Any, float]]()
         failed = None
         token = now.set(light)  # type: ignore[arg-type]  it makes a tape where one is wanted
@@ -269,7 +251,7 @@ class Ends:
         finally:
             now.reset(token)
         if light is None:
-            return self._call(fn, args, kwargs)
+            return self._session.begun(fn, args, kwargs, self._call)
         clean = failed is None and clean and getattr(self._local, "began", None) is None
         if clean and self._session.tracker.judge.passed(*self._rows(light, squared)):
             return result
@@ -288,7 +270,7 @@ class Ends:
     def _may_be_light(self, fn: Callable[..., Any]) -> bool:
         """Tell whether a call may be looked at by its sums alone, for all that is not arguments."""
         measured = self._draws or self._sizes or type(fn) is MethodType
-        return not measured and self._found(fn).is_empty
+        return not measured and self._session.reached(fn).is_empty
 
     def _rows(
         self, light: Light, squared: list[tuple[Any, float]]
@@ -323,9 +305,7 @@ class Ends:
         if known is not None:
             return known
         session = self._session
-        began = Began(
-            light.fn, light.args, light.kwargs, self._found(light.fn), draws=False, light=light
-        )
+        began = Began(light.fn, light.args, light.kwargs, draws=False, light=light)
         rows = session.tracker.judge.rows()
         tape = EndsTape(session, rows)
         self._local.began, self._local.rows, self._local.deep = began, rows, tape
@@ -340,7 +320,7 @@ class Ends:
         session = self._session
         rows = session.tracker.judge.rows()
         tape = EndsTape(session, rows)
-        began = self._local.began = Began(fn, args, kwargs, self._found(fn), draws=self._draws)
+        began = self._local.began = Began(fn, args, kwargs, draws=self._draws)
         self._local.rows = rows
         state = State(fn, began.given, session.is_near)
 
@@ -383,15 +363,6 @@ class Ends:
             tape.close()
         self._end(rows)
         return result
-
-    def _found(self, fn: Callable[..., Any]) -> Reach:
-        """Give what the function's code reaches, searched for again from time to time."""
-        reach = self._reach
-        if reach is None:
-            reach = self._reach = Reach(fn, KINDS)
-        if reach.is_due():
-            reach.search([])
-        return reach
 
     def _written(self, tape: EndsTape, began: Began, done: Any) -> None:
         """Read what the call wrote into its arguments."""
@@ -467,7 +438,9 @@ class Ends:
         session = self._session
         tape = self._local.tape = LiveTape(session, None)
         tape.judged = False
-        with began.lent() as (args, kwargs), untouched(began.fn, session.tracker.judge.say):
+        start = session.start_of(began.fn)
+        again = start.again(session.tracker.judge.say, tape)
+        with again, began.lent() as (args, kwargs):
             into = collecting.get()
             if into is not None:
                 inputs(into, args, kwargs)
@@ -475,6 +448,7 @@ class Ends:
             with np.errstate(all="ignore"):
                 result = session.run(tape, began.fn, args, kwargs)
         seen = tape.replay()
+        seen.notes += start.missed
         seen.passed = [place for place in tape.passed if place.layer] + [
             Passed("", "forward", label, 0, *span)
             for label, x in leaves(result, "result")

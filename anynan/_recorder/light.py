@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anynan._recorder.errorlog import ErrorLog
+from anynan._recorder.reached import SMALL, mark
 from anynan.events import Event
 
 if TYPE_CHECKING:
     from anynan._recorder.ends import Ends
 
 # An array up to this size is copied before the call, for the call may write into it.
-SMALL = 2**16  # bytes
-_SAMPLE = 64  # elements by which a larger one is known again
 _PRODUCT = 10_000  # elements: above, OpenBLAS wakes its pool of threads
 _FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 _NUMBERS = (float, np.float64, np.float32)
@@ -103,13 +102,6 @@ def _is_clean(x: Any, squared: list[tuple[Any, float]]) -> bool:
         return x is None or kind in _OTHERS
     squared.append((x, square))
     return square < math.inf
-
-
-def mark(x: Any) -> bytes:
-    """Give some elements, by which an array is known again."""
-    flat = x.reshape(-1) if x.flags.c_contiguous else x.flat
-    held: bytes = np.asarray(flat[:: max(x.size // _SAMPLE, 1)]).tobytes()
-    return held
 
 
 def squares(x: Any) -> float:

@@ -9,7 +9,7 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._recorder.live import LiveTape
 from anynan._recorder.tape import given
 from anynan._recorder.trackable import is_array
-from anynan._recorder.trials import Call, run_again, untouched
+from anynan._recorder.trials import Call, run_again
 
 if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
@@ -40,7 +40,7 @@ def again(session: "ArraySession", call: Call, into: Collector) -> None:
     closed, tape.closed = tape.closed, True
     token = collecting.set(into)
     try:
-        with untouched(call.fn, session.tracker.judge.say):
+        with session.start_of(call.fn).again(session.tracker.judge.say, second):
             began = call.began.copy()
             began.run(collecting.set, into)
             began.run(run_again, session, second, call.fn, call.args, call.kwargs)

@@ -28,13 +28,14 @@ from anynan._recorder.ends import Ends
 from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
 from anynan._recorder.live import LiveTape
 from anynan._recorder.parting import parting
+from anynan._recorder.reached import Reached, Start
 from anynan._recorder.refusals import explain
 from anynan._recorder.saving import again, inputs
 from anynan._recorder.state import State
 from anynan._recorder.tape import Tape, given, now
 from anynan._recorder.trackable import change, is_array, unwrap
 from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._recorder.trials import Call, attempt, untouched
+from anynan._recorder.trials import Call, attempt
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracker import Tracker
@@ -62,6 +63,7 @@ class ArraySession(BaseAdapter):
         super().__init__(tracker)
         self._local = threading.local()
         self.ends = Ends(self)
+        self._reached: Reached | None = None
         self._unread: list[tuple[LazyTape, Any, tuple[Any, ...], dict[str, Any]]] = []
         self._matched: set[str] = set()
         self._paths: dict[str, bool] = {}
@@ -155,10 +157,13 @@ class ArraySession(BaseAdapter):
         into = collecting.get()
         if into is not None:
             inputs(into, args, kwargs)
-        with untouched(fn, self.tracker.judge.say):
+        start = self.start_of(fn)
+        with start.again(self.tracker.judge.say, tape):
             np.random.set_state(self._local.random)  # noqa: NPY002  what it may draw from
             self.run(tape, fn, args, kwargs)
-        return tape.replay()
+        seen = tape.replay()
+        seen.notes += start.missed
+        return seen
 
     @property
     def dialect(self) -> str:
@@ -168,7 +173,7 @@ class ArraySession(BaseAdapter):
     def capture(self, reading: Reading, into: Collector) -> None:
         """Run the failing call again for a bundle."""
         call: Call | None = getattr(self._local, "call", None)
-        if self._ends.is_running or call is None:
+        if self.ends.is_running or call is None:
             super().capture(reading, into)
         else:
             again(self, call, into)
@@ -193,11 +198,42 @@ class ArraySession(BaseAdapter):
     # One call.
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one step under a tape, and judge what it saw."""
+        """Run one step, and judge what it saw."""
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
         if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
             return self.ends.call(fn, args, kwargs)
+        return self.begun(fn, args, kwargs, self._call)
+
+    def begun(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        run: Callable[..., Any],
+    ) -> Any:  # fmt: skip
+        """Run a call with what a second run of it needs at hand."""
+        if not self.options.replay:
+            return run(fn, args, kwargs)
+        reached = self.reached(fn)
+        with reached.lending(args, kwargs) as lent:
+            self._local.start = reached.begin(*lent)
+            try:
+                return run(fn, *lent)
+            finally:
+                self._local.start = None
+
+    def reached(self, fn: Callable[..., Any]) -> Reached:
+        """Give what a function's code reaches, searched for again from time to time."""
+        reached = self._reached
+        if reached is None or reached.fn != fn:
+            reached = self._reached = Reached(fn)
+        return reached
+
+    def start_of(self, fn: Callable[..., Any]) -> Start:
+        """Give what this thread's call began with; what is there now where it is over."""
+        start: Start | None = getattr(self._local, "start", None)
+        return Reached(fn).begin((), {}) if start is None else start
+
+    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one step under a tape."""
         rows = self.tracker.judge.rows()
         lazy = self._is_lazy(args, kwargs)
         began = copy_context()

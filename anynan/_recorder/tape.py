@@ -19,7 +19,7 @@ from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.floatflags import Flags
 from anynan._recorder.names import UNWRITTEN, canonical
 from anynan._recorder.namespaces import Namespace, namespace_of
-from anynan._recorder.trackable import is_array
+from anynan._recorder.trackable import change, copied, is_array
 from anynan._recorder.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
 from anynan._runtime import context
 from anynan.errors import AnomalyError, reason
@@ -159,6 +159,18 @@ class Tape:
             self.failed(f"the argument {label}", error)
             return raw
         return x
+
+    def lend(self, raw: Any) -> Any:
+        """Put an array under watch that the function reaches past its arguments."""
+        return self.wrap(raw) if is_array(raw) else raw
+
+    def give(self, item: Any, name: str) -> Any:
+        """Put the arrays of an iterator's item under watch; the program's own stay as they are."""
+
+        def watch(raw: Any, label: str) -> Any:
+            return self.add_input(raw.copy() if isinstance(raw, np.ndarray) else raw, label)
+
+        return change(copied(item), name, is_array, watch)
 
     def add_other(self, raw: Any, label: str) -> None:
         """Read an argument that is not watched; what it holds is known to have come in."""

@@ -123,6 +123,20 @@ class _Changing:
         return kind(*items) if names else kind(items)
 
 
+def copied(value: Any) -> Any:
+    """Copy the containers of an argument; what is watched in them is an array again."""
+    kind: Any = type(value)
+    if is_tracked(value):
+        return value._raw
+    if kind in (list, tuple):
+        return kind(map(copied, value))
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return kind(*map(copied, value))
+    return value
+
+
 # How deep in the objects of a result a tracked array is looked for, and among how many.
 _DEPTH, _MANY = 3, 1000
 

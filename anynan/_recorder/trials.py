@@ -2,8 +2,7 @@
 
 import contextvars
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,28 +11,22 @@ import numpy as np
 from anynan._arrays.access import namespace
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
-from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.sources import user_source
 from anynan._diagnosis.trials import Attempt
-from anynan._reach import Exhausted, Kinds, Reach
 from anynan._recorder.live import LiveTape, is_finite
 from anynan._recorder.names import canonical, named, params
 from anynan._recorder.records import light
 from anynan._recorder.tape import Tape, given
-from anynan._recorder.trackable import is_array
+from anynan._recorder.trackable import copied, is_array
 from anynan._recorder.tracked import TrackedArray, is_tracked, strip
 from anynan._runtime import context
 from anynan._runtime.threads import busy_threads
 
 if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
-
-KINDS = Kinds(
-    arrays=(np.ndarray,), generators=(np.random.Generator, np.random.RandomState), iterators=()
-)
 
 
 class Call(NamedTuple):
@@ -57,7 +50,7 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
         call: The call.
         chosen: The repairs.
     """
-    tape, args, kwargs = call.tape, _copied(call.args), _copied(call.kwargs)
+    tape, args, kwargs = call.tape, copied(call.args), copied(call.kwargs)
     if tape.leaky or tape.overwritten or tape.given != given(args, kwargs) or busy_threads():
         return None
     if any(is_chunked(x) for _, x in leaves((args, kwargs), "")):
@@ -70,7 +63,8 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
     drawn = str(np.random.get_state())  # noqa: NPY002  what the function may draw from
     closed, tape.closed = tape.closed, True  # an array of the first run is one like any other
     try:
-        with untouched(call.fn, session.tracker.judge.say):
+        start = session.start_of(call.fn)
+        with start.again(session.tracker.judge.say, mended):
             began.run(run_again, session, mended, call.fn, args, kwargs)
             as_before = drawn == str(np.random.get_state())  # noqa: NPY002
     except Exception:  # noqa: BLE001  then nothing is told of it
@@ -80,45 +74,13 @@ def attempt(session: "ArraySession", call: Call, chosen: Sequence[Repair]) -> At
     if not as_before or not mended.whole:
         return None
     seen = mended.replay()
-    return None if seen.notes else Attempt(seen, "call")
+    return None if seen.notes or start.missed else Attempt(seen, "call")
 
 
 def run_again(session: "ArraySession", *what: Any) -> None:
     """Run a call under another tape, quietly: NumPy warned of it in the first run."""
     with context.replay_context(), np.errstate(all="ignore"):
         session.run(*what)
-
-
-@contextmanager
-def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Iterator[None]:
-    """Put back after a second run what the function's code reaches, and NumPy's random numbers.
-
-    Args:
-        fn: The function.
-        say: Is told of what could not be put back.
-
-    Raises:
-        ReplayError: If it would move what cannot be put back.
-    """
-    reach = Reach(fn, KINDS)
-    reach.search([])
-    present, drawn = reach.now(), np.random.get_state()  # noqa: NPY002
-    arrays = [(holder, holder.get()) for holder in reach.arrays]
-    try:
-        for holder, x in arrays:
-            if isinstance(x, np.ndarray):
-                holder.set(x.copy())
-        with context.replay_context(), reach.again():
-            yield
-    except Exhausted as error:
-        msg = f"it would have taken more from `{error}`, whose items are not kept"
-        raise ReplayError(msg) from error
-    finally:
-        np.random.set_state(drawn)  # noqa: NPY002
-        for holder, x in arrays:
-            holder.set(x)
-        for what in present.put_back():
-            say(f"a second run could not put back {what}")
 
 
 class MendedTape(LiveTape):
@@ -253,17 +215,3 @@ def _alike(now: Any, then: Any) -> bool:
 
 def _end(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def _copied(value: Any) -> Any:
-    """Copy the containers of an argument; what is watched in them is an array again."""
-    kind: Any = type(value)
-    if is_tracked(value):
-        return value._raw
-    if kind in (list, tuple):
-        return kind(map(_copied, value))
-    if kind is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return kind(*map(_copied, value))
-    return value

@@ -340,23 +340,23 @@ def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
     for note in event.notes:
         yield "note", (note,)
     if event.tried is not None and event.others:
-        yield "tried", (_trial(event, event.tried),)
+        yield "tried", (_trial(event, event.tried, more=True),)
         for nth, fault in zip(_NTH, event.others, strict=False):
-            yield from _further(nth, fault, width)
+            yield from _further(nth, fault, width, more=fault is not event.others[-1])
 
 
-def _further(nth: str, fault: Event, width: int) -> Iterator[Row]:
+def _further(nth: str, fault: Event, width: int, *, more: bool) -> Iterator[Row]:
     """Tell of a fault that was left when those before it were repaired."""
     yield nth, (f"{_KINDS.get(fault.kind, fault.kind)} {_place(fault)}",)
     tried = fault.tried
     rows = _each_row(fault, None, width)
     yield from ((label, texts) for label, texts in rows if label != "tried")
     if tried is not None:
-        yield "tried", (_trial(fault, tried, nth),)
+        yield "tried", (_trial(fault, tried, nth, more=more),)
 
 
-def _trial(event: Event, trial: Trial, nth: str = "first") -> str:
-    """Say what came of the fix."""
+def _trial(event: Event, trial: Trial, nth: str = "first", *, more: bool = False) -> str:
+    """Say what came of the fix, and whether a fault that it left is told ``more`` of."""
     also = "" if nth == "first" else " as well"
     what = f"with {trial.repair or '0 in the place of its bad values'}{also}"
     if trial.outcome == "insufficient":
@@ -364,7 +364,7 @@ def _trial(event: Event, trial: Trial, nth: str = "first") -> str:
         return f"{what} {name} still makes bad values"
     if trial.outcome == "another":
         after = {"first": "second", "second": "third"}.get(nth)
-        left = f"but a {after} fault remains:" if after else "but the step is not finite yet"
+        left = f"but a {after} fault remains:" if more else "but the step is not finite yet"
         return f"{what} the {_KINDS.get(event.kind, event.kind)} is gone, {left}"
     numbers = [
         f"{name} {magnitude(value)}"

@@ -1,5 +1,6 @@
 """The contract between the core and an adapter; ``adapters/README.md`` says it in prose."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -162,6 +163,17 @@ class BaseAdapter:
     def measure(self, value: Any) -> Summary:
         """Summarise one of the framework's arrays."""
         raise NotImplementedError
+
+    def memory(self, value: Any) -> Callable[[Any], bool] | None:
+        """Give what tells whether another array lies in this one's memory; it keeps neither.
+
+        None where that cannot be told.
+        """
+        try:
+            ref = weakref.ref(value)
+        except TypeError:
+            return None
+        return lambda other: other is ref()
 
     def bad_rows(self, value: Any) -> tuple[int, ...]:  # noqa: ARG002
         """List the rows of a bad input batch that are bad."""

@@ -1,5 +1,7 @@
 """What a report is made from where a second run does not show the fault."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -518,3 +520,59 @@ def test_the_level_stays_where_the_program_stops() -> None:
     with pytest.raises(anynan.NonFiniteError):
         model(torch.ones(2, 2))
     assert tracker.judge.level == "layer"
+
+
+# A model that the program drops while its loss is still to be run backward.
+
+
+class Root(nn.Module):
+    def __init__(self, *, holds: bool = False) -> None:
+        super().__init__()
+        self.linear, self.holds = nn.Linear(2, 2), holds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = (self.linear(x) * 0).sum(-1).sqrt()
+        if self.holds:
+            self.out = out
+        return out
+
+
+@pytest.mark.parametrize("level", ["layer", "step", "operation"])
+def test_a_model_that_was_dropped_before_its_backward_pass_has_its_operation(level: Any) -> None:
+    def begin() -> Any:
+        model = Root()
+        tracker = anynan.torch.track(model, action="record", level=level)
+        return (
+            model(torch.ones(2, 2)).sum(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            tracker,
+            weakref.ref(model),
+        )
+
+    loss, optimizer, tracker, model = begin()
+    loss.backward()
+    optimizer.step()
+    (event,) = bad(tracker)
+    assert (event.layer, event.phase, event.operation.name) == ("", "backward", "sqrt")
+    gc.collect()
+    assert model() is None  # the loss, and so its graph, is still there
+    del loss
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_dropped_model_goes_with_its_graph(holds: bool) -> None:
+    def begin() -> Any:
+        model = Root(holds=holds)
+        anynan.torch.track(model)
+        out = model(torch.ones(2, 2))
+        return None if holds else out, weakref.ref(model), weakref.ref(out)
+
+    gc.collect()
+    before = sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
+    out, model, made = begin()
+    assert holds or model() is not None
+    del out
+    assert holds or (model() is None and made() is None)  # at once, without the collector
+    gc.collect()
+    assert model() is None
+    assert sum(isinstance(x, torch.Tensor) for x in gc.get_objects()) == before

@@ -692,3 +692,23 @@ def test_when_watching_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYNAN", "off")
     with pytest.raises(ValueError, match="ANYNAN=off"):
         first_bad_batch(Training().step, batches())
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_state_that_is_inf_by_design_is_no_finding(every: int) -> None:
+    model = torch.nn.Linear(2, 1)
+    model.register_buffer("best", torch.tensor(torch.inf))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    good = [torch.rand(2, 2) for _ in range(5)]
+    assert anynan.torch.first_bad_batch(step, good, every=every) is None
+    found = anynan.torch.first_bad_batch(step, [*good, torch.full((2, 2), torch.nan)], every=every)
+    assert found is not None
+    assert (found.index, found.event.phase) == (5, "input")

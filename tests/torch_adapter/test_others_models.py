@@ -208,3 +208,40 @@ def test_a_copy_in_the_middle_of_an_operation_level_step_has_no_hooks() -> None:
     for other in (copied, thawed):
         assert torch.equal(other(torch.ones(1, 2)), model(torch.ones(1, 2)))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in copied.modules())
+
+
+class Spoils(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) * 0 - 1).log()
+
+
+@pytest.mark.parametrize("way", ["same", "view", "derived"])
+def test_what_another_watched_model_gave_is_no_bad_batch(way: str) -> None:
+    one, two = Spoils(), nn.Linear(2, 2)
+    first = anynan.torch.track(one, action="record")
+    second = anynan.torch.track(two, action="record")
+    made = one(torch.ones(3, 2)).detach()
+    given = {"same": made, "view": made.view(3, 2)[:2], "derived": made * 2}[way]
+    two(given).sum().backward()
+    second.check()
+    event = next(event for event in second.events if event.severity == "bad")
+    assert (event.layer, event.phase, event.cause.tag) == (None, "loss", "made_by_another")
+    assert "Spoils gave in its step 0" in event.cause.text
+    assert "input" not in {event.phase for event in second.events}
+    assert [event.operation.name for event in first.events] == ["log"]
+
+
+def test_a_batch_that_was_bad_before_another_model_saw_it_is_the_batch() -> None:
+    one, two = nn.Identity(), nn.Linear(2, 2)
+    x = torch.full((3, 2), torch.nan)
+    with anynan.torch.track(one, action="record"):
+        second = anynan.torch.track(two, action="record")
+        one(x)
+        two(x)
+        second.check()
+    event = next(event for event in second.events if event.severity == "bad")
+    assert event.phase == "input"

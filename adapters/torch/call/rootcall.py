@@ -28,6 +28,13 @@ _AUTOCAST_DEVICES = ("cpu", "cuda") if _CUDA else ("cpu",)
 
 
 @dataclass(slots=True, weakref_slot=True)
+class Alive:
+    """Keep a model while the graph of its call is there: the program may drop it before."""
+
+    model: torch.nn.Module | None
+
+
+@dataclass(slots=True, weakref_slot=True)
 class RootCall:
     """Remember one call of a tracked model or step."""
 
@@ -43,6 +50,7 @@ class RootCall:
     calls: dict[str, int] = field(default_factory=dict)
     gradients: dict[int, torch.Tensor | None] = field(default_factory=dict)
     began: "Began | None" = None
+    alive: "weakref.ref[Alive] | None" = None
 
     @classmethod
     def now(
@@ -96,10 +104,26 @@ class RootCall:
         small = keep == "step" or grad.numel() * grad.element_size() <= int(keep)
         self.gradients[index] = grad.detach() if small else None
 
+    def stay(self, outputs: list[torch.Tensor]) -> Alive:
+        """Give what keeps the model until the step is judged, for the graph's hooks to hold.
+
+        A model that holds an output of its own is left alone: it would be held by its own graph
+        for good, which Python's garbage collector does not see.
+        """
+        model = self.fn
+        if not isinstance(model, torch.nn.Module) or _holds(model, outputs):
+            return Alive(None)
+        alive = Alive(model)
+        self.alive = weakref.ref(alive)
+        return alive
+
     def release(self) -> None:
-        """Let go of the inputs: the graph of a kept output would hold them."""
+        """Let go of the model and the inputs: the graph of a kept output would hold them."""
         self.args, self.kwargs, self.began = (), {}, None
         self.gradients = {}
+        alive = None if self.alive is None else self.alive()
+        if alive is not None:
+            alive.model = None
 
     def source(self) -> Source | None:
         """Give the user's line that made the call."""
@@ -129,6 +153,19 @@ class RootCall:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad and not self.inference))
             yield
+
+
+def _holds(model: torch.nn.Module, outputs: list[torch.Tensor]) -> bool:
+    """Tell whether an attribute of a model is one of these, or a container of one."""
+    known = {id(x) for x in outputs}
+    for value in vars(model).values():
+        kind = type(value)
+        if id(value) in known:
+            return True
+        items = value.values() if kind is dict else value if kind in (list, tuple) else ()
+        if any(id(item) in known for item in items):
+            return True
+    return False
 
 
 def _copied(value: Any) -> Any:

@@ -10,7 +10,13 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from anynan._arrays.measures import describe
 from anynan._arrays.summary import Summary
-from anynan.torch.private import is_transformed, level, raw_values, set_grad_enabled
+from anynan.torch.private import (
+    StorageWeakRef,
+    is_transformed,
+    level,
+    raw_values,
+    set_grad_enabled,
+)
 
 NATIVE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
@@ -71,6 +77,19 @@ def local(x: torch.Tensor) -> torch.Tensor:
     if type(x) is torch.Tensor or not hasattr(x, "to_local"):
         return x
     return x.detach().to_local()  # type: ignore[attr-defined, no-any-return]
+
+
+def same_memory(x: torch.Tensor) -> Callable[[Any], bool] | None:
+    """Give what tells whether another tensor is of the same storage; None where it has none."""
+    key = _storage(x)
+    return None if key is None else lambda other: _storage(other) == key
+
+
+def _storage(x: Any) -> StorageWeakRef | None:
+    try:
+        return StorageWeakRef(local(x).untyped_storage())
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
 
 
 def _unwrap(x: Any) -> torch.Tensor | None:

@@ -20,7 +20,7 @@ from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.snapshot import Snapshot
 from anynan.torch.private import version
 from anynan.torch.search.objects import objects_of, pause_trackers
-from anynan.torch.search.parts import first_bad, moments, parts
+from anynan.torch.search.parts import first_bad, meant, moments, parts
 from anynan.torch.session.function import FunctionSession
 from anynan.torch.tracking import TorchOptions, start
 
@@ -171,6 +171,7 @@ class _Search:
         self.scaled = any(
             isinstance(item, torch.amp.GradScaler) and item.is_enabled() for item in objects
         )
+        self.meant = meant(parts(objects))
         self.given = [item for item in given if isinstance(item, torch.nn.Module)]
 
     def one_by_one(self, batches: Iterable[Any]) -> BadBatch | None:
@@ -217,7 +218,7 @@ class _Search:
     def look(self, losses: list[Any], index: int) -> Event | None:
         """Look at the state and the losses; describe the first that is bad."""
         found = parts(self.objects, losses)
-        return first_bad(found, self.options.policy, index, scaled=self.scaled)
+        return first_bad(found, self.options.policy, index, self.meant, scaled=self.scaled)
 
     def look_behind(self, index: int) -> Event | None:
         """Look at what the tracker does not read: the optimizers' own states."""
@@ -228,7 +229,7 @@ class _Search:
             for name, p in model.named_parameters()
         }
         found = moments(self.objects, names)
-        event = first_bad(found, self.options.policy, index, scaled=self.scaled)
+        event = first_bad(found, self.options.policy, index, self.meant, scaled=self.scaled)
         return None if event is None else replace(event, notes=(*event.notes, BEHIND))
 
     def watched(self, batch: Any, index: int) -> Event | None:

@@ -1,15 +1,15 @@
 """Look at a whole training state, without hooks: is anything bad in it now?"""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from anynan._arrays.containers import leaves
-from anynan._readings.policy import Policy
-from anynan.events import Event
+from anynan._readings.policy import Policy, reading_kind
+from anynan.events import Event, Kind
 from anynan.torch.read.probes import ends, measure, plain
 
 
@@ -22,6 +22,20 @@ class Part:
     value: torch.Tensor
     weight: str | None = None
     buffer: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Tell it from the others."""
+        return self.phase, self.weight, self.tensor
+
+    @property
+    def may_be_meant(self) -> bool:
+        """Tell whether a program may keep NaN or Inf in it on purpose."""
+        return self.buffer or self.phase == "optimizer"
+
+
+# What is kept on purpose, by its key, and what it holds.
+Meant = Mapping[tuple[Any, ...], Kind]
 
 
 def parts(objects: Iterable[Any], losses: Iterable[Any] = ()) -> Iterator[Part]:
@@ -56,19 +70,30 @@ def moments(objects: Iterable[Any], names: dict[int, str]) -> Iterator[Part]:
                         yield Part("optimizer", name, x, names.get(id(p)))
 
 
-def first_bad(found: Iterable[Part], policy: Policy, step: int, *, scaled: bool) -> Event | None:
+def meant(found: Iterable[Part]) -> Meant:
+    """Find the state that is bad before anything ran: it may be so by design."""
+    kinds = ((part, reading_kind(lo, hi)) for part, lo, hi in _read(found) if part.may_be_meant)
+    return {part.key: kind for part, kind in kinds if kind is not None}
+
+
+def first_bad(
+    found: Iterable[Part], policy: Policy, step: int, known: Meant, *, scaled: bool
+) -> Event | None:
     """Describe the first bad tensor; one read for each device.
 
     Args:
         found: What to look at.
         policy: What is bad.
         step: The step to write into the event.
+        known: What was there before, and may be meant: it is bad where it holds something else.
         scaled: Whether a loss scaler makes infinite gradients on purpose.
     """
     for part, low, high in _read(found):
         if -math.inf < low and high < math.inf:
             continue
         if scaled and part.phase == "backward":
+            continue
+        if part.may_be_meant and known.get(part.key) == reading_kind(low, high):
             continue
         layer = None if part.weight is None else part.weight.rpartition(".")[0]
         # A buffer of -Inf is a mask.

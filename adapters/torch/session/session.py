@@ -22,7 +22,7 @@ from anynan.torch.call.state import State
 from anynan.torch.call.threads import Threads
 from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.graphs import Graphs
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure, same_memory
 from anynan.torch.replay.operations import Operations
 from anynan.torch.replay.replay import GONE, Replays
 from anynan.torch.replay.saving import host
@@ -209,6 +209,10 @@ class Session(BaseAdapter):
     def measure(self, value: Any) -> Summary:
         """Summarise a tensor."""
         return measure(value)
+
+    def memory(self, value: Any) -> Callable[[Any], bool] | None:
+        """Tell whether another tensor is of the same storage: detached, a view."""
+        return same_memory(value)
 
     def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""

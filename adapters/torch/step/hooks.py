@@ -9,7 +9,7 @@ import torch
 from anynan._arrays.summary import Summary
 from anynan._readings.readings import Rows, Site
 from anynan._runtime import context
-from anynan.torch.call.rootcall import RootCall
+from anynan.torch.call.rootcall import Alive, RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
 from anynan.torch.graphs.fixed import Layer
@@ -129,10 +129,12 @@ class KeepGradHook(Hook):
     """
 
     __torch_unserializable__ = True
-    __slots__ = ("index", "root", "state", "steps")
+    __slots__ = ("alive", "index", "root", "state", "steps")
 
-    def __init__(self, steps: Steps, state: State, root: RootCall, index: int) -> None:
-        self.steps, self.state = weakref.ref(steps), state
+    def __init__(
+        self, steps: Steps, state: State, root: RootCall, alive: Alive, index: int
+    ) -> None:
+        self.steps, self.state, self.alive = weakref.ref(steps), state, alive
         self.root, self.index = root, index
 
     def __call__(self, grad: torch.Tensor | None) -> None:
@@ -153,11 +155,13 @@ def _is_read(x: torch.Tensor) -> bool:
 def keep_gradients(steps: Steps, state: State, root: RootCall, output: Any) -> bool:
     """Have a call keep the gradients that come into its outputs; tell whether any may come."""
     trains = False
-    for i, (_, x) in enumerate(tensors(output, "output", objects=True)):
+    found = [x for _, x in tensors(output, "output", objects=True)]
+    alive = root.stay(found)
+    for i, x in enumerate(found):
         if x.requires_grad:
             trains = True
             if steps.options.backward:
-                handle = x.register_hook(KeepGradHook(steps, state, root, i))
+                handle = x.register_hook(KeepGradHook(steps, state, root, alive, i))
                 if x.grad_fn is None:
                     state.leaves.append(handle)
     return trains

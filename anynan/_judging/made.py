@@ -1,0 +1,86 @@
+"""What watched models gave that was bad: the next one that is given it has no bad batch."""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anynan._judging.judge import Judge
+
+# Tells whether another array lies in the same memory.
+Memory = Callable[[Any], bool]
+
+# As many are remembered: those of the steps that are open, and of the last ones.
+MANY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Say what of a watched model may be what another was given.
+
+    Attributes:
+        name: The model's.
+        step: In which of its steps it was bad.
+        certain: True if it is the same memory; else the model gave something bad just before.
+    """
+
+    name: str
+    step: int
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    judge: "weakref.ref[Judge]"
+    name: str
+    step: int
+    memory: Memory | None
+    own: bool
+    thread: int
+    number: int
+
+
+_made: deque[_Made] = deque(maxlen=MANY)
+
+
+def count() -> int:
+    """Give the number of what is remembered next, by which a step tells what came after it."""
+    return _made[-1].number + 1 if _made else 0
+
+
+def note(judge: "Judge", name: str, step: int, memory: Memory | None, *, own: bool) -> None:
+    """Remember something bad that left a watched layer or function.
+
+    Args:
+        judge: Of its tracker.
+        name: What is tracked.
+        step: In which it was read.
+        memory: Where it lies, None where that is not known.
+        own: False if bad data had come in, which may be what it is.
+    """
+    thread = threading.get_ident()
+    _made.append(_Made(weakref.ref(judge), name, step, memory, own, thread, count()))
+
+
+def maker(judge: "Judge", value: Any, since: int) -> Maker | None:
+    """Give what is known of the origin of something bad that a model was given.
+
+    Args:
+        judge: Of the tracker of that model.
+        value: What it was given, None if it is gone.
+        since: What was remembered when its last step ended.
+    """
+    near = None
+    for made in reversed(tuple(_made)):
+        other = made.judge()
+        if other is None or other.adapter is None:
+            continue
+        if value is not None and made.memory is not None and made.memory(value):
+            return Maker(made.name, made.step, certain=True)
+        here = made.own and made.thread == threading.get_ident() and other is not judge
+        if here and near is None and made.number >= since:
+            near = Maker(made.name, made.step, certain=False)
+    return near

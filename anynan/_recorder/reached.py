@@ -1,0 +1,138 @@
+"""What the code of a call reaches: kept as the call begins, and found so by a second run."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anynan._diagnosis.evidence import ReplayError
+from anynan._reach import Exhausted, Kinds, Reach
+from anynan._runtime import context
+from anynan._runtime.threads import busy_threads
+
+if TYPE_CHECKING:
+    from anynan._recorder.tape import Tape
+
+KINDS = Kinds(arrays=(np.ndarray,))
+# Bytes of an array that is copied when a call begins, and how many of them are looked at.
+SMALL = 2**16
+MANY = 100
+_SAMPLE = 64  # elements by which a larger one is known again
+
+MISSED = "the second run did not begin with the first run's value of {}"
+SHARED = (
+    "another thread ({}) is at work, so what the code counts and keeps was not put back: the "
+    "second run began with what the first left"
+)
+
+
+class Reached:
+    """Keep what calls of one function can reach.
+
+    Args:
+        fn: The function.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self._reach = Reach(fn, KINDS)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether there was nothing at the last search that a run could change."""
+        if self._reach.is_due():
+            self._reach.search([])
+        return self._reach.is_empty
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Start":
+        """Take what a call begins with."""
+        if self._reach.is_due():
+            self._reach.search([])
+        given = [(f"args[{i}]", x) for i, x in enumerate(args)]
+        given = [(name, x) for name, x in (*given, *kwargs.items()) if type(x) is not np.ndarray]
+        return Start(self._reach, given)
+
+    def lending(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Have iterators keep what the call takes from them."""
+        return self._reach.lending(args, kwargs)
+
+
+class Start:
+    """Hold what a call began with, beside its arguments.
+
+    Args:
+        reach: What its code reaches: plain state, containers and generators are kept.
+        given: Its arguments by name, those that are no arrays.
+
+    Attributes:
+        missed: What the last second run did not find as the first had.
+    """
+
+    def __init__(self, reach: Reach, given: list[tuple[str, Any]]) -> None:
+        self._reach, self._given, self._kept = reach, given, reach.now(given)
+        self._random = random.getstate()
+        self.missed: list[str] = []
+        self._known: dict[int, tuple[Any, Any]] = {}
+        for holder in self._kept.arrays[:MANY]:
+            x = holder.get()
+            if isinstance(x, np.ndarray) and x.dtype != object:
+                self._known[id(x)] = x, x.copy() if x.nbytes <= SMALL else mark(x)
+
+    @contextmanager
+    def again(self, say: Callable[[str], object], tape: "Tape") -> Iterator[None]:
+        """Let a second run find what the first found, and put all of it back after it.
+
+        Args:
+            say: Is told of what could not be put back.
+            tape: Watches the second run.
+
+        Raises:
+            ReplayError: If it would move what cannot be put back.
+        """
+        reach, self.missed = self._reach, []
+        present, drawn = reach.now(self._given), np.random.get_state()  # noqa: NPY002
+        python = random.getstate()
+        arrays = [(holder, holder.get()) for holder in self._kept.arrays]
+        busy = busy_threads()
+        try:
+            if busy:
+                self.missed = [SHARED.format(next(iter(busy.values())))]
+            else:
+                self.missed = [MISSED.format(what) for what in reach.put_back(self._kept)]
+                random.setstate(self._random)
+            for holder in self._kept.arrays:
+                x = holder.get()
+                if isinstance(x, np.ndarray):
+                    holder.set(tape.lend(self._as_it_was(holder.name, x)))
+            with context.replay_context(), reach.again(tape.give):
+                yield
+        except Exhausted as error:
+            msg = (
+                f"it would have taken more from `{error}` than the first run took, or from an "
+                "iterator whose items cannot be kept: hand each batch in as an argument"
+            )
+            raise ReplayError(msg) from error
+        finally:
+            np.random.set_state(drawn)  # noqa: NPY002
+            random.setstate(python)
+            for holder, x in arrays:
+                holder.set(x)
+            for what in present.put_back():
+                say(f"a second run could not put back {what}")
+
+    def _as_it_was(self, name: str, x: Any) -> Any:
+        _, known = self._known.get(id(x), (None, None))
+        if isinstance(known, np.ndarray):
+            return known.copy()
+        if known is not None and mark(x) != known:
+            self.missed.append(MISSED.format(f"{name} (written in place, too large to keep)"))
+        return x.copy()
+
+
+def mark(x: Any) -> bytes:
+    """Give some elements, by which an array is known again."""
+    flat = x.reshape(-1) if x.flags.c_contiguous else x.flat
+    held: bytes = np.asarray(flat[:: max(x.size // _SAMPLE, 1)]).tobytes()
+    return held
