@@ -35,6 +35,8 @@ _WHERE = {
     "summarize": "_checks",
     "History": "_readings.history",
     "Tracker": "_steps.tracker",
+    "Headroom": "_outlook.narrower",
+    "headroom": "_outlook.narrower",
     "namespace": "_recorder.tracking",
     "track": "_recorder.tracking",
     "watch": "_steps.loaders",
@@ -47,6 +49,7 @@ __all__ = [
     "AnynanWarning",
     "Cause",
     "Event",
+    "Headroom",
     "History",
     "LostRankError",
     "NonFiniteError",
@@ -60,6 +63,7 @@ __all__ = [
     "Trial",
     "check",
     "expect",
+    "headroom",
     "load",
     "namespace",
     "render",
@@ -81,6 +85,7 @@ if TYPE_CHECKING:
     from anynan._arrays.summary import Summary
     from anynan._checks import check, summarize
     from anynan._jsonl.reading import load
+    from anynan._outlook.narrower import Headroom, headroom
     from anynan._readings.history import History
     from anynan._readings.policy import Allow, Policy
     from anynan._recorder.tracking import namespace, track

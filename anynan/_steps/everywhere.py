@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from anynan._reports.overview import verdict
+from anynan._reports.overview import all_clear
 from anynan._reports.run import of
 from anynan._runtime.about import ADAPTERS
 from anynan._runtime.imports import when_imported
@@ -84,7 +84,7 @@ class Found:
 
     @staticmethod
     def _line(tracker: Tracker) -> str:
-        return verdict(of(tracker)) if len(tracker.history) or tracker.events else ""
+        return all_clear(of(tracker)) if len(tracker.history) or tracker.events else ""
 
 
 def watch_everything(options: Options, found: Found) -> Callable[[], None]:
