@@ -496,3 +496,63 @@ def test_a_file_larger_than_its_memory(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(anynan.__file__).parents[1])},
     )
     assert int(done.stdout.splitlines()[-1]) < 50 * 1024
+
+
+# What a training that diverged left behind.
+
+
+def diverged_in_torch(folder: Path) -> tuple[Any, Path]:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e20)
+    with anynan.torch.track(model, action="record") as tracker:
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(4, 2)).square().mean().backward()
+            optimizer.step()
+    torch.save(model.state_dict(), folder / "weights.pt")
+    return tracker, folder / "weights.pt"
+
+
+def diverged_in_jax(folder: Path) -> tuple[Any, Path]:
+    import jax
+    import jax.numpy as jnp
+
+    def loss(weights: Any, x: Any) -> Any:
+        return jnp.square(x @ weights["first"] @ weights["second"]).mean()
+
+    @anynan.jax.track(action="record")
+    def step(weights: Any, x: Any) -> Any:
+        slopes = jax.grad(loss)(weights, x)
+        return jax.tree.map(lambda w, slope: w - 1e20 * slope, weights, slopes)
+
+    weights: Any = {"first": jnp.ones((2, 3)), "second": jnp.ones((3, 1))}
+    for _ in range(5):
+        weights = step(weights, jnp.ones((4, 2)))
+    np.savez(folder / "weights.npz", **{name: np.asarray(w) for name, w in weights.items()})
+    return step, folder / "weights.npz"
+
+
+def diverged_in_keras(folder: Path) -> tuple[Any, Path]:
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1e20), "mse")
+    with anynan.keras.track(model, action="record") as tracker:
+        model.fit(np.ones((20, 2)), np.zeros((20, 1)), batch_size=4, verbose=0)
+    model.save(folder / "weights.keras")
+    return tracker, folder / "weights.keras"
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("framework", ["torch", "jax", "keras"])
+def test_the_weights_of_a_training_that_diverged(
+    framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(framework)
+    tracker, path = globals()[f"diverged_in_{framework}"](tmp_path)
+    assert tracker.count("bad")
+    assert main(["scan", str(path)]) == 1
+    assert "not finite" in capsys.readouterr().out

@@ -36,6 +36,7 @@ class Forecast:
     rate: float
 
 
+@np.errstate(all="ignore")
 def forecasts(history: History) -> list[Forecast]:
     """Find what grows towards the end of its dtype, the soonest first.
 
@@ -53,8 +54,7 @@ def forecasts(history: History) -> list[Forecast]:
         return []
     sizes = seen.sizes
     tops = [np.nan if site.dtype_max is None else site.dtype_max for site in seen.sites]
-    with np.errstate(all="ignore"):
-        bits = np.log2(np.asarray(tops))[:, None] - np.log2(sizes)
+    bits = np.log2(np.asarray(tops))[:, None] - np.log2(sizes)
     rows = np.flatnonzero(np.isfinite(bits).all(axis=1) & (bits[:, -1] <= 2 * NEAR))
     if not rows.size:
         return []
@@ -64,8 +64,7 @@ def forecasts(history: History) -> list[Forecast]:
     late, late_error, _ = _line(seen.steps[half:], -bits[rows, half:])
     left = np.maximum(-left, 0.0)
     span = seen.steps[-1] - seen.steps[0] + 1
-    with np.errstate(all="ignore"):
-        ahead = left / rate
+    ahead = left / rate
     believed = (
         (rate > _SURE * error)
         & (left <= NEAR)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from anynan._diagnosis.rules.evidence import group, magnitude, plural
 from anynan._outlook.forecast import WINDOW, Forecast, forecasts
 from anynan._outlook.quiet import contained, dead
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
+@np.errstate(all="ignore")
 def outlook(run: "Run") -> list[str]:
     """Say what is to be expected, what does nothing, and where an overflow left no trace."""
     history = run.history
@@ -38,7 +41,8 @@ def outlook(run: "Run") -> list[str]:
         alike = [each for each in quiet if each.value == value]
         found.append(
             f"  dead      every number of {_layer(alike[0].layer)} was {magnitude(value)} in the "
-            f"last {alike[0].steps} steps" + (f"; also of {_others(alike[1:])}" if alike[1:] else "")
+            f"last {alike[0].steps} steps"
+            + (f"; also of {_others(alike[1:])}" if alike[1:] else "")
         )
     return found
 

@@ -66,6 +66,7 @@ class Headroom:
         return f"{text}, {self.under:.1f} at the bottom ({self.under_phase})"
 
 
+@np.errstate(all="ignore")
 def headroom(run: "Tracker | Run", dtype: str) -> list[Headroom]:
     """Rank layers by how safely they would run in a narrower dtype, the least safe first.
 
@@ -136,7 +137,7 @@ _Extreme = tuple[NDArray[np.float64], NDArray[np.intp]]
 
 def _ends(history: "History") -> Iterator[tuple[list[Site], list[int], _Extreme, _Extreme]]:
     """Give each list of slots with its steps, and each slot's extreme sizes with their places."""
-    by_sites: "dict[int, list[Entry]]" = {}
+    by_sites: dict[int, list[Entry]] = {}
     for entry in history.entries():
         by_sites.setdefault(id(entry.sites), []).append(entry)
     for entries in by_sites.values():

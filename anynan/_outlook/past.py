@@ -32,6 +32,7 @@ class Past:
         return np.where(np.isfinite(sizes), sizes, np.nan)
 
 
+@np.errstate(all="ignore")
 def past(history: History, phases: tuple[str, ...], upto: int) -> Past:
     """Gather the readings of arrays in the latest steps.
 

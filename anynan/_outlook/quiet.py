@@ -68,6 +68,7 @@ def dead(history: History) -> list[Dead]:
     return [each for each in found.values() if each.layer not in alive]
 
 
+@np.errstate(all="ignore")
 def contained(history: History) -> list[Contained]:
     """List the layers in which an overflow seems to have ended as zeros.
 

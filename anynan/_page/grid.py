@@ -69,6 +69,17 @@ class Grid:
             found = self._joined([i * most // count for i in range(count)], names)
         return found
 
+    def rows(self, chosen: Sequence[int]) -> "Grid":
+        """Give some of the rows, as they are."""
+        return Grid(
+            tuple(self.layers[row] for row in chosen),
+            tuple(self.dtypes[row] for row in chosen),
+            tuple(self.limits[row] for row in chosen),
+            self.columns,
+            self.cells[list(chosen)],
+            tuple(self.members[row] for row in chosen),
+        )
+
     def _at(self, depth: int) -> "Grid":
         names = [None if x is None else ".".join(x.split(".")[:depth]) for x in self.layers]
         numbers: dict[str | None, int] = {}

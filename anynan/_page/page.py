@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anynan._diagnosis.rules.evidence import magnitude
+from anynan._outlook.lines import outlook
 from anynan._page.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, grids
-from anynan._page.picture import curves, heat_map, key, shown
+from anynan._page.picture import curves, heat_map, inside, key, shown
 from anynan._reports.escaping import name as printed
 from anynan._reports.overview import overview
 from anynan._reports.report import headline, render
@@ -54,6 +55,8 @@ def page(run: "Run") -> str:
         parts.append(
             f'<pre tabindex="0">{escape(render(event).partition(chr(10))[2].strip(chr(10)))}</pre>'
         )
+    told = "".join(f"<li>{escape(' '.join(line.split()))}</li>" for line in outlook(run))
+    parts += [f"<ul>{told}</ul>"] if told else []
     parts += _pictures(run, panels, event)
     parts += _growth(run, panels, event)
     parts += ["<h2>The run</h2>", _told(overview(run))]
@@ -106,7 +109,7 @@ def _pictures(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[
                 f"{len(grid.layers):,} layers in {len(kept.layers)} rows: a row is what came "
                 "nearest to overflow in it"
             )
-            parts.append(f'<p class="soft">{text}</p>')
+            parts.append(f'<p class="soft">{text}</p>{inside(grid, kept)}')
     if len(run.history) > 1:
         parts.append(
             '<p class="soft">The latest steps have a column each, earlier ones are put together. '
@@ -136,6 +139,8 @@ def _growth(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[st
             curves("Largest magnitudes", lines, None if limit and limit[1] != limit[1] else limit)
         )
     parts.append(curves("Gradient norm", [("all weights", run.history.norms())]))
+    moved = [(step, update) for step, update, _ in run.history.updates()]
+    parts.append(curves("Update norm", [("all weights", moved)]))
     drawn = [part for part in parts if part]
     return ["<h2>Growth</h2>", *drawn] if drawn else []
 

@@ -130,6 +130,33 @@ def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] |
     )
 
 
+def inside(grid: Grid, kept: Grid) -> str:
+    """Show, folded, the layers of each row that stands for several.
+
+    Args:
+        grid: Every layer.
+        kept: The rows that were drawn.
+    """
+    row_of = {layer: i for i, layer in enumerate(grid.layers)}
+    parts = []
+    for title, layers in zip(kept.layers, kept.members, strict=True):
+        if len(layers) < 2:
+            continue
+        paths = [shown(layer).split(".") for layer in layers]
+        same = 0
+        while all(len(path) > same + 1 and path[same] == paths[0][same] for path in paths):
+            same += 1
+        names = [".".join(path[same:]) for path in paths]
+        pixels = _picture(grid.rows([row_of[layer] for layer in layers]))
+        parts.append(
+            f"<details><summary>{escape(shown(title))}</summary>"
+            f'<div class="inside scroll"><pre>{escape(chr(10).join(names))}</pre><img alt="" '
+            f'src="{pixels}" width="{len(grid.columns) * WIDTH}" '
+            f'height="{len(layers) * HEIGHT}"></div></details>'
+        )
+    return f"<details><summary>Layer by layer</summary>{''.join(parts)}</details>"
+
+
 def _picture(grid: Grid) -> str:
     bits = np.nan_to_num(grid.bits(), nan=0.0)
     # The fewer bits are left, the more each one shows.

@@ -49,8 +49,8 @@ class Moves:
                 if p is None or new is None or new.shape != old.shape:
                     continue
                 wide = torch.float64 if old.dtype is torch.float64 else torch.float32
-                old, new = old.to(wide), new.to(wide)
-                pair = torch.stack([(new - old).norm(), old.norm()]).double()
+                start = old.to(wide)
+                pair = torch.stack([(new.to(wide) - start).norm(), start.norm()]).double()
                 norms.append(pair * math.sqrt(p.numel() / max(old.numel(), 1)))
                 layers.append(layer)
             if norms:
