@@ -62,7 +62,8 @@ class Grid:
         while len(found.layers) > most and depth > 0:
             depth -= 1
             found = self._at(depth)
-        if len(found.layers) > most:  # one level alone has too many
+        few = len(self.layers) > len(found.layers) < most // 50
+        if len(found.layers) > most or few:  # one level alone has too many
             count = len(self.layers)
             starts = [-(-i * count // most) for i in range(most)]
             names = [f"{self.layers[at] or ''} and on" for at in starts]

@@ -19,7 +19,7 @@ from anynan.events import Event
 if TYPE_CHECKING:
     from anynan._reports.run import Run
 
-ROWS = 250  # of a picture; more layers are put together under their parents
+ROWS = 1000  # of a picture; more layers are put together under their parents
 LISTED = 1000  # rows of a table
 _CURVES = 8
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -102,14 +102,19 @@ def _pictures(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[
         return ["<p>No step was read.</p>"]
     parts = [_HATCH, "<h2>Headroom, layer by layer and step by step</h2>", key()]
     for name, grid in panels.items():
-        kept = grid.grouped(ROWS)
-        parts.append(heat_map(name, PANELS[name][0], kept, _origin(event, name)))
+        kept, origin = grid.grouped(ROWS), _origin(event, name)
+        parts.append(heat_map(name, PANELS[name][0], kept, origin))
         if len(kept.layers) < len(grid.layers):
             text = (
                 f"{len(grid.layers):,} layers in {len(kept.layers)} rows: a row is what came "
                 "nearest to overflow in it"
             )
             parts.append(f'<p class="soft">{text}</p>{inside(grid, kept)}')
+    if event is not None and not any("it began here" in part for part in parts):
+        parts.append(
+            f'<p class="soft">It began in {escape(shown(event.layer))}, step {event.step}: nothing '
+            "was read just there, so it has no cell.</p>"
+        )
     if len(run.history) > 1:
         parts.append(
             '<p class="soft">The latest steps have a column each, earlier ones are put together. '

@@ -67,5 +67,8 @@ def _sample(p: torch.Tensor) -> torch.Tensor | None:
     values = plain(p)
     if values is None or not values.is_contiguous():
         return None
-    flat = values.detach().view(-1)
-    return flat[:: max(1, -(-flat.numel() // _SAMPLE))]
+    flat, stride = values.detach().view(-1), -(-values.numel() // _SAMPLE)
+    # Along a row and across them: columns differ.
+    while stride > 1 and math.gcd(stride, values.shape[-1]) > 1:
+        stride += 1
+    return flat[::stride]
