@@ -124,7 +124,7 @@ def test_any_beginning_of_a_file_can_be_read(tmp_path: Path) -> None:
     whole = (tmp_path / "run.jsonl").read_bytes()
     first = whole.index(b"\n")
     steps = 0
-    for end in range(first, len(whole), 7):
+    for end in range(first, len(whole) - 1, 7):  # the last line end is no part of a line
         (tmp_path / "cut.jsonl").write_bytes(whole[:end])
         run = anynan.load(tmp_path / "cut.jsonl")
         assert run.damage

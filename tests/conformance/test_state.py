@@ -46,7 +46,9 @@ def with_torch(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
 def with_jax(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
-    state = {"w": jnp.ones((2, 1)), "best": jnp.asarray(INF), "ages": jnp.full(2, NAN)}
+    # The first step makes the ages wider: what comes back need not have the same dtype.
+    ages = jnp.full(2, NAN, jnp.float16)
+    state = {"w": jnp.ones((2, 1)), "best": jnp.asarray(INF), "ages": ages}
 
     def step(state: Any, x: Any) -> Any:
         def loss_of(weight: Any) -> Any:

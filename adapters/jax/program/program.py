@@ -153,7 +153,9 @@ class Program:
                 theirs = [x for x in tree_util.tree_leaves(item) if isinstance(x, Slot)]
                 if len(mine) != len(theirs) or not mine or not _alike(structure, item):
                     continue
-                if any(shapes[a] != out_shapes[b] for a, b in zip(mine, theirs, strict=True)):
+                if not all(
+                    _fits(shapes[a], out_shapes[b]) for a, b in zip(mine, theirs, strict=True)
+                ):
                     continue
                 used.add(path)
                 returned.add(key)
@@ -218,12 +220,18 @@ class Program:
 
     @property
     def restorable(self) -> dict[int, int]:
-        """Give result -> argument, for the results that are a state come back."""
-        return {
+        """Give result -> argument, for the results that are a state come back.
+
+        None where the dtype of one changes on the way, as weakly typed numbers do in a first
+        step: the old state cannot stand in the place of the new.
+        """
+        found = {
             i: item.source
             for i, item in enumerate(self.results)
             if item.state and item.source is not None
         }
+        ins, outs = self.closed.in_avals, self.closed.out_avals
+        return found if all(ins[a].dtype == outs[i].dtype for i, a in found.items()) else {}
 
     # Readings.
 
@@ -431,6 +439,15 @@ def _numbered(spots: list[Spot]) -> list[Spot]:
 
 def _alone(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer) or len(x.sharding.device_set) == 1
+
+
+def _fits(given: tuple[Any, Any], made: tuple[Any, Any]) -> bool:
+    """Tell whether an array may be another come back: of its shape, and of its kind of numbers."""
+    return given == made or (given[0] == made[0] and _float(given[1]) and _float(made[1]))
+
+
+def _float(dtype: Any) -> bool:
+    return bool(jax.numpy.issubdtype(dtype, jax.numpy.floating))
 
 
 def _alike(structure: Any, item: Any) -> bool:
