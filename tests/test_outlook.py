@@ -251,7 +251,7 @@ def test_updates_are_looked_at_every_so_many_steps() -> None:
         seen = tracker.history.updates()
         assert [step for step, _, _ in seen] == list(range(0, 30, 4))
         for step, update, size in seen:
-            assert (update, size) == pytest.approx(truth[step], rel=0.05)  # a sample of 90,000
+            assert (update, size) == pytest.approx(truth[step], rel=0.1)  # from a sample
         assert not {"anynan/update_norm", "anynan/update_ratio"} & set(tracker.metrics())
         assert len(tracker.history.updates("1")) == len(seen)
         (line,) = (x for x in tracker.report().split("\n") if x.startswith("  update "))
