@@ -39,6 +39,8 @@ _WHERE = {
     "summarize": "_checks",
     "History": "_readings.history",
     "Tracker": "_steps.tracker",
+    "Headroom": "_outlook.narrower",
+    "headroom": "_outlook.narrower",
     "namespace": "_recorder.tracking",
     "track": "_recorder.tracking",
     "watch": "_steps.loaders",
@@ -53,6 +55,7 @@ __all__ = [
     "Cause",
     "Comparison",
     "Event",
+    "Headroom",
     "History",
     "LostRankError",
     "NonFiniteError",
@@ -68,6 +71,7 @@ __all__ = [
     "check",
     "compare",
     "expect",
+    "headroom",
     "load",
     "namespace",
     "render",
@@ -92,6 +96,7 @@ if TYPE_CHECKING:
     from anynan._compare.compare import capture, compare
     from anynan._compare.comparison import Comparison
     from anynan._jsonl.reading import load
+    from anynan._outlook.narrower import Headroom, headroom
     from anynan._readings.history import History
     from anynan._readings.policy import Allow, Policy
     from anynan._recorder.tracking import namespace, track

@@ -112,6 +112,7 @@ class Options:
     keep: int | Literal["step"] = KEEP_BYTES
     across_ranks: bool = True
     save: str | os.PathLike[str] | None = None
+    updates: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):
@@ -154,6 +155,8 @@ class Options:
                 raise ValueError(msg)
         else:
             _whole("read", self.read, 1)
+        if self.updates is not None:
+            _whole("updates", self.updates, 1)
         if self.level not in LEVELS:
             msg = f"level={self.level!r} is unknown; choose from {', '.join(LEVELS)}"
             raise ValueError(msg)

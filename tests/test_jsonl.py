@@ -250,6 +250,15 @@ def test_the_report_of_a_real_failure_can_be_read_from_its_file(
     run = anynan.load(tmp_path / "run.jsonl")
     last = run.history.steps()[-1] if run.open is None else run.open.step
     assert last == run.events[-1].step
+    # Where nothing is read at the place itself, as of a gradient in a compiled step, it says so.
+    assert ("it began here" in page.read_text("utf-8")) != (
+        "has no cell" in page.read_text("utf-8")
+    )
+    # Each layer has its place, those nothing is known of as well.
+    ranked = anynan.headroom(run, "float16")
+    assert {each.layer for each in ranked} >= {run.events[-1].layer} - {None}
+    known = [each.bits for each in ranked if each.bits is not None]
+    assert known == sorted(known)
 
 
 def test_the_page_names_every_line_and_field(tmp_path: Path) -> None:

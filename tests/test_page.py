@@ -38,7 +38,7 @@ class Reader(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "image", "rect", "line", "polyline"):
+        if tag not in ("meta", "img", "image", "rect", "line", "polyline"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -182,7 +182,13 @@ def test_many_layers_are_put_together_under_their_parents() -> None:
 def test_a_long_run_of_a_large_model_stays_small() -> None:
     random = np.random.default_rng(0)
     run = synthetic(1000, 10_000, lambda step, i: 2.0 ** random.normal(0, 2, len(i)))
-    assert len(page(run).encode()) < 2_000_000
+    text = page(run)
+    assert len(text.encode()) < 2_000_000
+    # Every layer is there, folded, under the row that stands for it.
+    assert Reader(text).open == []
+    assert text.count("<img") == 1000
+    for name in ("part0", "part9"):
+        assert name in text.partition("<summary>Layer by layer")[2]
 
 
 # In a browser.

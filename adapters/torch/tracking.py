@@ -30,6 +30,7 @@ class TorchOptions(Training, total=False):
     read: Literal["auto", "immediate", "step"] | int
     keep: int | Literal["step"]
     across_ranks: bool
+    updates: int
 
 
 @overload
@@ -59,7 +60,8 @@ def track(target: Any = None, **options: Unpack[TorchOptions]) -> Any:
             ``read`` (``"auto"``, ``"immediate"``, ``"step"`` or every n steps), ``level``
             (``"step"``, ``"layer"`` or ``"operation"``), ``keep`` (bytes of output gradient kept
             for a replay of the backward pass, 64 MiB), ``across_ranks`` (True: all processes of a
-            distributed run stop at the same step, for one all-reduce of a flag an update).
+            distributed run stop at the same step, for one all-reduce of a flag an update),
+            ``updates`` (n: in one step of n, how far the update moves the weights).
 
     Returns:
         A Tracker, or a decorator that makes one.

@@ -157,6 +157,8 @@ class Writer:
             more["norms"] = {str(at): norm for at, norm in entry.norms.items()}
         if entry.stats:
             more["stats"] = {str(at): list(values) for at, values in entry.stats.items()}
+        if entry.updates:
+            more["updates"] = {layer: list(norms) for layer, norms in entry.updates.items()}
         self._write("step", step=entry.step, order=order, ends=encode(entry.lo, entry.hi), **more)
 
     def _order(self, sites: list[Site], calls: list[int]) -> int:

@@ -62,12 +62,24 @@ class Grid:
         while len(found.layers) > most and depth > 0:
             depth -= 1
             found = self._at(depth)
-        if len(found.layers) > most:  # one level alone has too many
+        few = len(self.layers) > len(found.layers) < most // 50
+        if len(found.layers) > most or few:  # one level alone has too many
             count = len(self.layers)
             starts = [-(-i * count // most) for i in range(most)]
             names = [f"{self.layers[at] or ''} and on" for at in starts]
             found = self._joined([i * most // count for i in range(count)], names)
         return found
+
+    def rows(self, chosen: Sequence[int]) -> "Grid":
+        """Give some of the rows, as they are."""
+        return Grid(
+            tuple(self.layers[row] for row in chosen),
+            tuple(self.dtypes[row] for row in chosen),
+            tuple(self.limits[row] for row in chosen),
+            self.columns,
+            self.cells[list(chosen)],
+            tuple(self.members[row] for row in chosen),
+        )
 
     def _at(self, depth: int) -> "Grid":
         names = [None if x is None else ".".join(x.split(".")[:depth]) for x in self.layers]

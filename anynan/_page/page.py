@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anynan._diagnosis.rules.evidence import magnitude
+from anynan._outlook.lines import outlook
 from anynan._page.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, grids
-from anynan._page.picture import curves, heat_map, key, shown
+from anynan._page.picture import curves, heat_map, inside, key, shown
 from anynan._reports.escaping import name as printed
 from anynan._reports.overview import overview
 from anynan._reports.report import headline, render
@@ -18,7 +19,7 @@ from anynan.events import Event
 if TYPE_CHECKING:
     from anynan._reports.run import Run
 
-ROWS = 250  # of a picture; more layers are put together under their parents
+ROWS = 1000  # of a picture; more layers are put together under their parents
 LISTED = 1000  # rows of a table
 _CURVES = 8
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -54,6 +55,8 @@ def page(run: "Run") -> str:
         parts.append(
             f'<pre tabindex="0">{escape(render(event).partition(chr(10))[2].strip(chr(10)))}</pre>'
         )
+    told = "".join(f"<li>{escape(' '.join(line.split()))}</li>" for line in outlook(run))
+    parts += [f"<ul>{told}</ul>"] if told else []
     parts += _pictures(run, panels, event)
     parts += _growth(run, panels, event)
     parts += ["<h2>The run</h2>", _told(overview(run))]
@@ -103,14 +106,19 @@ def _pictures(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[
         return ["<p>No step was read.</p>"]
     parts = [_HATCH, "<h2>Headroom, layer by layer and step by step</h2>", key()]
     for name, grid in panels.items():
-        kept = grid.grouped(ROWS)
-        parts.append(heat_map(name, PANELS[name][0], kept, _origin(event, name)))
+        kept, origin = grid.grouped(ROWS), _origin(event, name)
+        parts.append(heat_map(name, PANELS[name][0], kept, origin))
         if len(kept.layers) < len(grid.layers):
             text = (
                 f"{len(grid.layers):,} layers in {len(kept.layers)} rows: a row is what came "
                 "nearest to overflow in it"
             )
-            parts.append(f'<p class="soft">{text}</p>')
+            parts.append(f'<p class="soft">{text}</p>{inside(grid, kept)}')
+    if event is not None and not any("it began here" in part for part in parts):
+        parts.append(
+            f'<p class="soft">It began in {escape(shown(event.layer))}, step {event.step}: nothing '
+            "was read just there, so it has no cell.</p>"
+        )
     if len(run.history) > 1:
         parts.append(
             '<p class="soft">The latest steps have a column each, earlier ones are put together. '
@@ -140,6 +148,8 @@ def _growth(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[st
             curves("Largest magnitudes", lines, None if limit and limit[1] != limit[1] else limit)
         )
     parts.append(curves("Gradient norm", [("all weights", run.history.norms())]))
+    moved = [(step, update) for step, update, _ in run.history.updates()]
+    parts.append(curves("Update norm", [("all weights", moved)]))
     drawn = [part for part in parts if part]
     return ["<h2>Growth</h2>", *drawn] if drawn else []
 

@@ -28,7 +28,7 @@ _SCALE = (
     (60, 77, 110),
     (0, 34, 78),
 )
-_LEVELS = 240
+_LEVELS, _COARSE = 240, 4
 _KINDS = {NAN: ("NaN", "×"), POSINF: ("+Inf", "▲"), NEGINF: ("-Inf", "▼"), BOTH: ("±Inf", "◆")}  # noqa: RUF001
 _BAD = {NAN: (179, 18, 63), POSINF: (214, 64, 0), NEGINF: (147, 51, 168), BOTH: (120, 20, 20)}
 _LINES = ("#3b6fd4", "#d4663b", "#2f9e6e", "#a04fc4", "#b08a1e", "#c43b74", "#4a9fb5", "#7a7a86")
@@ -130,15 +130,46 @@ def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] |
     )
 
 
-def _picture(grid: Grid) -> str:
+def inside(grid: Grid, kept: Grid) -> str:
+    """Show, folded, the layers of each row that stands for several.
+
+    Args:
+        grid: Every layer.
+        kept: The rows that were drawn.
+    """
+    row_of = {layer: i for i, layer in enumerate(grid.layers)}
+    parts = []
+    for title, layers in zip(kept.layers, kept.members, strict=True):
+        if len(layers) < 2:
+            continue
+        paths = [shown(layer).split(".") for layer in layers]
+        same = 0
+        while all(len(path) > same + 1 and path[same] == paths[0][same] for path in paths):
+            same += 1
+        names = [".".join(path[same:]) for path in paths]
+        pixels = _picture(grid.rows([row_of[layer] for layer in layers]), every=_COARSE)
+        parts.append(
+            f"<details><summary>{escape(shown(title))}</summary>"
+            f'<div class="inside scroll"><pre>{escape(chr(10).join(names))}</pre><img alt="" '
+            f'src="{pixels}" width="{len(grid.columns) * WIDTH}" '
+            f'height="{len(layers) * HEIGHT}"></div></details>'
+        )
+    return f"<details><summary>Layer by layer</summary>{''.join(parts)}</details>"
+
+
+def _picture(grid: Grid, every: int = 1) -> str:
     bits = np.nan_to_num(grid.bits(), nan=0.0)
     # The fewer bits are left, the more each one shows.
     levels = 1 + np.rint(np.sqrt(np.clip(bits / FULL, 0, 1)) * (_LEVELS - 1))
-    pixels = np.where(grid.cells >= FIRST, levels, 0)
+    levels = levels - levels % every
+    pixels = np.where(grid.cells >= FIRST, np.maximum(levels, 1), 0)
     pixels = np.where(grid.cells == ZERO, _LEVELS, pixels).astype(np.uint8)
     for i, code in enumerate(_BAD):
         pixels[grid.cells == code] = 1 + _LEVELS + i
-    return data_uri(pixels, palette())
+    used = sorted({0, *np.unique(pixels).tolist()})
+    colours = palette()
+    places = np.searchsorted(used, pixels).astype(np.uint8)
+    return data_uri(places, [colours[i] for i in used])
 
 
 def _marks(grid: Grid, left: int, origin: tuple[str | None, int] | None) -> list[str]:

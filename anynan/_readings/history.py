@@ -20,7 +20,7 @@ HISTORY_BYTES = 64 * 2**20
 class Entry:
     """Keep one step of the ring, packed."""
 
-    __slots__ = ("calls", "hi", "lo", "norms", "sites", "stats", "step")
+    __slots__ = ("calls", "hi", "lo", "norms", "sites", "stats", "step", "updates")
     sites: list[Site]
     calls: list[int]
 
@@ -36,6 +36,7 @@ class Entry:
         self.hi = array("d", rows.hi)
         self.stats = rows.stats
         self.norms = rows.norms
+        self.updates = rows.updates
 
     @classmethod
     def of_bounds(cls, step: int, sites: list[Site], bounds: list[float]) -> Self:
@@ -49,7 +50,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Give at most the memory this takes: shared lists are counted for every step."""
-        extra = len(self.stats) + len(self.norms)
+        extra = len(self.stats) + len(self.norms) + len(self.updates)
         return 16 * (len(self.lo) + len(self.sites)) + 64 * extra
 
 
@@ -222,4 +223,27 @@ class History:
                 norms = {layer: norms[layer]} if layer in norms else {}
             if norms:
                 points.append((entry.step, math.hypot(*norms.values())))
+        return tuple(points)
+
+    def updates(self, layer: str | None = None) -> tuple[tuple[int, float, float], ...]:
+        """Give (step, L2 norm of the update, of the weights before it), oldest first.
+
+        There are some where they were asked for, as by ``updates=`` in ``anynan.torch.track``.
+
+        Args:
+            layer: Only the weights of this layer itself; None for all weights together.
+
+        Example:
+            >>> import anynan
+            >>> tracker.history.updates()  # doctest: +SKIP
+            ((0, 0.021, 14.2), (100, 0.019, 14.9))
+        """
+        points = []
+        for entry in self.entries():
+            held = entry.updates
+            if layer is not None:
+                held = {layer: held[layer]} if layer in held else {}
+            if held:
+                moved, size = (math.hypot(*norms) for norms in zip(*held.values(), strict=True))
+                points.append((entry.step, moved, size))
         return tuple(points)

@@ -138,6 +138,7 @@ class Rows:
         "__weakref__", "applied", "brought", "calls", "carried", "doubts", "expected", "failed",
         "given", "guarded", "held", "hi", "holding", "judged", "live", "lo", "makers", "norms",
         "pending", "scale", "seen", "sites", "skip", "spread", "stats", "step", "suspect",
+        "updates",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -149,6 +150,8 @@ class Rows:
         self.stats: dict[int, tuple[float, ...]] = {}
         # Norms of gradients that were read by their ends.
         self.norms: dict[int, float] = {}
+        # How far the update moved each layer's own weights, and how large they were: norms.
+        self.updates: dict[str, tuple[float, float]] = {}
         self.expected: dict[int, dict[str, str]] = {}
         # Rows whose Inf may be meant: state and data, until something bad follows.
         self.suspect: set[int] = set()
@@ -194,6 +197,17 @@ class Rows:
         self.live = {order + (order >= at): ref for order, ref in self.live.items()}
         self.norms = {order + (order >= at): norm for order, norm in self.norms.items()}
         self.guarded += at < self.guarded
+
+    def moved(self, layer: str, update: float, weights: float) -> None:
+        """Note the update of a layer's weights, or of more of them.
+
+        Args:
+            layer: Layer path.
+            update: L2 norm of what was added.
+            weights: L2 norm of what it was added to.
+        """
+        before = self.updates.get(layer, (0.0, 0.0))
+        self.updates[layer] = math.hypot(before[0], update), math.hypot(before[1], weights)
 
     def reading(self, order: int) -> Reading:
         """Return one row as a reading."""

@@ -1,9 +1,12 @@
 """A tracker's state in a few lines of text, or as a flat dict of numbers."""
 
 import math
+from statistics import median
 from typing import TYPE_CHECKING
 
 from anynan._diagnosis.rules.evidence import group, magnitude, plural
+from anynan._outlook.lines import outlook
+from anynan._readings.norms import FEWEST
 from anynan._readings.readings import layer_norms
 from anynan._reports.escaping import name as printed
 from anynan._reports.report import render_line
@@ -16,13 +19,15 @@ if TYPE_CHECKING:
 SHOWN_EVENTS = 10
 SHOWN_LAYERS = 5
 LINE = 1000
+JUMP = 2.0  # an update that is so many times the usual one is worth a word
 
 
 def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
     """Return the last read step's numbers under flat names; what is not finite is left out.
 
-    They are the step, the tightest headroom in bits, the gradient norm over all weights and the
-    counts of events. With ``layers`` there are, per layer and phase,
+    They are the step, the tightest headroom in bits, the gradient norm over all weights, of a
+    step that ``updates=`` looked at the norm of the update and its ratio to that of the weights,
+    and the counts of events. With ``layers`` there are, per layer and phase,
     ``anynan/absmax/<phase>/<layer>`` and ``anynan/headroom/<phase>/<layer>``, too, and for the
     gradients of each layer's own weights ``anynan/gradient_norm/<layer>`` and
     ``anynan/headroom/gradient/<layer>`` (at least that many bits, as it follows from the norm).
@@ -58,6 +63,10 @@ def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
     if norms:
         numbers["anynan/gradient_norm"] = math.hypot(*norms.values())
         numbers |= {f"anynan/gradient_norm/{k or 'model'}": v for k, v in norms.items()}
+    for step, update, size in tracker.history.updates()[-1:]:
+        if readings and step == readings[-1].step:
+            numbers["anynan/update_norm"] = update
+            numbers["anynan/update_ratio"] = update / size if size else math.inf
     for word in ("bad", "suspect", "expected"):
         numbers[f"anynan/{word}"] = float(tracker.count(word))
     return {
@@ -113,6 +122,28 @@ def _gradients(run: "Run") -> list[str]:
     return [text]
 
 
+def _updates(run: "Run") -> list[str]:
+    """Give the last update that was looked at in a line, with the layer that moved most."""
+    known = run.history.updates()
+    if not known:
+        return []
+    step, update, size = known[-1]
+    text = f"  update    norm {magnitude(update)}{_share(update, size)}, step {step}"
+    held = next(e.updates for e in reversed(run.history.entries()) if e.updates)
+    layers = [(norm / all_, layer) for layer, (norm, all_) in held.items() if all_]
+    if len(layers) > 1:
+        most, layer = max(layers)
+        text += f"; the largest share {most:.2g}, {layer or '(the model itself)'}"
+    usual = median(norm for _, norm, _ in known[-1 - FEWEST : -1]) if len(known) > FEWEST else 0.0
+    if usual and update > JUMP * usual:
+        text += f"; {update / usual:.1f} times the median of the {FEWEST} looked at before"
+    return [text]
+
+
+def _share(update: float, size: float) -> str:
+    return f", {update / size:.2g} of the weights'" if size else ""
+
+
 def verdict(run: "Run") -> str:
     """Say in a line what came of the watching: steps, layers, readings, tightest headroom."""
     last = [*run.history.steps()[-1:], *(event.step for event in run.events[-1:])]
@@ -127,6 +158,11 @@ def verdict(run: "Run") -> str:
     for layer, reading in list(tightest(run).items())[:1]:
         text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
     return printed(f"anynan: {run.name}: {text}", LINE)
+
+
+def all_clear(run: "Run") -> str:
+    """Say what came of the watching, and what the readings suggest."""
+    return "\n".join([verdict(run), *(printed(line, LINE) for line in outlook(run))])
 
 
 def overview(run: "Run") -> str:
@@ -151,6 +187,8 @@ def overview(run: "Run") -> str:
         for layer, reading in list(tightest(run).items())[:SHOWN_LAYERS]
     ]
     lines += _gradients(run)
+    lines += _updates(run)
+    lines += outlook(run)
     lines += [f"  event     {render_line(event)}" for event in run.events[-SHOWN_EVENTS:]]
     lines += [f"  allowed   {text}" for text in run.allowed]
     lines += [f"  note      {note}" for note in (*run.notes, *run.remarks, *run.damage)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from anynan._reports.overview import verdict
+from anynan._reports.overview import all_clear
 from anynan._reports.run import Run, of
 from anynan._runtime.about import ADAPTERS
 from anynan._runtime.imports import when_imported
@@ -125,7 +125,7 @@ class _Seen(NamedTuple):
 
 def _seen(tracker: Tracker) -> _Seen:
     ran = len(tracker.history) or tracker.events
-    return _Seen(verdict(of(tracker)) if ran else "", tracker.events)
+    return _Seen(all_clear(of(tracker)) if ran else "", tracker.events)
 
 
 def _is_bad(event: Event) -> bool:

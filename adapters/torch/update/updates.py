@@ -22,6 +22,7 @@ from anynan.torch.private import task
 from anynan.torch.read.transforms import capturing
 from anynan.torch.step.steps import Steps
 from anynan.torch.update.gradients import Gradients
+from anynan.torch.update.moves import Moves
 from anynan.torch.update.skips import Seam, current, stepped
 from anynan.torch.update.termination import Termination
 from anynan.torch.weights.optimizers import Optimizers
@@ -44,6 +45,7 @@ class Updates:
         self.tracker, self.steps, self.models = steps.tracker, steps, models
         self.optimizers = optimizers
         self.gradients = Gradients(steps)
+        self.moves = Moves(steps.options.updates)
         self.ran_before = False
 
     def watch(self) -> None:
@@ -99,6 +101,8 @@ class Updates:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     p.grad = None
+        else:
+            self.moves.before(optimizer, held, rows)
 
     def open(self, state: State, gradients: list[Any]) -> Rows | None:
         """Begin an update; give the rows of its step, None if it is none."""
@@ -163,6 +167,7 @@ class Updates:
             return
         state.in_optimizer = False
         rows = state.rows
+        self.moves.after(optimizer, rows)
         if rows is None or rows.failed is not None or rows.pending is None or rows.applied:
             self.tracker.judge.updated(self.tracker.step if rows is None else rows.step)
         if task() != -1:

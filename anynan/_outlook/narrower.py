@@ -1,0 +1,160 @@
+"""How safely each layer would run in a narrower dtype."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anynan._files.formats import TARGETS
+from anynan._readings.readings import Site
+from anynan._reports.escaping import name as printed
+
+if TYPE_CHECKING:
+    from anynan._readings.history import Entry, History
+    from anynan._reports.run import Run
+    from anynan._steps.tracker import Tracker
+
+_PHASES = ("forward", "backward", "parameter")
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """Say how much room a layer would have in a dtype.
+
+    Attributes:
+        layer: Layer path, empty for the model itself.
+        dtype: The dtype asked about.
+        over: Bits left before its largest magnitude would overflow; negative if it would. None
+            where no magnitude was read, infinite where every number was zero.
+        over_phase: Where that was seen: ``forward``, ``backward`` or ``parameter``.
+        over_step: In which step.
+        under: Bits before all of a tensor would become zero, from the smallest of the steps'
+            largest magnitudes; negative if it would.
+        under_phase: Where that was seen.
+        under_step: In which step.
+    """
+
+    layer: str
+    dtype: str
+    over: float | None = None
+    over_phase: str = ""
+    over_step: int = 0
+    under: float | None = None
+    under_phase: str = ""
+    under_step: int = 0
+
+    @property
+    def bits(self) -> float | None:
+        """Give the smaller of both, None where no magnitude was read."""
+        return None if self.over is None or self.under is None else min(self.over, self.under)
+
+    def __str__(self) -> str:
+        where = printed(self.layer) or "(the model itself)"
+        if self.over is None or self.under is None:
+            return f"{where}: not known, no magnitude was read"
+        if math.isinf(self.over):
+            return f"{where}: all zero"
+        largest = f"{self.over:.1f} bits"
+        if self.over <= 0:
+            largest = "overflows"
+        text = f"{where}: {largest} at the top ({self.over_phase}, step {self.over_step})"
+        if self.under <= 0:
+            return f"{text}, all zero at the bottom ({self.under_phase}, step {self.under_step})"
+        return f"{text}, {self.under:.1f} at the bottom ({self.under_phase})"
+
+
+@np.errstate(all="ignore")
+def headroom(run: "Tracker | Run", dtype: str) -> list[Headroom]:
+    """Rank layers by how safely they would run in a narrower dtype, the least safe first.
+
+    Looked at are the largest magnitudes that were read of outputs, gradients and, with
+    ``parameters=True``, weights. What a layer computes inside (a sum of squares, a matrix
+    product's accumulation) may need more than that, and a tensor's smaller numbers become zero
+    before its largest does: a layer that is tight here will not do, one that has room may.
+
+    Args:
+        run: A tracker, or a run that was read from a file.
+        dtype: ``float16``, ``bfloat16``, ``float8`` (which is ``float8_e4m3fn``) or
+            ``float8_e5m2``.
+
+    Returns:
+        A line for each layer; those of which no magnitude was read come last.
+
+    Raises:
+        ValueError: If the dtype is none of these.
+
+    Example:
+        >>> import torch, anynan
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Softmax(-1))
+        >>> _ = model[0].weight.data.fill_(1e5)
+        >>> with anynan.torch.track(model) as tracker:
+        ...     _ = model(torch.ones(1, 2))
+        >>> [found.layer for found in anynan.headroom(tracker, "float16") if found.bits < 0]
+        ['0']
+    """
+    target = TARGETS.get(dtype)
+    if target is None:
+        msg = f"dtype={dtype!r} is unknown; choose from {', '.join(TARGETS)}"
+        raise ValueError(msg)
+    most: dict[str, tuple[float, str, int]] = {}
+    least: dict[str, tuple[float, str, int]] = {}
+    layers: dict[str, None] = {}
+    for sites, steps, largest, smallest in _ends(run.history):
+        for order, site in enumerate(sites):
+            if site.layer is None or site.phase not in _PHASES:
+                continue
+            layers.setdefault(site.layer)
+            if site.bound or largest[0][order] < 0:
+                continue
+            top, low = (
+                (float(sizes[order]), site.phase, steps[at[order]])
+                for sizes, at in (largest, smallest)
+            )
+            most[site.layer] = max(most.get(site.layer, top), top, key=_size)
+            least[site.layer] = min(least.get(site.layer, low), low, key=_size)
+    found = []
+    for layer in layers:
+        if layer not in most:
+            found.append(Headroom(layer, target.name))
+            continue
+        if not most[layer][0]:
+            found.append(Headroom(layer, target.name, math.inf, under=math.inf))
+            continue
+        (top, top_phase, top_step), (low_, low_phase, low_step) = most[layer], least[layer]
+        over = math.log2(target.overflows) - math.log2(top)
+        under = math.log2(low_) - math.log2(target.flushes)
+        found.append(
+            Headroom(layer, target.name, over, top_phase, top_step, under, low_phase, low_step)
+        )
+    return sorted(found, key=lambda each: (each.bits is None, each.bits or 0.0))
+
+
+_Extreme = tuple[NDArray[np.float64], NDArray[np.intp]]
+
+
+def _ends(history: "History") -> Iterator[tuple[list[Site], list[int], _Extreme, _Extreme]]:
+    """Give each list of slots with its steps, and each slot's extreme sizes with their places."""
+    by_sites: dict[int, list[Entry]] = {}
+    for entry in history.entries():
+        by_sites.setdefault(id(entry.sites), []).append(entry)
+    for entries in by_sites.values():
+        count = len(entries[0].lo)
+        largest = np.full(count, -1.0), np.zeros(count, np.intp)
+        smallest = np.full(count, np.inf), np.zeros(count, np.intp)
+        for number, entry in enumerate(entries):
+            low, high = np.frombuffer(entry.lo), np.frombuffer(entry.hi)
+            sizes = np.maximum(np.abs(low), np.abs(high))
+            told = np.isfinite(sizes) & (low <= high)
+            for (held, at), better in (
+                (largest, told & (sizes > largest[0])),
+                (smallest, told & (sizes > 0) & (sizes < smallest[0])),
+            ):
+                held[better], at[better] = sizes[better], number
+        yield entries[0].sites, [entry.step for entry in entries], largest, smallest
+
+
+def _size(held: tuple[float, str, int]) -> float:
+    return held[0]

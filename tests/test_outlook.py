@@ -1,0 +1,276 @@
+"""What the readings suggest: forecasts that do not cry wolf, dead layers, contained overflows."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import anynan
+from anynan._outlook.forecast import WINDOW, forecasts
+from anynan._outlook.lines import outlook
+from anynan._readings.history import History
+from anynan._readings.monitor import Monitor
+from anynan._readings.readings import Rows
+from anynan._reports.run import Run, of
+
+TOP = 16.0  # bits: of a dtype whose largest number is 2**16
+LENGTH, MORE, MANY = 400, 200, 200  # steps that are asked about, those after them; histories
+NOISE = 0.25
+
+
+def exponential(random: np.random.Generator, t: NDArray[Any]) -> NDArray[Any]:
+    return random.uniform(2, 10) + random.uniform(0.01, 0.1) * t
+
+
+def polynomial(random: np.random.Generator, t: NDArray[Any]) -> NDArray[Any]:
+    grown = np.log2(1 + t / random.uniform(10, 100))
+    return random.uniform(2, 10) + random.uniform(1, 4) * grown
+
+
+def settling(random: np.random.Generator, t: NDArray[Any]) -> NDArray[Any]:
+    start, end = random.uniform(2, 10), random.uniform(11, 15)
+    return end - (end - start) * np.exp(-t / random.uniform(20, 200))
+
+
+def walk(random: np.random.Generator, t: NDArray[Any]) -> NDArray[Any]:
+    return random.uniform(2, 10) + np.cumsum(random.normal(0, 0.1, t.size))
+
+
+def outlier(random: np.random.Generator, t: NDArray[Any]) -> NDArray[Any]:
+    start = random.uniform(2, 10)
+    held = np.full(t.size, start)
+    held[random.integers(WINDOW, LENGTH)] += random.uniform(3, 15 - start)
+    return held
+
+
+def jump(random: np.random.Generator, t: NDArray[Any]) -> NDArray[Any]:
+    start = random.uniform(2, 11)
+    return np.where(t < random.integers(50, LENGTH - 50), start, start + random.uniform(1, 4))
+
+
+def steady(random: np.random.Generator, t: NDArray[Any]) -> NDArray[Any]:
+    return np.full(t.size, random.uniform(6, 14))
+
+
+def history_of(sizes: NDArray[Any], every: int) -> Any:
+    """Give the history as it is after each ``every`` steps; a layer is a history of its own."""
+    monitor, history = Monitor(anynan.Policy(), 0), History(WINDOW, math.inf)
+    names = [str(i) for i in range(len(sizes))]
+    sites = [monitor.site(name, "forward", "output", "half", 2.0**TOP) for name in names]
+    for step, column in enumerate(sizes.T):
+        rows = Rows(step)
+        rows.sites, rows.calls = sites, [0] * len(sites)
+        high = np.where(column < TOP, 2.0**column, np.inf)
+        rows.lo, rows.hi = (-high).tolist(), high.tolist()
+        history.append(rows)
+        if step % every == 0:
+            yield step, history
+
+
+def counted(kind: Any) -> tuple[int, int, float, int, int]:
+    """Count overflows, those foretold, the middle lead; histories that stay below, and alarms."""
+    random, t = np.random.default_rng(0), np.arange(LENGTH + MORE)
+    noise = random.normal(0, NOISE, (MANY, t.size))
+    bits = np.stack([kind(random, t) for _ in range(MANY)]) + noise
+    over = np.where((bits >= TOP).any(axis=1), (bits >= TOP).argmax(axis=1), -1)
+    first: dict[int, int] = {}
+    for step, history in history_of(bits[:, :LENGTH], 4):
+        for found in forecasts(history):
+            first.setdefault(int(found.layer or 0), step)
+    late = [i for i in range(MANY) if WINDOW < over[i] < LENGTH]
+    lead = [over[i] - first[i] for i in late if i in first]
+    calm = [i for i in range(MANY) if over[i] < 0]
+    return (
+        len(late), len(lead), float(np.median(lead)) if lead else 0.0,
+        len(calm), sum(i in first for i in calm),
+    )  # fmt: skip
+
+
+# kind: overflows, of these foretold, the middle lead in steps; calm histories, false alarms.
+# A history is asked every fourth step: one false alarm anywhere counts.
+COUNTS = {
+    exponential: (174, 174, 55.0, 10, 0),
+    polynomial: (61, 53, 64.0, 108, 0),
+    settling: (0, 0, 0.0, 200, 3),
+    walk: (0, 0, 0.0, 200, 0),
+    outlier: (0, 0, 0.0, 200, 0),
+    jump: (0, 0, 0.0, 200, 0),
+    steady: (0, 0, 0.0, 200, 0),
+}
+
+
+@pytest.mark.parametrize("kind", COUNTS, ids=lambda kind: kind.__name__)
+def test_what_a_forecast_finds_and_how_often_it_is_wrong(kind: Any) -> None:
+    assert counted(kind) == COUNTS[kind]
+
+
+def test_the_page_of_the_docs_has_these_counts() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "files.md").read_text(encoding="utf-8")
+    for kind, (late, told, lead, calm, wrong) in COUNTS.items():
+        found = f"{told} of {late}, {lead:.0f} steps before" if late else "none"
+        assert f"| {found} | {wrong} of {calm} |" in text, kind.__name__
+
+
+def run_of(layers: dict[str, Any], steps: int, top: float = 65504.0) -> Run:
+    """Make a run whose layers give these ends at each step."""
+    monitor, history = Monitor(anynan.Policy(), 0), History(steps, math.inf)
+    sites = [monitor.site(name, "forward", "output", "float16", top) for name in layers]
+    for step in range(steps):
+        rows = Rows(step)
+        rows.sites, rows.calls = sites, [0] * len(sites)
+        ends = [value(step) for value in layers.values()]
+        rows.lo, rows.hi = [lo for lo, _ in ends], [hi for _, hi in ends]
+        history.append(rows)
+    return Run("Net", history, tuple(layers), counts={"bad": 0, "suspect": 0, "expected": 0})
+
+
+def growing(step: int) -> tuple[float, float]:
+    return 0.0, 2.0 ** (step / 10)
+
+
+def test_a_forecast_is_a_line_of_the_report_the_all_clear_and_the_page(tmp_path: Path) -> None:
+    run = run_of({"embed": lambda _: (-1.0, 2.0), "layers.7": growing}, 140)
+    (line,) = outlook(run)
+    said = "at this rate float16 overflows in layers.7 in about 21 steps: 2.1 bits are left"
+    assert line.startswith(f"  forecast  {said}")
+    assert line in run.report()
+    run.to_html(tmp_path / "page.html")
+    assert said in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_layer_that_gives_one_number_is_a_line_and_no_alarm() -> None:
+    run = run_of(
+        {
+            "relu": lambda _: (0.0, 0.0),
+            "gate": lambda _: (0.5, 0.5),
+            "loss": lambda step: (1.0 / (step + 1), 1.0 / (step + 1)),
+            "head": lambda _: (-1.0, 1.0),
+        },
+        10,
+    )
+    assert outlook(run) == [
+        "  dead      every number of relu was 0 in the last 10 steps",
+        "  dead      every number of gate was 0.5 in the last 10 steps",
+    ]
+    assert not outlook(run_of({"relu": lambda _: (0.0, 0.0)}, 5))
+
+
+def test_an_overflow_that_was_contained_is_a_line() -> None:
+    run = run_of(
+        {
+            "proj": lambda step: (-3e3, 2e3) if step in (3, 5) else (-1.0, 1.0),
+            "norm": lambda step: (0.0, 0.0) if step in (3, 5) else (-2.0, 2.0),
+        },
+        9,
+    )
+    (line,) = outlook(run)
+    assert "norm gave only zeros in step 3, and in 1 step more, right after proj reached" in line
+    calm = run_of({"proj": lambda _: (-90.0, 90.0), "relu": lambda _: (0.0, 0.0)}, 7)
+    assert not outlook(calm)
+
+
+def test_headroom_ranks_layers_by_how_safely_they_would_run_narrower() -> None:
+    run = run_of(
+        {
+            "large": lambda step: (-(10.0 ** (step + 1)), 1.0),
+            "middle": lambda _: (-1.0, 1.0),
+            "tiny": lambda step: (0.0, 1e-6 if step else 1e-9),
+            "zero": lambda _: (0.0, 0.0),
+            "unread": lambda _: (1.0, 0.0),
+        },
+        5,
+        top=3.4e38,
+    )
+    found = anynan.headroom(run, "float16")
+    assert [each.layer for each in found] == ["tiny", "large", "middle", "zero", "unread"]
+    tiny, large, middle, zero, unread = found
+    assert (large.over, large.over_step) == (pytest.approx(math.log2(65520 / 1e5)), 4)
+    assert (tiny.under, tiny.under_step) == (pytest.approx(math.log2(1e-9) + 25), 0)
+    assert middle.bits is not None and middle.bits > 15
+    assert zero.bits == math.inf
+    assert unread.bits is None
+    assert (
+        str(large) == "large: overflows at the top (forward, step 4), 28.3 at the bottom (forward)"
+    )
+    with pytest.raises(ValueError, match="dtype='int8' is unknown; choose from float16, bfloat16"):
+        anynan.headroom(run, "int8")
+
+
+def test_a_norm_over_large_numbers_and_a_growing_layer_in_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Norm(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    class Scale(torch.nn.Module):  # type: ignore[misc, name-defined]
+        by = 1.0
+
+        def forward(self, x: Any) -> Any:
+            return x * self.by
+
+    model = torch.nn.Sequential(torch.nn.Identity(), Scale(), Norm())
+    model[1].by = 1e30
+    with anynan.torch.track(model) as tracker, torch.no_grad():
+        for _ in range(3):
+            model(torch.ones(2, 4))
+    assert "2 gave only zeros in step 0, and in 2 steps more, right after 1 reached 1e+30" in (
+        tracker.report()
+    )
+    model[2] = torch.nn.ReLU()
+    with anynan.torch.track(model) as tracker, torch.no_grad():
+        for step in range(140):
+            model[1].by = 2.0 ** (step / 10)
+            model(torch.ones(2, 4, dtype=torch.float16))
+    assert "at this rate float16 overflows in 1 in about 21 steps" in tracker.report()
+    assert not tracker.events
+
+
+def test_updates_are_looked_at_every_so_many_steps() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    truth = {}
+    with anynan.torch.track(model, updates=4) as tracker:
+        for step in range(30):
+            if step == 28:
+                optimizer.param_groups[0]["lr"] = 0.1
+            before = [p.detach().clone() for p in model.parameters()]
+            optimizer.zero_grad()
+            model(torch.randn(8, 300)).square().mean().backward()
+            optimizer.step()
+            pairs = list(zip(model.parameters(), before, strict=True))
+            truth[step] = (
+                math.sqrt(sum(float((p.detach() - q).norm()) ** 2 for p, q in pairs)),
+                math.sqrt(sum(float(q.norm()) ** 2 for _, q in pairs)),
+            )
+        seen = tracker.history.updates()
+        assert [step for step, _, _ in seen] == list(range(0, 30, 4))
+        for step, update, size in seen:
+            assert (update, size) == pytest.approx(truth[step], rel=0.1)  # from a sample
+        assert not {"anynan/update_norm", "anynan/update_ratio"} & set(tracker.metrics())
+        assert len(tracker.history.updates("1")) == len(seen)
+        (line,) = (x for x in tracker.report().split("\n") if x.startswith("  update "))
+    assert "times the median of the 5 looked at before" in line
+    with pytest.raises(ValueError, match="updates=0 is too small"):
+        anynan.torch.track(model, updates=0)
+
+
+def test_updates_are_kept_in_a_file(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with anynan.torch.track(model, updates=1) as tracker:
+        tracker.to_jsonl(tmp_path / "run.jsonl")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        assert set(tracker.metrics()) >= {"anynan/update_norm", "anynan/update_ratio"}
+    read = anynan.load(tmp_path / "run.jsonl").history.updates()
+    assert len(read) == 3
+    assert read == tracker.history.updates() == of(tracker).history.updates()
