@@ -49,7 +49,8 @@ def trained(
         parts: What the readings are of.
     """
     seen = {reading.layer for reading in tracker.history if reading.layer}
-    text = f"{len(losses)} steps, {len(seen)} {parts}, no reading went bad"
+    many = f" {len(seen)} {parts}," if seen else ""
+    text = f"{len(losses)} steps,{many} no reading went bad"
     for layer, reading in list(tightest(tracker).items())[:1]:
         where = layer or f"the whole {'model' if parts == 'layers' else 'function'}"
         text += f"; tightest headroom {reading.headroom:.1f} bits at {where}"

@@ -432,7 +432,9 @@ class Ends:
 
     def _again(self, began: Began) -> Replay:
         # A check inside may be what failed, in a scope that the function has entered.
-        return began.context.copy().run(self._run_again, began)
+        context = began.context.copy()
+        context.run(collecting.set, collecting.get())
+        return context.run(self._run_again, began)
 
     def _run_again(self, began: Began) -> Replay:
         session = self._session

@@ -81,12 +81,12 @@ class Start:
                 self._known[id(x)] = x, x.copy() if x.nbytes <= SMALL else mark(x)
 
     @contextmanager
-    def again(self, say: Callable[[str], object], tape: "Tape") -> Iterator[None]:
+    def again(self, say: Callable[[str], object], tape: "Tape | None") -> Iterator[None]:
         """Let a second run find what the first found, and put all of it back after it.
 
         Args:
             say: Is told of what could not be put back.
-            tape: Watches the second run.
+            tape: Watches the second run, if one does.
 
         Raises:
             ReplayError: If it would move what cannot be put back.
@@ -105,8 +105,9 @@ class Start:
             for holder in self._kept.arrays:
                 x = holder.get()
                 if isinstance(x, np.ndarray):
-                    holder.set(tape.lend(self._as_it_was(holder.name, x)))
-            with context.replay_context(), reach.again(tape.give):
+                    copy = self._as_it_was(holder.name, x)
+                    holder.set(copy if tape is None else tape.lend(copy))
+            with context.replay_context(), reach.again(None if tape is None else tape.give):
                 yield
         except Exhausted as error:
             msg = (
@@ -129,6 +130,16 @@ class Start:
         if known is not None and mark(x) != known:
             self.missed.append(MISSED.format(f"{name} (written in place, too large to keep)"))
         return x.copy()
+
+
+def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Any:
+    """Give a context after which all that a function's code reaches is as it was before.
+
+    Args:
+        fn: The function.
+        say: Is told of what could not be put back.
+    """
+    return Reached(fn).begin((), {}).again(say, None)
 
 
 def mark(x: Any) -> bytes:
