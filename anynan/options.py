@@ -30,8 +30,6 @@ class Watching(TypedDict, total=False):
         replay: Whether a bad step is run again to name the operation; True by default.
         history: For how many steps the readings are kept; 1000 by default.
         stats: Further numbers for ``metrics()``: absmax, min, max, mean, rms, norm.
-        save: A folder for a bundle of the first event that is bad: its operation with whole
-            operands, as a script. Where it is not empty, a numbered one beside it.
         level: What of every step is watched. ``"step"``: what it returns, what the model
             returns, the gradients of the weights; the default of array code. ``"layer"`` (the
             default of models): every layer, too.
@@ -44,7 +42,6 @@ class Watching(TypedDict, total=False):
     replay: bool
     history: int
     stats: Stats
-    save: str | os.PathLike[str] | None
     level: Literal["step", "layer", "operation"]
 
 
@@ -54,9 +51,12 @@ class Shared(Watching, total=False):
     Attributes:
         action: What happens where something is bad: ``"raise"`` (the default), ``"warn"``,
             ``"record"``, ``"skip"`` (a warning, and no update) or a function of the Event.
+        save: A folder for a bundle of the first event that is bad: its operation with whole
+            operands, as a script. Where it is not empty, a numbered one beside it.
     """
 
     action: Action
+    save: str | os.PathLike[str] | None
 
 
 class Arrays(Shared, total=False):

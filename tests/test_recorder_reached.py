@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 WEIGHT = np.array([1.0, 0.0])
 
 
-def bad(tracker: Any) -> anynan.Event:
+def bad(tracker: Any) -> Any:
     (event,) = [event for event in tracker.events if event.severity == "bad"]
     return event
 
@@ -74,7 +74,7 @@ def test_what_a_step_takes_is_given_again_and_nothing_is_lost(make: Any) -> None
     tracked = anynan.track(make(), action="record", level="step")
     step = make()
     assert [tracked() for _ in range(4)] == pytest.approx([step() for _ in range(4)], nan_ok=True)
-    event = bad(tracked)
+    event: Any = bad(tracked)
     assert (event.step, event.operation.name) == (1, "sqrt")
     assert event.tried.outcome == "finite"
 
@@ -95,7 +95,8 @@ def test_an_iterator_that_is_an_argument_loses_nothing() -> None:
 def test_what_a_step_counts_on_and_draws_is_put_back() -> None:
     class Trainer:
         def __init__(self) -> None:
-            self.calls, self.log, self.weight = 0, [], np.ones(2)
+            self.calls, self.weight = 0, np.ones(2)
+            self.log: list[int] = []
             self.dice, self.coin = np.random.default_rng(0), random.Random(0)
 
         def step(self, x: np.ndarray) -> Any:
@@ -168,7 +169,7 @@ def test_a_fault_that_only_the_fix_makes_is_not_told_as_a_second_one(level: Any)
 
     tracked = anynan.track(step, action="record", level=level)
     tracked(np.ones(2))
-    event = bad(tracked)
+    event: Any = bad(tracked)
     assert event.tried.outcome == "another"
     assert not event.others
     assert "is gone, but the step is not finite yet" in anynan.render(event, "text")

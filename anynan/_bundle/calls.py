@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 # No path, no URL and no code is made of these.
 _WORD = re.compile(r"[A-Za-z0-9_,.=> -]{0,64}")
@@ -163,7 +163,8 @@ class Coder:
             return self._object(value["object"], value["fields"], deep)
         if type(value) is dict and set(value) == {"value", "item"} and type(value["item"]) is int:
             return f"{self._special('value', value['value'], deep)}[{value['item']!r}]"
-        return refuse("an argument is of no known kind")
+        msg = "an argument is of no known kind"
+        raise BundleError(msg)
 
     def _special(self, kind: str, inner: Any, deep: int) -> str:
         if kind == "tuple" and type(inner) is list:
@@ -172,7 +173,7 @@ class Coder:
         if kind == "complex" and type(inner) is list and len(inner) == 2:
             return f"complex({', '.join(self.value(item, deep + 1) for item in inner)})"
         if type(inner) is not str:
-            return refuse("an argument is of no known kind")
+            refuse("an argument is of no known kind")
         if kind == "tensor" and inner in self._tensors:
             return f"tensors[{inner!r}]"
         if kind == "value" and inner in self.made:
@@ -183,7 +184,8 @@ class Coder:
             return self._words.dtype(inner)
         if kind == "name" and inner in self._words.names:
             return self._words.names[inner]
-        return refuse(f"an argument names {_short(inner)}, which is not known")
+        msg = f"an argument names {_short(inner)}, which is not known"
+        raise BundleError(msg)
 
     def _object(self, name: Any, fields: Any, deep: int) -> str:
         if type(name) is not str or name not in self._words.objects or type(fields) is not dict:
@@ -192,7 +194,7 @@ class Coder:
         return f"{self._words.objects[name]}({', '.join(given)})"
 
 
-def refuse(what: str) -> Any:
+def refuse(what: str) -> NoReturn:
     """Raise a BundleError."""
     raise BundleError(what)
 

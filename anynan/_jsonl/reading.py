@@ -107,7 +107,7 @@ class _Reader:
         rows.norms = {int(at): float(norm) for at, norm in said.get("norms", {}).items()}
         rows.stats = {int(at): tuple(numbers(x)) for at, x in said.get("stats", {}).items()}
         for layer, (update, size) in said.get("updates", {}).items():
-            rows.moved(layer, *numbers((update, size)))
+            rows.moved(layer, *numbers([update, size]))
         if said.get("open"):
             self.open = rows
         else:

@@ -123,9 +123,9 @@ def headroom(run: "Tracker | Run", dtype: str) -> list[Headroom]:
         if not most[layer][0]:
             found.append(Headroom(layer, target.name, math.inf, under=math.inf))
             continue
-        (top, top_phase, top_step), (low_, low_phase, low_step) = most[layer], least[layer]
-        over = math.log2(target.overflows) - math.log2(top)
-        under = math.log2(low_) - math.log2(target.flushes)
+        (size, top_phase, top_step), (least_, low_phase, low_step) = most[layer], least[layer]
+        over = math.log2(target.overflows) - math.log2(size)
+        under = math.log2(least_) - math.log2(target.flushes)
         found.append(
             Headroom(layer, target.name, over, top_phase, top_step, under, low_phase, low_step)
         )

@@ -88,12 +88,12 @@ class ErrorLog:
 
     def _wanted(self, kind: str) -> tuple[str, Any]:
         """Ask what the user wants done; a log around this one is anynan's, and knows it, too."""
-        wanted = self._context.run(np.geterr).get(kind, "ignore")
-        handler: Any = self._context.run(np.geterrcall)
-        while wanted == "log" and isinstance(handler, ErrorLog):
-            context = handler._context
-            wanted, handler = context.run(np.geterr).get(kind, "ignore"), context.run(np.geterrcall)
-        return wanted, handler
+        handler: Any = self
+        while True:
+            state: Any = handler._context.run(np.geterr)
+            wanted, handler = state.get(kind, "ignore"), handler._context.run(np.geterrcall)
+            if wanted != "log" or not isinstance(handler, ErrorLog):
+                return wanted, handler
 
     def __str__(self) -> str:
         found = []

@@ -8,7 +8,7 @@ NaN shows in both. Run it with nothing else on the machine: ``make bench``.
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def tracked(rounds: int) -> str:
     cases = [("eleven operations", normalise, size) for size in SIZES]
     for name, function, size in [*cases, ("a loop over its elements", by_element, 1000)]:
         x = np.random.default_rng(0).standard_normal(size)
-        runs = function, *(anynan.track(function, level=level) for level in LEVELS)
+        runs: Any = function, *(anynan.track(function, level=cast(Any, level)) for level in LEVELS)
         repeat = max(1, 100_000 // size) if function is normalise else 10
         times: list[list[float]] = []
         for _ in range(rounds + 1):

@@ -75,7 +75,7 @@ def with_tensorflow(what: str, **options: Any) -> Made:
 def with_numpy(what: str, **options: Any) -> Made:
     if what in ("gradient", "softmax"):
         pytest.skip("NumPy has none")
-    fn = {"log": np.log, "overflow": lambda x: (x * np.float16(60000)) @ x.T}[what]
+    fn: Any = {"log": np.log, "overflow": lambda x: (x * np.float16(60000)) @ x.T}[what]
     x = X.astype(np.float16) if what == "overflow" else X
     return anynan.track(lambda x: fn(x), **options), x
 
@@ -104,7 +104,7 @@ def test_the_script_fails_as_the_program_did(tmp_path: Path, library: str, what:
 def test_a_keras_model_in_fit(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
 
-    class Log(keras.layers.Layer):  # type: ignore[misc]
+    class Log(keras.layers.Layer):  # type: ignore[name-defined]
         def call(self, x: Any) -> Any:
             return keras.ops.log(x - 100.0)
 

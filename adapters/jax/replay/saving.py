@@ -74,10 +74,10 @@ def _call(recorder: "Recorder", bad: "Moment", operands: Operands) -> Call:
         given = [made[i] for i in node.ins]
         name = f"v{node.index}"
         lines.append(Line(name, function, given, keywords))
-        for k, index in enumerate(node.outs):
-            if index is not None:
+        for k, out in enumerate(node.outs):
+            if out is not None:
                 many = node.eqn.primitive.multiple_results
-                made[index] = {"value": name, "item": k} if many else {"value": name}
+                made[out] = {"value": name, "item": k} if many else {"value": name}
     return Call(lines, lines[-1].gives)
 
 
