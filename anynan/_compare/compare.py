@@ -16,6 +16,7 @@ from anynan._runtime.about import ADAPTERS
 
 RERUNS = 2
 _TURNS = 10  # runs at most, to see whether rounding alone turns a choice
+_UNSEEN = "its gates (ReLU, clipping) have another shape or number in the second model"
 _GATES = "an element near a limit (of a ReLU, of clipping) lies on its other side"
 
 
@@ -182,7 +183,8 @@ class _Comparing:
             turns, until = self._turns(mine, theirs, more)
         moved += self._widened(mine, theirs, unit, backward=backward)
         gates = [turn.choice for turn in turns if turn.choice.gate]
-        rows, holes = self._rows(mine, theirs, moved, unit, until, gates)
+        seen = self._sees_gates(mine, theirs)
+        rows, holes = self._rows(mine, theirs, moved, unit, until, gates, seen=seen)
         place = self._place(rows)
         operation = None
         if place is not None:
@@ -236,6 +238,15 @@ class _Comparing:
                 break
         return tuple(found), until
 
+    def _sees_gates(self, mine: Capture, theirs: Capture) -> bool:
+        """Tell whether each gate of a backward pass has its like in the other run."""
+        if mine.backend != theirs.backend:
+            return True  # zeros in what layers made tell of them
+        forms = [
+            [(x.name, x.picked.shape) for x in run.choices if x.gate] for run in (mine, theirs)
+        ]
+        return forms[0] == forms[1]
+
     def _rows(
         self,
         mine: Capture,
@@ -244,6 +255,8 @@ class _Comparing:
         unit: float,
         until: int | None,
         gates: Sequence[Choice],
+        *,
+        seen: bool,
     ) -> tuple[list[Row], list[str]]:
         rows: list[Row] = []
         holes: list[str] = []
@@ -258,6 +271,9 @@ class _Comparing:
             b = [taken for taken in theirs.taken if taken.way == way]
             if until is not None:
                 a = a[:until] if way == "forward" else []
+            if way == "backward" and a and not seen:
+                holes.append(f"the backward pass: {_UNSEEN}")
+                a = []
             for x, y in pairs(a, b, self.names):
                 at = ended.get((x.layer, x.call), -1)
                 if way == "backward" and (at <= shut or _around(x.layer, gates)):

@@ -17,7 +17,7 @@ from tests.wild.tiny_configs import TINY
 
 TEXT = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gpt_neox", "gpt2", "opt", "phi", "bert",
         "roberta", "mixtral", "olmo2"]  # fmt: skip
-IMAGES = ["resnet", "convnext", "mobilenet_v2", "vit", "regnet"]
+IMAGES = ["resnet", "mobilenet_v2", "vit", "regnet"]
 ACTIVATIONS = ("GELU", "SiLU", "ReLU", "Activation", "Tanh")
 
 

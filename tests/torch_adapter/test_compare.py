@@ -241,6 +241,15 @@ def test_a_relu_that_rounding_turns_ends_the_backward_pass_only() -> None:
     assert any("lies on its other side" in hole for hole in found.holes)
 
 
+def test_gates_of_other_shapes_end_the_backward_pass(x: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
+    found = anynan.compare(lambda x: model(x)[:1], lambda x: model(x[:1]), x)
+    assert found.place is None, str(found)
+    assert {row.way for row in found.rows} == {"forward"}
+    assert any("its gates (ReLU, clipping) have another shape" in hole for hole in found.holes)
+
+
 def test_nothing_is_changed(model: Net, x: torch.Tensor) -> None:
     model = nn.Sequential(model, nn.BatchNorm1d(5), nn.Dropout(0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
