@@ -88,6 +88,7 @@ BACKENDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:anynan. no module was found")
 @pytest.mark.parametrize("library", BACKENDS)
 @pytest.mark.parametrize("what", ["log", "softmax", "gradient", "overflow"])
 def test_the_script_fails_as_the_program_did(tmp_path: Path, library: str, what: str) -> None:
@@ -109,6 +110,7 @@ def test_a_keras_model_in_fit(tmp_path: Path) -> None:
             return keras.ops.log(x - 100.0)
 
     model = keras.Sequential([keras.layers.Dense(3), Log(), keras.layers.Dense(1)])
+    model.build(X.shape)
     model.compile(optimizer="sgd", loss="mse", jit_compile=False)
     anynan.keras.track(model, save=tmp_path / "b")
     with pytest.raises(anynan.NonFiniteError, match="saved in"):

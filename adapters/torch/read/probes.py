@@ -82,7 +82,12 @@ def local(x: torch.Tensor) -> torch.Tensor:
 def same_memory(x: torch.Tensor) -> Callable[[Any], bool] | None:
     """Give what tells whether another tensor is of the same storage; None where it has none."""
     key = _storage(x)
-    return None if key is None else lambda other: _storage(other) == key
+
+    def is_of(other: Any) -> bool:
+        mine = _storage(other)
+        return mine is not None and mine == key
+
+    return None if key is None else is_of
 
 
 def _storage(x: Any) -> StorageWeakRef | None:
