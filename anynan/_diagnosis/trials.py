@@ -58,7 +58,8 @@ def tried(
         fault = None
         if outcome == "another":
             fault, repair = another(case, verdict)
-            if not _stays(repair, repairs, attempt, neginf=neginf):
+            grows = not repairs[-1].expression and _same_overflow(faults[-1], fault)
+            if grows or not _stays(repair, repairs, attempt, neginf=neginf):
                 fault = None
         numbers = (run.loss, run.gradient_norm) if outcome == "finite" else ()
         trial = Trial(repairs[-1].expression, outcome, run.extent, *numbers)
@@ -89,6 +90,16 @@ def _outcome(
     if not any(r.phase == found.phase for r in same):
         return "another"
     return "insufficient" if same[-1] is repairs[-1] else None
+
+
+def _same_overflow(first: Event, fault: Event) -> bool:
+    """Tell whether what is left is the same overflow further on.
+
+    With 0 in the place of the elements that overflowed, those beside them are as large as before.
+    """
+    causes = first.cause, fault.cause
+    infinite = {first.kind, fault.kind} <= {"posinf", "neginf"}
+    return infinite and None not in causes and len({cause and cause.tag for cause in causes}) == 1
 
 
 def _stays(

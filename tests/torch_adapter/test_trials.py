@@ -287,3 +287,16 @@ def test_no_trial_leaves_a_trace() -> None:
             assert torch.equal(without, with_it)
         else:
             assert without == with_it
+
+
+def test_an_overflow_that_goes_on_beside_what_was_filled_is_no_second_fault() -> None:
+    layers = [nn.Linear(2, 2, bias=False) for _ in range(3)]
+    model = nn.Sequential(*layers).half()
+    for layer in layers:
+        layer.weight.data = torch.tensor([[3.0, 0.0], [0.0, 2.0]]).half()
+    x = torch.tensor([[30000.0, 10000.0]]).half()
+    event = failing(lambda x: model(x).sum(), x)
+    assert event.layer == "0"
+    assert event.tried is not None
+    assert (event.tried.outcome, event.others) == ("another", ())
+    assert "not finite yet" in anynan.render(event)

@@ -56,7 +56,8 @@ class Repair:
 
     Attributes:
         operation: Canonical name.
-        source: The user's line; what else runs this operation there is meant, too.
+        source: The user's line; what else runs this operation there is meant, too, unless it is a
+            library's layer.
         layer: Where it ran, which counts where no line is known.
         phase: ``backward`` if it is its gradient that is bad.
         expression: The code; empty where 0 takes the place of its bad values.
@@ -78,7 +79,10 @@ class Repair:
         """Tell whether an operation is meant."""
         if name != self.operation or source != self.source:
             return False
-        return source is not None or layer == self.layer
+        if source is None:
+            return layer == self.layer
+        # A line that calls a library's layers says nothing of which of them is meant.
+        return source.via is None or None in (layer, self.layer) or layer == self.layer
 
 
 def split(fix: str, operation: str) -> tuple[str, str]:
