@@ -140,7 +140,7 @@ class Judge(Actor):
         if self.followers or self._risen or getattr(local, "rows", None) is not None:
             return False
         step = getattr(local, "next", 0)
-        local.next = step + 1
+        local.next, local.since = step + 1, made.count()
         self._streak = 0
         self.monitor.history.add(step, sites, bounds)
         return True
