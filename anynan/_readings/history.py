@@ -44,7 +44,7 @@ class Entry:
         entry = cls.__new__(cls)
         entry.step, entry.sites, entry.calls = step, sites, [0] * len(sites)
         entry.lo, entry.hi = array("d", [-bound for bound in bounds]), array("d", bounds)
-        entry.stats, entry.norms = {}, {}
+        entry.stats, entry.norms, entry.updates = {}, {}, {}
         return entry
 
     @property
