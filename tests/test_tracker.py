@@ -1368,8 +1368,8 @@ def test_a_tracker_shows_what_its_users_need() -> None:
     }
     assert names == {
         *("check", "clear", "count", "dump", "events", "fn", "history", "judge", "metrics", "name"),
-        *("notes", "pause", "paused", "remarks", "remove", "report", "resume", "start", "step"),
-        *("target", "to_html", "to_jsonl", "where"),
+        *("notes", "pause", "paused", "remarks", "remove", "report", "resume", "save", "start"),
+        *("step", "target", "to_html", "to_jsonl", "where"),
     }
 
 
