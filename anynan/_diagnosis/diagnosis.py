@@ -169,7 +169,9 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
             return found
     if verdict.sink is None:
         before = _given_bad(case, monitor) if reading.phase == "forward" else None
-        if before is not None or _arrived_bad(case):
+        # The loss of a model that is tracked alone is made outside of it.
+        made_outside = reading.phase == "loss" and case.of_model and case.replayed is None
+        if before is not None or made_outside or _arrived_bad(case):
             _say_clean(case)
             return before or _incoming_event(case)
     if verdict.sink is None and reading.phase != "parameter":

@@ -22,7 +22,7 @@ if jax.__version_info__ < (0, 8):
 
 # Where a fix is tried, and the recipes whose operation is several in a plain function of JAX's, or
 # a custom_jvp: there is no one place for a repair.
-TRIES = {Backend.JAX}
+TRIES = {Backend.JAX} if hasattr(jax, "make_user_context") else set[Backend]()
 UNTRIED = frozenset(
     {
         "softmax_fully_masked",

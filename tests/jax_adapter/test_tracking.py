@@ -137,7 +137,8 @@ def test_a_paused_tracker_calls_the_function_itself():
     tracked.resume()
     with pytest.raises(anynan.NonFiniteError):
         tracked(jnp.array([-1.0]))
-    assert step.traces == 3  # its own, the tracked one, and the one in which the fix is tried
+    tried = hasattr(jax, "make_user_context")  # in one more trace
+    assert step.traces == 2 + tried
 
 
 @pytest.mark.parametrize(

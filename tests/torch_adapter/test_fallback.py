@@ -313,8 +313,7 @@ def test_a_bad_loss_is_told_before_the_gradients_it_spoils(way: Any, tracked: st
     assert (event.layer, event.phase) == (None, "loss")
     assert event.cause is not None
     assert ("track the training step" in event.cause.fix) == (tracked == "model")
-    loss_itself = way is _log and tracked == "step"
-    assert event.tensor == ("loss" if loss_itself else "gradient of the loss")
+    assert event.tensor == ("loss" if way is _log else "gradient of the loss")
 
 
 def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() -> None:
