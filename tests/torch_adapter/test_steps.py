@@ -134,7 +134,7 @@ def test_validation_between_training_steps_is_its_own_step() -> None:
     train(model, optimizer)
     assert tracker.history.steps() == [0, 1, 2]
     by_step = [{r.phase for r in tracker.history if r.step == s} for s in range(3)]
-    assert by_step == [{"input", "forward", "backward"}, {"input", "forward"}, by_step[0]]
+    assert by_step == [{"input", "forward", "loss", "backward"}, {"input", "forward"}, by_step[0]]
 
 
 @pytest.mark.parametrize("read", ["immediate", "step"])
