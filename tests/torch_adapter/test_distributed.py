@@ -34,7 +34,7 @@ pytestmark = [
 
 SCRIPT = Path(__file__).with_name("ranks_script.py")
 ROOT = Path(__file__).parents[2]
-LIMIT = 240
+LIMIT = 600
 # What each kind of program is run with at least once; all else runs on threads.
 TWO = (
     "one_tracks clean forward backward synchronised_norm counted compiled fsdp_forward bad_shard "
