@@ -19,6 +19,9 @@ if jax.__version_info__ < (0, 8):
     DIFFERENCES["entropy_without_forward_nan"] = (
         "the origin is taken for a -Inf inside xlogy there, of unknown cause"
     )
+    DIFFERENCES["placed"] = (
+        "a function of JAX's that was traced before keeps the line that called it then"
+    )
 
 # Where a fix is tried, and the recipes whose operation is several in a plain function of JAX's, or
 # a custom_jvp: there is no one place for a repair.

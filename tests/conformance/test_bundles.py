@@ -10,6 +10,8 @@ import pytest
 import anynan
 from tests.bundles import again, run_alone
 
+pytest.importorskip("safetensors")  # what the scripts read their tensors with
+
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
 Made = tuple[Callable[..., Any], Any]
