@@ -19,7 +19,7 @@ from anynan.torch.graphs.plans import Late
 from anynan.torch.private import backward_roots, task
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, nonfinite, read_ends
 from anynan.torch.read.slots import DeferredSlots
-from anynan.torch.weights.scalers import Scalers, in_use, scales, worked
+from anynan.torch.weights.scalers import Scalers, in_sight, in_use, scales, worked
 from anynan.torch.weights.weights import Weights
 
 _last_pass = [-1]  # the number of the backward pass whose loss was read last
@@ -152,7 +152,7 @@ class Steps:
         if rows is None or _last_pass[0] == number:
             return
         _last_pass[0] = number  # of several models the first one that it comes to reads it
-        if in_use(state.scales) or self.scalers.scale(state) is not None:
+        if in_use(state.scales) or in_sight():
             return  # what is scaled may overflow
         for x in backward_roots(state.thread.ident):
             if isinstance(x, torch.Tensor) and x.numel() == 1 and x.dtype in DTYPE_NAME:
@@ -165,7 +165,9 @@ class Steps:
                 expected = context._expected.get()
                 if expected is not None:
                     rows.expected[order] = expected
-                if bad:
+                if bad and self.scalers.scale(state) is not None:  # one that was made just now
+                    rows.lo[order], rows.hi[order] = 1.0, 0.0
+                elif bad:
                     self.flag(state, rows, len(rows.lo) - 1, value)
 
     # What compiled code wrote.

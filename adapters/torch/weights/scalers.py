@@ -85,6 +85,11 @@ def find_scalers() -> list[Any]:
     return [scaler for scaler in _found if scale_of(scaler) is not None]
 
 
+def in_sight() -> bool:
+    """Tell whether a scaler that was found before has scaled a loss: no search, at no cost."""
+    return any(scale_of(scaler) is not None for scaler in _found)
+
+
 def scaled(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether a gradient scaler steps this optimizer now."""
     return any(
