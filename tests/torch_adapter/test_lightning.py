@@ -298,6 +298,6 @@ def test_all_ranks_stop_at_the_batch_that_one_of_them_went_bad_in(tmp_path: Path
         [sys.executable, "ranks.py"],
         capture_output=True, text=True, check=False, cwd=tmp_path, env=env, timeout=300,
     )  # fmt: skip
-    said = [line for line in done.stdout.splitlines() if line.startswith("said ")]
-    assert said == ["said 3 1 log True"] * 2, done.stderr
+    # PyTorch may write there itself, without ending its lines.
+    assert done.stdout.count("said 3 1 log True") == 2, done.stdout + done.stderr
     assert (tmp_path / "anynan-step=3.ckpt").exists()

@@ -1,5 +1,6 @@
 """``level="step"``: nothing inside a model is touched, and the report is the same."""
 
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -214,3 +215,18 @@ def test_batch_norm_keeps_its_statistics_through_a_second_run() -> None:
     step()
     assert isinstance(model.norm, BatchNorm)
     assert model.norm.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_no_step_searches_all_objects(level: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    step = training(model)
+    with anynan.torch.track(model, level=level):
+        step()
+        searched = []
+        real = gc.get_objects
+        monkeypatch.setattr(gc, "get_objects", lambda *args: searched.append(1) or real(*args))
+        for _ in range(3):
+            step()
+    assert not searched
