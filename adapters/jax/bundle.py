@@ -45,9 +45,9 @@ def _function(name: str) -> str:
 
 
 def _dtype(name: str) -> str:
-    return (
-        f"jax.numpy.dtype({name!r})" if _DTYPE.fullmatch(name) else str(refuse("no dtype of JAX's"))
-    )
+    if not _DTYPE.fullmatch(name):
+        refuse("no dtype of JAX's")
+    return f"jax.numpy.dtype({name!r})"
 
 
 def _ready(dtype: str) -> str | None:

@@ -204,7 +204,8 @@ class _Traced:
             )
             for (layer, way, call), given, made in self.calls
         ]  # fmt: skip
-        weights = {f"constant {i}": _host(self.consts[i]) for i in self.floats}
+        kept = self.floats if wish.weights else []
+        weights = {f"constant {i}": _host(self.consts[i]) for i in kept}
         notes = []
         if any(node.loops for node in self.graph.nodes):
             notes.append("layers inside a loop of JAX (scan, while) were compared at its ends only")

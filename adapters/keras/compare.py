@@ -10,10 +10,9 @@ import keras
 import numpy as np
 
 from anynan._compare.captures import Array, Capture, Nudge, Side, Taken, Wish
+from anynan._files.formats import FORMATS
 from anynan._reach.patches import Patches
 from anynan.keras.layers import is_symbolic, layers_of, refuse_unbuilt, weights_of
-
-_EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 
 def side_of(target: Any) -> Side | None:
@@ -38,13 +37,14 @@ class KerasSide(Side):
             keras.tree.map_structure(functools.partial(_brought, nudge=wish.nudge), x)
             for x in batch
         ]
-        weights = {weight.name: _host(weight.variable) for weight in self.weights}
+        kept = self.weights if wish.weights else []
+        weights = {weight.name: _host(weight.variable) for weight in kept}
         taken: list[Taken] = []
         dtypes: set[str] = set()
         with self._kept(wish.nudge), self._watching(taken, dtypes):
             self.model(*args, training=False)
         notes = ["the backward pass of a Keras model was not compared"] if wish.backward else []
-        unit = max([_EPS.get(name, 0.0) for name in dtypes] or [0.0])
+        unit = max((FORMATS[name].unit for name in dtypes & FORMATS.keys()), default=0.0)
         return Capture("keras", taken, weights, unit, notes=notes, whole_gradients=False)
 
     @contextmanager

@@ -33,7 +33,9 @@ def _function(name: str) -> str:
 
 
 def _dtype(name: str) -> str:
-    return f"tf.{name}" if _DTYPE.fullmatch(name) else str(refuse("no dtype of TensorFlow's"))
+    if not _DTYPE.fullmatch(name):
+        refuse("no dtype of TensorFlow's")
+    return f"tf.{name}"
 
 
 def _ready(dtype: str) -> str | None:

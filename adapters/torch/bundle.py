@@ -50,7 +50,9 @@ def _function(name: str) -> str:
 
 
 def _dtype(name: str) -> str:
-    return f"torch.{name}" if _DTYPE.fullmatch(name) else str(refuse("no dtype of PyTorch's"))
+    if not _DTYPE.fullmatch(name):
+        refuse("no dtype of PyTorch's")
+    return f"torch.{name}"
 
 
 def _ready(dtype: str) -> str | None:

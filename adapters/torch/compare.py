@@ -25,7 +25,7 @@ from anynan._diagnosis.sources import is_anynans, user_source
 from anynan.events import Source
 from anynan.torch.call.discovery import find_modules
 from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map, unseen
-from anynan.torch.read.paths import clean_path, inner
+from anynan.torch.read.paths import clean_path, inner, join
 from anynan.torch.replay.names import canonical
 
 # Operations whose result jumps where their operand moves by a rounding unit.
@@ -71,8 +71,7 @@ class TorchSide(Side):
         self.paths: dict[torch.nn.Module, str] = {}
         for name, model in self.models.items():
             for path, module in model.named_modules():
-                whole = ".".join(part for part in (name, clean_path(path, model)) if part)
-                self.paths.setdefault(module, whole)
+                self.paths.setdefault(module, join(name, clean_path(path, model)))
         self.compiled = [path for module, path in self.paths.items() if is_compiled(module)]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,7 +81,7 @@ class TorchSide(Side):
             for path, x in (*model.named_parameters(), *model.named_buffers()):
                 if id(x) not in seen:
                     seen.add(id(x))
-                    yield ".".join(part for part in (name, clean_path(path, model)) if part), x
+                    yield join(name, clean_path(path, model)), x
 
     def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
         """Run once, and put everything back."""
@@ -169,7 +168,7 @@ class _Taking:
         self.operations: list[Operation] = []
         self.notes: list[str] = []
         self.unit = 0.0
-        self.weights = {name: _host(x) for name, x in side.weights()}
+        self.weights = {name: _host(x) for name, x in side.weights()} if wish.weights else {}
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -212,7 +211,7 @@ class _Taking:
                     # A gradient of its own: that of a residual stream has more in it.
                     changed = args, kwargs = tree_map(_alias, (args, kwargs))
                 call.into = _floats((args, kwargs))
-                call.given = tuple(_host(x) for x in call.into)
+                call.given = self._taken(call.into)
             self.open.append(call)
             return changed
 
@@ -223,9 +222,12 @@ class _Taking:
         with unseen():
             call.out_of = _floats(out)
             self.unit = max([self.unit, *(torch.finfo(x.dtype).eps / 2 for x in call.out_of)])
-            made = tuple(_host(x) for x in call.out_of)
+            made = self._taken(call.out_of)
         self.taken.append(Taken(call.layer, call.kind, call.number, "forward", call.given, made))
         self.ended.append(call)
+
+    def _taken(self, found: Sequence[torch.Tensor]) -> tuple[Array, ...]:
+        return tuple(map(_host, found)) if self.wish.inside is None else ()
 
     def go_back(self, out: Any) -> None:
         """Run the backward pass, and take the gradients of what layers were given and made."""

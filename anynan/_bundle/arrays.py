@@ -56,11 +56,15 @@ _DTYPE = re.compile(r"(float|int|uint|complex)(8|16|32|64|128)|bool")
 
 
 def _function(name: str) -> str:
-    return f"np.{name}" if name in _FUNCTIONS else str(refuse(f"{name[:40]!r} is not run"))
+    if name not in _FUNCTIONS:
+        refuse(f"{name[:40]!r} is not run")
+    return f"np.{name}"
 
 
 def _dtype(name: str) -> str:
-    return f"np.dtype({name!r})" if _DTYPE.fullmatch(name) else str(refuse("no dtype of NumPy's"))
+    if not _DTYPE.fullmatch(name):
+        refuse("no dtype of NumPy's")
+    return f"np.dtype({name!r})"
 
 
 def _ready(dtype: str) -> str | None:

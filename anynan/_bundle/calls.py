@@ -206,7 +206,9 @@ def identifier(name: Any) -> str:
         BundleError: If it may not.
     """
     fits = type(name) is str and _NAME.fullmatch(name.lower()) and not keyword.iskeyword(name)
-    return str(name) if fits and name.isascii() else str(refuse(f"{_short(name)} is no name"))
+    if not fits or not name.isascii():
+        refuse(f"{_short(name)} is no name")
+    return str(name)
 
 
 def dotted(name: Any) -> str:
@@ -217,7 +219,9 @@ def dotted(name: Any) -> str:
     """
     fits = type(name) is str and name.isascii() and _DOTTED.fullmatch(name)
     private = fits and any(part.startswith("__") for part in name.split("."))
-    return str(refuse(f"{_short(name)} is no function")) if private or not fits else str(name)
+    if private or not fits:
+        refuse(f"{_short(name)} is no function")
+    return str(name)
 
 
 def _short(value: Any) -> str:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from anynan._files.formats import PAIRS  # as not every release of safetensors has complex ones
 from anynan._files.safetensors import DTYPES
 
 _CODES = {dtype: code for code, dtype in DTYPES.items() if dtype != "complex64"}
-# Not every release of safetensors has complex numbers: they are kept as pairs.
-_PAIRS = {"complex64": "float32", "complex128": "float64"}
 _BITS = {1: "uint8", 2: "uint16"}
 _SIZES = {"64": 8, "32": 4, "16": 2}
 
@@ -40,13 +39,13 @@ class Held:
 
 def keepable(dtype: str) -> bool:
     """Tell whether the file has a place for a dtype."""
-    return dtype in _CODES or dtype in _PAIRS
+    return dtype in _CODES or dtype in PAIRS
 
 
 def itemsize(dtype: str) -> int:
     """Give the bytes of one element."""
-    if dtype in _PAIRS:
-        return 2 * itemsize(_PAIRS[dtype])
+    if dtype in PAIRS:
+        return 2 * itemsize(PAIRS[dtype])
     return next((size for digits, size in _SIZES.items() if dtype.endswith(digits)), 1)
 
 
@@ -58,8 +57,8 @@ def stored(dtype: str, shape: tuple[int, ...], *, bits: bool) -> tuple[str, tupl
         shape: Its own shape.
         bits: Whether what NumPy does not have by itself is kept as unsigned integers.
     """
-    if dtype in _PAIRS:
-        return _PAIRS[dtype], (*shape, 2)
+    if dtype in PAIRS:
+        return PAIRS[dtype], (*shape, 2)
     strange = dtype == "bfloat16" or dtype.startswith("float8")
     return (_BITS[itemsize(dtype)] if bits and strange else dtype), shape
 

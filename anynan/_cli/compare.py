@@ -11,7 +11,6 @@ from anynan._cli.statuses import BAD, FINE, UNREADABLE
 if TYPE_CHECKING:
     from anynan._compare.checkpoints import Weights
 
-LIMIT = 8.0
 SHOWN = 12
 
 
@@ -36,7 +35,6 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--max-ratio",
         type=float,
-        default=LIMIT,
         metavar="N",
         help="times what rounding to the coarser dtype explains; more is a difference (8)",
     )
@@ -53,6 +51,7 @@ def run(chosen: argparse.Namespace) -> int:
         The exit status: 1 if they differ, 2 if one cannot be read.
     """
     from anynan._compare.checkpoints import compare_weights
+    from anynan._compare.comparison import BEYOND
     from anynan._compare.runs import compare_runs
     from anynan._files.tensors import UnreadableError
     from anynan._jsonl.reading import load
@@ -62,7 +61,8 @@ def run(chosen: argparse.Namespace) -> int:
             found = compare_runs(load(chosen.first), load(chosen.second))
             print(found.report())
             return FINE if found.step is None else BAD
-        return _told(compare_weights(chosen.first, chosen.second), chosen.max_ratio)
+        limit = BEYOND if chosen.max_ratio is None else chosen.max_ratio
+        return _told(compare_weights(chosen.first, chosen.second), limit)
     except (OSError, ValueError, UnreadableError) as error:
         print(f"anynan compare: {says(error)}", file=sys.stderr)
         return UNREADABLE

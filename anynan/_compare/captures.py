@@ -83,7 +83,7 @@ class Capture:
     Attributes:
         backend: Name of the framework.
         taken: The calls of layers, in the order in which they ended.
-        weights: The weights and buffers, by name.
+        weights: The weights and buffers, by name, where they were asked for.
         unit: The largest unit roundoff among the dtypes that the layers made.
         choices: What discrete operations chose, in order; where a framework tells of them.
         operations: What the layer that was asked about made by its own code.
@@ -218,14 +218,16 @@ class Wish:
     """Say how a side shall run.
 
     Attributes:
+        weights: Take the weights, too.
         backward: Run the backward pass too.
         nudge: Move weights and inputs by so much.
         wide: Compute in float64, with the same weights and inputs.
         follow: What discrete operations shall choose, in order.
         given: What layers shall be given in the place of their inputs, by layer and call.
-        inside: The layer and the call of which every operation is wanted.
+        inside: The layer and the call of which every operation is wanted, and nothing else.
     """
 
+    weights: bool = False
     backward: bool = False
     nudge: Nudge | None = None
     wide: bool = False

@@ -80,7 +80,7 @@ def _compared(x: Tensor, y: Tensor | None) -> Weights:
     kinds = [format_of(dtype) for dtype in dtypes]
     if x.blocks is None or y.blocks is None or None in kinds:
         return Weights(x.name, dtypes, None, 1.0, "not of numbers with a fraction")
-    unit = max(2.0 ** -(kind.mantissa + 1) for kind in kinds if kind is not None)
+    unit = max(kind.unit for kind in kinds if kind is not None)
     if x.shape != y.shape:
         note = f"shape {x.shape} in the first, {y.shape} in the second"
         return Weights(x.name, dtypes, None, unit, note)

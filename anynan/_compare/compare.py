@@ -1,5 +1,6 @@
 """``anynan.compare``: the first place where two runs part."""
 
+import importlib
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ def capture(model: Any, *batch: Any, backward: bool = True) -> Capture:
         >>> [taken.layer for taken in anynan.capture(model, torch.ones(2, 4)).taken][:3]
         ['0', '1', '']
     """
-    return _side(model, "the model").run(batch, Wish(backward=backward))
+    return _side(model, "the model").run(batch, Wish(weights=True, backward=backward))
 
 
 def compare(
@@ -96,11 +97,12 @@ def compare(
         '1'
     """
     first = _side(a, "the first model")
-    second = None if isinstance(b, Capture) else _side(b, "the second model")
+    ready = b if isinstance(b, Capture) else None
+    second = _side(b, "the second model") if ready is None else None
     if limit <= 1:
         msg = f"limit={limit} is no more than rounding itself: it must be above 1"
         raise ValueError(msg)
-    return _Comparing(first, second, b, batch, dict(names or {}), limit, follow=follow).result(
+    return _Comparing(first, second, ready, batch, dict(names or {}), limit, follow=follow).result(
         backward=backward
     )
 
@@ -111,8 +113,6 @@ def _side(target: Any, what: str) -> Side:
     Raises:
         TypeError: If there is none.
     """
-    import importlib
-
     for name in ("keras", *(name for name in ADAPTERS if name != "keras")):
         if name not in sys.modules:
             continue
@@ -139,7 +139,7 @@ class _Comparing:
         self,
         first: Side,
         second: Side | None,
-        b: Any,
+        ready: Capture | None,
         batch: tuple[Any, ...],
         names: dict[str, str],
         limit: float,
@@ -148,25 +148,19 @@ class _Comparing:
     ) -> None:
         self.first, self.second, self.batch, self.names = first, second, batch, names
         self.limit, self.follow = limit, follow
-        self.ready: Capture | None = None if second is not None else b
-        self.layouts = self.backends_differ()
-
-    def backends_differ(self) -> bool:
-        other = self.second.backend if self.second is not None else self._given().backend
-        return other != self.first.backend
-
-    def _given(self) -> Capture:
-        assert self.ready is not None
-        return self.ready
+        self.ready = ready
+        self.layouts = first.backend not in {side.backend for side in (second, ready) if side}
 
     def result(self, *, backward: bool) -> Comparison:
         """Compare."""
-        mine = self.first.run(self.batch, Wish(backward=backward))
+        mine = self.first.run(self.batch, Wish(weights=True, backward=backward))
         held = mine.choices if self.follow else None
         if self.second is not None:
-            theirs = self.second.run(self.batch, Wish(backward=backward, follow=held))
+            wish = Wish(weights=True, backward=backward, follow=held)
+            theirs = self.second.run(self.batch, wish)
         else:
-            theirs = self._given()
+            assert self.ready is not None
+            theirs = self.ready
         refuse_unused(self.names, mine.taken, theirs.taken)
         unit = max(mine.unit, theirs.unit, 2.0**-53)
         moved = [

@@ -102,11 +102,7 @@ def _steps(run: Run) -> Iterator[tuple[int, dict[tuple[Any, ...], float]]]:
 
 
 def _size(reading: Reading) -> float | None:
-    if reading.norm is not None:
-        return reading.norm
-    if reading.lo is None or reading.hi is None:
-        return None
-    return max(abs(reading.lo), abs(reading.hi))
+    return reading.absmax if reading.norm is None else reading.norm
 
 
 def _far(x: float, y: float) -> float:

@@ -97,9 +97,10 @@ def _same_overflow(first: Event, fault: Event) -> bool:
 
     With 0 in the place of the elements that overflowed, those beside them are as large as before.
     """
-    causes = first.cause, fault.cause
     infinite = {first.kind, fault.kind} <= {"posinf", "neginf"}
-    return infinite and None not in causes and len({cause and cause.tag for cause in causes}) == 1
+    if not infinite or first.cause is None or fault.cause is None or first.phase != fault.phase:
+        return False
+    return first.cause.tag == fault.cause.tag
 
 
 def _stays(

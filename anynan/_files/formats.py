@@ -43,6 +43,11 @@ class Format:
         return math.ldexp(rest, max(exponent, 1) - self.bias - self.mantissa)
 
     @property
+    def unit(self) -> float:
+        """Give the unit roundoff: how far rounding moves a number, at most, as a share of it."""
+        return 2.0 ** -(self.mantissa + 1)
+
+    @property
     def max(self) -> float:
         """Give the largest finite value."""
         return self.value(self.top)

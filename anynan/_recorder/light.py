@@ -14,7 +14,6 @@ from anynan.events import Event
 if TYPE_CHECKING:
     from anynan._recorder.ends import Ends
 
-# An array up to this size is copied before the call, for the call may write into it.
 _PRODUCT = 10_000  # elements: above, OpenBLAS wakes its pool of threads
 _FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 _NUMBERS = (float, np.float64, np.float32)

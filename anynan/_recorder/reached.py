@@ -3,12 +3,12 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from anynan._diagnosis.evidence import ReplayError
-from anynan._reach import Exhausted, Kinds, Reach
+from anynan._reach import MISSED, Exhausted, Kinds, Reach
 from anynan._runtime import context
 from anynan._runtime.threads import busy_threads
 
@@ -21,7 +21,6 @@ SMALL = 2**16
 MANY = 100
 _SAMPLE = 64  # elements by which a larger one is known again
 
-MISSED = "the second run did not begin with the first run's value of {}"
 SHARED = (
     "another thread ({}) is at work, so what the code counts and keeps was not put back: the "
     "second run began with what the first left"
@@ -39,17 +38,19 @@ class Reached:
         self.fn = fn
         self._reach = Reach(fn, KINDS)
 
+    def look(self) -> Self:
+        """Count a call, and search again where it is time to."""
+        if self._reach.is_due():
+            self._reach.search([])
+        return self
+
     @property
     def is_empty(self) -> bool:
         """Tell whether there was nothing at the last search that a run could change."""
-        if self._reach.is_due():
-            self._reach.search([])
         return self._reach.is_empty
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Start":
         """Take what a call begins with."""
-        if self._reach.is_due():
-            self._reach.search([])
         given = [(f"args[{i}]", x) for i, x in enumerate(args)]
         given = [(name, x) for name, x in (*given, *kwargs.items()) if type(x) is not np.ndarray]
         return Start(self._reach, given)
@@ -139,7 +140,7 @@ def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Any:
         fn: The function.
         say: Is told of what could not be put back.
     """
-    return Reached(fn).begin((), {}).again(say, None)
+    return Reached(fn).look().begin((), {}).again(say, None)
 
 
 def mark(x: Any) -> bytes:

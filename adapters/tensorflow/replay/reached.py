@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.sources import is_library
-from anynan._reach import Exhausted, Holder, Kinds, Reach, weak
+from anynan._reach import MISSED, Exhausted, Holder, Kinds, Reach, weak
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.weights import raw
 
@@ -20,7 +20,6 @@ ITERATOR = (
     "the step takes its data from an iterator ({name}), which a second run would advance, so it "
     "was not run again: give it the batch as an argument, and the operation is named"
 )
-MISSED = "the second run did not begin with the first run's value of {}"
 LEFT = "the replay could not put back {}"
 # Bytes of an array that is copied when a step begins, and how many of them.
 BYTES = 2**20

@@ -14,7 +14,7 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._reach import Exhausted
+from anynan._reach import MISSED, Exhausted
 from anynan._readings.readings import Reading, Rows, Site
 from anynan._runtime.context import replay_context
 from anynan._runtime.interrupts import Interrupts
@@ -47,7 +47,6 @@ SHARED = (
     "another thread ({}) is at work, so counters and containers that the code changes were not "
     "put back: the second run began with what the first left in them, and may have changed them"
 )
-MISSED = "the second run did not begin with the first run's value of {}"
 GONE = "the model was gone when this was read, so its last step cannot be run again"
 # Seconds to wait for another thread's second run, which may itself wait for this thread.
 _PATIENCE = 10.0

@@ -10,8 +10,8 @@ from anynan._readings.readings import Rows
 from anynan.torch.read.probes import plain
 from anynan.torch.weights.optimizers import Held
 
-_SAMPLE = 1 << 16  # elements of a weight that are kept, evenly spread; of a larger one a norm is
-# what these suggest
+# Elements of a weight that are kept, evenly spread; of a larger one a norm is what these suggest.
+_SAMPLE = 1 << 16
 
 
 class Moves:
