@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from anynan.torch.graphs.compiler import eager
 from anynan.torch.graphs.fixed import Board
 
 BACKEND = "aot_eager"  # traces as inductor does, forward and backward, and compiles in no time
@@ -695,3 +696,14 @@ def test_a_model_that_is_compiled_after_it_was_tracked_is_followed(paused: bool)
     tracker.remove()
     assert not compiled._forward_hooks
     assert not compiled._forward_pre_hooks
+
+
+def test_of_second_runs_in_several_threads_the_last_lets_compiled_code_run_again() -> None:
+    compiled = torch.compile(lambda x: torch.compiler.is_compiling(), backend=BACKEND)
+    first, second = eager(), eager()
+    with first:
+        second.__enter__()
+        assert not compiled(torch.ones(1))
+    assert not compiled(torch.ones(1))
+    second.__exit__(None, None, None)
+    assert compiled(torch.ones(1))

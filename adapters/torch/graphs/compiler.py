@@ -1,6 +1,8 @@
 """PyTorch's compiler: what it leaves to Python, and the graphs that it made already."""
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from anynan.torch.private import (
 )
 
 _before: list[Any] = []  # the setting's default, while something is tracked
+_lock = threading.Lock()
+_eager: list[Any] = []  # by whom compiled code is run uncompiled now, the first of them sets it
 
 
 def run_outside(*functions: Any) -> None:
@@ -27,12 +31,24 @@ def run_outside(*functions: Any) -> None:
         skip(function.__code__)
 
 
-def eager() -> AbstractContextManager[Any]:
-    """Run compiled modules and functions uncompiled inside."""
+@contextmanager
+def eager() -> Iterator[None]:
+    """Run compiled modules and functions uncompiled inside.
+
+    The setting is the whole process's: of several threads, the last one puts it back.
+    """
     if not is_compiler_loaded():
-        return nullcontext()
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+        yield
+        return
+    with _lock:
+        _eager.append(_eager[0] if _eager else torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with _lock:
+            setting = _eager.pop()
+            if not _eager:
+                setting.__exit__(None, None, None)
 
 
 def look_for_hooks() -> None:
