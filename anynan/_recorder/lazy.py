@@ -90,7 +90,9 @@ class StandardSlots:
         for slot, (low, *_) in self._waiting.items():
             groups.setdefault((namespace(low), device_name(low)), []).append(slot)
         for (xp, _), slots in groups.items():
-            wide = xp.float64 if hasattr(xp, "float64") else xp.float32
+            found = [self._waiting[slot][0].dtype for slot in slots]
+            double = getattr(xp, "float64", None)  # which not every library makes on request
+            wide = xp.float32 if double not in found else double
             flags = [xp.astype(flag, wide) for slot in slots for flag in self._waiting[slot][:3]]
             try:
                 numbers = to_host(xp.stack(flags)).reshape(-1, 3)
