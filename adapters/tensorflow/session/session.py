@@ -190,18 +190,15 @@ class Session(BaseAdapter):
                     frame.take(x, None, "loss", "loss" if label == "result" else label)
                 self.calls.flush(frame, backward=False)
             except BaseException as error:
-                judge = self.tracker.judge
-                with judge.carried_by(error, judge.rows()):
-                    self._leave()
+                if state.broken is None:
+                    state.broken, state.arguments = state.arguments, None
+                self.calls.broken(error)
                 raise
-            self._leave()
+            finally:
+                state.depth -= 1
+                state.arguments = None
+            steps.end()
         return out
-
-    def _leave(self) -> None:
-        """End a step, and have what is left of it judged."""
-        self.state.depth -= 1
-        self.state.arguments = None
-        self.steps.end()
 
 
 def _gone(ref: "weakref.ref[Session]") -> None:
