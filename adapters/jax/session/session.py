@@ -179,7 +179,9 @@ class Session(BaseAdapter):
         objects.update(states)
         return out
 
-    def _unwatched(self, key: Hashable, error: Exception, fn: Callable[..., Any], given: Any) -> Any:
+    def _unwatched(
+        self, key: Hashable, error: Exception, fn: Callable[..., Any], given: Any
+    ) -> Any:
         """Run a function as it is, from now on, whose program cannot be watched."""
         self._blind.add(key)
         self.tracker.judge.say(

@@ -26,6 +26,7 @@ class Frame:
         tensors: The tensors themselves, while the frame is open.
         order: All of them, and what only a replay looks at, in execution order.
         rows: What was read of the tensors, a row for each.
+        fine: Whether the gradients of weights among them are finite, once that was asked.
         xla: True where XLA compiles the graph.
     """
 
@@ -35,6 +36,7 @@ class Frame:
     tensors: list[Any] = field(default_factory=list)
     order: list[Spot] = field(default_factory=list)
     rows: Any = None
+    fine: Any = None
     xla: bool = False
 
     def take(

@@ -134,9 +134,7 @@ class Programs:
         ]
         pairs = list(zip(captured, graph.inputs[len(explicit) :], strict=True))
         more, variables = _captured(graph, pairs, step.kept)
-        return Program(
-            graph, graph.inputs, self._traces.of(graph), feeds + more, labels, variables
-        )
+        return Program(graph, graph.inputs, self._traces.of(graph), feeds + more, labels, variables)
 
     def _traced(self, step: Step, *, fresh: bool) -> tuple[Any, Any, Answers | None]:
         """Give the function that is run again, its graph, and what its code was answered."""

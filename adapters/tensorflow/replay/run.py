@@ -160,9 +160,7 @@ class Run:
         """Give the values of these tensors, as host arrays."""
         found: dict[str, Any] = {}
         wanted = []
-        feeds = {
-            p.name: x for p, x in zip(self.program.inputs, self.program.feeds, strict=True)
-        }
+        feeds = {p.name: x for p, x in zip(self.program.inputs, self.program.feeds, strict=True)}
         for tensor in {t.name: t for t in tensors}.values():
             if tensor.op.type == "Placeholder" and tensor.name in feeds:
                 if isinstance(feeds[tensor.name], tf.Tensor) and tensor.dtype != tf.resource:

@@ -51,6 +51,7 @@ class State(threading.local):
     tapes: int = 0
     vectorised: bool = False
     scaling: int = 0
+    applying: int = 0
     replaying: bool = False
     backward: bool = False
     step: Step | None = None
