@@ -35,7 +35,6 @@ from anynan.jax.session.unread import Unread
 from anynan.jax.session.verdicts import Verdicts
 from anynan.options import Options
 
-
 KEPT = Rise(
     "what the next {steps} steps donate is kept, which takes memory",
     "what the steps donate was kept from step {step} on",

@@ -71,15 +71,15 @@ class Answers:
         with tf.Graph().as_default():
             kind = type(tf.constant(0.0))
         with Patches() as patches:
-            patches.put(kind, "numpy", lambda x: self._value(x))
-            patches.put(kind, "__array__", lambda x, dtype=None, copy=None: self._cast(x, dtype))
+            for name in ("numpy", "__array__"):
+                patches.put(kind, name, lambda x, *args, **_: self._array(x, *args))
             for name, take in (("bool", bool), ("float", float), ("int", int), ("index", int)):
                 patches.put(kind, f"__{name}__", lambda x, take=take: take(self._value(x)))
             patches.put(kind, "__iter__", lambda x: iter(tf.unstack(x)))
             patches.put(kind, "__len__", lambda x: x.shape[0])
             yield
 
-    def _cast(self, x: Any, dtype: Any) -> Any:
+    def _array(self, x: Any, dtype: Any = None) -> Any:
         value = self._value(x)
         return value if dtype is None else value.astype(dtype)
 

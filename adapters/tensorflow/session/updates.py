@@ -57,7 +57,7 @@ class Updates:
 
     def apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
         """Update the weights; where bad gradients are not wanted, under a condition."""
-        state, graph = self._state, here()
+        state = self._state
         known = optimizer._trainable_variables if variables is None else list(variables)
         if not any(self._weights.name(v) for v in known):
             return run(grads, variables)
