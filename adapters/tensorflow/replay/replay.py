@@ -100,8 +100,9 @@ class Replays:
             step: What ran.
             error: The exception.
         """
-        if _is_spread(step):
-            return None
+        compiled = hasattr(step.fn, "get_concrete_function")
+        if _is_spread(step) or (compiled and not isinstance(error, tf.errors.OpError)):
+            return None  # several replicas, or an exception of the tracing
         with self._again():
             return self._up_to(step, error, self._programs.prepare(step)) or self._inside(
                 step, error

@@ -236,7 +236,7 @@ class Calls:
         count = fn.experimental_get_tracing_count()
         try:
             out = self.compiling(run, fn, *args, **kwargs)
-        except BaseException as error:
+        except tf.errors.OpError as error:  # another is of the tracing: nothing ran
             if not state.depth and self._holds(fn, args, kwargs):
                 self._follow(Step(fn, args, kwargs, kept))
                 if not state.held and state.frame is None:
