@@ -79,8 +79,11 @@ class Reach:
         Returns:
             What could not be put back, with the error.
         """
-        for items in (*self._lent.values(), *self._queues) if self._runs_again else ():
-            items.rewind()
+        if self._runs_again:
+            for items in self._lent.values():
+                items.rewind()
+            for taken in self._queues:
+                taken.rewind()
         return kept.put_back({**self._lent, **self._guards})
 
     @contextmanager
