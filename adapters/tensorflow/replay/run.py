@@ -31,7 +31,7 @@ class Run:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._nodes = program.graph.get_operations()
+        self._nodes: list[Any] = program.graph.get_operations()
         self._definition = program.graph.as_graph_def()
         self.compiled = self.optimized = False
         self.bad: dict[str, bool] = {}
