@@ -214,3 +214,21 @@ def test_a_step_without_a_layer_leaves_its_weight_unspoilt(own, kind, action):
         assert weight.numpy().tolist() == after.tolist()
         tracker(tf.constant([1.0, 1.0]))
         assert weight.numpy()[0] < after[0]
+
+
+def test_an_update_by_hand_waits_for_every_gradient_of_the_step():
+    first, second = tf.Variable([1.0]), tf.Variable([1.0])
+
+    @tf.function
+    def step(x):
+        slopes = []
+        for weight, factor in ((first, x), (second, 1.0)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.math.sqrt(weight * factor))
+            slopes += tape.gradient(loss, [weight])
+        first.assign_sub(slopes[0])
+        second.assign_sub(slopes[1])
+
+    with anynan.tensorflow.track(step) as tracker, pytest.raises(anynan.NonFiniteError):
+        tracker(tf.constant([0.0]))
+    assert first.numpy().tolist() == second.numpy().tolist() == [1.0]

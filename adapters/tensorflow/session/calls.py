@@ -220,6 +220,8 @@ class Calls:
                 grad for item, grad in zip(held, of_outputs, strict=True) if item[2] == ""
             ]
         self.flush(frame, backward=True)
+        if state.gradients is not None and state.gradients.graph is graph:
+            frame.before = state.gradients
         state.gradients = None if graph is None else frame
         return tf.nest.pack_sequence_as(sources, grads)
 

@@ -115,8 +115,7 @@ class Updates:
             return run(*args, **kwargs)
         with tf.name_scope(SCOPE) as scope:
             if frame.fine is None:
-                pairs = zip(frame.spots, frame.tensors, strict=True)
-                frame.fine = self._fine(graph, [x for spot, x in pairs if spot.parameter])
+                frame.fine = self._fine(graph, frame.slopes())
             self._traces.of(graph).updates.add(scope.rstrip("/"))
 
             def update() -> Any:
