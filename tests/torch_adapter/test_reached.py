@@ -425,6 +425,22 @@ def test_what_a_model_holds_goes_with_it() -> None:
     assert [ref() for ref in refs] == [None] * 3
 
 
+def test_a_kept_loss_does_not_hold_the_step_or_the_tracker() -> None:
+    net = nn.Linear(2, 2)
+
+    def step() -> torch.Tensor:
+        return net(torch.ones(1, 2)).sum()
+
+    tracker = anynan.torch.track(step)
+    losses = [tracker() for _ in range(3)]
+    tracker.remove()
+    gone = weakref.ref(tracker), weakref.ref(step)
+    del tracker, step
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+    assert losses[0].grad_fn is not None
+
+
 # What other threads and processes hand over.
 
 
