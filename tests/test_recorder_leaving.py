@@ -394,6 +394,28 @@ def test_a_second_run_with_other_values_is_not_believed() -> None:
     assert any("a second run had other values, at log" in note for note in event.notes)
 
 
+@pytest.mark.parametrize(
+    ("make", "name", "tag", "said"),
+    [
+        (lambda x: x * x, "multiply", "overflow_in_dtype", "overflow"),
+        (lambda x: 1 / (x - x), "divide", "divide_by_zero", "divide by zero"),
+        (lambda x: (x - x) / (x - x), "divide", "unknown", "invalid value"),
+    ],
+)
+def test_where_no_second_run_can_be_believed_the_library_itself_is_quoted(
+    make: Any, name: str, tag: str, said: str
+) -> None:
+    left: SimpleQueue[float] = SimpleQueue()
+    left.put(1e200)
+    with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.track(lambda x: make(x * left.get()))(np.ones(2))
+    event = caught.value.event
+    assert event.operation is not None
+    assert event.cause is not None
+    assert (event.operation.name, event.cause.tag) == (name, tag)
+    assert event.cause.text.endswith(f"the library itself reported: {said}")
+
+
 def test_a_second_run_takes_nothing_from_what_cannot_keep_it() -> None:
     values: SimpleQueue[float] = SimpleQueue()
     values.put(-1.0)

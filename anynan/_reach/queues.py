@@ -1,26 +1,13 @@
-"""Queues: a second run is given what the first took from one, and waits for no other thread."""
+"""Queues: a second run is given what the first took from one, and hands nothing over."""
 
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from anynan._reach.items import Exhausted
-from anynan._reach.patches import Patches
 from anynan._runtime.context import replaying
-
-# Seconds that a second run waits for another thread, which may have nothing more to hand over.
-PATIENCE = 30.0
-
-_WAITED = (
-    f"it would have waited for another thread for more than {PATIENCE:.0f} s, as for something "
-    "that was handed over in the first run"
-)
-_lock = threading.Lock()
-_bounded = Patches()
-_running = [0]
 
 
 class Taken:
@@ -94,34 +81,3 @@ def is_queue(value: Any) -> bool:
     processes = sys.modules.get("multiprocessing.queues")
     kinds = (queue.Queue,) if processes is None else (queue.Queue, processes.Queue)
     return isinstance(value, kinds)
-
-
-@contextmanager
-def waiting_briefly() -> Iterator[None]:
-    """Let no second run wait for another thread without an end.
-
-    Raises:
-        Exhausted: Inside, where one would.
-    """
-    with _lock:
-        if not _running[0]:
-            _bounded.change(threading.Condition, "wait", _wait)
-        _running[0] += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _running[0] -= 1
-            if not _running[0]:
-                _bounded.undo()
-
-
-def _wait(real: Callable[..., bool]) -> Callable[..., bool]:
-    def wait(self: Any, timeout: float | None = None) -> bool:
-        if timeout is not None or not replaying():
-            return real(self, timeout)
-        if not real(self, PATIENCE):
-            raise Exhausted(_WAITED)
-        return True
-
-    return wait

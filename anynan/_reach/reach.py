@@ -1,5 +1,6 @@
 """What one step's code can reach: searched seldom, kept at every step."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 from anynan._diagnosis.evidence import ReplayError
 from anynan._reach.items import Items, is_plain
 from anynan._reach.kept import Kept
-from anynan._reach.queues import Taken, is_queue, waiting_briefly
+from anynan._reach.patience import patience
+from anynan._reach.queues import Taken, is_queue
 from anynan._reach.search import Found, Holder, Kinds, Search, fixed, is_iterator
 
 _HELD = (
@@ -42,6 +44,7 @@ class Reach:
         self._guards: dict[int, Items] = {}
         self._queues: list[Taken] = []
         self._runs_again = False
+        self._began = time.monotonic()
 
     def is_due(self) -> bool:
         """Count a step; tell whether it is time to search again."""
@@ -115,7 +118,7 @@ class Reach:
                 swapped.append((holder, lent[id(value)]))
         args = tuple(lend(f"args[{i}]", value) for i, value in enumerate(args))
         kwargs = {name: lend(name, value) for name, value in kwargs.items()}
-        self._lent = lent
+        self._lent, self._began = lent, time.monotonic()
         named = {f"args[{i}]": value for i, value in enumerate(args)} | kwargs
         named |= {holder.name: holder.get() for holder in self._found.queues}
         queues = {id(value): (value, name) for name, value in named.items() if is_queue(value)}
@@ -158,7 +161,7 @@ class Reach:
                     raise ReplayError(_HELD.format(holder.name))
                 guards.append((holder, guard))
                 self._guards[id(value)] = guard
-            with waiting_briefly():
+            with patience(time.monotonic() - self._began):
                 yield
         finally:
             self._runs_again, self._guards = False, {}
