@@ -99,8 +99,8 @@ class Found:
             told.append(f"anynan: nothing went bad in {clean - most} more")
         with self._lock:
             notes = list(self.notes)
-            for tracker in self._trackers:
-                notes += [note for note in tracker.notes if note not in notes]
+        for seen in all_:
+            notes += [note for note in seen.notes if note not in notes]
         return told + [f"  note      {note}" for note in notes]
 
 
@@ -110,11 +110,13 @@ class _Seen(NamedTuple):
     Attributes:
         line: Says it; empty where nothing ran.
         events: What was seen.
+        notes: What of it could not be watched.
         run: The whole of it, for those that were watched to the end.
     """
 
     line: str
     events: tuple[Event, ...]
+    notes: tuple[str, ...]
     run: Run | None = None
 
     @property
@@ -125,7 +127,7 @@ class _Seen(NamedTuple):
 
 def _seen(tracker: Tracker) -> _Seen:
     ran = len(tracker.history) or tracker.events
-    return _Seen(all_clear(of(tracker)) if ran else "", tracker.events)
+    return _Seen(all_clear(of(tracker)) if ran else "", tracker.events, tracker.notes)
 
 
 def _is_bad(event: Event) -> bool:
