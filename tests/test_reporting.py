@@ -595,12 +595,12 @@ def test_a_notebook_shows_each_result_without_scripts_and_colours_of_its_own() -
     summary = anynan.summarize(np.array([1.0, np.nan, 3.0], np.float32))
     history = History(4)
     assert "none yet" in history._repr_html_()
-    site = Site(0, "<b>", "forward", "output", "float32", None, 3.4e38)
+    site = Site(0, "<b>", "forward", "output", "float32", 3.4e38, 3.4e38)
     history.add(3, [site], [8.0])
     for thing, word in (
         (EVENTS["forward_nan"], "<b>NaN first appeared in the forward pass of step 412</b>"),
         (summary, "float32 (3,)  min 1  max 3   1 x NaN"),
-        (history, "3 to 3 in the history, 1 layers"),
+        (history, "3 to 3 in the history, 1 layer,"),
     ):
         page = thing._repr_html_()
         assert word in page

@@ -11,17 +11,21 @@ from anynan.events import Cause
 __all__ = ["RULES", "Rule", "Situation", "explain", "table"]
 
 UNKNOWN = "unknown"
-_STEP = "track the training step function instead of the model, and the operation is named"
 # What is said where no operation was seen to make it: a tag, a sentence, a fix.
+_STEP = "track the training step function instead of the model, and the operation is named"
+_OUTSIDE = "the model's outputs were finite, and the loss or its gradient is not"
+_BETWEEN = "what a layer was given was bad: code between the watched layers made it"
+_ANOTHER = "what came in is what another watched model gave"
 _WITHOUT_RULE = (
-    ("outside_the_model", "the model's outputs were finite, and the loss, or its gradient, is not: "
-     "code between the model and backward() made it", _STEP),
-    ("made_between_layers", "what a layer was given was made bad by code between the layers that "
-     "are watched", _STEP),
-    ("made_by_another", "what came in is what another watched model gave", "mend that model first"),
-    (UNKNOWN, "no rule fits, so no cause is named",
-     "compare the operands with what the operation accepts"),
-)  # fmt: skip
+    ("outside_the_model", _OUTSIDE, _STEP),
+    ("made_between_layers", _BETWEEN, _STEP),
+    ("made_by_another", _ANOTHER, "mend that model first"),
+    (
+        UNKNOWN,
+        "no rule fits, so no cause is named",
+        "compare the operands with what the operation accepts",
+    ),
+)
 
 
 def explain(situation: Situation) -> Cause:

@@ -173,7 +173,7 @@ def kept(history: "History", layers: int) -> str:
         return "  steps     none yet"
     return (
         f"  steps     {steps[0]} to {steps[-1]} in the history, "
-        f"{layers} layers, {history.nbytes / 2**20:.1f} MiB"
+        f"{plural(layers, 'layer')}, {history.nbytes / 2**20:.1f} MiB"
     )
 
 
