@@ -68,9 +68,9 @@ def run(chosen: argparse.Namespace) -> int:
     end()
     bad = found.bad()
     if bad and chosen.action in ("record", "skip") and shown is None:
-        print(f"\n{render(bad[0])}\n", file=sys.stderr)
+        print(f"\n{render(bad[0], which=found.several)}\n", file=sys.stderr)
     lines = [*found.lines(SHOWN), *_floats(errors)]
-    _sum_up(lines, bad)
+    _sum_up(lines, bad, which=found.several)
     if chosen.report:
         _write(chosen.report, lines, found)
     return FAILED if bad and chosen.action == "raise" and not status else status
@@ -103,12 +103,12 @@ def _floats(errors: ErrorLog) -> list[str]:
     ]
 
 
-def _sum_up(told: list[str], bad: list[Event]) -> None:
+def _sum_up(told: list[str], bad: list[Event], *, which: bool) -> None:
     """Say at the end what came of it; of several ranks the first one does, if all is well."""
     if not bad and _rank() != "0":
         return
     lines = told or [NOTHING]
-    lines += [f"  event     {render_line(event)}" for event in bad[:SHOWN]]
+    lines += [f"  event     {render_line(event, which=which)}" for event in bad[:SHOWN]]
     if len(bad) > SHOWN:
         lines.append(f"  event     {len(bad) - SHOWN} more")
     print(*lines, sep="\n", file=sys.stderr, flush=True)

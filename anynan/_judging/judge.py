@@ -715,6 +715,7 @@ class Judge(Actor):
         """Forget events, readings and gradient norms."""
         with self._lock:
             self._events.clear()
+            self._turns.clear()
             self._counts.clear()
             self._seen.clear()
             self._carriers.clear()
