@@ -72,7 +72,9 @@ class Found:
     @property
     def events(self) -> list[Event]:
         """List what was seen, in the order in which it was."""
-        pairs = (pair for seen in self._all() for pair in zip(seen.turns, seen.events, strict=False))
+        pairs = (
+            pair for seen in self._all() for pair in zip(seen.turns, seen.events, strict=False)
+        )
         return [event for _, event in sorted(pairs, key=itemgetter(0))]
 
     def bad(self) -> list[Event]:
