@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from anynan._notebooks.shown import Shown
 from anynan._readings.readings import Reading, Rows, Site, known, layer_norms
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Entry:
         return 16 * (len(self.lo) + len(self.sites)) + 64 * extra
 
 
-class History:
+class History(Shown):
     """Hold the readings of the last steps, bounded in steps and in bytes.
 
     Iterating yields ``Reading`` objects, oldest first; ``len`` is the number of steps.
