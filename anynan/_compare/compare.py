@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anynan._compare.captures import Capture, Choice, Nudge, Side, Taken, Wish
+from anynan._compare.captures import Capture, Choice, Held, Nudge, Side, Taken, Wish
 from anynan._compare.comparison import BEYOND, Comparison, Parting, Row, Turn
 from anynan._compare.distances import apart, holds, nearest, summed
 from anynan._compare.pairs import pairs, refuse_unused
@@ -171,7 +171,10 @@ class _Comparing:
         ]
         turns, until = self._turns(mine, theirs, moved)
         more = list(moved)
-        while any(not turn.rounding for turn in turns) and len(more) < _TURNS:
+        while (
+            any(not turn.rounding and not turn.choice.drawn for turn in turns)
+            and len(more) < _TURNS
+        ):
             nudge = Nudge(unit, len(more))
             more.append(self.first.run(self.batch, Wish(nudge=nudge, follow=mine.choices)))
             turns, until = self._turns(mine, theirs, more)
@@ -215,21 +218,38 @@ class _Comparing:
         self, mine: Capture, theirs: Capture, moved: Sequence[Capture]
     ) -> tuple[tuple[Turn, ...], int | None]:
         """Find the choices that differ, and after how many calls of layers the first does."""
+        own, again = _discrete(mine), [_discrete(run) for run in moved]
+        held, partners, loose = Held(own), {}, False
+        for y in _discrete(theirs):
+            like = held.next(y.name, y.picked.shape)
+            if like is not None:
+                partners[id(like)] = y
+            loose = loose or (like is None and y.drawn)
         found: list[Turn] = []
         until = None
-        plain = -1
-        for x, y in zip(mine.choices, theirs.choices, strict=False):
-            if x.name != y.name or x.picked.shape != y.picked.shape:
-                break
-            plain += not x.gate
-            if not y.moved and np.array_equal(x.picked, y.picked):
+        for i, x in enumerate(own):
+            partner = partners.get(id(x))
+            if partner is None and not (x.drawn and loose):
                 continue
-            share = 0.0 if y.moved else float(np.mean(x.picked != y.picked))
-            rounding = x.gate or any(_discrete(m)[plain].moved for m in moved)
-            found.append(Turn(x, share, rounding))
-            if not self.follow and not x.gate:
+            same = partner is not None and np.array_equal(x.picked, partner.picked)
+            if partner is None:
+                share = None
+            elif same and not partner.moved:
+                continue
+            else:
+                share = partner.moved or float(np.mean(x.picked != partner.picked))
+            rounding = not x.drawn and any(run[i].moved for run in again if i < len(run))
+            found.append(Turn(x, share, rounding, held=same))
+            if not same:
                 until = x.before  # what was chosen after it follows from it
                 break
+        if mine.backend == theirs.backend:
+            gates = [[c for c in run.choices if c.gate] for run in (mine, theirs)]
+            found += [
+                Turn(x, None, rounding=True)
+                for x, y in zip(*gates, strict=False)
+                if x.picked.shape == y.picked.shape and not np.array_equal(x.picked, y.picked)
+            ]
         return tuple(found), until
 
     def _sees_gates(self, mine: Capture, theirs: Capture) -> bool:
@@ -281,7 +301,10 @@ class _Comparing:
                 if row.error is None and x.made:
                     holes.append(_hole(x, y))
         if until is not None:
-            holes.append("what comes after the choice that differs; follow=True goes on")
+            goes_on = (
+                "the second model cannot be held to it" if self.follow else "follow=True goes on"
+            )
+            holes.append(f"what comes after the choice that differs; {goes_on}")
         return rows, holes
 
     def _row(self, x: Taken, y: Taken | None, again: Sequence[Taken], unit: float) -> Row:

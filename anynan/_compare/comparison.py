@@ -71,13 +71,21 @@ class Turn:
 
     Attributes:
         choice: The first run's.
-        share: The share of its elements that differ.
+        share: The share of its elements that differ; None where the second run draws too, but
+            nothing of that shape.
         rounding: Whether the first run alone turns so when it moves by a rounding unit.
+        held: Whether the second run was held to the first one's choice.
     """
 
     choice: Choice
-    share: float
+    share: float | None
     rounding: bool
+    held: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """Whether this is a difference between the models, and no rounding or luck."""
+        return not self.rounding and not (self.held and self.choice.drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +122,11 @@ class Comparison:
         return max((row.ratio for row in self.rows if row.ratio is not None), default=0.0)
 
     @property
+    def differs(self) -> bool:
+        """Whether the two part by more than rounding explains: ``sys.exit(found.differs)``."""
+        return self.place is not None or any(turn.differs for turn in self.turns)
+
+    @property
     def sensitive(self) -> tuple[Row, ...]:
         """Return the layers that are beyond the limit by themselves, most sensitive first."""
         found = [row for row in self.rows if row.local is not None and row.local > self.limit]
@@ -128,13 +141,14 @@ class Comparison:
         if not compared:
             return "nothing could be compared: no layer of the two has a partner"
         if self.place is None:
-            turned = next((turn for turn in self.turns if not turn.rounding), None)
+            turned = next((turn for turn in self.turns if turn.differs), None)
             if turned is not None:
                 choice = turned.choice
                 return (
-                    f"everything before is within {times(self._within(len(compared)))} what "
-                    f"rounding explains, but `{choice.name}` in {_layer(choice.layer)} chooses "
-                    "otherwise"
+                    f"everything{'' if turned.held else ' before'} is within "
+                    f"{times(self._within(len(compared)))} what rounding explains, but "
+                    f"`{choice.name}` in {_layer(choice.layer)} "
+                    f"{'draws' if choice.drawn else 'chooses'} otherwise"
                 )
             if not self.ratio:
                 return "no difference: everything that was compared is identical"
@@ -142,6 +156,8 @@ class Comparison:
         row = self.place
         before = self._within(self.rows.index(row))
         where = _layer(row.layer)
+        if row.call:
+            where += f", call {row.call + 1}"
         if row.other is not None and row.other != row.layer:
             where += f" ({_layer(row.other)} of the second)"
         way = "" if row.way == "forward" else " of the backward pass"
@@ -247,14 +263,19 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 def _turned(turn: Turn) -> str:
     choice = turn.choice
-    why = (
-        "a rounding unit alone turns it, too"
-        if turn.rounding
-        else "what comes after was not compared"
-    )
-    return (
-        f"  turn    {choice.name} in {_layer(choice.layer)}{_at(choice.source)}: "
-        f"{_share(turn.share)} of its choices differ; {why}"
+    drawn = "draws" if choice.drawn else "choices"
+    said = f"{_share(turn.share)} of its {drawn} differ" if turn.share is not None else (
+        "the second model draws in another way"
+    )  # fmt: skip
+    why = [
+        "a rounding unit alone turns it, too" if turn.rounding else "",
+        f"the second model was held to the first one's {drawn}"
+        if turn.held
+        else "what comes after was not compared",
+    ]
+    return "; ".join(
+        [f"  turn    {choice.name} in {_layer(choice.layer)}{_at(choice.source)}: {said}",
+         *filter(None, why)]
     )  # fmt: skip
 
 
