@@ -87,10 +87,10 @@ class Held:
             shape: Of what it chooses.
         """
         for i, choice in enumerate(self._left):
-            if _MASK.get(choice.name, choice.name) == _MASK.get(name, name):
-                if choice.picked.shape == tuple(shape):
-                    del self._left[: i + 1]
-                    return choice
+            alike = _MASK.get(choice.name, choice.name) == _MASK.get(name, name)
+            if alike and choice.picked.shape == tuple(shape):
+                del self._left[: i + 1]
+                return choice
         return None
 
 

@@ -280,6 +280,7 @@ class _Comparing:
         if not (mine.whole_gradients and theirs.whole_gradients):
             mine, theirs = arriving(mine), arriving(theirs)
             again = [{taken.key: taken for taken in arriving(run).taken} for run in moved]
+        found: list[tuple[Taken, Taken | None]] = []
         for way in ("forward", "backward"):
             a = [taken for taken in mine.taken if taken.way == way]
             b = [taken for taken in theirs.taken if taken.way == way]
@@ -288,7 +289,8 @@ class _Comparing:
             if way == "backward" and a and not seen:
                 holes.append(f"the backward pass: {_UNSEEN}")
                 a = []
-            for x, y in pairs(a, b, self.names):
+            found = pairs(a, b, self.names, found)
+            for x, y in found:
                 at = ended.get((x.layer, x.call), -1)
                 if way == "backward" and (at <= shut or _around(x.layer, gates)):
                     holes.append(f"the backward pass from {x.layer or 'the model'} on: {_GATES}")
@@ -318,8 +320,10 @@ class _Comparing:
             error = apart(x.made, y.made, layouts=self.layouts, joint=joint)
             far = apart(x.given, y.given, layouts=self.layouts, joint=joint)
             given = None if far is None else far / into
-        other = None if y is None else y.layer
-        return Row(x.layer, other, x.kind, x.call, x.way, error, floor, given)
+        other, call = (None, x.call) if y is None else (y.layer, y.call)
+        return Row(
+            x.layer, other, x.kind, x.call, x.way, error, floor, given, other_call=call
+        )  # fmt: skip
 
     def _place(self, rows: Sequence[Row]) -> Row | None:
         """Find the first call whose inputs agree and whose results do not."""
@@ -334,7 +338,7 @@ class _Comparing:
             return None
         if not (self.first.can_look_inside and second.can_look_inside):
             return None
-        here, there = (place.layer, place.call), (place.other, place.call)
+        here, there = (place.layer, place.call), (place.other, place.other_call)
         mine = self.first.run(self.batch, Wish(inside=here))
         nudge = Nudge(unit, 0)
         moved = self.first.run(self.batch, Wish(inside=here, nudge=nudge, follow=mine.choices))
@@ -366,7 +370,7 @@ class _Comparing:
         """Give the second model's layers the first one's inputs: what each adds by itself."""
         assert self.second is not None
         partner = {
-            (row.other, row.call): (row.layer, row.call)
+            (row.other, row.other_call): (row.layer, row.call)
             for row in rows
             if row.way == "forward" and row.other is not None
         }
@@ -382,7 +386,7 @@ class _Comparing:
         found = []
         for row in rows:
             key = (row.layer, row.call)
-            other = there.get((row.other or "", row.call))
+            other = there.get((row.other or "", row.other_call))
             if row.way == "backward" or other is None or key not in again:
                 found.append(row)
                 continue
@@ -435,10 +439,12 @@ def _carried(run: Capture, mine: Capture, theirs: Capture, names: Mapping[str, s
     own = {taken.key: taken for taken in theirs.taken}
     wide = {taken.key: taken for taken in run.taken}
     taken = []
+    found: list[tuple[Taken, Taken | None]] = []
     for way in ("forward", "backward"):
         a = [x for x in mine.taken if x.way == way]
         b = [x for x in theirs.taken if x.way == way]
-        for x, y in pairs(a, b, names):
+        found = pairs(a, b, names, found)
+        for x, y in found:
             if y is None or y.key not in wide:
                 continue
             z = wide[y.key]
@@ -469,6 +475,8 @@ def arriving(run: Capture) -> Capture:
 def _hole(x: Taken, y: Taken | None) -> str:
     name = x.layer or "the model"
     call = f", call {x.call + 1}" if x.call else ""
+    if y is None and x.way == "backward":
+        return f"{name}{call}: no such gradient was seen of the second model"
     if y is None:
         return f"{name}{call}: the second model has no such layer"
     return f"{name}{call}: shapes do not fit {y.layer or 'the model'} of the second"

@@ -28,6 +28,7 @@ class Row:
         given: The same ratio as ``ratio``, of what it was given.
         local: The ratio where the second model's layer was given the first one's inputs; None
             where that was not tried.
+        other_call: Which call of the second model's layer.
     """
 
     layer: str
@@ -39,6 +40,7 @@ class Row:
     floor: float
     given: float | None
     local: float | None = None
+    other_call: int = 0
 
     @property
     def ratio(self) -> float | None:
@@ -144,9 +146,10 @@ class Comparison:
             turned = next((turn for turn in self.turns if turn.differs), None)
             if turned is not None:
                 choice = turned.choice
+                within = self._within(len(compared))
+                rest = f"within {times(within)} what rounding explains" if within else "identical"
                 return (
-                    f"everything{'' if turned.held else ' before'} is within "
-                    f"{times(self._within(len(compared)))} what rounding explains, but "
+                    f"everything{'' if turned.held else ' before'} is {rest}, but "
                     f"`{choice.name}` in {_layer(choice.layer)} "
                     f"{'draws' if choice.drawn else 'chooses'} otherwise"
                 )
@@ -159,7 +162,8 @@ class Comparison:
         if row.call:
             where += f", call {row.call + 1}"
         if row.other is not None and row.other != row.layer:
-            where += f" ({_layer(row.other)} of the second)"
+            call = f", call {row.other_call + 1}," if row.other_call != row.call else ""
+            where += f" ({_layer(row.other)}{call} of the second)"
         way = "" if row.way == "forward" else " of the backward pass"
         if row.way == "backward" and row.given is None:
             where = f"the gradient that arrives at {where}"
