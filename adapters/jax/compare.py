@@ -83,25 +83,36 @@ class JaxSide(Side):
                     whole[i] = x
                 return self.call(*jax.tree_util.tree_unflatten(tree, whole))
 
-            self._traced[key] = _Traced(self.call, call, arrays, wish.backward)
+            names = self.names()
+            self._traced[key] = _Traced(self, call, arrays, names, backward=wish.backward)
         return self._traced[key].capture(arrays, wish)
+
+    def names(self) -> dict[int, str]:
+        """Name the weights that have names, by identity."""
+        return {}
 
 
 class _Traced:
     """Hold one traced form of a function, and what leaves its layers."""
 
     def __init__(
-        self, fn: Any, call: Callable[..., Any], arrays: list[Any], backward: bool
+        self,
+        side: JaxSide,
+        call: Callable[..., Any],
+        arrays: list[Any],
+        known: dict[int, str],
+        *,
+        backward: bool,
     ) -> None:
         roots: set[str] = set()
-        with under_way(), named((fn, arrays, None), roots):
+        with under_way(), named((side.call, arrays, None), roots):
             closed = jax.make_jaxpr(call)(*arrays)
             self.consts = [jnp.asarray(x) if hasattr(x, "dtype") else x for x in closed.consts]
             self.floats = [i for i, x in enumerate(self.consts) if _float(x)]
-            self.names = {i: f"constant {i}" for i in self.floats}
+            self.names = {i: known.get(id(closed.consts[i]), f"constant {i}") for i in self.floats}
             if backward:
                 closed = self._differentiated(call, closed, arrays)
-        self.closed, self.backward = closed, backward
+        self.backend, self.closed, self.backward = side.backend, closed, backward
         self.graph = Graph(closed)
         self.layers = Layers(self.graph, frozenset(roots))
         self.calls = Calls(self.graph, self.layers, len(self.floats) if backward else 0)
@@ -167,7 +178,7 @@ class _Traced:
         kept = self.floats if wish.weights else []
         weights = {self.names[i]: _host(self.consts[i]) for i in kept}
         return Capture(
-            "jax", [x for x in taken if x.made or x.given], weights, self.unit,
+            self.backend, [x for x in taken if x.made or x.given], weights, self.unit,
             [*self._choices(own, held), *self._gates(found)],
             [
                 Operation(_name(node), source(node.chain, node.eqn), get(node.outs, call.turn))

@@ -153,6 +153,24 @@ class TorchSide(Side):
 
         return tuple(tree_map(bring, item) for item in batch)
 
+    @contextmanager
+    def standing(
+        self,
+        paths: dict[torch.nn.Module, str],
+        before: Callable[[str], Any],
+        after: Callable[..., Any],
+    ) -> Iterator[None]:
+        """Stand at the calls of modules: before each, where its inputs may change, and after."""
+        handles = []
+        try:
+            for module, path in paths.items():
+                handles.append(module.register_forward_pre_hook(before(path), with_kwargs=True))
+                handles.append(module.register_forward_hook(after, with_kwargs=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
 
 class _Call:
     """Hold one call of a layer while it runs."""
@@ -186,19 +204,8 @@ class _Taking:
         if self.side.compiled:
             paths = {module: path for module, path in paths.items() if not self._inside(module)}
             self.notes.append("what runs inside compiled code was compared at its ends only")
-        handles = []
-        try:
-            for module, path in paths.items():
-                handles.append(
-                    module.register_forward_pre_hook(self._before(path), with_kwargs=True)
-                )
-                handles.append(
-                    module.register_forward_hook(self._after, with_kwargs=True, always_call=False)
-                )
+        with self.side.standing(paths, self._before, self._after):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _inside(self, module: torch.nn.Module) -> bool:
         return any(
@@ -270,7 +277,13 @@ class _Taking:
     def capture(self) -> Capture:
         """Give what was collected."""
         return Capture(
-            "torch", self.taken, self.weights, self.unit, self.choices, self.operations, self.notes
+            self.side.backend,
+            self.taken,
+            self.weights,
+            self.unit,
+            self.choices,
+            self.operations,
+            self.notes,
         )
 
 
