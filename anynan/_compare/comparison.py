@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from anynan._compare.captures import Choice, Way
+from anynan._reports.escaping import escaped
 from anynan._reports.escaping import name as printed
 from anynan.events import Source
 
@@ -201,7 +202,7 @@ class Comparison:
         if len(self.holes) > 5:
             lines.append(f"  not compared  and {len(self.holes) - 5} more")
         lines += [f"  note  {note}" for note in self.notes]
-        return "\n".join(lines).rstrip()
+        return "\n".join(map(escaped, lines)).rstrip()
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the answer, a picture of every layer's ratio and the table to one HTML file.
