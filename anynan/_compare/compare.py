@@ -75,8 +75,9 @@ def compare(
             ``{"layers.*": "blocks_*"}``. What no pattern names is matched by path, then by
             order and shape.
         backward: Compare the gradients, too.
-        follow: Hold the second model's discrete choices (top-k, argmax, sort, draws) to the
-            first's, and go on; else what comes after a choice that differs is not compared.
+        follow: Hold the second model's discrete choices (top-k, argmax, sort) and draws
+            (dropout, noise) to the first's, and go on; else what comes after one that differs is
+            not compared.
         limit: How many times what rounding explains is too much.
 
     Returns:

@@ -293,6 +293,34 @@ def test_a_port_is_held_to_the_dropout_of_the_first() -> None:
         assert {row.layer for row in held.rows} == {"up", "drop", "head", ""}
 
 
+def test_a_port_is_held_to_the_experts_that_the_first_chose() -> None:
+    torch = pytest.importorskip("torch")
+    params = Routed(1.0, 2.0).init(jax.random.key(0), X)
+    experts = torch.tensor(np.array(jax.random.normal(jax.random.key(1), (4, 16, 16))))
+    gate, out = torch.nn.Linear(16, 4), torch.nn.Linear(16, 2)
+    for layer, held in ((gate, params["params"]["gate"]), (out, params["params"]["out"])):
+        layer.weight.data = torch.tensor(np.array(held["kernel"]).T.copy())
+        layer.bias.data = torch.tensor(np.array(held["bias"]))
+    port = torch.nn.ModuleDict({"gate": gate, "out": out})
+
+    def forward(x: Any) -> Any:
+        ties = torch.tensor([1.0 + 3.6e-7, 1.0, 0.0, 0.0])
+        weight, chosen = (gate(x) * 0 + ties).topk(1)
+        return out(torch.einsum("bi,bij->bj", x, experts[chosen[:, 0]]) * weight)
+
+    port.forward = forward
+    for a, b in (
+        (routed(params, 1.0, 1.0 + 3.6e-7), port),
+        (port, routed(params, 1.0, 1.0 + 3.6e-7)),
+    ):
+        found = anynan.compare(a, b, X)
+        assert found.place is None, str(found)
+        assert "`topk` in the model's own code chooses otherwise" in found.sentence()
+        held = anynan.compare(a, b, X, follow=True)
+        assert held.place is None, str(held)
+        assert {row.layer for row in held.rows} == {"gate", "out", ""}
+
+
 def test_choices_inside_a_scan_are_followed(params: Any) -> None:
     table = jnp.linspace(0.5, 1.5, 32).reshape(2, 16)
 
