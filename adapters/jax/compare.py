@@ -162,7 +162,7 @@ class _Traced:
             | {i for node in self.gates for i in node.outs[:1] if i is not None}
         )
         held = self._held(wish.follow or ())
-        found, own = self._evaluated(wanted, consts, arrays, held)
+        found, own = jax.device_get(self._evaluated(wanted, consts, arrays, held))
 
         def get(indices: Iterable[int | None], turn: Turn) -> tuple[Array, ...]:
             return tuple(

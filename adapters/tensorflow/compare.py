@@ -4,6 +4,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -180,13 +181,13 @@ class _Taking:
         with Patches() as patches:
             for name, places in (*_CHOOSING.items(), *_DRAWING.items()):
                 for owner, function in places:
-                    patches.change(owner, function, lambda real, name=name: self._stood(real, name))
+                    patches.change(owner, function, partial(self._stood, name))
             if self.wish.backward:
                 for owner, function in _GATES:
                     patches.change(owner, function, self._gated)
             yield
 
-    def _stood(self, real: Any, name: str) -> Any:
+    def _stood(self, name: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.inside += 1  # dropout draws, too
             try:
@@ -224,7 +225,7 @@ class _Taking:
     def _gated(self, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             out = real(*args, **kwargs)
-            x = args[0] if args else None
+            x: Any = args[0] if args else None
             if tf.executing_eagerly() and _is_float(x) and x.shape and x.shape == out.shape:
                 picked = tf.sign(x) if real.__name__ == "abs" else (out == x) & (out != 0)
                 self._add(real.__name__, np.array(picked), gate=True)
@@ -261,7 +262,7 @@ def _objective(out: Any) -> Any:
 
 
 def _is_float(x: Any) -> bool:
-    return tf.is_tensor(x) and x.dtype.is_floating
+    return bool(tf.is_tensor(x) and x.dtype.is_floating)
 
 
 def _brought(x: Any, wish: Wish, number: Iterator[int]) -> Any:

@@ -181,6 +181,39 @@ def test_a_scan_is_compared_with_layers_one_by_one(params: Any) -> None:
     assert "h = h * self.scale" in str(found)
 
 
+class Summing(nn.Module):
+    """Add up by a loop of its own code, in a block that is repeated itself."""
+
+    share: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        x = nn.Dense(16, name="into")(x)
+        total, _ = jax.lax.scan(lambda s, row: (jnp.tanh(s + row * self.share), None), x[0], x)
+        return nn.Dense(16, name="out")(x + total)
+
+
+def test_a_layer_with_a_loop_of_its_own_inside_another_loop_is_compared_in_every_turn() -> None:
+    params = Summing().init(jax.random.key(0), X)
+
+    def model(share: float) -> Any:
+        def body(x: Any, _: Any) -> Any:
+            return Summing(share, name="again").apply(params, x), None
+
+        return lambda x: jax.lax.scan(body, x, None, length=2)[0]
+
+    right = anynan.compare(model(1.0), model(1.0), X)
+    assert [(row.layer, row.call) for row in right.rows if row.way == "forward"] == [
+        ("again.into", 0), ("again.out", 0), ("again", 0),
+        ("again.into", 1), ("again.out", 1), ("again", 1),
+    ]  # fmt: skip
+    found = anynan.compare(model(1.0), model(1.01), X)
+    assert found.place is not None
+    assert (found.place.layer, found.place.call) == ("again", 0)
+    small = [row.ratio for row in found.rows if (row.layer, row.call) == ("again.into", 0)]
+    assert small[0] == 0
+
+
 def test_layers_inside_a_loop_of_unknown_length_are_said_not_to_be_seen(params: Any) -> None:
     def looped(x: Any) -> Any:
         def body(x: Any) -> Any:
