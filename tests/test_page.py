@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._compare.comparison import Comparison, Row
 from anynan._page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, grids
 from anynan._page.page import page
 from anynan._readings.history import History
@@ -253,3 +254,56 @@ def test_it_is_light_and_dark(tmp_path: Path) -> None:
     )  # fmt: skip
     assert os.path.getsize(light) > 5000
     assert light.read_bytes() != dark.read_bytes()
+
+
+# The page of a comparison.
+
+
+def apart(name: str = "blocks.0") -> Comparison:
+    """Make a comparison of three layers, of which the second is beyond rounding."""
+    rows = [
+        Row(layer, layer, "Linear", 0, "forward", error, 1e-7, 0.5)
+        for layer, error in (("embed", 1e-7), (name, 1e-3), ("head", math.inf))
+    ]
+    return Comparison(rows[1], tuple(rows), notes=(f"{name} was seen",))
+
+
+def test_a_comparison_has_a_bar_for_every_layer_and_stands_alone(tmp_path: Path) -> None:
+    name = "</svg><script>alert(1)</script>\x1b[2J"
+    apart(name).to_html(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    read = Reader(text)
+    assert read.open == []
+    bars = [float(held["width"] or 0) for tag, held in read.tags if tag == "rect"]
+    assert len(bars) == 3
+    assert bars == sorted(bars)
+    assert bars[0] < bars[1] / 2
+    assert not [tag for tag, _ in read.tags if tag == "script"]
+    assert "\x1b" not in text
+    assert not re.search(r"https?://(?!www\.w3\.org)|<link|@import|url\((?!#)", text)
+    assert "10,000 times what rounding explains" in read.words
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_the_bars_of_a_comparison_are_drawn_as_long_as_their_ratios(tmp_path: Path) -> None:
+    apart().to_html(tmp_path / "plain.html")
+    plain, dark = (tmp_path / name for name in ("plain.png", "dark.png"))
+    browsed(tmp_path / "plain.html", f"--screenshot={plain}", "--window-size=800,600")
+    browsed(
+        tmp_path / "plain.html", f"--screenshot={dark}", "--window-size=800,600",
+        "--blink-settings=preferredColorScheme=0",
+    )  # fmt: skip
+    assert plain.read_bytes() != dark.read_bytes()
+    text = (tmp_path / "plain.html").read_text()
+    ask = """<script>document.body.insertAdjacentHTML("beforeend", "<output>" + [
+      ...[...document.querySelectorAll("rect")].map(x => x.getBoundingClientRect().width),
+      document.querySelector("line").getBoundingClientRect().left,
+      document.querySelector("rect").getBoundingClientRect().left,
+    ].join(" ") + "</output>")</script>"""
+    text = re.sub(r"<meta[^>]*default-src 'none'[^>]*>", "", text).replace("</body>", ask)
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    (said,) = re.findall(
+        r"<output>(.*?)</output>", browsed(tmp_path / "page.html", "--dump-dom").stdout
+    )
+    fine, place, last, limit, left = map(float, said.split())
+    assert 0 < fine < limit - left < place < last

@@ -64,16 +64,17 @@ def page(run: "Run") -> str:
     return framed(title, "\n".join(parts))
 
 
-def framed(title: str, body: str) -> str:
-    """Put a body into a page that stands alone."""
+def framed(title: str, body: str, *, still: bool = False) -> str:
+    """Put a body into a page that stands alone; one that is ``still`` has no script."""
     folder = os.path.dirname(__file__)
     style, script = (_text(os.path.join(folder, name)) for name in ("page.css", "page.js"))
+    moved = "" if still else f"<script>\n{script}</script>\n"
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        f"{body}\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n"
+        f"{body}\n</main>\n{moved}</body>\n</html>\n"
     )
 
 
