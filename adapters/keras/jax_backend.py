@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax
@@ -12,9 +13,11 @@ from jax.ad_checkpoint import checkpoint_name
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.patterns import choose
 from anynan._readings.readings import Reading, Rows
-from anynan._steps.adapter import BaseAdapter
+from anynan._steps.adapter import BaseAdapter, Rise
 from anynan._steps.tracker import Tracker, make_way, tracker_of
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program.trace import tracing
@@ -170,6 +173,18 @@ class KerasSession(BaseAdapter):
             msg = "this step is over, so it cannot be run again: the report stays at layer level"
             raise ReplayError(msg)
         return part.replay(reading)
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the failing step again, with operations repaired."""
+        part = self._judged()
+        if self.calls.judged is not None or part is None:
+            return None
+        return part.attempt(reading, repairs)
+
+    def rise(self) -> Rise | None:
+        """Keep what the next steps donate, if this one could not be run again without it."""
+        part = self._judged()
+        return None if part is None else part.rise()
 
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""

@@ -67,6 +67,7 @@ class Judge(Actor):
         self._scaled_streak = 0
         # Steps still to be watched operation by operation, since which, and how often that began.
         self._risen = self._rose = self._rises = 0
+        self._rising: Any = None
         # What failed last, for a bundle, and whether the one that was asked for is saved.
         self._last: tuple[Reading, Event] | None = None
         self._saved = False
@@ -358,9 +359,9 @@ class Judge(Actor):
         event = self._tried(event, case)
         if case.unshown and event.operation is None and event.phase in _RISING:
             event = replace(event, notes=(*event.notes, *self._rise(rows)))
-        elif case.seen and event.operation is not None and self._risen:
+        elif self._risen and event.operation is not None and rows.step > self._rose:
             self._risen = 0
-            note = f"found because every operation was watched from step {self._rose + 1} on"
+            note = f"found because {self._rising.found.format(step=self._rose + 1)}"
             event = replace(event, notes=(*event.notes, note))
         if tracker is not None and tracker.where:
             event = replace(event, notes=(*event.notes, tracker.where))
@@ -494,16 +495,13 @@ class Judge(Actor):
         goes_on = action not in ("raise", "off") and getattr(self._local, "softly", None) is None
         tracker = self._tracker()
         over = tracker is None or tracker.fn is None  # the model is gone
-        high = self.level == "operation" or not self._adapter.sees_all
-        if not goes_on or high or over or self._rises >= MAX_REPLAYS:
+        done = self.level == "operation" or over or self._rises >= MAX_REPLAYS
+        rise = self._adapter.rise() if goes_on and not done else None
+        if rise is None:
             return []
         self._rises += 1
-        self._risen, self._rose = RISEN_STEPS, rows.step
-        note = (
-            f"every operation of the next {RISEN_STEPS} steps is watched, which is slow, until "
-            "this comes back and is named"
-        )
-        return [note]
+        self._rising, self._risen, self._rose = rise, RISEN_STEPS, rows.step
+        return [f"{rise.begins.format(steps=RISEN_STEPS)}, until this comes back and is named"]
 
     def _fall(self, rows: Rows) -> None:
         """Count a step that was watched operation by operation."""
@@ -513,7 +511,7 @@ class Judge(Actor):
         if not self._risen:
             note = (
                 f"what was not reproduced in step {self._rose} did not come back in "
-                f"{RISEN_STEPS} steps: their operations are no longer watched"
+                f"{RISEN_STEPS} steps: {self._rising.over}"
             )
             (self.say if self.options.action == "warn" else self.remark)(note)
 

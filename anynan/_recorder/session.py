@@ -36,7 +36,7 @@ from anynan._recorder.tape import Tape, given, now
 from anynan._recorder.trackable import change, is_array, unwrap
 from anynan._recorder.tracked import TrackedArray, is_tracked
 from anynan._recorder.trials import Call, attempt
-from anynan._steps.adapter import BaseAdapter
+from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
@@ -56,7 +56,6 @@ class ArraySession(BaseAdapter):
 
     backend = "array"
     sees_training = False
-    sees_all = True
     wrapper: type[TrackedArray] = TrackedArray
 
     def __init__(self, tracker: Tracker) -> None:
@@ -177,6 +176,10 @@ class ArraySession(BaseAdapter):
             super().capture(reading, into)
         else:
             again(self, call, into)
+
+    def rise(self) -> Rise:
+        """Watch every operation of the next calls."""
+        return EVERY_OPERATION
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the call again with operations repaired, where its arguments are as they were."""

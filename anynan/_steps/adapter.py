@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from anynan._arrays.summary import Summary
@@ -14,6 +15,28 @@ from anynan._readings.readings import Reading, Rows
 from anynan._steps.tracker import Tracker
 from anynan.errors import reason
 from anynan.options import Options
+
+
+@dataclass(frozen=True)
+class Rise:
+    """Say what is done in the steps after a fault that was not reproduced.
+
+    Attributes:
+        begins: What; ``{steps}`` is for how many.
+        found: What named it then; ``{step}`` is since which.
+        over: What ends where it did not come back.
+    """
+
+    begins: str
+    found: str
+    over: str
+
+
+EVERY_OPERATION = Rise(
+    "every operation of the next {steps} steps is watched, which is slow",
+    "every operation was watched from step {step} on",
+    "their operations are no longer watched",
+)
 
 
 class BaseAdapter:
@@ -29,14 +52,11 @@ class BaseAdapter:
         tracker: What the user holds.
         in_order: Whether gradients are read in the order in which they are made.
         sees_training: Whether what trains can be told from what does not.
-        sees_all: Whether ``judge.level`` is asked at each step, and ``"operation"`` shows the
-            step's own run, not a second one.
     """
 
     backend: str
     in_order = False
     sees_training = True
-    sees_all = False
 
     def __init__(self, tracker: Tracker, options: Options | None = None) -> None:
         self.tracker = tracker
@@ -88,6 +108,14 @@ class BaseAdapter:
 
         Returns:
             What was seen; None where it cannot be run so, or ran otherwise than the first time.
+        """
+        return None
+
+    def rise(self) -> Rise | None:
+        """Say what more can be done in the next steps, where this one's fault was not reproduced.
+
+        The adapter does it while ``judge.level`` is ``"operation"``, which it asks at each step.
+        None if there is nothing.
         """
         return None
 

@@ -39,6 +39,29 @@ def test_donated_state_without_a_second_run_is_said():
     assert any("keep_inputs=True" in note for note in event.notes)
 
 
+def test_donated_state_is_kept_until_the_fault_comes_back():
+    model = compiled(Log(name="inner"))
+    zero(model)
+    weights = model.get_weights()
+    with anynan.keras.track(model, action="record") as tracker:
+        for _ in range(2):
+            model.set_weights(weights)
+            model.train_on_batch(*data())
+    first, second = [event for event in tracker.events if event.severity == "bad"]
+    assert any("what the next 100 steps donate is kept" in note for note in first.notes)
+    assert (second.step, second.operation.name) == (1, "log")
+
+
+@pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="no trace can be kept apart")
+def test_a_fix_is_tried():
+    model = compiled(Log(name="inner"))
+    zero(model)
+    with anynan.keras.track(model), pytest.raises(anynan.NonFiniteError) as caught:
+        model.fit(*data(), verbose=0)
+    assert caught.value.event.tried.outcome == "finite"
+    assert caught.value.event.tried.gradient_norm > 0
+
+
 def test_running_uncompiled_is_said_and_watched():
     model = compiled(Log(name="inner"), run_eagerly=True)
     zero(model)

@@ -34,6 +34,8 @@ from anynan.jax.read.readings import (
     with_rounds,
 )  # fmt: skip
 
+# What calls back to the host.
+CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
 Rule = Callable[["Evaluator", Any, list[Any], Path], tuple[list[Any], list[Emission]]]
 
 
@@ -109,7 +111,7 @@ class Evaluator:
         ]:
             write(var, value)
         for i, eqn in enumerate(jaxpr.eqns):
-            if plan.replaying and silent(eqn):
+            if self._leaves_out(eqn):
                 continue
             ins = [read(var) for var in eqn.invars]
             info = eqn.source_info
@@ -122,8 +124,14 @@ class Evaluator:
                     write(var, value)
         return [read(var) for var in jaxpr.outvars], found
 
+    def _leaves_out(self, eqn: Any) -> bool:
+        caught = self.plan.callback is not None and eqn.primitive.name in CALLBACKS
+        return self.plan.replaying and silent(eqn) and not caught
+
     def _equation(self, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
         plan = self.plan
+        if plan.callback is not None and eqn.primitive.name in CALLBACKS:
+            return plan.callback(eqn, ins, path), []
         if path in plan.inside and eqn.primitive.name not in plan.opaque:
             inner = bodies(eqn)
             if inner:
@@ -155,7 +163,7 @@ class Evaluator:
         for var in (*body.jaxpr.constvars, *body.jaxpr.invars):
             defined(var)
         for i, eqn in enumerate(body.jaxpr.eqns):
-            if self.plan.replaying and silent(eqn):
+            if self._leaves_out(eqn):
                 continue
             inner = (*path, i)
             if inner in self.plan.inside and eqn.primitive.name not in self.plan.opaque:

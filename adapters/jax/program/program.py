@@ -16,7 +16,7 @@ from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.operations import Operations
 from anynan.jax.graphs.stacks import MARK
 from anynan.jax.program import signature
-from anynan.jax.program.evaluator import Evaluator, placed
+from anynan.jax.program.evaluator import CALLBACKS, Evaluator, placed
 from anynan.jax.program.objects import Objects
 from anynan.jax.program.scopes import merges, named
 from anynan.jax.program.settings import Settings
@@ -91,6 +91,8 @@ class Program:
         self.alone = all(not isinstance(x, jax.Array) or _alone(x) for x in flat.arrays)
         self._operations: Operations | None = None
         self.replays: dict[Any, Any] = {}
+        # What binds its callbacks in a second run, None where they are run as they are.
+        self.catcher: Any = None
         self.chosen: set[str] | None = None
 
     def _mark(self, what: str | dict[str, str]) -> Any:
@@ -409,6 +411,11 @@ class Program:
     ) -> tuple[list[Any], list[Emission]]:
         """Evaluate the program under a plan."""
         consts = self.closed.consts if consts is None else consts
+        if self.catcher is not None:
+            plan.callback = self.catcher
+            for node in self.graph.nodes:
+                if node.name in CALLBACKS:
+                    plan.open(node.path)
         return Evaluator(plan).run(self.closed.jaxpr, consts, arrays)
 
     def want(

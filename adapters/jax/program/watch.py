@@ -64,20 +64,25 @@ class Watches:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.known = Known()
-        self._latest: Watch | None = None
+        self._latest: dict[bool, Watch] = {}
 
-    def get(self, exact: set[int]) -> "Watch":
+    def get(self, exact: set[int], *, keep: bool = False) -> "Watch":
         """Give a watch that reads these values exactly.
+
+        Args:
+            exact: Their numbers.
+            keep: Whether what the step donates is kept all the same.
 
         Raises:
             UnwatchableError: If it cannot be made.
         """
-        if self._latest is None or not self._latest.exact.issuperset(exact):
+        latest = self._latest.get(keep)
+        if latest is None or not latest.exact.issuperset(exact):
             try:
-                self._latest = Watch(self.program, exact, self.known)
+                latest = self._latest[keep] = Watch(self.program, exact, self.known, keep=keep)
             except Exception as error:
                 raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
-        return self._latest
+        return latest
 
 
 class Watch:
@@ -87,9 +92,12 @@ class Watch:
         program: What is watched.
         exact: Values whose kind a total might not tell.
         known: What was found out of its values.
+        keep: True to keep what is donated.
     """
 
-    def __init__(self, program: Program, exact: Iterable[int], known: Known) -> None:
+    def __init__(
+        self, program: Program, exact: Iterable[int], known: Known, *, keep: bool = False
+    ) -> None:
         settings = program.settings
         self.program, self.known = program, known
         self.exact = frozenset(exact)
@@ -119,7 +127,7 @@ class Watch:
         self.ran = False
         self.sites: list[Site] | None = None
         self.table: tuple[int, Any] | None = None
-        self.donated = program.donated if settings.donate else ()
+        self.donated = program.donated if settings.donate and not keep else ()
         self.restored = program.restorable if settings.restores(self.donated) else {}
         self.states = self._states()
         self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in self.donated))

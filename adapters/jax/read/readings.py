@@ -1,6 +1,7 @@
 """What is read inside a program, and how the readings of a loop's rounds are joined."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -49,6 +50,7 @@ class Plan:
         detached: Keep the readings out of the caller's differentiation.
         factors: What totals are scaled by, while the program is traced.
         rounds: Keep the word of every round of a loop.
+        callback: Binds the equations that call back to the host; None: they are run as they are.
     """
 
     probes: dict[Path, dict[Any, list[Probe]]] = field(default_factory=dict)
@@ -59,10 +61,15 @@ class Plan:
     detached: bool = False
     factors: Any = None
     rounds: bool = False
+    callback: Callable[[Any, list[Any], Path], list[Any]] | None = None
 
     def add(self, path: Path, var: Any, probe: Probe) -> None:
         """Ask for a reading."""
         self.probes.setdefault(path, {}).setdefault(var, []).append(probe)
+        self.open(path)
+
+    def open(self, path: Path) -> None:
+        """Have a body evaluated equation by equation."""
         for length in range(len(path) + 1):
             self.inside.add(path[:length])
 

@@ -159,7 +159,7 @@ def _slice(
     operations = program.operations()
     chosen: set[int] = set()
     for spot in bad:
-        chosen |= {spot.value, *_behind(program, spot.value, words)}
+        chosen |= {spot.value, *behind(program, spot.value, words)}
         # A weight is read together with its optimizer state: which of them it is shows later.
         alone = spot.value not in together
         if len(chosen) > MOST or (alone and words[spot.value] == probes.NAN):
@@ -169,7 +169,15 @@ def _slice(
     }
 
 
-def _behind(program: Program, start: int, words: dict[int, int]) -> set[int]:
+def behind(program: Program, start: int, words: dict[int, int] | None = None) -> set[int]:
+    """Give the results of the operations that a value is made by, back to what was read finite.
+
+    Args:
+        program: What ran.
+        start: Number of the value.
+        words: What was read of values, by their numbers.
+    """
+    words = words or {}
     graph, operations = program.graph, program.operations()
     chosen: set[int] = set()
     seen = {start}

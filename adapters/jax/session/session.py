@@ -16,7 +16,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
-from anynan._steps.adapter import BaseAdapter
+from anynan._steps.adapter import BaseAdapter, Rise
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.jax.program import signature
@@ -34,6 +34,12 @@ from anynan.jax.session.taps import Taps, traced
 from anynan.jax.session.unread import Unread
 from anynan.jax.session.verdicts import Verdicts
 from anynan.options import Options
+
+KEPT = Rise(
+    "what the next {steps} steps donate is kept, which takes memory",
+    "what the steps donate was kept from step {step} on",
+    "what they donate is no longer kept",
+)
 
 
 class Session(BaseAdapter):
@@ -132,16 +138,20 @@ class Session(BaseAdapter):
             if traced(flat.arrays) or traced(program.closed.consts):
                 taps = Taps(program, self.verdicts.bad_words, self.told)
                 return taps.run(flat.arrays, backward=self.options.backward)
-            watch = watches.get(self.verdicts.exact(watches))
+            risen = self.tracker.judge.level != self.options.level
+            watch = watches.get(self.verdicts.exact(watches), keep=risen)
             rows = self.tracker.judge.rows()
+        except UnwatchableError as error:
+            return self._unwatched(key, error, fn, given)
+        try:
             outs, words = watch(self.verdicts.table(watch), flat.arrays)
         except UnwatchableError as error:
-            self._blind.add(key)
-            self.tracker.judge.say(
-                f"{self.tracker.name} runs unwatched: its program could not be taken apart "
-                f"({error})"
-            )
-            return fn(*given[0], **given[1])
+            return self._unwatched(key, error, fn, given)
+        except Exception as error:
+            self.tracker.judge.close_step()
+            died = Step(watch, list(flat.arrays), [], None, rows)
+            self.settlement.broken(died, error, self.verdicts.table(watch))
+            raise
         self.tracker.judge.close_step()
         hold = weakly if self.light else list
         ran = Step(watch, hold(flat.arrays), hold(outs), words, rows)
@@ -160,13 +170,23 @@ class Session(BaseAdapter):
                 self._read(self.lag)
             except AnomalyError as error:
                 # The user's stack is what matters, not the way through the core.
-                raise error.with_traceback(None) from None
+                raise error.with_traceback(None) from error.__cause__
         out = program.joined(outs)
         if objects is None:
             return out
         out, states = out
         objects.update(states)
         return out
+
+    def _unwatched(
+        self, key: Hashable, error: Exception, fn: Callable[..., Any], given: Any
+    ) -> Any:
+        """Run a function as it is, from now on, whose program cannot be watched."""
+        self._blind.add(key)
+        self.tracker.judge.say(
+            f"{self.tracker.name} runs unwatched: its program could not be taken apart ({error})"
+        )
+        return fn(*given[0], **given[1])
 
     def watches(
         self,
@@ -235,6 +255,11 @@ class Session(BaseAdapter):
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the failing step again with operations repaired."""
         return self.settlement.attempt(reading, repairs)
+
+    def rise(self) -> Rise | None:
+        """Keep what the next steps donate, if this one could not be run again without it."""
+        step = self.settlement.step
+        return None if step is None or not step.watch.donated else KEPT
 
     def measure(self, value: Any) -> Summary:
         """Summarise an array."""

@@ -22,6 +22,7 @@ from anynan.jax.program.watch import State, Watch
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.read.spots import Spot
+from anynan.jax.replay.ending import up_to
 from anynan.jax.replay.flags import flags
 from anynan.jax.replay.replay import everything, replay
 from anynan.jax.replay.steps import Step, alive
@@ -48,8 +49,29 @@ class Settlement:
 
     def settle(self, step: Step) -> None:
         """Bring a step's readings to the host: one read; have them judged."""
+        rows = step.rows
+        try:
+            words = probes.on_host(step.words)
+        except Exception as error:
+            self.broken(step, error)
+            raise
+        self._fill(step, words)
+        self._local.step = step
+        try:
+            if self._options.level == "operation":
+                self._every_operation(step)
+            self._tracker.judge.settle(rows)
+        finally:
+            self._local.step = None
+        if rows.failed is None:
+            self._tracker.judge.known_clean(rows.step + 1)
+        else:
+            self._tracker.judge.went_through(rows)
+
+    def _fill(self, step: Step, words: Any) -> None:
+        """Write what was read of a step into the core's rows."""
         watch, rows = step.watch, step.rows
-        step.read = watch.rows(probes.on_host(step.words))
+        step.read = watch.rows(words)
         graph = step.program.graph
         if watch.sites is None:
             avals = [graph.values[spot.value].aval for spot in watch.spots]
@@ -68,17 +90,41 @@ class Settlement:
             self._live(step, watch)
             self._suspect(step, watch, read)
         self._guard(step, read)
+
+    def broken(self, step: Step, error: BaseException, table: Any = None) -> None:
+        """Judge a step that an exception ended.
+
+        Args:
+            step: What is known of it; of its readings there are none.
+            error: The exception.
+            table: Which words of which reading make a step bad, where it can be run once more.
+
+        Raises:
+            AnomalyError: Of what was found, as the action says.
+        """
+        judge = self._tracker.judge
         self._local.step = step
         try:
-            if self._options.level == "operation":
-                self._every_operation(step)
-            self._tracker.judge.settle(rows)
+            with judge.carried_by(error, step.rows):
+                try:
+                    if isinstance(error, FloatingPointError) and table is not None:
+                        self._unchecked(step, table)
+                    else:
+                        judge.raised(step.rows, error, lambda: up_to(step, error))
+                finally:
+                    judge.settle(step.rows)
         finally:
             self._local.step = None
-        if rows.failed is None:
-            self._tracker.judge.known_clean(rows.step + 1)
-        else:
-            self._tracker.judge.went_through(rows)
+
+    def _unchecked(self, step: Step, table: Any) -> None:
+        """Read a step that ``jax_debug_nans`` or ``jax_debug_infs`` ended."""
+        with jax.debug_nans(False), jax.debug_infs(False):
+            try:
+                step.outs, step.words = step.watch(table, step.arrays)
+                self._fill(step, probes.on_host(step.words))
+            except Exception:  # noqa: BLE001  the program's own exception is the news
+                return
+            self._tracker.judge.review(step.rows)
 
     def _meant(self, step: Step) -> set[int]:
         """Give the readings of an update that are Inf and may be meant so."""

@@ -26,6 +26,8 @@ class Frame:
         tensors: The tensors themselves, while the frame is open.
         order: All of them, and what only a replay looks at, in execution order.
         rows: What was read of the tensors, a row for each.
+        fine: Whether the gradients of weights up to here are finite, once that was asked.
+        before: What an earlier gradient call of the graph collected.
         xla: True where XLA compiles the graph.
     """
 
@@ -35,7 +37,15 @@ class Frame:
     tensors: list[Any] = field(default_factory=list)
     order: list[Spot] = field(default_factory=list)
     rows: Any = None
+    fine: Any = None
+    before: "Frame | None" = None
     xla: bool = False
+
+    def slopes(self) -> list[Any]:
+        """List the gradients of weights that were read up to here."""
+        mine = zip(self.spots, self.tensors, strict=True)
+        found = [x for spot, x in mine if spot.parameter]
+        return found if self.before is None else [*self.before.slopes(), *found]
 
     def take(
         self,

@@ -2,8 +2,9 @@
 
 import functools
 import inspect
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from anynan.tensorflow.read.frames import named_arguments, tensors
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.weights import read
 from anynan.tensorflow.replay import nested
+from anynan.tensorflow.replay.answers import Answers
 from anynan.tensorflow.replay.reached import ITERATOR, Began, Reached
 from anynan.tensorflow.replay.steps import State, Step
 
@@ -26,6 +28,10 @@ ARGUMENTS = (
 # Operations that take from iterators and queues, and what those are handed on as.
 TAKING = ("IteratorGetNext", "QueueDequeue", "Unstage", "MultiDeviceIteratorGetNext", "ReaderRead")
 HANDLES = (tf.resource, tf.variant, tf.string)
+
+
+class UntracedError(ReplayError):
+    """The code of a step cannot be traced to a graph."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Program:
 
     Attributes:
         graph: The graph.
+        inputs: Its inputs.
         trace: What is known of it.
         feeds: The values of its inputs, in order.
         labels: Names of its inputs.
@@ -49,16 +56,21 @@ class Program:
         compiled: True if XLA compiled it.
         traced: True if it ran as a graph.
         results: What a tracked function gives back, with a name for each.
+        taken: What its Python code took last, if an exception ended that; a node or a tensor.
+        notes: What is to be said of the run.
     """
 
     graph: Any
+    inputs: list[Any]
     trace: Trace
     feeds: list[Any]
     labels: dict[str, str]
     variables: dict[str, Any]
-    compiled: bool
-    traced: bool
-    results: list[tuple[str, Any]]
+    compiled: bool = False
+    traced: bool = False
+    results: list[tuple[str, Any]] = field(default_factory=list)
+    taken: Any = None
+    notes: list[str] = field(default_factory=list)
 
 
 class Programs:
@@ -68,10 +80,18 @@ class Programs:
         layers: What is watched.
         traces: The graphs known.
         state: What this thread knows.
+        value: Runs a part of a program for the value of one of its tensors.
     """
 
-    def __init__(self, layers: Layers, traces: Traces, state: State) -> None:
+    def __init__(
+        self,
+        layers: Layers,
+        traces: Traces,
+        state: State,
+        value: Callable[[Program, Any], Any],
+    ) -> None:
         self._layers, self._traces, self._state = layers, traces, state
+        self._value = value
 
     def prepare(self, step: Step, *, fresh: bool = False) -> Program:
         """Get the graph of a step, traced once more where it ran without one, or if wanted.
@@ -80,12 +100,27 @@ class Programs:
             ReplayError: If that cannot be done.
         """
         compiled = hasattr(step.fn, "get_concrete_function")
-        fn, concrete = self._traced(step, fresh=fresh and compiled)
+        fn, concrete, answers = self._traced(step, fresh=fresh and compiled)
         graph = concrete.graph
         source = _source_of_data(graph, concrete.captured_inputs)
         if source is not None:
             raise ReplayError(ITERATOR.format(name=source))
-        explicit = concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]
+        found = self._fed(step, fn, graph, concrete.captured_inputs)
+        found.compiled = compiled and bool(getattr(fn, "_jit_compile", False))
+        found.traced = compiled
+        if answers is not None:
+            found.taken, found.notes = answers.taken, answers.notes
+        if self._layers.model() is None:
+            found.results = list(tensors(graph.structured_outputs, "result"))
+        return found
+
+    def _fed(self, step: Step, fn: Any, graph: Any, captured: list[Any]) -> Program:
+        """Find what a graph is to be run on.
+
+        Raises:
+            ReplayError: If that cannot be told.
+        """
+        explicit = graph.inputs[: len(graph.inputs) - len(captured)]
         pairs = list(arguments(step, fn))
         if len(pairs) != len(explicit):
             raise ReplayError(ARGUMENTS)
@@ -97,29 +132,41 @@ class Programs:
             tf.convert_to_tensor(value, dtype=placeholder.dtype)
             for (_, value), placeholder in zip(pairs, explicit, strict=True)
         ]
-        captured, variables = _captured(concrete, len(explicit), step.kept)
-        return Program(
-            graph, self._traces.of(graph), feeds + captured, labels, variables,
-            compiled and bool(getattr(fn, "_jit_compile", False)), compiled,
-            [] if self._layers.model() is not None
-            else list(tensors(graph.structured_outputs, "result")),
-        )  # fmt: skip
+        pairs = list(zip(captured, graph.inputs[len(explicit) :], strict=True))
+        more, variables = _captured(graph, pairs, step.kept)
+        return Program(graph, graph.inputs, self._traces.of(graph), feeds + more, labels, variables)
 
-    def _traced(self, step: Step, *, fresh: bool) -> tuple[Any, Any]:
-        """Give the function that is run again, and its graph."""
+    def _traced(self, step: Step, *, fresh: bool) -> tuple[Any, Any, Answers | None]:
+        """Give the function that is run again, its graph, and what its code was answered."""
         fn, began = step.fn, step.began
         if fresh:
             fn, began = nested.anew(fn), Reached(self._layers).begin(fn.python_function)
-        elif not hasattr(fn, "get_concrete_function"):
-            whole = self._whole(step) if step.layer else fn
-            fn = tf.function(whole if began is None else _from_start(whole, began))
-        with nullcontext() if began is None else began.second_run():
+        if hasattr(fn, "get_concrete_function"):
+            return fn, _concrete(fn, step, began), None
+        whole = self._whole(step) if step.layer else fn
+        first = None
+        if step.ended is None or isinstance(step.ended, tf.errors.OpError):
             try:
-                return fn, fn.get_concrete_function(*step.args, **step.kwargs)
-            except Exception as error:
-                what = f"{type(error).__name__}: {first_line(error)}"
-                msg = f"the step could not be traced to a graph: {what}"
-                raise ReplayError(msg) from error
+                made = tf.function(_from_start(whole, began))
+                return made, _concrete(made, step, began), None
+            except UntracedError as error:
+                first = error
+        # It ran without a graph, so it may have asked for values: they are given to it again.
+        answers = Answers((step.args, step.kwargs), step.ended, functools.partial(self._ask, step))
+        made = tf.function(_from_start(answers.heard(whole), began), autograph=False)
+        try:
+            with answers.given():
+                return made, _concrete(made, step, began), answers
+        except UntracedError as error:
+            raise first or error from None
+
+    def _ask(self, step: Step, graph: Any, inputs: list[tuple[Any, Any]], x: Any) -> Any:
+        """Give the value of a tensor of a graph that is still traced."""
+        captured, variables = _captured(graph, graph.captures, step.kept)
+        inside = [p for p, _ in inputs] + [inner for _, inner in graph.captures]
+        feeds = [tf.convert_to_tensor(value, dtype=p.dtype) for p, value in inputs] + captured
+        part = Program(graph, inside, self._traces.of(graph), feeds, {}, variables)
+        return self._value(part, x)
 
     def _whole(self, step: Step) -> Any:
         """Make a function of a model's call and its backward pass."""
@@ -141,17 +188,14 @@ class Programs:
 
 
 def _captured(
-    concrete: Any, explicit: int, held: list[tuple[Any, Any]]
+    graph: Any, pairs: list[tuple[Any, Any]], held: list[tuple[Any, Any]]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Give what a graph took from around it, and the variables among it by their inputs' names."""
-    graph = concrete.graph
     owners = {id(v.handle): v for v in graph.variables if hasattr(v, "handle")}
     kept = {id(variable): value for variable, value in held}
     found: list[Any] = []
     variables = {}
-    for placeholder, value in zip(
-        concrete.inputs[explicit:], concrete.captured_inputs, strict=True
-    ):
+    for value, placeholder in pairs:
         variable = owners.get(id(value))
         if variable is None:
             found.append(value)
@@ -165,6 +209,22 @@ def _captured(
     return found, variables
 
 
+def _concrete(fn: Any, step: Step, began: Began | None) -> Any:
+    """Trace a function.
+
+    Raises:
+        UntracedError: If that cannot be done.
+        ReplayError: If it would take what is not the replay's to take.
+    """
+    with nullcontext() if began is None else began.second_run():
+        try:
+            return fn.get_concrete_function(*step.args, **step.kwargs)
+        except Exception as error:
+            what = f"{type(error).__name__}: {first_line(error)}"
+            msg = f"the step could not be traced to a graph: {what}"
+            raise UntracedError(msg) from error
+
+
 def _source_of_data(graph: Any, captured: Any) -> str | None:
     """Name an operation that takes something out of what is not the step's own."""
     variables = {id(variable.handle) for variable in graph.variables}
@@ -174,8 +234,10 @@ def _source_of_data(graph: Any, captured: Any) -> str | None:
     return next((node.op for part in nodes for node in part if node.op.startswith(TAKING)), None)
 
 
-def _from_start(fn: Any, began: Began) -> Any:
+def _from_start(fn: Any, began: Began | None) -> Any:
     """Make a function that begins with what was kept: one that makes variables is traced twice."""
+    if began is None:
+        return fn
     put_back = tf.autograph.experimental.do_not_convert(began.put_back)
 
     def run(*args: Any, **kwargs: Any) -> Any:

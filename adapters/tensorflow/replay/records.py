@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from anynan._arrays.measures import describe
 from anynan._arrays.summary import Summary
@@ -24,7 +25,7 @@ from anynan._diagnosis.records import (
     makers,
 )
 from anynan.tensorflow.graphs import names
-from anynan.tensorflow.graphs.operations import Op, resolve
+from anynan.tensorflow.graphs.operations import Op, is_float, resolve
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.probes import is_bad, kind
@@ -60,6 +61,7 @@ class Recorder:
             (Spot(None, "loss", "loss", x.dtype.name, probes.dtype_max(x.dtype), x.name), x)
             for _, x in program.results
         ]
+        self.spots = [(spot, x) for spot, x in self.spots if run.ran(x)]
         self.held = self.run.values(self._wanted())
         self.trouble: list[str] = []
 
@@ -98,13 +100,36 @@ class Recorder:
 
     def _notes(self) -> list[str]:
         types = {node.type for node in self.program.graph.get_operations()}
-        notes = []
+        notes = [] if self.bad else list(self.program.notes)
         if types & names.RANDOM:
             drawn = ", ".join(sorted(types & names.RANDOM))
             notes.append(f"{drawn} drew other numbers when the step was run again")
         if self.run.optimized:
             notes.append(OPTIMIZED)
         return notes
+
+    def taken(self) -> Sink | None:
+        """Give what was taken last, if that is bad: by the node that failed, or by Python code."""
+        last = self.run.end if self.program.taken is None else self.program.taken
+        if last is None:
+            return None
+        inside = self.program.trace.layer(getattr(last, "op", last).name)
+        seen: set[str] = set()
+        todo = [last] if isinstance(last, tf.Tensor) else [*last.outputs, *last.inputs]
+        while todo:
+            x = todo.pop(0)
+            if x.name in seen or not self.run.ran(x):
+                continue
+            seen.add(x.name)
+            if not is_float(x):  # a truth, or a whole number
+                todo += [] if x.op.type in ("Placeholder", "Const") else x.op.inputs
+                continue
+            writer = self.operations.writer(x)
+            at = None if writer is None else self.index.get(writer.index)
+            if self._is_bad(x) and at is not None:
+                word = kind(self.run.values([x])[x.name]) or "nan"
+                return Sink("value", None if inside is None else inside[0], "", (at,), word)
+        return None
 
     # Records.
 

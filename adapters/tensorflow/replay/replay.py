@@ -22,7 +22,7 @@ from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.spots import Spot
 from anynan.tensorflow.replay import nested, saving
-from anynan.tensorflow.replay.program import Programs, first_line
+from anynan.tensorflow.replay.program import Program, Programs, first_line
 from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run, as_written
 from anynan.tensorflow.replay.steps import State, Step
@@ -30,6 +30,7 @@ from anynan.tensorflow.replay.steps import State, Step
 SPREAD = (
     "the step runs on several replicas, which cannot be run again: the report stays at layer level"
 )
+FUNCTIONS = ("PartitionedCall", "StatefulPartitionedCall")
 NESTED = "what runs in a nested function is not run again by itself"
 
 
@@ -59,7 +60,7 @@ class Replays:
     ) -> None:
         self._layers, self._state, self._monitor = layers, state, monitor
         self._rows, self._sizes, self._ends = rows, sizes, ends
-        self._programs = Programs(layers, traces, state)
+        self._programs = Programs(layers, traces, state, lambda part, x: Run(part).value(x))
 
     def replay(self, step: Step, *, failed: bool = True) -> Replay:
         """Run a step again, and record its operations with bad results.
@@ -84,11 +85,48 @@ class Replays:
                 result.notes += step.began.notes()
             if not (run.optimized or result.uncompiled):  # then the arithmetic itself is another
                 result.passed = self._passed(run)
-            if failed and any(record.raw in names.OPAQUE for record in result.records):
+            nested_end = run.end is not None and run.end.type in FUNCTIONS
+            opaque = any(record.raw in names.OPAQUE for record in result.records)
+            if failed and (opaque or nested_end):
                 deeper = self._deeper(step)
                 if deeper is not None:
                     deeper.passed, result = result.passed, deeper
         return result
+
+    def up_to(self, step: Step, error: BaseException) -> Replay | None:
+        """Run a step again up to the exception that ended it; None if it does not end so again.
+
+        Args:
+            step: What ran.
+            error: The exception.
+        """
+        compiled = hasattr(step.fn, "get_concrete_function")
+        if _is_spread(step) or (compiled and not isinstance(error, tf.errors.OpError)):
+            return None  # several replicas, or an exception of the tracing
+        with self._again():
+            return self._up_to(step, error, self._programs.prepare(step)) or self._inside(
+                step, error
+            )
+
+    def _up_to(self, step: Step, error: BaseException, program: Program) -> Replay | None:
+        run = Run(program)
+        run.flag(failed=False)
+        same = program.taken is not None or type(run.error) is type(error)
+        recorder = Recorder(self._layers, program, run)
+        taken = recorder.taken() if same else None
+        if taken is None:
+            return None
+        result = recorder.result()
+        result.passed = self._passed(run)
+        result.sinks.append(taken)
+        result.raised = error
+        return result
+
+    def _inside(self, step: Step, error: BaseException) -> Replay | None:
+        """Run it with what is nested in place, as the exception may come from there."""
+        with nested.in_place(self._state, (), unrolled=False):
+            program = self._programs.prepare(step, fresh=True)
+        return self._up_to(step, error, program)
 
     def look_again(self, block: Block, values: Any) -> None:
         """Read exactly what a block says is NaN, and put it in if it is Infs of both signs.
@@ -152,7 +190,9 @@ class Replays:
         unknown = {
             order: found[site.index, call].name
             for order, (site, call) in enumerate(zip(rows.sites, rows.calls, strict=True))
-            if rows.lo[order] > rows.hi[order] and (site.index, call) in found
+            if rows.lo[order] > rows.hi[order]
+            and (site.index, call) in found
+            and run.ran(run.program.graph.get_tensor_by_name(found[site.index, call].name))
         }
         if not unknown:
             return
@@ -173,6 +213,8 @@ class Replays:
             spots.append(
                 Spot(None, "loss", tensor, x.dtype.name, probes.dtype_max(x.dtype), x.name)
             )
+        tensor = run.program.graph.get_tensor_by_name
+        spots = [spot for spot in spots if run.ran(tensor(spot.name))]
         if not spots:
             return []
         low, high, there = readings.read(run.rows([spot.name for spot in spots]))

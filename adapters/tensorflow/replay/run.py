@@ -1,31 +1,47 @@
 """One run of a program, and what its nodes made."""
 
+import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs.operations import Operations, results
 from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.replay.program import Copied, Program
 
+WRITTEN = "a value was asked for that hangs on a variable which the step had written"
+# What a checking or solving operation ends with; anything else is no answer to a bad value.
+ENDS = (tf.errors.InvalidArgumentError,)
+_NODE = re.compile(r"\{\{node (?:replay/)?([^}]+)\}\}")
+
 
 class Run:
-    """Run a program, and look at what its nodes make."""
+    """Run a program, and look at what its nodes make.
+
+    Attributes:
+        program: What is run.
+        bad: Name of a tensor that was looked at -> whether it is bad.
+        end: The node that failed, which ends the run; None if none did.
+        error: What it raised.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.operations = Operations(program.graph, program.trace)
-        self._tensors = [
-            out
-            for node in program.graph.get_operations()
-            if node.type not in ("Placeholder", "Const")
-            for out in results(node)
-        ]
+        self._nodes: list[Any] = program.graph.get_operations()
         self._definition = program.graph.as_graph_def()
         self.compiled = self.optimized = False
         self.bad: dict[str, bool] = {}
+        self.end: Any = None
+        self.error: tf.errors.OpError | None = None
+
+    @functools.cached_property
+    def operations(self) -> Operations:
+        """Give the operations of the graph."""
+        return Operations(self.program.graph, self.program.trace)
 
     def flag(self, *, failed: bool) -> None:
         """Find what is bad; where something has to be, under XLA if need be."""
@@ -40,12 +56,25 @@ class Run:
             self.bad = self._flags()
         self.optimized = program.traced and not program.compiled
 
+    def ran(self, tensor: Any) -> bool:
+        """Tell whether a tensor was made before the run ended."""
+        return self.end is None or tensor.op in self._until()
+
+    def _until(self) -> list[Any]:
+        """List the nodes before the one that fails."""
+        return self._nodes if self.end is None else self._nodes[: self._nodes.index(self.end)]
+
+    def _tensors(self) -> list[Any]:
+        """List what is looked at: what was made before the node that fails, if one does."""
+        nodes = [x for x in self._until() if x.type not in ("Placeholder", "Const")]
+        return [out for node in nodes for out in results(node)]
+
     def _wrap(self, tensors: list[Any], look: Callable[[list[Any]], Any]) -> Any:
         """Make a function of the program's inputs that gives what is seen of some tensors."""
         # Only what they are made of: no variable is written that nobody reads afterwards.
         part = _behind(self._definition, [x.op.name for x in tensors])
         there = {node.name for node in part.node}
-        inputs = self.program.graph.inputs
+        inputs = self.program.inputs
 
         def run(*args: Any) -> Any:
             held = {
@@ -64,8 +93,49 @@ class Run:
         return tf.compat.v1.wrap_function(run, signature)
 
     def _flags(self) -> dict[str, bool]:
-        host = self._call(self._wrap(self._tensors, _each_fine)).numpy()
-        return {t.name: not bool(ok) for t, ok in zip(self._tensors, host, strict=False)}
+        while True:
+            tensors = self._tensors()
+            try:
+                host = self._call(self._wrap(tensors, _each_fine)).numpy()
+            except ENDS as error:
+                end = self._failing(error)
+                if end is None:
+                    raise
+                self.end, self.error = end, error
+            else:
+                return {t.name: not bool(ok) for t, ok in zip(tensors, host, strict=False)}
+
+    def _failing(self, error: Exception) -> Any:
+        """Find the node before the known end that an error is of, or that holds it."""
+        there = {node.name: node for node in self._until()}
+        found = _NODE.findall(str(error))
+        parts = found[-1].split("/") if found else []
+        names = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+        here = next((there[name] for name in names if name in there), None)
+        if here is not None or not names:
+            return here
+        library = {f.signature.name: f for f in self._definition.library.function}
+        held = (node for node in self._until() if _holds(node.node_def, names, library))
+        return next(held, None)
+
+    def value(self, tensor: Any) -> Any:
+        """Give the value of a tensor of a graph that is still traced.
+
+        Raises:
+            ReplayError: If it may be made of a variable that was written before: what puts such
+                operations into order is not there yet.
+        """
+        written: dict[str, int] = {}
+        behind = {node.name for node in _behind(self._definition, [tensor.op.name]).node}
+        for number, node in enumerate(self._nodes):
+            for x in node.inputs:
+                if x.dtype != tf.resource:
+                    continue
+                if node.type != "ReadVariableOp":
+                    written.setdefault(x.name, number)
+                elif node.name in behind and x.name in written:
+                    raise ReplayError(WRITTEN)
+        return self.values([tensor])[tensor.name]
 
     def _call(self, run: Any) -> Any:
         """Run on copies of what the step writes, made anew for each run."""
@@ -89,9 +159,7 @@ class Run:
         """Give the values of these tensors, as host arrays."""
         found: dict[str, Any] = {}
         wanted = []
-        feeds = {
-            p.name: x for p, x in zip(self.program.graph.inputs, self.program.feeds, strict=True)
-        }
+        feeds = {p.name: x for p, x in zip(self.program.inputs, self.program.feeds, strict=True)}
         for tensor in {t.name: t for t in tensors}.values():
             if tensor.op.type == "Placeholder" and tensor.name in feeds:
                 if isinstance(feeds[tensor.name], tf.Tensor) and tensor.dtype != tf.resource:
@@ -102,6 +170,13 @@ class Run:
             out = self._call(self._wrap(wanted, list))
             found.update({t.name: probes.on_host(x) for t, x in zip(wanted, out, strict=True)})
         return found
+
+
+def _holds(node: Any, names: list[str], library: dict[str, Any]) -> bool:
+    """Tell whether a node calls a function that has a node of one of these names."""
+    functions = (library.get(x.func.name) for x in node.attr.values() if x.HasField("func"))
+    inside = [part for function in functions if function is not None for part in function.node_def]
+    return any(part.name in names or _holds(part, names, library) for part in inside)
 
 
 def _behind(definition: Any, wanted: list[str]) -> Any:

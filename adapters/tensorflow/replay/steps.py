@@ -21,6 +21,7 @@ class Step:
         kept: Variables as they were before the step.
         layer: True where it is a layer that was called outside of every graph.
         began: What its code could reach, as it was before the step; None if it was compiled.
+        ended: The exception that ended it.
     """
 
     fn: Any
@@ -29,6 +30,7 @@ class Step:
     kept: list[tuple[Any, Any]] = field(default_factory=list)
     layer: bool = False
     began: Began | None = None
+    ended: BaseException | None = None
 
     @contextmanager
     def lending(self) -> Iterator[None]:
@@ -49,6 +51,7 @@ class State(threading.local):
     tapes: int = 0
     vectorised: bool = False
     scaling: int = 0
+    applying: int = 0
     replaying: bool = False
     backward: bool = False
     step: Step | None = None
@@ -62,6 +65,7 @@ class State(threading.local):
     inline: bool = False
     xla: bool = False
     incoming: Any = None
+    broken: Frame | None = None
     seen: dict[Any, int] = field(default_factory=dict)
 
     def collect(self, graph: Any) -> Frame:

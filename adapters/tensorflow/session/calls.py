@@ -105,6 +105,12 @@ class Calls:
                     frame.take(x, path, "forward", label, read=read)
                     if state.tapes and read:
                         state.outputs.append((graph, x, path, label))
+        except BaseException as error:
+            if fresh and graph is None and not state.replaying:
+                state.broken = frame
+                if outer is None and not state.depth and not state.held:
+                    self.broken(error, raising=False)
+            raise
         finally:
             if fresh:
                 state.frame = outer
@@ -214,6 +220,8 @@ class Calls:
                 grad for item, grad in zip(held, of_outputs, strict=True) if item[2] == ""
             ]
         self.flush(frame, backward=True)
+        if state.gradients is not None and state.gradients.graph is graph:
+            frame.before = state.gradients
         state.gradients = None if graph is None else frame
         return tf.nest.pack_sequence_as(sources, grads)
 
@@ -228,7 +236,14 @@ class Calls:
         kept = self._steps.keep() if known or fn not in self._asked else []
         self._boards.ready()
         count = fn.experimental_get_tracing_count()
-        out = self.compiling(run, fn, *args, **kwargs)
+        try:
+            out = self.compiling(run, fn, *args, **kwargs)
+        except tf.errors.OpError as error:  # another is of the tracing: nothing ran
+            if not state.depth and self._holds(fn, args, kwargs):
+                self._follow(Step(fn, args, kwargs, kept))
+                if not state.held and state.frame is None:
+                    self.broken(error)
+            raise
         state.gradients = None
         if not state.tapes:
             state.outputs = []
@@ -238,18 +253,61 @@ class Calls:
             return out
         self._known.add(fn)
         forward_only = not any(block.backward for block, _ in written)
-        if self._steps.over():
-            self._steps.end()
-        self._steps.follow(Step(fn, args, kwargs, kept))
+        self._follow(Step(fn, args, kwargs, kept))
         state.backward = state.backward or not forward_only
         weights = self._layers.weights.trainable
         state.updated = state.updated or any(
             self._traces.writes(block, weights) for block, _ in written
         )
         self._steps.judge_all(written)
-        if not (forward_only and state.tapes) and not state.depth and not state.held:
+        inside = state.depth or state.held or state.frame is not None
+        if not (forward_only and state.tapes) and not inside:
             self._steps.end()
         return out
+
+    def _follow(self, step: Step) -> None:
+        """Open the step of a compiled function, or go on with the one that it is in."""
+        # A layer that is called may be a compiled function itself.
+        if self._state.frame is None and self._steps.over():
+            self._steps.end()
+        self._steps.follow(step)
+
+    def _holds(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a compiled function that failed runs what is watched."""
+        if fn in self._known:
+            return True
+        try:
+            graph = fn.get_concrete_function(*args, **kwargs).graph
+        except Exception:  # noqa: BLE001  it was not traced to its end
+            return False
+        trace = self._traces.of(graph)
+        named = any(self._layers.weights.name(v) for v in graph.variables)
+        return bool(named or trace.blocks or trace.scopes)
+
+    def broken(self, error: BaseException, *, raising: bool = True) -> None:
+        """End a step that an exception ended: judge what it read, and what it took last.
+
+        Args:
+            error: The exception.
+            raising: Whether an error may be raised from it, as the action says.
+
+        Raises:
+            AnomalyError: Of what was found, if so.
+        """
+        state, judge = self._state, self._tracker.judge
+        frame, state.broken = state.broken, None
+        step = state.step
+        with judge.carried_by(error, judge.rows(), raising=raising):
+            try:
+                if step is not None:
+                    step.ended = error
+                if frame is not None:
+                    self.flush(frame, backward=True)
+                self._steps.judge_all(self._boards.read())
+                if step is not None:
+                    judge.raised(judge.rows(), error, lambda: self._steps.up_to(step, error))
+            finally:
+                self._steps.end()
 
     def compiling(self, run: Callable[..., Any], fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a compiled function, and know meanwhile whether XLA compiles what is traced."""

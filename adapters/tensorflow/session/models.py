@@ -66,6 +66,9 @@ class ModelSession(Session):
         state.held = True
         try:
             return run()
+        except BaseException as error:
+            self.calls.broken(error)
+            raise
         finally:
             if state.open:
                 steps.end()

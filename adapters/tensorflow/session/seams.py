@@ -39,8 +39,11 @@ class Seams:
                 held = self.layers.setdefault(id(layer), [])
                 held[:] = [entry for entry in held if entry[0]() is layer]
                 held.append((weakref.ref(layer), session, path))
-        for owner in dict.fromkeys(_caller(type(layer)) for layer in layers.values()):
+        for owner in dict.fromkeys(_owner(type(layer), "__call__") for layer in layers.values()):
             self._change(owner, "__call__", _layer_call)
+        for owner in {_owner(type(x), "assign") for x in session.layers.weights.trainable()}:
+            for name in ("assign", "assign_add", "assign_sub"):
+                self._change(owner, name, _assign)
         if any(name == "gradient" for _, name, _ in self._changed):
             return
         for name, make in (("gradient", _gradient), ("jacobian", _jacobian)):
@@ -94,9 +97,9 @@ def _nothing() -> None:
     pass
 
 
-def _caller(cls: type) -> type:
-    """Give the class whose ``__call__`` runs the layers of a class."""
-    return next(owner for owner in cls.__mro__ if "__call__" in vars(owner))
+def _owner(cls: type, name: str) -> type:
+    """Give the class that a class has a method from."""
+    return next(owner for owner in cls.__mro__ if name in vars(owner))
 
 
 # What stands in for the methods.
@@ -200,6 +203,17 @@ def _apply_scaled(original: Any) -> Any:
                 state.scaling -= 1
 
     return apply
+
+
+def _assign(original: Any) -> Any:
+    def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(original, self)
+        for session in SEAMS.sessions:
+            if not session.paused:
+                run = functools.partial(session.updates.assign, run, self)
+        return run(*args, **kwargs)
+
+    return assign
 
 
 def _make_function(original: Any, name: str) -> Any:

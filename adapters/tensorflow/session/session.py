@@ -1,5 +1,6 @@
 """One tracked target: its parts, its life, what the core asks of it."""
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,6 @@ class Session(BaseAdapter):
         super().__init__(tracker)
         options = self.options
         self.paused = False
-        self._keras = keras
         self.layers = Layers(layers, model, options)
         weights = self.layers.weights
         norms = Guard(options.policy).on
@@ -89,9 +89,8 @@ class Session(BaseAdapter):
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
-        if self._keras:
-            import keras
-
+        keras: Any = sys.modules.get("keras")  # a step without a layer may have its optimizer
+        if keras is not None and keras.backend.backend() == "tensorflow":
             SEAMS.install_keras(keras)
         SEAMS.install(self, self.layers.alive())
         self.renew()
@@ -190,18 +189,15 @@ class Session(BaseAdapter):
                     frame.take(x, None, "loss", "loss" if label == "result" else label)
                 self.calls.flush(frame, backward=False)
             except BaseException as error:
-                judge = self.tracker.judge
-                with judge.carried_by(error, judge.rows()):
-                    self._leave()
+                if state.broken is None:
+                    state.broken, state.arguments = state.arguments, None
+                self.calls.broken(error)
                 raise
-            self._leave()
+            finally:
+                state.depth -= 1
+                state.arguments = None
+            steps.end()
         return out
-
-    def _leave(self) -> None:
-        """End a step, and have what is left of it judged."""
-        self.state.depth -= 1
-        self.state.arguments = None
-        self.steps.end()
 
 
 def _gone(ref: "weakref.ref[Session]") -> None:

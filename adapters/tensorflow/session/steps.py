@@ -4,6 +4,7 @@ from typing import Any
 
 from anynan._diagnosis.agreement import parting
 from anynan._diagnosis.evidence import ReplayError
+from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Rows
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
@@ -59,7 +60,7 @@ class Steps:
         """Open this thread's step."""
         state = self._state
         state.open, state.backward, state.step, state.incoming = True, False, step, None
-        state.updated = False
+        state.updated, state.broken = False, None
         state.seen.clear()
         self._tracker.judge.rows()
 
@@ -128,6 +129,10 @@ class Steps:
             raise
 
     # Ends.
+
+    def up_to(self, step: Step, error: BaseException) -> Replay | None:
+        """Run a step again up to the exception that ended it."""
+        return self._replays.up_to(step, error)
 
     def end(self) -> None:
         """Close this thread's step, and have what is left of it judged."""

@@ -57,11 +57,18 @@ class Updates:
 
     def apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
         """Update the weights; where bad gradients are not wanted, under a condition."""
-        state, graph = self._state, here()
+        state = self._state
         known = optimizer._trainable_variables if variables is None else list(variables)
         if not any(self._weights.name(v) for v in known):
             return run(grads, variables)
-        grads = list(grads)
+        state.applying += 1
+        try:
+            return self._apply(run, optimizer, list(grads), known)
+        finally:
+            state.applying -= 1
+
+    def _apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, known: Any) -> Any:
+        state, graph = self._state, here()
         self._optimizers.add(optimizer)
         if graph is None:
             if state.replaying or self._steps.rows().skip:
@@ -93,6 +100,30 @@ class Updates:
 
         tf.cond(fine, update, lambda: tf.constant(False))
         return None
+
+    def assign(self, run: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let a program's own update of a weight through, where its gradients allow it."""
+        state, graph, frame = self._state, here(), self._state.gradients
+        name = self._weights.name(variable)
+        ours = name is not None and not self._weights.is_buffer(name) and variable.dtype.is_floating
+        if not ours or not self._gated or state.replaying or state.applying:
+            return run(*args, **kwargs)
+        if graph is None:
+            dropped = state.backward and self._steps.rows().skip
+            return variable if dropped else run(*args, **kwargs)
+        if frame is None or frame.graph is not graph or not self._boards.alone:
+            return run(*args, **kwargs)
+        with tf.name_scope(SCOPE) as scope:
+            if frame.fine is None:
+                frame.fine = self._fine(graph, frame.slopes())
+            self._traces.of(graph).updates.add(scope.rstrip("/"))
+
+            def update() -> Any:
+                run(*args, **kwargs)
+                return tf.constant(True)
+
+            tf.cond(frame.fine, update, lambda: tf.constant(False))
+        return variable
 
     def _fine(self, graph: Any, checked: list[Any]) -> Any:
         """Tell, as a tensor, whether gradients are finite; what was read is not read again."""

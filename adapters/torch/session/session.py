@@ -14,7 +14,7 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._runtime.interrupts import Interrupts
-from anynan._steps.adapter import BaseAdapter
+from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
 from anynan._steps.tracker import Tracker
 from anynan.torch.call.models import Models, given
 from anynan.torch.call.rootcall import RootCall
@@ -43,7 +43,7 @@ class Session(BaseAdapter):
     """
 
     backend = "torch"
-    in_order = sees_all = True
+    in_order = True
     updates_type: type[Updates] = Updates
 
     def __init__(self, tracker: Tracker, models: Models) -> None:
@@ -235,6 +235,10 @@ class Session(BaseAdapter):
             raise ReplayError(GONE)
         self.ranks.replayed()
         return self.replays.run(self.threads.owner(self.threads.state()), reading)
+
+    def rise(self) -> Rise:
+        """Watch every operation of the next steps."""
+        return EVERY_OPERATION
 
     def replay_call(self, reading: Reading) -> Replay | None:
         """Run a model's own call inside the failing step again."""

@@ -1,0 +1,117 @@
+"""A step that an exception of a callback's ended: run again up to it, with callbacks caught."""
+
+import copy
+import traceback
+from typing import Any
+
+import jax
+import numpy as np
+
+from anynan._diagnosis.lineage import Replay
+from anynan._runtime.context import replay_context
+from anynan.jax.graphs.graph import Graph
+from anynan.jax.program.evaluator import CALLBACKS, jit_once, rebind
+from anynan.jax.program.program import Program
+from anynan.jax.read import probes
+from anynan.jax.read.readings import Path, Plan
+from anynan.jax.read.spots import Spot
+from anynan.jax.replay.flags import flags
+from anynan.jax.replay.replay import behind, record
+from anynan.jax.replay.steps import Step
+
+
+class Catcher:
+    """Call a program's callbacks, and catch the first exception: nothing is called after it.
+
+    Attributes:
+        ended: The equation that it came from, where that is, and the exception.
+    """
+
+    def __init__(self) -> None:
+        self.ended: tuple[Any, Path, Exception] | None = None
+
+    def __call__(self, eqn: Any, ins: list[Any], path: Path) -> list[Any]:
+        """Bind a callback's equation, so that what it raises ends nothing."""
+        real = eqn.params["callback"]
+        blank = [np.zeros(x.shape, x.dtype) for x in eqn.params.get("result_avals", ())]
+
+        def call(*args: Any) -> Any:
+            if self.ended is None:
+                try:
+                    return real(*args)
+                except Exception as error:  # noqa: BLE001  it is what is looked for
+                    self.ended = eqn, path, error
+            return tuple(blank)
+
+        return rebind(eqn, ins, callback=call)
+
+
+def up_to(step: Step, error: BaseException) -> Replay | None:
+    """Run a step again up to the callback that ended it; None if it does not end so again.
+
+    Args:
+        step: What ran.
+        error: The exception.
+
+    Raises:
+        ReplayError: If it cannot be run again.
+    """
+    graph = step.program.graph
+    if not any(node.name in CALLBACKS for node in graph.nodes):
+        return None
+    program = copy.copy(step.program)
+    program.replays = {}
+    arrays = step.inputs()
+    with replay_context():
+        end = _end(program, arrays)
+        if end is None or not _same(error, end[2]):
+            return None
+        for index in _taken(graph, *end[:2]):
+            program.catcher = Catcher()
+            found = flags(program, arrays, dict.fromkeys([index, *behind(program, index)], "sum"))
+            if found[index].word:
+                program.catcher = Catcher()
+                seen, _ = record(program, arrays, found, [Spot(index, None, "value", "")])
+                jax.effects_barrier()
+                seen.raised = error
+                seen.end()
+                return seen
+    return None
+
+
+def _end(program: Program, arrays: list[Any]) -> tuple[Any, Path, Exception] | None:
+    """Run a program for its end alone."""
+    catcher = program.catcher = Catcher()
+    run = jit_once(lambda *inner: program.evaluate(Plan(replaying=True), inner)[0])
+    jax.block_until_ready(run(*arrays))
+    jax.effects_barrier()  # nobody waits for a callback whose result nobody uses
+    return catcher.ended
+
+
+def _same(first: BaseException, second: Exception) -> bool:
+    """Tell whether an exception is told of in another: JAX hands on only its text."""
+    last = traceback.format_exception_only(second)[-1].strip()
+    return first is second or last in str(first)
+
+
+def _taken(graph: Graph, eqn: Any, path: Path) -> list[int]:
+    """List the floats that a callback takes, or of which a truth or a whole number is made."""
+    nodes = (n for n in graph.nodes if n.eqn is eqn and n.path == path[:-1])
+    node = next(nodes, None)
+    todo = [] if node is None else list(node.ins)
+    if node is not None and node.chain and node.chain[-1].primitive.name == "cond":
+        chosen = node.chain[-1].invars[0]  # an exception under a condition
+        todo += [value.index for value in graph.values if value.var is chosen]
+    found: dict[int, None] = {}
+    seen = set(todo)
+    while todo:
+        value = graph.values[todo.pop(0)]
+        if probes.checkable(value.aval):
+            found[value.index] = None
+            continue
+        more = list(value.feeds)
+        if value.writer is not None:
+            more += graph.nodes[value.writer].ins
+        todo += [i for i in more if i not in seen]
+        seen.update(more)
+    return [i for i in found if not graph.values[i].known]

@@ -1,0 +1,112 @@
+"""An exception over a bad value takes the report along; what is donated is kept after a miss."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anynan
+
+
+def raised(run):
+    with pytest.raises(Exception) as caught:
+        run()
+    return caught.value
+
+
+def look(x):
+    if not np.isfinite(x).all():
+        raise ValueError("not finite")
+    return x
+
+
+def result(x):
+    return jax.pure_callback(look, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def effect(x):
+    jax.debug.callback(lambda value: look(value) and None, x.sum())
+    return x * 2
+
+
+def condition(x):
+    def fail():
+        raise ValueError("not finite")
+
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.lax.cond(jnp.isfinite(x).all(), lambda: x, lambda: jax.pure_callback(fail, shape))
+
+
+def loop(x):
+    return jax.lax.scan(lambda carry, row: (carry, result(row)), 0.0, x)[1]
+
+
+WAYS = [result, effect, condition, loop]
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_an_exception_over_a_bad_value_takes_the_report_along(way, action, lag):
+    @jax.jit
+    def step(x):
+        return way(jnp.log(x)).sum()
+
+    tracker = anynan.jax.track(step, action=action, lag=lag)
+    tracker(jnp.ones(2))
+    error = raised(lambda: (tracker(jnp.array([1.0, -1.0])), tracker(jnp.ones(2)), tracker.check()))
+    (event,) = tracker.events
+    assert (event.step, event.layer, event.operation.name) == (1, None, "log")
+    assert event.cause.tag == "log_of_negative"
+    assert event.spread.surfaced.endswith("that the program raised")  # JAX has several
+    if action == "raise":
+        assert type(error) is anynan.NonFiniteError
+        assert "not finite" in str(error.__cause__)
+    else:
+        assert not isinstance(error, anynan.AnomalyError)
+        assert any("log(-1.0)" in note for note in error.__notes__)
+    assert float(tracker(jnp.ones(2))) == 0  # it goes on
+
+
+def test_an_exception_over_something_else_stays_what_it_is():
+    def other(x):
+        raise KeyError("mine")
+
+    @jax.jit
+    def step(x):
+        y = jnp.where(x > 0, x, -jnp.inf).max() + x
+        return jax.pure_callback(other, jax.ShapeDtypeStruct(y.shape, y.dtype), y).sum()
+
+    tracker = anynan.jax.track(step)
+    error = raised(lambda: tracker(jnp.array([1.0, -1.0])))
+    assert "mine" in str(error)
+    assert not tracker.events
+
+
+def test_what_jax_itself_raises_over_a_nan_takes_the_report_along():
+    tracker = anynan.jax.track(jax.jit(lambda x: jnp.log(x).sum()))
+    with jax.debug_nans(True):
+        error = raised(lambda: tracker(jnp.array([1.0, -1.0])))
+    assert type(error) is anynan.NonFiniteError
+    assert type(error.__cause__) is FloatingPointError
+    assert error.event.operation.name == "log"
+
+
+def test_what_is_donated_is_kept_until_the_fault_comes_back():
+    @partial(jax.jit, donate_argnums=0)
+    def step(x, factor):
+        return jnp.log(x * factor).sum()
+
+    tracker = anynan.jax.track(step, action="record")
+    for factor in (1.0, 0.0, 1.0, 0.0):
+        tracker(jnp.ones(3), factor)
+    first, second = tracker.events
+    assert first.operation is None
+    assert "what the next 100 steps donate is kept" in first.notes[-1]
+    assert second.operation.name == "log"
+    assert second.notes == ("found because what the steps donate was kept from step 2 on",)
+    x = jnp.ones(3)
+    tracker(x, 1.0)
+    assert x.is_deleted()

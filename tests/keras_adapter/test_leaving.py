@@ -1,0 +1,234 @@
+"""An exception over a bad value takes the report along, and code that asks for values is no end."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from tests.keras_adapter import models
+
+
+def raised(run):
+    with pytest.raises(Exception) as caught:
+        run()
+    return caught.value
+
+
+def check_numerics(x):
+    return tf.debugging.check_numerics(x, "bad")
+
+
+def assert_all_finite(x):
+    tf.debugging.Assert(tf.reduce_all(tf.math.is_finite(x)), [x])
+    return x
+
+
+def lookup(x):
+    return tf.gather(tf.ones(3), tf.cast(x[0], tf.int32))
+
+
+def python(x):
+    assert np.isfinite(x.numpy()).all(), "bad"
+    return x
+
+
+def truth(x):
+    if not tf.reduce_all(tf.math.is_finite(x)):
+        raise ValueError(x)
+    return x
+
+
+def number(x):
+    if float(tf.norm(x)) != 0.5:
+        raise ValueError(x)
+    return x
+
+
+COMPILED = [check_numerics, assert_all_finite, lookup]
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [(way, "compiled") for way in COMPILED]
+    + [(way, "inside") for way in COMPILED]
+    + [(way, "eager") for way in [*COMPILED, python, truth, number]],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
+def test_an_exception_over_a_bad_value_takes_the_report_along(way, kind, action):
+    def step(x):
+        return tf.reduce_sum(way(tf.math.log(x) * 2))
+
+    if kind == "compiled":
+        step = tf.function(step)
+    elif kind == "inside":
+        inner = tf.function(step)
+
+        def step(x):
+            return inner(x) + 1
+
+    x = -tf.ones((2, 2))
+    plain = raised(lambda: step(x))
+    tracker = anynan.tensorflow.track(step, action=action)
+    error = raised(lambda: tracker(x))
+    event = tracker.events[0]
+    assert (event.layer, event.operation.name, event.cause.tag) == (None, "log", "log_of_negative")
+    assert event.operation.source.text.endswith("way(tf.math.log(x) * 2))")
+    if action == "raise":
+        assert type(error) is anynan.NonFiniteError
+        assert type(error.__cause__) is type(plain)
+    else:
+        assert type(error) is type(plain)
+        assert "log(-1.0)" in error.__notes__[-1]
+
+
+class Checked(keras.layers.Layer):
+    def call(self, x):
+        return tf.debugging.check_numerics(tf.math.log(x - 10), "bad")
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+@pytest.mark.parametrize("action", ["raise", "warn"])
+def test_an_exception_in_a_batch_of_fit(eagerly, action):
+    model = models.compiled(models.functional(Checked(name="inner")), run_eagerly=eagerly)
+    x, y = models.data()
+    tracker = anynan.keras.track(model, action=action)
+    error = raised(lambda: model.fit(x, y, verbose=0))
+    assert tracker.events[0].layer == "block.inner"
+    assert tracker.events[0].operation.name == "log"
+    if action == "raise":
+        assert type(error) is anynan.NonFiniteError  # Keras drops what it was raised from
+        assert "the InvalidArgumentError that the program raised" in str(error)
+    else:
+        assert "log(" in error.__notes__[-1]
+
+
+def test_an_exception_in_a_models_own_call_gets_a_note():
+    model = models.functional(Checked(name="inner"))
+    anynan.keras.track(model)
+    error = raised(lambda: model(models.data()[0]))
+    assert isinstance(error, tf.errors.InvalidArgumentError)
+    assert "layer   block.inner" in error.__notes__[-1]
+
+
+@pytest.mark.parametrize("error", [KeyError, StopIteration])
+def test_an_exception_over_something_else_stays_what_it_is(error):
+    def step(x):
+        mask = tf.where(tf.constant([True, False]), x, -np.inf)
+        tf.nn.softmax(mask).numpy()
+        raise error
+
+    tracker = anynan.tensorflow.track(step)
+    found = raised(lambda: tracker(tf.ones(2)))
+    assert type(found) is error
+    assert not getattr(found, "__notes__", ())
+    assert not tracker.events
+
+
+def test_what_a_dead_step_read_is_not_taken_for_the_next_ones():
+    class Module(tf.Module):
+        def __call__(self, x):
+            return tf.math.log(x)
+
+    module = Module()
+    step = tf.function(lambda x: tf.debugging.check_numerics(module(x), "bad"))
+    tracker = anynan.tensorflow.track(module, action="record")
+    for value in (1.0, -1.0, 1.0, 1.0):
+        try:
+            step(tf.fill((2,), value))
+        except tf.errors.InvalidArgumentError:
+            assert value < 0
+    assert [(event.step, event.operation.name) for event in tracker.events] == [(1, "log")]
+
+
+def test_a_check_behind_the_fault_does_not_keep_it_from_being_named():
+    model = models.functional(models.Log(name="inner"))
+
+    def step(x):
+        return tf.debugging.check_numerics(tf.reduce_sum(model(x)), "loss")
+
+    tracker = anynan.tensorflow.track(step)
+    error = raised(lambda: tracker(models.data()[0] * 100))
+    assert error.event.operation.name == "log"
+
+
+def test_a_step_that_asks_for_values_is_run_again():
+    weight = tf.Variable([1.0, 1.0])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.math.log(weight * x))
+        (slope,) = tape.gradient(loss, [weight])
+        weight.assign_sub(0.1 * slope / max(float(tf.norm(slope)), 1.0))
+        seen = [row.numpy() for row in x]
+        return tf.reduce_sum(tf.math.sqrt(weight - 2 * len(seen))), int(loss)
+
+    tracker = anynan.tensorflow.track(step, action="record")
+    tracker(tf.ones(2))
+    assert [event.operation.name for event in tracker.events] == ["sqrt"]
+
+
+def test_a_compiled_module_counts_one_step_for_each_call():
+    class Module(tf.Module):
+        @tf.function
+        def __call__(self, x):
+            return x * 2
+
+    module = Module()
+    with anynan.tensorflow.track(module) as tracker:
+        for _ in range(3):
+            module(tf.ones(2))
+        assert tracker.judge.step == 3
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+@pytest.mark.parametrize("action", ["raise", "skip"])
+@pytest.mark.parametrize("kind", ["eager", "compiled", "xla"])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_step_without_a_layer_leaves_its_weight_unspoilt(own, kind, action):
+    weight = tf.Variable([1.0, 1.0])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([weight])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.math.sqrt(weight * x))
+        slopes = tape.gradient(loss, [weight])
+        if own:
+            weight.assign_sub(0.1 * slopes[0])
+        else:
+            optimizer.apply_gradients(zip(slopes, [weight], strict=True))
+        return loss
+
+    if kind != "eager":
+        step = tf.function(step, jit_compile=kind == "xla")
+    with anynan.tensorflow.track(step, action=action) as tracker:
+        tracker(tf.constant([1.0, 1.0]))
+        after = weight.numpy()
+        assert after.tolist() == pytest.approx([0.95, 0.95])
+        try:
+            tracker(tf.constant([1.0, 0.0]))
+        except anynan.NonFiniteError:
+            assert action == "raise"
+        assert weight.numpy().tolist() == after.tolist()
+        tracker(tf.constant([1.0, 1.0]))
+        assert weight.numpy()[0] < after[0]
+
+
+def test_an_update_by_hand_waits_for_every_gradient_of_the_step():
+    first, second = tf.Variable([1.0]), tf.Variable([1.0])
+
+    @tf.function
+    def step(x):
+        slopes = []
+        for weight, factor in ((first, x), (second, 1.0)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.math.sqrt(weight * factor))
+            slopes += tape.gradient(loss, [weight])
+        first.assign_sub(slopes[0])
+        second.assign_sub(slopes[1])
+
+    with anynan.tensorflow.track(step) as tracker, pytest.raises(anynan.NonFiniteError):
+        tracker(tf.constant([0.0]))
+    assert first.numpy().tolist() == second.numpy().tolist() == [1.0]
