@@ -5,6 +5,7 @@ import json
 import math
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from html import escape
 
 import numpy as np
@@ -41,7 +42,8 @@ def shown(layer: str | None) -> str:
     return printed(layer) or "(the model itself)"
 
 
-def palette() -> list[tuple[int, int, int]]:
+@cache
+def palette() -> tuple[tuple[int, int, int], ...]:
     """Give the colours of a picture: nothing, headroom from none to much, then what is bad."""
     colours = [(0, 0, 0)]
     for i in range(_LEVELS):
@@ -50,7 +52,7 @@ def palette() -> list[tuple[int, int, int]]:
         pairs = zip(_SCALE[low], _SCALE[low + 1], strict=True)
         red, green, blue = (round(a + (b - a) * part) for a, b in pairs)
         colours.append((red, green, blue))
-    return [*colours, *_BAD.values()]
+    return (*colours, *_BAD.values())
 
 
 def key() -> str:
@@ -130,16 +132,20 @@ def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] |
     )
 
 
-def inside(grid: Grid, kept: Grid) -> str:
-    """Show, folded, the layers of each row that stands for several.
+def inside(grid: Grid, groups: Grid, titles: Sequence[str]) -> str:
+    """Show, folded, the layers of each group of several.
 
     Args:
         grid: Every layer.
-        kept: The rows that were drawn.
+        groups: The same, put together.
+        titles: What is side by side in a row.
     """
     row_of = {layer: i for i, layer in enumerate(grid.layers)}
+    width = grid.cells.shape[1] * WIDTH
     parts = []
-    for title, layers in zip(kept.layers, kept.members, strict=True):
+    if len(titles) > 1:
+        parts.append(f'<p class="soft">From left to right: {", ".join(titles)}.</p>')
+    for title, layers in zip(groups.layers, groups.members, strict=True):
         if len(layers) < 2:
             continue
         paths = [shown(layer).split(".") for layer in layers]
@@ -151,8 +157,7 @@ def inside(grid: Grid, kept: Grid) -> str:
         parts.append(
             f"<details><summary>{escape(shown(title))}</summary>"
             f'<div class="inside scroll"><pre>{escape(chr(10).join(names))}</pre><img alt="" '
-            f'src="{pixels}" width="{len(grid.columns) * WIDTH}" '
-            f'height="{len(layers) * HEIGHT}"></div></details>'
+            f'src="{pixels}" width="{width}" height="{len(layers) * HEIGHT}"></div></details>'
         )
     return f"<details><summary>Layer by layer</summary>{''.join(parts)}</details>"
 

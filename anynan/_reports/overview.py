@@ -1,6 +1,7 @@
 """A tracker's state in a few lines of text, or as a flat dict of numbers."""
 
 import math
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -94,13 +95,14 @@ def tightest(run: "Run | Tracker") -> "dict[str, Reading]":
 
 
 def _bits(reading: "Reading") -> float:
-    return math.inf if reading.headroom is None else reading.headroom
+    bits = reading.headroom
+    return math.inf if bits is None else bits
 
 
 def _at_first(run: "Run", reading: "Reading") -> str:
     """Say how much headroom the same place had in the oldest step that is still known."""
-    first = next((r for r in run.history if r.site.place == reading.site.place), reading)
-    if first.step == reading.step or first.headroom is None:
+    first = run.history.first(reading.site)
+    if first is None or first.step == reading.step or first.headroom is None:
         return ""
     return f" ({first.headroom:.1f} at step {first.step})"
 
@@ -146,6 +148,10 @@ def _share(update: float, size: float) -> str:
 
 def verdict(run: "Run") -> str:
     """Say in a line what came of the watching: steps, layers, readings, tightest headroom."""
+    return _verdict(run, tightest(run))
+
+
+def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
     last = [*run.history.steps()[-1:], *(event.step for event in run.events[-1:])]
     if not last:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
@@ -155,7 +161,7 @@ def verdict(run: "Run") -> str:
         f" in {plural(count, 'step')}: {plural(len(run.layers), 'layer')}, "
         f"{plural(len(run.history.last()), 'reading')} in the last step"
     )
-    for layer, reading in list(tightest(run).items())[:1]:
+    for layer, reading in list(best.items())[:1]:
         text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
     return printed(f"anynan: {run.name}: {text}", LINE)
 
@@ -165,11 +171,16 @@ def all_clear(run: "Run") -> str:
     return "\n".join([verdict(run), *(printed(line, LINE) for line in outlook(run))])
 
 
-def overview(run: "Run") -> str:
-    """Return what was seen of a run as text."""
-    history = run.history
+def overview(run: "Run", told: Sequence[str] | None = None) -> str:
+    """Return what was seen of a run as text.
+
+    Args:
+        run: The run.
+        told: What its readings suggest, where that is known already.
+    """
+    history, best = run.history, tightest(run)
     steps = history.steps()
-    lines = [verdict(run)]
+    lines = [_verdict(run, best)]
     if steps:
         lines.append(
             f"  steps     {steps[0]} to {steps[-1]} in the history, "
@@ -184,11 +195,11 @@ def overview(run: "Run") -> str:
     lines += [
         f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
         f"{reading.phase}, step {reading.step}, {reading.site.dtype}{_at_first(run, reading)}"
-        for layer, reading in list(tightest(run).items())[:SHOWN_LAYERS]
+        for layer, reading in list(best.items())[:SHOWN_LAYERS]
     ]
     lines += _gradients(run)
     lines += _updates(run)
-    lines += outlook(run)
+    lines += outlook(run) if told is None else told
     lines += [f"  event     {render_line(event)}" for event in run.events[-SHOWN_EVENTS:]]
     lines += [f"  allowed   {text}" for text in run.allowed]
     lines += [f"  note      {note}" for note in (*run.notes, *run.remarks, *run.damage)]
