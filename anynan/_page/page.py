@@ -58,7 +58,8 @@ def page(run: "Run") -> str:
             f'<pre tabindex="0">{escape(render(event).partition(chr(10))[2].strip(chr(10)))}</pre>'
         )
     told = outlook(run)
-    items = "".join(f"<li>{escape(' '.join(line.split()))}</li>" for line in told)
+    pairs = (line.split(maxsplit=1) for line in told)
+    items = "".join(f"<li><b>{escape(word)}</b>: {escape(text)}</li>" for word, text in pairs)
     parts += [f"<ul>{items}</ul>"] if items else []
     parts += _pictures(run, panels, event)
     parts += _growth(run, panels, event)
