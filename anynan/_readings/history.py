@@ -248,7 +248,7 @@ class History:
     def updates(self, layer: str | None = None) -> tuple[tuple[int, float, float], ...]:
         """Give (step, L2 norm of the update, of the weights before it), oldest first.
 
-        There are some where they were asked for, as by ``updates=`` in ``anynan.torch.track``.
+        There are some where ``updates=`` asked for them.
 
         Args:
             layer: Only the weights of this layer itself; None for all weights together.

@@ -68,6 +68,8 @@ class Settlement:
             self._live(step, watch)
             self._suspect(step, watch, read)
         self._guard(step, read)
+        if step.moved is not None and not (watch.restored and read[:, 0].any()):
+            step.moved.write(rows)  # else the old state may have been given back
         self._local.step = step
         try:
             if self._options.level == "operation":

@@ -1,5 +1,6 @@
 """One tracked target: its parts, its life, what the core asks of it."""
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -89,10 +90,11 @@ class Session(BaseAdapter):
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
+        keras: Any = sys.modules.get("keras")
         if self._keras:
-            import keras
-
             SEAMS.install_keras(keras)
+        elif keras is not None and keras.backend.backend() == "tensorflow":
+            SEAMS.install_optimizers(keras)
         SEAMS.install(self, self.layers.alive())
         self.renew()
         self.attached(self._write_weight)
