@@ -434,6 +434,14 @@ class Kept(RandomState):
 
     kept: list[tuple[Any, torch.Tensor]]
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Give the seeds of Keras's generators, too."""
+        found = RandomState.tensors(self)
+        for variable, value in self.kept:
+            if not value.is_floating_point():
+                found[variable.path.replace("/", ".")] = value
+        return found
+
     def restore(self) -> None:
         """Put the states back."""
         RandomState.restore(self)
