@@ -1,6 +1,7 @@
 """One training that fails, in every framework: looked at, kept, foretold, shown again, scanned."""
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,8 +157,9 @@ def with_keras(folder: Path) -> Failed:
     tracker.remove()
     for _ in range(4):
         step()
-    model.save(folder / "weights.keras")
-    model.save_weights(folder / "some.weights.h5")
+    with warnings.catch_warnings(action="ignore"):  # Keras's own
+        model.save(folder / "weights.keras")
+        model.save_weights(folder / "some.weights.h5")
     failed.files = [folder / "weights.keras", folder / "some.weights.h5"]
     return failed
 
