@@ -1,6 +1,7 @@
 """A tracker's state in a few lines of text, or as a flat dict of numbers."""
 
 import math
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -95,13 +96,14 @@ def tightest(history: "History") -> "dict[str, Reading]":
 
 
 def _bits(reading: "Reading") -> float:
-    return math.inf if reading.headroom is None else reading.headroom
+    bits = reading.headroom
+    return math.inf if bits is None else bits
 
 
 def _at_first(history: "History", reading: "Reading") -> str:
     """Say how much headroom the same place had in the oldest step that is still known."""
-    first = next((r for r in history if r.site.place == reading.site.place), reading)
-    if first.step == reading.step or first.headroom is None:
+    first = history.first(reading.site)
+    if first is None or first.step == reading.step or first.headroom is None:
         return ""
     return f" ({first.headroom:.1f} at step {first.step})"
 
@@ -147,6 +149,10 @@ def _share(update: float, size: float) -> str:
 
 def verdict(run: "Run") -> str:
     """Say in a line what came of the watching: steps, layers, readings, tightest headroom."""
+    return _verdict(run, tightest(run.history))
+
+
+def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
     last = [*run.history.steps()[-1:], *(event.step for event in run.events[-1:])]
     if not last:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
@@ -156,7 +162,7 @@ def verdict(run: "Run") -> str:
         f" in {plural(count, 'step')}: {plural(len(run.layers), 'layer')}, "
         f"{plural(len(run.history.last()), 'reading')} in the last step"
     )
-    for layer, reading in list(tightest(run.history).items())[:1]:
+    for layer, reading in list(best.items())[:1]:
         text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
     return printed(f"anynan: {run.name}: {text}", LINE)
 
@@ -177,30 +183,37 @@ def kept(history: "History", layers: int) -> str:
     )
 
 
-def numbers(history: "History") -> list[str]:
+def numbers(history: "History", best: "dict[str, Reading] | None" = None) -> list[str]:
     """Give a line to each number that matters: headroom of the tightest layers, norms."""
+    best = tightest(history) if best is None else best
     return [
         *(
             f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
             f"{reading.phase}, step {reading.step}, {reading.site.dtype}"
             f"{_at_first(history, reading)}"
-            for layer, reading in list(tightest(history).items())[:SHOWN_LAYERS]
+            for layer, reading in list(best.items())[:SHOWN_LAYERS]
         ),
         *_gradients(history),
         *_updates(history),
     ]
 
 
-def overview(run: "Run") -> str:
-    """Return what was seen of a run as text."""
-    steps = run.history.steps()
-    lines = [verdict(run), kept(run.history, len(run.layers))]
+def overview(run: "Run", told: Sequence[str] | None = None) -> str:
+    """Return what was seen of a run as text.
+
+    Args:
+        run: The run.
+        told: What its readings suggest, where that is known already.
+    """
+    history, best = run.history, tightest(run.history)
+    steps = history.steps()
+    lines = [_verdict(run, best), kept(history, len(run.layers))]
     lines.append(
         f"  events    {run.counts['bad']} bad, {run.counts['suspect']} suspect, "
         f"{run.counts['expected']} expected"
     )
-    lines += numbers(run.history)
-    lines += outlook(run)
+    lines += numbers(history, best)
+    lines += outlook(run) if told is None else told
     lines += [f"  event     {render_line(event)}" for event in run.events[-SHOWN_EVENTS:]]
     lines += [f"  allowed   {text}" for text in run.allowed]
     lines += [f"  note      {note}" for note in (*run.notes, *run.remarks, *run.damage)]
