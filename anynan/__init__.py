@@ -110,7 +110,7 @@ if TYPE_CHECKING:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Answer ``%load_ext anynan``: magics, short tracebacks, events as HTML."""
+    """Answer ``%load_ext anynan``: magics, short tracebacks."""
     global _extension  # noqa: PLW0603  one process has one shell
     from anynan._notebooks.extension import Extension
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from anynan._arrays.summary import Summary
+from anynan._notebooks.shown import Shown
 
 Phase = Literal["input", "forward", "loss", "backward", "parameter", "optimizer", "value"]
 Kind = Literal["nan", "posinf", "neginf", "large", "spike", "vanishing"]
@@ -133,7 +134,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(Shown):
     """Hold everything known of one anomaly.
 
     Attributes:

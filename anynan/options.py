@@ -77,11 +77,13 @@ class Weights(TypedDict, total=False):
         patience: How many bad steps in a row are skipped with a warning before ``action``
             applies; 0 by default.
         parameters: Whether every weight is read after each update; False by default.
+        updates: In one step of so many it is told how far the update moves the weights.
     """
 
     backward: bool
     patience: int
     parameters: bool
+    updates: int | None
 
 
 class Training(Shared, Weights, total=False):

@@ -3,13 +3,15 @@
 import re
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import anynan
 from anynan._arrays.summary import Summary
-from anynan._diagnosis.causes import RULES, Situation, advise, explain, table
+from anynan._diagnosis.causes import RULES, UNKNOWN, Situation, advise, explain, table
 from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan._diagnosis.rules.evidence import facts, literal, rising, told
 from anynan._diagnosis.rules.repair import Repair, RepairError, run
@@ -210,10 +212,19 @@ def test_numbers_are_quoted_as_code() -> None:
 
 def test_table_is_markdown_of_one_row_per_tag() -> None:
     lines = table().splitlines()
-    assert len(lines) == len(RULES) + 3
+    assert len(lines) == len(RULES) + 2 + 4  # the head, and what is said without a rule
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in lines)
     backward = next(line for line in lines if "`norm_gradient_at_zero`" in line)
     assert "| backward |" in backward
+
+
+def test_every_tag_that_a_report_can_show_is_an_anchor_of_the_table() -> None:
+    package = Path(anynan.__file__).parent
+    said = (file.read_text(encoding="utf-8") for file in package.rglob("*.py"))
+    tags = {tag for text in said for tag in re.findall(r'\bCause\(\s*"(\w+)"', text)}
+    assert tags > {"made_by_another"}
+    tags |= {rule.tag for rule in RULES} | {UNKNOWN}
+    assert sorted(tags) == sorted(re.findall(r'<a id="(\w+)"></a>`\1`', table()))
 
 
 @pytest.mark.parametrize("rest", [(), (("saved[18]", 2.0), ("args[0]", 1.0))])

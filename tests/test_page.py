@@ -1,11 +1,15 @@
 """The page of a run: what it shows, that it stands alone, and how it behaves in a browser."""
 
 import html.parser
+import inspect
 import math
 import os
 import re
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +17,14 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._compare.comparison import Comparison, Row
 from anynan._page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, grids
 from anynan._page.page import page
 from anynan._readings.history import History
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Rows
 from anynan._reports.run import Run, of
+from anynan.events import Phase
 from tests.fake_adapter import track, training
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -63,15 +69,31 @@ def failing(name: str = "blocks.0") -> Any:
     return tracker
 
 
-def synthetic(steps: int, layers: int, value: Any, dtype_max: float = HALF) -> Run:
+def synthetic(
+    steps: int,
+    layers: int,
+    value: Any,
+    dtype_max: float = HALF,
+    *,
+    training: bool = False,
+    name: str = "layers.{}.part{}",
+) -> Run:
     """Make a run of readings: ``value`` gives each layer's magnitudes at a step."""
     monitor, history = Monitor(anynan.Policy(), 0), History(steps, math.inf)
-    names = [f"layers.{i // 10}.part{i % 10}" for i in range(layers)]
-    sites = [monitor.site(name, "forward", "output", "float16", dtype_max) for name in names]
-    calls = [0] * layers
+    names = [name.format(i // 10, i % 10) for i in range(layers)]
+    sites = [monitor.site(each, "forward", "output", "float16", dtype_max) for each in names]
+    if training:
+        sites += [monitor.site(each, "backward", "grad", "float16", dtype_max) for each in names]
+        ends: list[tuple[Phase, bool]] = [("backward", True), ("parameter", False)]
+        for phase, bound in ends:
+            sites += [
+                monitor.site(each, phase, "weight", "float32", 3e38, parameter=each, bound=bound)
+                for each in names
+            ]
+    calls = [0] * len(sites)
     for step in range(steps):
         rows = Rows(step)
-        sizes = np.asarray(value(step, np.arange(layers)), np.float64)
+        sizes = np.asarray(value(step, np.arange(len(sites))), np.float64)
         rows.sites, rows.calls = sites, calls
         rows.lo, rows.hi = (-sizes).tolist(), sizes.tolist()
         history.append(rows)
@@ -191,6 +213,32 @@ def test_a_long_run_of_a_large_model_stays_small() -> None:
         assert name in text.partition("<summary>Layer by layer")[2]
 
 
+def test_a_history_is_walked_once_for_each_thing_that_is_told() -> None:
+    run = synthetic(300, 300, lambda step, i: 1.0 + i, training=True)
+    with counted(History, "entries") as calls, counted(History, "_reading") as readings:
+        page(run)
+    assert len(calls) <= 14
+    # Single readings are made of the extremes and of the last step: not of every step.
+    assert len(readings) <= 4 * len(run.history.last())
+
+
+@contextmanager
+def counted(owner: type, name: str) -> Iterator[list[None]]:
+    """Count the calls of a method."""
+    whole = inspect.getattr_static(owner, name)
+    calls: list[None] = []
+
+    def called(*args: Any) -> Any:
+        calls.append(None)
+        return function(*args)
+
+    function = getattr(owner, name)
+    with pytest.MonkeyPatch.context() as patch:
+        held = staticmethod(called) if isinstance(whole, staticmethod) else called
+        patch.setattr(owner, name, held)
+        yield calls
+
+
 # In a browser.
 
 WATCH = """
@@ -243,6 +291,27 @@ def test_a_cell_is_read_with_the_keyboard_and_the_console_stays_empty(tmp_path: 
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_the_page_of_a_large_run_opens_at_once(tmp_path: Path) -> None:
+    # More steps have no more columns: it is as large as that of 1000.
+    random = np.random.default_rng(0)
+    run = synthetic(
+        150, 10_000, lambda step, i: 2.0 ** random.normal(0, 2, len(i)),
+        training=True, name="model.decoder.layers.{}.self_attention.part{}",
+    )  # fmt: skip
+    text = page(run)
+    assert len(text.encode()) < 2_000_000
+    seconds = {}
+    for name, content in (("empty", "<!DOCTYPE html><title>nothing</title>"), ("page", text)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "page.html").write_text(content, encoding="utf-8")
+        began = time.perf_counter()
+        done = browsed(tmp_path / name / "page.html", "--dump-dom")
+        seconds[name] = time.perf_counter() - began
+    assert done.stdout.count('data-ready=""') == 3
+    assert seconds["page"] - seconds["empty"] < 3
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_it_is_light_and_dark(tmp_path: Path) -> None:
     failing().to_html(tmp_path / "page.html")
     light, dark = (tmp_path / name for name in ("light.png", "dark.png"))
@@ -253,3 +322,56 @@ def test_it_is_light_and_dark(tmp_path: Path) -> None:
     )  # fmt: skip
     assert os.path.getsize(light) > 5000
     assert light.read_bytes() != dark.read_bytes()
+
+
+# The page of a comparison.
+
+
+def apart(name: str = "blocks.0") -> Comparison:
+    """Make a comparison of three layers, of which the second is beyond rounding."""
+    rows = [
+        Row(layer, layer, "Linear", 0, "forward", error, 1e-7, 0.5)
+        for layer, error in (("embed", 1e-7), (name, 1e-3), ("head", math.inf))
+    ]
+    return Comparison(rows[1], tuple(rows), notes=(f"{name} was seen",))
+
+
+def test_a_comparison_has_a_bar_for_every_layer_and_stands_alone(tmp_path: Path) -> None:
+    name = "</svg><script>alert(1)</script>\x1b[2J"
+    apart(name).to_html(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    read = Reader(text)
+    assert read.open == []
+    bars = [float(held["width"] or 0) for tag, held in read.tags if tag == "rect"]
+    assert len(bars) == 3
+    assert bars == sorted(bars)
+    assert bars[0] < bars[1] / 2
+    assert not [tag for tag, _ in read.tags if tag == "script"]
+    assert "\x1b" not in text
+    assert not re.search(r"https?://(?!www\.w3\.org)|<link|@import|url\((?!#)", text)
+    assert "10,000 times what rounding explains" in read.words
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_the_bars_of_a_comparison_are_drawn_as_long_as_their_ratios(tmp_path: Path) -> None:
+    apart().to_html(tmp_path / "plain.html")
+    plain, dark = (tmp_path / name for name in ("plain.png", "dark.png"))
+    browsed(tmp_path / "plain.html", f"--screenshot={plain}", "--window-size=800,600")
+    browsed(
+        tmp_path / "plain.html", f"--screenshot={dark}", "--window-size=800,600",
+        "--blink-settings=preferredColorScheme=0",
+    )  # fmt: skip
+    assert plain.read_bytes() != dark.read_bytes()
+    text = (tmp_path / "plain.html").read_text()
+    ask = """<script>document.body.insertAdjacentHTML("beforeend", "<output>" + [
+      ...[...document.querySelectorAll("rect")].map(x => x.getBoundingClientRect().width),
+      document.querySelector("line").getBoundingClientRect().left,
+      document.querySelector("rect").getBoundingClientRect().left,
+    ].join(" ") + "</output>")</script>"""
+    text = re.sub(r"<meta[^>]*default-src 'none'[^>]*>", "", text).replace("</body>", ask)
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    (said,) = re.findall(
+        r"<output>(.*?)</output>", browsed(tmp_path / "page.html", "--dump-dom").stdout
+    )
+    fine, place, last, limit, left = map(float, said.split())
+    assert 0 < fine < limit - left < place < last

@@ -2,20 +2,26 @@
 
 import io
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import anynan
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import operation
 from anynan._diagnosis.lineage import Operand, OpRecord
+from anynan._readings.history import History
+from anynan._readings.readings import Site
 from anynan._reports.report import (
     WIDTH,
     headline,
     render,
+    render_html,
     render_line,
     render_markdown,
     render_rich,
@@ -265,7 +271,7 @@ NaN first appeared in the forward pass of step 412
   op      softmax                 model.py:87 in attend
                                   w = scores.softmax(-1)
   input   float16 (8, 12, 128, 128)  min -inf  max 41.2   24,576 x -inf: 2 rows are -inf throughout
-  cause   fully masked row: softmax over a row of -inf is 0/0
+  cause   fully masked row: softmax over a row of -inf is 0/0 [softmax_fully_masked]
   fix     let every query see at least one key, or zero the output of fully masked rows: where(seen,
           softmax(where(seen, x, 0)), 0), seen = any(x > -inf, axis=-1, keepdims=True)
   trail   encoder.embed 0.9 > encoder.layers.0 3.1 > encoder.layers.1 9.8 > encoder.layers.2 41.2 >
@@ -564,7 +570,7 @@ NaN first appeared in the forward pass of step 412 on rank 3
   layer   encoder.layers.3.attn
   op      softmax                 model.py:87 in attend
                                   w = scores.softmax(-1)
-  cause   fully masked row: softmax over a row of -inf is 0/0
+  cause   fully masked row: softmax over a row of -inf is 0/0 [softmax_fully_masked]
   rank    3, which has the full report; this is rank 0"""
     assert render(there, here=0) == text
 
@@ -573,3 +579,33 @@ def test_the_rank_it_began_on_tells_all() -> None:
     there = replace(EVENTS["forward_nan"], rank=3)
     whole = render(EVENTS["forward_nan"]) + "\n  rank    3"
     assert render(there, here=3) == render(there) == whole
+
+
+def test_a_cause_ends_with_its_tag_and_an_unknown_one_with_none() -> None:
+    event = EVENTS["forward_nan"]
+    for form in (render, render_markdown, render_html):
+        assert "softmax over a row of -inf is 0/0 [softmax_fully_masked]\n" in form(event)
+    unknown = replace(event, cause=Cause("unknown", "softmax made NaN", "compare"))
+    assert "cause   softmax made NaN\n" in render(unknown)
+    hostile = replace(event, cause=Cause("a\n  fix  lies", "softmax made NaN", "compare"))
+    assert "\n  fix  lies" not in render(hostile)
+
+
+def test_a_notebook_shows_each_result_without_scripts_and_colours_of_its_own() -> None:
+    summary = anynan.summarize(np.array([1.0, np.nan, 3.0], np.float32))
+    history = History(4)
+    assert "none yet" in history._repr_html_()
+    site = Site(0, "<b>", "forward", "output", "float32", 3.4e38, 3.4e38)
+    history.add(3, [site], [8.0])
+    for thing, word in (
+        (EVENTS["forward_nan"], "<b>NaN first appeared in the forward pass of step 412</b>"),
+        (summary, "float32 (3,)  min 1  max 3   1 x NaN"),
+        (history, "3 to 3 in the history, 1 layer,"),
+    ):
+        page = thing._repr_html_()
+        assert word in page
+        assert page.startswith('<pre style="white-space:pre-wrap">')
+        # Text takes the page's colours, dark or light.
+        assert not re.search("<script|<link|<img|color|background|http", page)
+    assert "first bad at [1]" in summary._repr_html_()
+    assert "&lt;b&gt;" in history._repr_html_() and "<b>" not in history._repr_html_()

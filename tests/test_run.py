@@ -231,3 +231,70 @@ def test_a_compiled_function_of_jax_is_watched(tmp_path: Path) -> None:
     assert "  op      log                     step.py:5 in step\n" in done.stderr
     assert "anynan: step: 1 bad in 2 steps" in done.stderr
     assert "anynan/" not in done.stderr
+
+
+AGAIN = """
+import subprocess, sys
+import numpy as np
+if len(sys.argv) == 1:
+    own = [sys.argv[0]] if __spec__ is None else ["-m", __spec__.name]
+    subprocess.run([sys.executable, *own, "child"], check=True)
+    subprocess.run([sys.executable, "-c", "import numpy; numpy.exp(numpy.array([9999.0]))"])
+else:
+    np.log(np.zeros(1))
+"""
+
+
+@pytest.mark.parametrize("words", [("sub/again.py",), ("-m", "sub.again")])
+def test_a_program_that_starts_itself_again_is_watched_there_too(
+    words: tuple[str, ...], folder: Path
+) -> None:
+    (folder / "sub" / "again.py").write_text(AGAIN)
+    done = python("-m", "anynan", "run", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("anynan: ")]
+    assert lines == ["anynan: NumPy met: divide by zero in log at again.py:9", NOTHING]
+
+
+def test_each_rank_has_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.py").touch()
+    for name, rank in (("RANK", "1"), ("LOCAL_RANK", "2")):
+        monkeypatch.setenv(name, rank)
+        python("-m", "anynan", "run", "--report", "found.md", "p.py", cwd=tmp_path)
+        monkeypatch.delenv(name)
+    assert {path.name for path in tmp_path.glob("*.md")} == {"found-rank1.md", "found-rank2.md"}
+
+
+RANKS = """
+import lightning, sys, torch
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        loss = self.layer(batch).square().mean()
+        return torch.log(-1 - loss) if index == 2 and self.global_rank == 1 else loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+if __name__ == "__main__":
+    lightning.Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    ).fit(Module(), torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=2))
+    print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_ranks_that_lightning_starts_agree_on_what_one_of_them_found(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    (tmp_path / "ranks.py").write_text(RANKS)
+    done = python("-m", "anynan", "run", "ranks.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("done")) == (0, 2), done.stderr
+    assert done.stderr.count("op      log                     ranks.py:11 in training_step") == 2
+    assert done.stderr.count("do not act together") == 0

@@ -85,7 +85,7 @@ def test_the_report() -> None:
         "  batch   train['image']  float32 (4, 2, 2)  min 1  max inf   1 x NaN, 1 x inf",
         "  first   at [1, 0, 0]",
         "  seen    2 of 4 rows are bad: 1, 3",
-        "  cause   the batch was already bad when it came in",
+        "  cause   the batch was already bad when it came in [bad_input]",
         fix,
         "          for a normalisation that divides by a standard deviation of 0",
         f"  note    where it is meant: {meant}",

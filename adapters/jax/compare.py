@@ -1,8 +1,8 @@
 """One side of a comparison: evaluate a function's jaxpr, and keep what leaves its layers."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,27 +12,34 @@ import numpy as np
 from anynan._compare.captures import (
     Array,
     Capture,
+    Choice,
+    Held,
     Operation,
     Side,
     Taken,
-    Way,
     Wish,
     cotangent,
 )
-from anynan.jax.graphs.bodies import bodies, dropped
+from anynan.jax.graphs.calls import Calls, Turn, scans, turns
+from anynan.jax.graphs.choices import Chooser, choosers, gates
 from anynan.jax.graphs.graph import Graph, Node
-from anynan.jax.graphs.layers import Layers, inside
+from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.lines import call_site, source
 from anynan.jax.graphs.names import FUNCTIONS, PRIMITIVES
-from anynan.jax.program.evaluator import rebind
 from anynan.jax.program.scopes import named
 from anynan.jax.program.trace import under_way
+from anynan.jax.program.values import Values
 from anynan.jax.read.probes import checkable
 
 _jax: Any = jax
 _wide = _jax.enable_x64 if hasattr(jax, "enable_x64") else _jax.experimental.enable_x64
 # Of every value of these the elements are there before.
 _QUIET = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape"})
+
+_HIDDEN = (
+    "layers inside a loop of JAX whose length is not known (while), inside a branch (cond) or "
+    "inside shard_map were compared at the ends of it only"
+)
 
 
 def side_of(target: Any) -> Side | None:
@@ -76,29 +83,43 @@ class JaxSide(Side):
                     whole[i] = x
                 return self.call(*jax.tree_util.tree_unflatten(tree, whole))
 
-            self._traced[key] = _Traced(self.call, call, arrays, wish.backward)
+            names = self.names()
+            self._traced[key] = _Traced(self, call, arrays, names, backward=wish.backward)
         return self._traced[key].capture(arrays, wish)
+
+    def names(self) -> dict[int, str]:
+        """Name the weights that have names, by identity."""
+        return {}
 
 
 class _Traced:
     """Hold one traced form of a function, and what leaves its layers."""
 
     def __init__(
-        self, fn: Any, call: Callable[..., Any], arrays: list[Any], backward: bool
+        self,
+        side: JaxSide,
+        call: Callable[..., Any],
+        arrays: list[Any],
+        known: dict[int, str],
+        *,
+        backward: bool,
     ) -> None:
         roots: set[str] = set()
-        with under_way(), named((fn, arrays, None), roots):
+        with under_way(), named((side.call, arrays, None), roots):
             closed = jax.make_jaxpr(call)(*arrays)
             self.consts = [jnp.asarray(x) if hasattr(x, "dtype") else x for x in closed.consts]
             self.floats = [i for i, x in enumerate(self.consts) if _float(x)]
+            self.names = {i: known.get(id(closed.consts[i]), f"constant {i}") for i in self.floats}
             if backward:
                 closed = self._differentiated(call, closed, arrays)
-        self.closed, self.backward = closed, backward
+        self.backend, self.closed, self.backward = side.backend, closed, backward
         self.graph = Graph(closed)
         self.layers = Layers(self.graph, frozenset(roots))
-        self.calls = list(self._calls())
-        made = [self.graph.values[i].aval.dtype for _, _, outs in self.calls for i in outs]
+        self.calls = Calls(self.graph, self.layers, len(self.floats) if backward else 0)
+        made = [self.graph.values[i].aval.dtype for call in self.calls.calls for i in call.made]
         self.unit = max([_unit(dtype) for dtype in made] or [0.0])
+        self.choosers = [x for x in choosers(self.graph) if x.path[:-1] in self.calls.open]
+        self.gates = [x for x in gates(self.graph) if backward and x.path in self.calls.open]
         self.programs: dict[Any, Any] = {}
 
     def _differentiated(self, call: Any, closed: Any, arrays: list[Any]) -> Any:
@@ -122,162 +143,118 @@ class _Traced:
         self.weights = len(chosen)
         return traced
 
-    def _calls(self) -> Iterator[tuple[tuple[str, Way, int], list[int], list[int]]]:
-        """Walk the calls of layers in the order in which they end: what goes in, what comes out.
-
-        Of the backward pass there is what arrives: inside a layer JAX adds gradients up where it
-        likes.
-        """
-        graph, layers = self.graph, self.layers
-        ends: dict[tuple[str, int], int] = {}
-        ins: dict[tuple[str, int], dict[int, None]] = {}
-        outs: dict[tuple[str, int], dict[int, None]] = {}
-        for node in graph.nodes:
-            path = layers.of(node)
-            if node.after or node.backward or path is None or node.loops:
-                continue
-            for layer in layers.around(path):
-                key = (layer, layers.call(node, layer))
-                ends[key] = node.index
-                for i in node.ins:
-                    if self._comes_in(i, layer):
-                        ins.setdefault(key, {})[i] = None
-                for out in node.outs:
-                    if out is not None and self._leaves(out, layer):
-                        outs.setdefault(key, {})[out] = None
-        # A layer ends with its last operation, and before those around it.
-        order = sorted(ends, key=lambda key: (ends[key], -key[0].count("."), -len(key[0])))
-        for key in order:
-            if key in outs:
-                yield (key[0], "forward", key[1]), list(ins.get(key, ())), list(outs[key])
-        arriving: dict[tuple[str, int], list[int]] = {}
-        for spot in layers.arriving():
-            if not graph.values[spot.value].loops and not self._joins(spot.value, spot.layer or ""):
-                arriving.setdefault((spot.layer or "", spot.call), []).append(spot.value)
-        for (layer, call), found in arriving.items():
-            yield (layer, "backward", call), found, []
-
-    def _comes_in(self, index: int, layer: str) -> bool:
-        value = self.graph.values[index]
-        if value.known or not checkable(value.aval) or value.loops:
-            return False
-        if value.writer is None:
-            return value.argument is not None and value.argument >= self._first_input()
-        return not inside(self.layers.of(self.graph.nodes[value.writer]), layer)
-
-    def _leaves(self, index: int, layer: str) -> bool:
-        value = self.graph.values[index]
-        if not checkable(value.aval) or value.loops or self.graph.placed(index):
-            return False
-        return any(
-            reader is None or (not reader.backward and not inside(self.layers.of(reader), layer))
-            for reader in self.graph.readers(index)
-        )
-
-    def _joins(self, index: int, layer: str) -> bool:
-        """Tell whether a gradient is only added to those that a layer's inputs get from it."""
-        readers = [reader for reader in self.graph.readers(index) if reader is not None]
-        own = [node for node in readers if node.backward and inside(self.layers.of(node), layer)]
-        return all(node.name == "add_any" for node in own)
-
-    def _first_input(self) -> int:
-        return len(self.floats) if self.backward else 0
-
     def capture(self, arrays: list[Any], wish: Wish) -> Capture:
         """Evaluate, and sort what came out into layers."""
         consts = list(self.consts)
         if wish.nudge is not None:
             for i in self.floats:
                 consts[i] = _moved(consts[i], wish.nudge.factor(f"weight {i}", consts[i].shape))
-        operations = [] if wish.inside is None else list(self._own(*wish.inside))
+        inside = [x for x in self.calls.calls if (x.layer, x.number) == wish.inside]
+        operations = [
+            (call, node)
+            for call in inside
+            for node in self.calls.own(call)
+            if call.way == "forward" and self._counts(node)
+        ]
         wanted = sorted(
-            {i for _, given, made in self.calls for i in (*given, *made)}
-            | {i for node in operations for i in node.outs if i is not None}
+            {i for call in self.calls.calls for i in (*call.given, *call.made)}
+            | {i for _, node in operations for i in node.outs if i is not None}
+            | {i for node in self.gates for i in node.outs[:1] if i is not None}
         )
-        found = dict(zip(wanted, self._evaluated(wanted, consts, arrays), strict=True))
-        held = {i: _host(x) for i, x in found.items() if x is not None}
-        taken = [
-            Taken(
-                layer, "", call, way,
-                tuple(held[i] for i in given if i in held),
-                tuple(held[i] for i in made if i in held),
+        held = self._held(wish.follow or ())
+        found, own = jax.device_get(self._evaluated(wanted, consts, arrays, held))
+
+        def get(indices: Iterable[int | None], turn: Turn) -> tuple[Array, ...]:
+            return tuple(
+                _host(found[i][turn[: self.graph.values[i].loops]])
+                for i in indices
+                if i is not None and i in found
             )
-            for (layer, way, call), given, made in self.calls
-        ]  # fmt: skip
+
+        taken = [
+            Taken(x.layer, "", x.number, x.way, get(x.given, x.turn), get(x.made, x.turn))
+            for x in self.calls.calls
+        ]
         kept = self.floats if wish.weights else []
-        weights = {f"constant {i}": _host(self.consts[i]) for i in kept}
-        notes = []
-        if any(node.loops for node in self.graph.nodes):
-            notes.append("layers inside a loop of JAX (scan, while) were compared at its ends only")
+        weights = {self.names[i]: _host(self.consts[i]) for i in kept}
         return Capture(
-            "jax", [x for x in taken if x.made or x.given], weights, self.unit, [],
+            self.backend, [x for x in taken if x.made or x.given], weights, self.unit,
+            [*self._choices(own, held), *self._gates(found)],
             [
-                Operation(
-                    _name(node), source(node.chain, node.eqn),
-                    tuple(held[i] for i in node.outs if i in held),
-                )
-                for node in operations
+                Operation(_name(node), source(node.chain, node.eqn), get(node.outs, call.turn))
+                for call, node in operations
             ],
-            notes, whole_gradients=False,
+            [_HIDDEN] if self.calls.hidden else [], whole_gradients=False,
         )  # fmt: skip
 
-    def _own(self, layer: str, call: int) -> Iterator[Node]:
-        """Walk the operations of a layer's own code."""
-        for node in self.graph.nodes:
-            mine = self.layers.of(node) == layer and self.layers.call(node, layer) == call
-            floats = any(i is not None and checkable(self.graph.values[i].aval) for i in node.outs)
-            counts = floats and node.name not in _QUIET
-            if mine and counts and not node.backward and not node.loops:
-                yield node
+    def _counts(self, node: Node) -> bool:
+        floats = any(i is not None and checkable(self.graph.values[i].aval) for i in node.outs)
+        return floats and node.name not in _QUIET
 
-    def _evaluated(self, wanted: list[int], consts: list[Any], arrays: list[Any]) -> list[Any]:
-        values = [self.graph.values[i] for i in wanted]
-        places = {(value.path, value.var): n for n, value in enumerate(values)}
+    def _turned(self) -> list[tuple[int, Chooser, Turn]]:
+        """List discrete operations with the turns of the scans around them, as they run."""
+        found = [
+            (self.calls.when(x.node, turn), number, x, turn)
+            for number, x in enumerate(self.choosers)
+            for turn in turns(x.node, x.loops)
+        ]
+        return [(number, x, turn) for _, number, x, turn in sorted(found, key=lambda f: f[:2])]
+
+    def _held(self, follow: Sequence[Choice]) -> dict[int, Array]:
+        """Find what each discrete operation is held to; in every turn of a scan, or in none."""
+        likes, found = Held(follow), dict[int, dict[Turn, Array]]()
+        for number, x, turn in self._turned():
+            like = likes.next(x.name, x.shape)
+            if like is not None:
+                found.setdefault(number, {})[turn] = like.picked
+        arrays = {}
+        for number, picks in found.items():
+            chooser = self.choosers[number]
+            lengths = [eqn.params["length"] for eqn in scans(chooser.node)[: chooser.loops]]
+            if len(picks) == math.prod(lengths):
+                stacked = np.stack([picks[turn] for turn in sorted(picks)])
+                arrays[number] = stacked.reshape((*lengths, *chooser.shape))
+        return arrays
+
+    def _choices(self, own: dict[int, Any], held: dict[int, Array]) -> Iterator[Choice]:
+        mine = {number: np.asarray(x) for number, x in own.items()}
+        for number, x, turn in self._turned():
+            picked = mine[number][turn]
+            like = held[number][turn].astype(picked.dtype) if number in held else picked
+            yield Choice(
+                x.name, self.layers.of(x.node) or "", source(x.node.chain, x.node.eqn), like,
+                self.calls.before(x.node, turn), float(np.mean(like != picked)), drawn=x.drawn,
+            )  # fmt: skip
+
+    def _gates(self, found: dict[int, Any]) -> Iterator[Choice]:
+        """Walk the comparisons that open or close for some elements."""
+        for node in self.gates:
+            index = node.outs[0]
+            if index is None or index not in found:
+                continue
+            for turn in turns(node, self.graph.values[index].loops):
+                picked = np.asarray(found[index][turn])
+                if (picked != picked.ravel()[:1]).any():
+                    yield Choice(
+                        node.name, self.layers.of(node) or "", source(node.chain, node.eqn), picked,
+                        self.calls.before(node, turn), gate=True,
+                    )  # fmt: skip
+
+    def _evaluated(
+        self, wanted: list[int], consts: list[Any], arrays: list[Any], held: dict[int, Array]
+    ) -> tuple[dict[int, Any], dict[int, Any]]:
         key = tuple(wanted)
         if key not in self.programs:
-            self.programs[key] = jax.jit(partial(_evaluate, self.closed.jaxpr, places))
+            values = [self.graph.values[i] for i in wanted]
+            places = {(value.path, value.var): value.index for value in values}
+            numbers = {x.path: number for number, x in enumerate(self.choosers)}
+            self.programs[key] = jax.jit(Values(self.closed.jaxpr, places, numbers))
         if self.backward:
-            mine = [consts[i] for i in self.floats]
-            given, held = [*mine, *arrays], self.closed.consts
             # Constants that are no weights stand where the second trace found them.
-        else:
-            given, held = arrays, consts
-        found: dict[int, Any] = self.programs[key](held, given)
-        return [found.get(n) for n in range(len(wanted))]
-
-
-def _evaluate(jaxpr: Any, places: Any, consts: Any, args: Any) -> dict[int, Any]:
-    """Evaluate a jaxpr, and give the values that are wanted, by number."""
-    found: dict[int, Any] = {}
-
-    def walk(jaxpr: Any, consts: Any, args: Any, path: tuple[Any, ...]) -> list[Any]:
-        env: dict[Any, Any] = {}
-
-        def write(var: Any, x: Any) -> None:
-            env[var] = x
-            if (path, var) in places:
-                found[places[path, var]] = x
-
-        def read(var: Any) -> Any:
-            return var.val if hasattr(var, "val") else env[var]
-
-        for var, x in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True):
-            write(var, x)
-        for i, eqn in enumerate(jaxpr.eqns):
-            operands = [read(var) for var in eqn.invars]
-            inner = bodies(eqn)
-            if inner and inner[0].kind == "call":
-                body = inner[0]
-                outs = walk(body.jaxpr, body.consts, operands, body.path((*path, i)))
-            else:
-                outs = rebind(eqn, operands)
-            for var, x in zip(eqn.outvars, outs, strict=True):
-                if not dropped(var):
-                    write(var, x)
-        return [read(var) for var in jaxpr.outvars]
-
-    walk(jaxpr, consts, args, ())
-    return found
+            return self.programs[key](  # type: ignore[no-any-return]
+                self.closed.consts, [*(consts[i] for i in self.floats), *arrays], held
+            )
+        return self.programs[key](consts, arrays, held)  # type: ignore[no-any-return]
 
 
 def _brought(x: Any) -> Any:

@@ -47,6 +47,7 @@ def track(target: Any = None, **options: Unpack[JaxOptions]) -> Any:
             function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
+            ``updates`` (n: in one step of n, how far the update moves the weights),
             ``read`` (``"auto"``, ``"step"``, or every n steps), ``level`` (``"step"``,
             ``"layer"`` or ``"operation"``); and, here only, ``keep_inputs`` (False): keep
             donated arguments, so that a bad step can always be run again, and ``lag`` (0, or 1

@@ -287,6 +287,8 @@ class KerasSession(ModelSession):
             state.in_optimizer = False
             self.updates.finish(state)
             return None
+        if rows is not None:
+            self.updates.moves.before(update, held, gradients, rows)
         scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._flags.made = not scaled
         try:
@@ -294,6 +296,7 @@ class KerasSession(ModelSession):
         finally:
             state.in_optimizer = False
         rows = state.rows
+        self.updates.moves.after(update, rows)
         if self._flags.made:
             self.tracker.judge.updated(self.tracker.step if rows is None else rows.step)
         self.updates.finish(state)
@@ -430,6 +433,14 @@ class Kept(RandomState):
     """Hold the variables that are not trained, too: seeds, running statistics."""
 
     kept: list[tuple[Any, torch.Tensor]]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Give the seeds of Keras's generators, too."""
+        found = RandomState.tensors(self)
+        for variable, value in self.kept:
+            if not value.is_floating_point():
+                found[variable.path.replace("/", ".")] = value
+        return found
 
     def restore(self) -> None:
         """Put the states back."""

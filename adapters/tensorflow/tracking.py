@@ -37,6 +37,7 @@ def track(target: Any = None, **options: Unpack[Training]) -> Any:
             function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``parameters`` (False; True reads every weight after each step that took gradients),
+            ``updates`` (n: in one step of n, how far the update moves the weights),
             ``level`` (``"step"``, ``"layer"``, or ``"operation"``, which runs every step a second
             time) and ``stats`` (``"absmax"``, ``"min"``, ``"max"``).
 

@@ -15,6 +15,7 @@ from anynan._compare.captures import (
     Array,
     Capture,
     Choice,
+    Held,
     Operation,
     Side,
     Taken,
@@ -28,11 +29,20 @@ from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map,
 from anynan.torch.read.paths import clean_path, inner, join
 from anynan.torch.replay.names import canonical
 
-# Operations whose result jumps where their operand moves by a rounding unit.
-_CHOOSING = frozenset(
-    {"argmax", "argmin", "argsort", "bernoulli", "kthvalue", "mode", "msort", "multinomial",
-     "sort", "topk", "median", "nanmedian", "bucketize", "searchsorted"}
-)  # fmt: skip
+# Operations whose result jumps where their operand moves by a rounding unit, in the field's words.
+_CHOOSING = {
+    "argmax": "argmax", "argmin": "argmin", "argsort": "sort", "kthvalue": "kthvalue",
+    "mode": "mode", "sort": "sort", "topk": "topk", "median": "median",
+    "nanmedian": "nanmedian", "bucketize": "searchsorted", "searchsorted": "searchsorted",
+}  # fmt: skip
+_DRAWING = {
+    "bernoulli": "bernoulli", "bernoulli_": "bernoulli", "multinomial": "categorical",
+    "normal": "normal", "normal_": "normal", "randn": "normal", "randn_like": "normal",
+    "rand": "uniform", "rand_like": "uniform", "uniform_": "uniform", "randint": "randint",
+    "randint_like": "randint", "random_": "randint", "randperm": "permutation",
+    "exponential_": "exponential", "poisson": "poisson",
+}  # fmt: skip
+_DROPPING = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_"})
 # Their gradient jumps where an operand passes a limit.
 _GATES = frozenset(
     {"relu", "relu_", "relu6", "relu6_", "clamp", "clamp_", "clip", "clip_", "clamp_min",
@@ -58,7 +68,6 @@ class TorchSide(Side):
     """Run a PyTorch model."""
 
     backend = "torch"
-    can_follow = True
     can_widen = True
     can_give = True
     can_look_inside = True
@@ -144,6 +153,24 @@ class TorchSide(Side):
 
         return tuple(tree_map(bring, item) for item in batch)
 
+    @contextmanager
+    def standing(
+        self,
+        paths: dict[torch.nn.Module, str],
+        before: Callable[[str], Any],
+        after: Callable[..., Any],
+    ) -> Iterator[None]:
+        """Stand at the calls of modules: before each, where its inputs may change, and after."""
+        handles = []
+        try:
+            for module, path in paths.items():
+                handles.append(module.register_forward_pre_hook(before(path), with_kwargs=True))
+                handles.append(module.register_forward_hook(after, with_kwargs=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
 
 class _Call:
     """Hold one call of a layer while it runs."""
@@ -177,19 +204,8 @@ class _Taking:
         if self.side.compiled:
             paths = {module: path for module, path in paths.items() if not self._inside(module)}
             self.notes.append("what runs inside compiled code was compared at its ends only")
-        handles = []
-        try:
-            for module, path in paths.items():
-                handles.append(
-                    module.register_forward_pre_hook(self._before(path), with_kwargs=True)
-                )
-                handles.append(
-                    module.register_forward_hook(self._after, with_kwargs=True, always_call=False)
-                )
+        with self.side.standing(paths, self._before, self._after):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _inside(self, module: torch.nn.Module) -> bool:
         return any(
@@ -261,7 +277,13 @@ class _Taking:
     def capture(self) -> Capture:
         """Give what was collected."""
         return Capture(
-            "torch", self.taken, self.weights, self.unit, self.choices, self.operations, self.notes
+            self.side.backend,
+            self.taken,
+            self.weights,
+            self.unit,
+            self.choices,
+            self.operations,
+            self.notes,
         )
 
 
@@ -271,21 +293,31 @@ class _Watch(TorchFunctionMode):
     def __init__(self, taking: _Taking) -> None:
         super().__init__()
         self.taking = taking
+        self.held = Held(taking.wish.follow or ())
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
         with unseen():
-            return self._seen(func, args, out)
+            return self._seen(func, args, kwargs, out)
 
-    def _seen(self, func: Any, args: tuple[Any, ...], out: Any) -> Any:
+    def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         taking = self.taking
-        name = canonical(getattr(func, "__name__", str(func)))
-        if getattr(func, "__name__", "") in _CHOOSING:
-            out = self._chosen(func.__name__, args, out)
-        elif taking.wish.backward and getattr(func, "__name__", "") in _GATES:
-            self._gate(func.__name__, args, out)
+        called = getattr(func, "__name__", str(func))
+        name = canonical(called)
+        if called in _CHOOSING:
+            out = self._chosen(called, args, out)
+        elif called in _DRAWING:
+            out = self._drawn(_DRAWING[called], out)
+        elif called in _DROPPING:
+            out = self._dropped(args, kwargs, out)
+        elif called == "scaled_dot_product_attention":
+            if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0):
+                self._add("dropout", np.zeros(0, bool), drawn=True)  # nobody sees which
+        elif taking.wish.backward and called in _GATES:
+            self._gate(called, args, out)
         inside, here = taking.wish.inside, taking.open[-1] if taking.open else None
         if inside is not None and here is not None and (here.layer, here.number) == inside:
             made = tuple(_host(x) for x in _floats(out))
@@ -304,29 +336,58 @@ class _Watch(TorchFunctionMode):
         taking.choices.append(Choice(name, layer, _line(), open_, len(taking.taken), gate=True))
 
     def _chosen(self, name: str, args: tuple[Any, ...], out: Any) -> Any:
-        taking = self.taking
         picks = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and _whole(x)]
-        picked = picks[0] if picks else next(iter(tree_leaves(out)))
-        if not isinstance(picked, torch.Tensor):
+        if not picks:  # values alone move no further than their operand
             return out
-        mine = _host(picked)
-        moved, follow = False, taking.wish.follow
-        held = [choice for choice in follow or () if not choice.gate]
-        made = sum(not choice.gate for choice in taking.choices)
-        if made < len(held):
-            theirs = held[made]
-            if theirs.name == name and theirs.picked.shape == mine.shape:
-                moved = not np.array_equal(theirs.picked, mine)
-                if moved:
-                    out, mine = _held_to(name, args, out, theirs.picked), theirs.picked
-        layer = taking.open[-1].layer if taking.open else ""
-        source = _line()
-        taking.choices.append(Choice(name, layer, source, mine, len(taking.taken), moved))
+        mine = _host(picks[0])
+        like = self._like(_CHOOSING[name], mine)
+        held = None if like is None else _held_to(name, args, out, like)
+        self._add(_CHOOSING[name], mine, None if held is None else like)
+        return out if held is None else held
+
+    def _drawn(self, name: str, out: Any) -> Any:
+        if not isinstance(out, torch.Tensor):
+            return out
+        mine = _host(out)
+        like = self._like(name, mine)
+        if like is not None:
+            out.data.copy_(torch.from_numpy(np.array(like)))
+        self._add(name, mine, like, drawn=True)
         return out
+
+    def _dropped(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        x, *rest = args
+        p = kwargs.get("p", rest[0] if rest else 0.5)
+        training = kwargs.get("training", rest[1] if len(rest) > 1 else True)
+        if not training or not 0 < p < 1:
+            return out
+        changed = x is out or kwargs.get("inplace") or (len(rest) > 2 and rest[2])
+        mine = _host((out != 0) | (x == 0) & (not changed))
+        like = None if changed else self._like("dropout", mine)
+        if like is not None:
+            out = x * torch.from_numpy(np.array(like)).to(x.device, x.dtype) / (1 - p)
+        self._add("dropout", mine, like, drawn=True)
+        return out
+
+    def _like(self, name: str, mine: Array) -> Array | None:
+        """Find what to hold a choice to; None where there is nothing, or it is the same."""
+        found = self.held.next(name, mine.shape)
+        return None if found is None or np.array_equal(found.picked, mine) else found.picked
+
+    def _add(
+        self, name: str, mine: Array, like: Array | None = None, *, drawn: bool = False
+    ) -> None:
+        taking = self.taking
+        layer = taking.open[-1].layer if taking.open else ""
+        moved = 0.0 if like is None else float(np.mean(like != mine))
+        picked = mine if like is None else like
+        taking.choices.append(
+            Choice(name, layer, _line(), picked, len(taking.taken), moved, drawn=drawn)
+        )
 
 
 def _held_to(name: str, args: tuple[Any, ...], out: Any, picked: Array) -> Any:
-    """Give an operation's result as it is with another choice."""
+    """Give an operation's result as it is with another choice; None where that is not known."""
     indices = torch.from_numpy(np.array(picked))
     if not isinstance(out, tuple):
         return indices.to(out.device, out.dtype)
@@ -338,7 +399,7 @@ def _held_to(name: str, args: tuple[Any, ...], out: Any, picked: Array) -> Any:
             gathered = torch.gather(x, dim, indices) if _fits(x, indices, dim) else None
             if gathered is not None and torch.equal(torch.gather(x, dim, old), values):
                 return type(out)((gathered, indices))
-    return out
+    return None
 
 
 def _fits(x: torch.Tensor, indices: torch.Tensor, dim: int) -> bool:

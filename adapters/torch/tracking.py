@@ -30,7 +30,6 @@ class TorchOptions(Training, total=False):
     read: Literal["auto", "immediate", "step"] | int
     keep: int | Literal["step"]
     across_ranks: bool
-    updates: int
 
 
 @overload

@@ -4,9 +4,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from anynan._notebooks.shown import Shown
+
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Shown):
     """Describe an array by counts and finite statistics.
 
     Attributes:

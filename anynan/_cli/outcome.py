@@ -51,7 +51,7 @@ def trained(
     seen = {reading.layer for reading in tracker.history if reading.layer}
     many = f" {len(seen)} {parts}," if seen else ""
     text = f"{len(losses)} steps,{many} no reading went bad"
-    for layer, reading in list(tightest(tracker).items())[:1]:
+    for layer, reading in list(tightest(tracker.history).items())[:1]:
         where = layer or f"the whole {'model' if parts == 'layers' else 'function'}"
         text += f"; tightest headroom {reading.headroom:.1f} bits at {where}"
     last = (len(losses) - 1) // epoch * epoch if epoch else len(losses) - 1

@@ -5,8 +5,10 @@ import json
 import os
 import sys
 from contextvars import copy_context
+from typing import Any
 
 from anynan._cli import program
+from anynan._cli.again import watched_again
 from anynan._recorder.errorlog import ErrorLog
 from anynan._reports.report import render, render_line, render_markdown
 from anynan._steps.everywhere import Found, watch_everything
@@ -61,17 +63,34 @@ def run(chosen: argparse.Namespace) -> int:
         return USAGE
     found, errors = Found(), ErrorLog(copy_context())
     end = watch_everything(Options(action=chosen.action, level=chosen.level), found)
-    with errors:
+    with errors, watched_again(_given(chosen), _own_name(chosen)):
         status, shown = program.run(begin)
     end()
     bad = found.bad()
     if bad and chosen.action in ("record", "skip") and shown is None:
-        print(f"\n{render(bad[0])}\n", file=sys.stderr)
+        print(f"\n{render(bad[0], which=found.several)}\n", file=sys.stderr)
     lines = [*found.lines(SHOWN), *_floats(errors)]
-    _sum_up(lines, bad)
+    _sum_up(lines, bad, which=found.several)
     if chosen.report:
         _write(chosen.report, lines, found)
     return FAILED if bad and chosen.action == "raise" and not status else status
+
+
+def _given(chosen: argparse.Namespace) -> list[str]:
+    """Give the options as they were given."""
+    report = ["--report", os.path.abspath(chosen.report)] if chosen.report else []
+    return ["--action", chosen.action, "--level", chosen.level, *report]
+
+
+def _own_name(chosen: argparse.Namespace) -> str:
+    """Name the program as it would name itself to start again."""
+    main: Any = sys.modules["__main__"]
+    return str(main.__spec__.name if chosen.module else main.__file__)
+
+
+def _rank() -> str:
+    """Name this process among those of a distributed run; "0" is the first, or the only one."""
+    return os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
 
 
 def _floats(errors: ErrorLog) -> list[str]:
@@ -84,12 +103,12 @@ def _floats(errors: ErrorLog) -> list[str]:
     ]
 
 
-def _sum_up(told: list[str], bad: list[Event]) -> None:
+def _sum_up(told: list[str], bad: list[Event], *, which: bool) -> None:
     """Say at the end what came of it; of several ranks the first one does, if all is well."""
-    if not bad and os.environ.get("RANK", "0") != "0":
+    if not bad and _rank() != "0":
         return
     lines = told or [NOTHING]
-    lines += [f"  event     {render_line(event)}" for event in bad[:SHOWN]]
+    lines += [f"  event     {render_line(event, which=which)}" for event in bad[:SHOWN]]
     if len(bad) > SHOWN:
         lines.append(f"  event     {len(bad) - SHOWN} more")
     print(*lines, sep="\n", file=sys.stderr, flush=True)
@@ -97,6 +116,9 @@ def _sum_up(told: list[str], bad: list[Event]) -> None:
 
 def _write(path: str, lines: list[str], found: Found) -> None:
     stem, end = os.path.splitext(path)
+    if _rank() != "0":
+        stem += f"-rank{_rank()}"
+        path = stem + end
     try:
         if end == ".html" and found.runs():
             for i, run in enumerate(found.runs()[:SHOWN]):

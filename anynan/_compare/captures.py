@@ -54,8 +54,10 @@ class Choice:
         source: Its line.
         picked: What it chose, whole numbers.
         before: How many calls of layers had ended by then.
-        moved: Whether it would have chosen otherwise, had it not been held to another's choice.
+        moved: The share of it that would have been chosen otherwise, had it not been held to
+            another's choice.
         gate: Whether only its gradient jumps: ReLU, clipping, the larger of two.
+        drawn: Whether it is random: the numbers that were drawn, or what dropout keeps.
     """
 
     name: str
@@ -63,8 +65,37 @@ class Choice:
     source: Source | None
     picked: Array
     before: int
-    moved: bool = False
+    moved: float = 0.0
     gate: bool = False
+    drawn: bool = False
+
+
+class Held:
+    """Find to which choice of another run each discrete operation of a run is held.
+
+    They are taken in order; what has no like is passed over.
+    """
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        self._left = [choice for choice in choices if not choice.gate]
+
+    def next(self, name: str, shape: tuple[int, ...]) -> Choice | None:
+        """Give the other run's choice, None if it has no like.
+
+        Args:
+            name: Of the operation that chooses.
+            shape: Of what it chooses.
+        """
+        for i, choice in enumerate(self._left):
+            alike = _MASK.get(choice.name, choice.name) == _MASK.get(name, name)
+            if alike and choice.picked.shape == tuple(shape):
+                del self._left[: i + 1]
+                return choice
+        return None
+
+
+# What dropout draws, by its own name and by that of its distribution.
+_MASK = {"dropout": "bernoulli"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +165,15 @@ class Capture:
                 [t.layer, t.kind, t.call, t.way, put(t.given), put(t.made)] for t in self.taken
             ],
             "choices": [
-                [c.name, c.layer, c.source and asdict(c.source), put([c.picked]), c.before, c.gate]
+                [
+                    c.name,
+                    c.layer,
+                    c.source and asdict(c.source),
+                    put([c.picked]),
+                    c.before,
+                    c.gate,
+                    c.drawn,
+                ]
                 for c in self.choices
             ],
         }
@@ -174,8 +213,9 @@ class Capture:
                             get(picked)[0],
                             before,
                             gate=gate,
+                            drawn=drawn,
                         )
-                        for name, layer, source, picked, before, gate in said["choices"]
+                        for name, layer, source, picked, before, gate, drawn in said["choices"]
                     ],
                     notes=said["notes"],
                     whole_gradients=said["whole_gradients"],
@@ -241,14 +281,12 @@ class Side:
 
     Attributes:
         backend: Name of the framework.
-        can_follow: Whether discrete operations are seen, and can be held to a choice.
         can_widen: Whether it can compute in float64 what is in float32.
         can_give: Whether layers can be given other inputs.
         can_look_inside: Whether the operations of one layer can be taken.
     """
 
     backend: str
-    can_follow = False
     can_widen = False
     can_give = False
     can_look_inside = False

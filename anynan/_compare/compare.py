@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anynan._compare.captures import Capture, Choice, Nudge, Side, Taken, Wish
+from anynan._compare.captures import Capture, Choice, Held, Nudge, Side, Taken, Wish
 from anynan._compare.comparison import BEYOND, Comparison, Parting, Row, Turn
 from anynan._compare.distances import apart, holds, nearest, summed
 from anynan._compare.pairs import pairs, refuse_unused
@@ -75,8 +75,9 @@ def compare(
             ``{"layers.*": "blocks_*"}``. What no pattern names is matched by path, then by
             order and shape.
         backward: Compare the gradients, too.
-        follow: Hold the second model's discrete choices (top-k, argmax, sort, draws) to the
-            first's, and go on; else what comes after a choice that differs is not compared.
+        follow: Hold the second model's discrete choices (top-k, argmax, sort) and draws
+            (dropout, noise) to the first's, and go on; else what comes after one that differs is
+            not compared.
         limit: How many times what rounding explains is too much.
 
     Returns:
@@ -171,7 +172,10 @@ class _Comparing:
         ]
         turns, until = self._turns(mine, theirs, moved)
         more = list(moved)
-        while any(not turn.rounding for turn in turns) and len(more) < _TURNS:
+        while (
+            any(not turn.rounding and not turn.choice.drawn for turn in turns)
+            and len(more) < _TURNS
+        ):
             nudge = Nudge(unit, len(more))
             more.append(self.first.run(self.batch, Wish(nudge=nudge, follow=mine.choices)))
             turns, until = self._turns(mine, theirs, more)
@@ -215,21 +219,38 @@ class _Comparing:
         self, mine: Capture, theirs: Capture, moved: Sequence[Capture]
     ) -> tuple[tuple[Turn, ...], int | None]:
         """Find the choices that differ, and after how many calls of layers the first does."""
+        own, again = _discrete(mine), [_discrete(run) for run in moved]
+        held, partners, loose = Held(own), {}, False
+        for y in _discrete(theirs):
+            like = held.next(y.name, y.picked.shape)
+            if like is not None:
+                partners[id(like)] = y
+            loose = loose or (like is None and y.drawn)
         found: list[Turn] = []
         until = None
-        plain = -1
-        for x, y in zip(mine.choices, theirs.choices, strict=False):
-            if x.name != y.name or x.picked.shape != y.picked.shape:
-                break
-            plain += not x.gate
-            if not y.moved and np.array_equal(x.picked, y.picked):
+        for i, x in enumerate(own):
+            partner = partners.get(id(x))
+            if partner is None and not (x.drawn and loose):
                 continue
-            share = 0.0 if y.moved else float(np.mean(x.picked != y.picked))
-            rounding = x.gate or any(_discrete(m)[plain].moved for m in moved)
-            found.append(Turn(x, share, rounding))
-            if not self.follow and not x.gate:
+            same = partner is not None and np.array_equal(x.picked, partner.picked)
+            if partner is None:
+                share = None
+            elif same and not partner.moved:
+                continue
+            else:
+                share = partner.moved or float(np.mean(x.picked != partner.picked))
+            rounding = not x.drawn and any(run[i].moved for run in again if i < len(run))
+            found.append(Turn(x, share, rounding, held=same))
+            if not same:
                 until = x.before  # what was chosen after it follows from it
                 break
+        if mine.backend == theirs.backend:
+            gates = [[c for c in run.choices if c.gate] for run in (mine, theirs)]
+            found += [
+                Turn(x, None, rounding=True)
+                for x, y in zip(*gates, strict=False)
+                if x.picked.shape == y.picked.shape and not np.array_equal(x.picked, y.picked)
+            ]
         return tuple(found), until
 
     def _sees_gates(self, mine: Capture, theirs: Capture) -> bool:
@@ -260,6 +281,7 @@ class _Comparing:
         if not (mine.whole_gradients and theirs.whole_gradients):
             mine, theirs = arriving(mine), arriving(theirs)
             again = [{taken.key: taken for taken in arriving(run).taken} for run in moved]
+        found: list[tuple[Taken, Taken | None]] = []
         for way in ("forward", "backward"):
             a = [taken for taken in mine.taken if taken.way == way]
             b = [taken for taken in theirs.taken if taken.way == way]
@@ -268,7 +290,8 @@ class _Comparing:
             if way == "backward" and a and not seen:
                 holes.append(f"the backward pass: {_UNSEEN}")
                 a = []
-            for x, y in pairs(a, b, self.names):
+            found = pairs(a, b, self.names, found)
+            for x, y in found:
                 at = ended.get((x.layer, x.call), -1)
                 if way == "backward" and (at <= shut or _around(x.layer, gates)):
                     holes.append(f"the backward pass from {x.layer or 'the model'} on: {_GATES}")
@@ -281,7 +304,10 @@ class _Comparing:
                 if row.error is None and x.made:
                     holes.append(_hole(x, y))
         if until is not None:
-            holes.append("what comes after the choice that differs; follow=True goes on")
+            goes_on = (
+                "the second model cannot be held to it" if self.follow else "follow=True goes on"
+            )
+            holes.append(f"what comes after the choice that differs; {goes_on}")
         return rows, holes
 
     def _row(self, x: Taken, y: Taken | None, again: Sequence[Taken], unit: float) -> Row:
@@ -295,8 +321,10 @@ class _Comparing:
             error = apart(x.made, y.made, layouts=self.layouts, joint=joint)
             far = apart(x.given, y.given, layouts=self.layouts, joint=joint)
             given = None if far is None else far / into
-        other = None if y is None else y.layer
-        return Row(x.layer, other, x.kind, x.call, x.way, error, floor, given)
+        other, call = (None, x.call) if y is None else (y.layer, y.call)
+        return Row(
+            x.layer, other, x.kind, x.call, x.way, error, floor, given, other_call=call
+        )  # fmt: skip
 
     def _place(self, rows: Sequence[Row]) -> Row | None:
         """Find the first call whose inputs agree and whose results do not."""
@@ -311,7 +339,7 @@ class _Comparing:
             return None
         if not (self.first.can_look_inside and second.can_look_inside):
             return None
-        here, there = (place.layer, place.call), (place.other, place.call)
+        here, there = (place.layer, place.call), (place.other, place.other_call)
         mine = self.first.run(self.batch, Wish(inside=here))
         nudge = Nudge(unit, 0)
         moved = self.first.run(self.batch, Wish(inside=here, nudge=nudge, follow=mine.choices))
@@ -343,7 +371,7 @@ class _Comparing:
         """Give the second model's layers the first one's inputs: what each adds by itself."""
         assert self.second is not None
         partner = {
-            (row.other, row.call): (row.layer, row.call)
+            (row.other, row.other_call): (row.layer, row.call)
             for row in rows
             if row.way == "forward" and row.other is not None
         }
@@ -359,7 +387,7 @@ class _Comparing:
         found = []
         for row in rows:
             key = (row.layer, row.call)
-            other = there.get((row.other or "", row.call))
+            other = there.get((row.other or "", row.other_call))
             if row.way == "backward" or other is None or key not in again:
                 found.append(row)
                 continue
@@ -412,10 +440,12 @@ def _carried(run: Capture, mine: Capture, theirs: Capture, names: Mapping[str, s
     own = {taken.key: taken for taken in theirs.taken}
     wide = {taken.key: taken for taken in run.taken}
     taken = []
+    found: list[tuple[Taken, Taken | None]] = []
     for way in ("forward", "backward"):
         a = [x for x in mine.taken if x.way == way]
         b = [x for x in theirs.taken if x.way == way]
-        for x, y in pairs(a, b, names):
+        found = pairs(a, b, names, found)
+        for x, y in found:
             if y is None or y.key not in wide:
                 continue
             z = wide[y.key]
@@ -446,6 +476,8 @@ def arriving(run: Capture) -> Capture:
 def _hole(x: Taken, y: Taken | None) -> str:
     name = x.layer or "the model"
     call = f", call {x.call + 1}" if x.call else ""
+    if y is None and x.way == "backward":
+        return f"{name}{call}: no such gradient was seen of the second model"
     if y is None:
         return f"{name}{call}: the second model has no such layer"
     return f"{name}{call}: shapes do not fit {y.layer or 'the model'} of the second"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from anynan._compare.captures import Choice, Way
+from anynan._reports.escaping import escaped
 from anynan._reports.escaping import name as printed
 from anynan.events import Source
 
@@ -28,6 +29,7 @@ class Row:
         given: The same ratio as ``ratio``, of what it was given.
         local: The ratio where the second model's layer was given the first one's inputs; None
             where that was not tried.
+        other_call: Which call of the second model's layer.
     """
 
     layer: str
@@ -39,6 +41,7 @@ class Row:
     floor: float
     given: float | None
     local: float | None = None
+    other_call: int = 0
 
     @property
     def ratio(self) -> float | None:
@@ -71,13 +74,21 @@ class Turn:
 
     Attributes:
         choice: The first run's.
-        share: The share of its elements that differ.
+        share: The share of its elements that differ; None where the second run draws too, but
+            nothing of that shape.
         rounding: Whether the first run alone turns so when it moves by a rounding unit.
+        held: Whether the second run was held to the first one's choice.
     """
 
     choice: Choice
-    share: float
+    share: float | None
     rounding: bool
+    held: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """Whether this is a difference between the models, and no rounding or luck."""
+        return not self.rounding and not (self.held and self.choice.drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,11 @@ class Comparison:
         return max((row.ratio for row in self.rows if row.ratio is not None), default=0.0)
 
     @property
+    def differs(self) -> bool:
+        """Whether the two part by more than rounding explains: ``sys.exit(found.differs)``."""
+        return self.place is not None or any(turn.differs for turn in self.turns)
+
+    @property
     def sensitive(self) -> tuple[Row, ...]:
         """Return the layers that are beyond the limit by themselves, most sensitive first."""
         found = [row for row in self.rows if row.local is not None and row.local > self.limit]
@@ -128,13 +144,15 @@ class Comparison:
         if not compared:
             return "nothing could be compared: no layer of the two has a partner"
         if self.place is None:
-            turned = next((turn for turn in self.turns if not turn.rounding), None)
+            turned = next((turn for turn in self.turns if turn.differs), None)
             if turned is not None:
                 choice = turned.choice
+                within = self._within(len(compared))
+                rest = f"within {times(within)} what rounding explains" if within else "identical"
                 return (
-                    f"everything before is within {times(self._within(len(compared)))} what "
-                    f"rounding explains, but `{choice.name}` in {_layer(choice.layer)} chooses "
-                    "otherwise"
+                    f"everything{'' if turned.held else ' before'} is {rest}, but "
+                    f"`{choice.name}` in {_layer(choice.layer)} "
+                    f"{'draws' if choice.drawn else 'chooses'} otherwise"
                 )
             if not self.ratio:
                 return "no difference: everything that was compared is identical"
@@ -142,8 +160,11 @@ class Comparison:
         row = self.place
         before = self._within(self.rows.index(row))
         where = _layer(row.layer)
+        if row.call:
+            where += f", call {row.call + 1}"
         if row.other is not None and row.other != row.layer:
-            where += f" ({_layer(row.other)} of the second)"
+            call = f", call {row.other_call + 1}," if row.other_call != row.call else ""
+            where += f" ({_layer(row.other)}{call} of the second)"
         way = "" if row.way == "forward" else " of the backward pass"
         if row.way == "backward" and row.given is None:
             where = f"the gradient that arrives at {where}"
@@ -181,7 +202,7 @@ class Comparison:
         if len(self.holes) > 5:
             lines.append(f"  not compared  and {len(self.holes) - 5} more")
         lines += [f"  note  {note}" for note in self.notes]
-        return "\n".join(lines).rstrip()
+        return "\n".join(map(escaped, lines)).rstrip()
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the answer, a picture of every layer's ratio and the table to one HTML file.
@@ -247,14 +268,19 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 def _turned(turn: Turn) -> str:
     choice = turn.choice
-    why = (
-        "a rounding unit alone turns it, too"
-        if turn.rounding
-        else "what comes after was not compared"
-    )
-    return (
-        f"  turn    {choice.name} in {_layer(choice.layer)}{_at(choice.source)}: "
-        f"{_share(turn.share)} of its choices differ; {why}"
+    drawn = "draws" if choice.drawn else "choices"
+    said = f"{_share(turn.share)} of its {drawn} differ" if turn.share is not None else (
+        "the second model draws in another way"
+    )  # fmt: skip
+    why = [
+        "a rounding unit alone turns it, too" if turn.rounding else "",
+        f"the second model was held to the first one's {drawn}"
+        if turn.held
+        else "what comes after was not compared",
+    ]
+    return "; ".join(
+        [f"  turn    {choice.name} in {_layer(choice.layer)}{_at(choice.source)}: {said}",
+         *filter(None, why)]
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def write(found: "Comparison", path: str | os.PathLike[str]) -> None:
     if len(rows) > _MOST:
         parts.append(f'<p class="soft">{len(rows) - _MOST} more are not shown.</p>')
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(framed(title, "\n".join(parts)))
+        file.write(framed(title, "\n".join(parts), still=True))
 
 
 def _picture(found: "Comparison", rows: list["Row"]) -> str:
@@ -53,7 +53,7 @@ def _picture(found: "Comparison", rows: list["Row"]) -> str:
         beyond = (row.ratio or 0.0) > found.limit
         colour = "#c0392b" if row is found.place else "#e59866" if beyond else "#5499c7"
         end = x(_bounded(row))
-        title = f"{row.layer or '(model)'} {row.way}: {row.ratio:.3g}"
+        title = f"{printed(row.layer) or '(model)'} {row.way}: {row.ratio:.3g}"
         drawn.append(
             f'<rect x="{_LEFT}" y="{6 * i}" width="{max(end - _LEFT, 1)}" height="5" '
             f'fill="{colour}"><title>{escape(title)}</title></rect>'

@@ -66,7 +66,10 @@ def _some(paths: set[str]) -> str:
 
 
 def pairs(
-    a: Sequence[Taken], b: Sequence[Taken], names: Mapping[str, str]
+    a: Sequence[Taken],
+    b: Sequence[Taken],
+    names: Mapping[str, str],
+    forward: Sequence[tuple[Taken, Taken | None]] = (),
 ) -> list[tuple[Taken, Taken | None]]:
     """Find the partner of each call of the first run.
 
@@ -74,14 +77,21 @@ def pairs(
         a: Calls of the reference, in order; of one way.
         b: Calls of the other.
         names: Patterns from the first model's paths to the second's.
+        forward: For the backward pass: what was found for the forward pass, which holds there.
 
     Returns:
         All of ``a``, in order, each with its partner or None.
     """
     by_path = {(x.layer, x.call): x for x in b}
     by_spelling = {(spelled(x.layer), x.call): x for x in b}
-    found: dict[int, Taken] = {}
+    found: dict[int, Taken | None] = {}
     used: set[int] = set()
+    settled = {(x.layer, x.call): y for x, y in forward}
+    for i, x in enumerate(a):
+        there = settled.get((x.layer, x.call))
+        if there is not None:
+            found[i] = by_path.get((there.layer, there.call))
+            used.add(id(found[i]))
     for wanted in ("pattern", "path", "spelling"):
         for i, x in enumerate(a):
             if i in found:

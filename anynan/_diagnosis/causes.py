@@ -10,10 +10,21 @@ from anynan.events import Cause
 
 __all__ = ["RULES", "Rule", "Situation", "explain", "table"]
 
-_UNKNOWN = "unknown"
-_UNKNOWN_DOC = (
-    "no rule fits, so no cause is named",
-    "compare the operands with what the operation accepts",
+UNKNOWN = "unknown"
+# What is said where no operation was seen to make it: a tag, a sentence, a fix.
+_STEP = "track the training step function instead of the model, and the operation is named"
+_OUTSIDE = "the model's outputs were finite, and the loss or its gradient is not"
+_BETWEEN = "what a layer was given was bad: code between the watched layers made it"
+_ANOTHER = "what came in is what another watched model gave"
+_WITHOUT_RULE = (
+    ("outside_the_model", _OUTSIDE, _STEP),
+    ("made_between_layers", _BETWEEN, _STEP),
+    ("made_by_another", _ANOTHER, "mend that model first"),
+    (
+        UNKNOWN,
+        "no rule fits, so no cause is named",
+        "compare the operands with what the operation accepts",
+    ),
 )
 
 
@@ -48,7 +59,7 @@ def advise(situation: Situation) -> tuple[Cause, str]:
 def _failed(rule: Rule, error: Exception) -> Cause:
     """Say that a rule broke: the rules after it might name what it was there to rule out."""
     return Cause(
-        _UNKNOWN,
+        UNKNOWN,
         f"anynan's own rule {rule.tag} failed here ({reason(error)}), so no cause is named",
         "compare the operands with what the operation accepts, and please report this",
     )
@@ -66,12 +77,12 @@ def _unknown(s: Situation) -> Cause:
     if s.record is None:
         fix = "wrap the suspected part in anynan.check(...) calls"
         return Cause(
-            _UNKNOWN,
+            UNKNOWN,
             "no single operation could be named",
             fix if s.watched else f"{fix}, or track with level='operation'",
             seen(s.summary),
         )
-    if s.record.said:
+    if s.record.said in _SAID:
         return _reported(s.operation, s.record.said, names["kind"])
     values = "; ".join(
         f"{name} = {literal(item.value)}"
@@ -84,7 +95,7 @@ def _unknown(s: Situation) -> Cause:
     finite = all(item.summary is not None and not item.summary.bad for item in s.operands)
     given = " from finite operands" if finite and s.operands else ""
     return Cause(
-        _UNKNOWN,
+        UNKNOWN,
         f"{origin} made {{kind}}{given}; no rule of anynan fits".format(**names),
         "compare these operands with what {op} accepts; if the reason is a common one, please "
         "report it so that anynan can name it".format(**names),
@@ -111,9 +122,9 @@ _SAID = {
 
 def _reported(operation: str, said: str, kind: str) -> Cause:
     """Say what the library itself said: its operands are not known."""
-    fix = _SAID.get(said, _UNKNOWN_DOC[1]).format(op=operation)
+    fix = _SAID[said].format(op=operation)
     quotient = (operation, said) == ("divide", "divide by zero")
-    tag = "divide_by_zero" if quotient else _UNKNOWN
+    tag = "divide_by_zero" if quotient else UNKNOWN
     tag = "overflow_in_dtype" if said == "overflow" else tag
     text = f"{operation} made {kind}, and the library itself reported: {said}"
     return Cause(tag, text, fix, "")
@@ -122,7 +133,7 @@ def _reported(operation: str, said: str, kind: str) -> Cause:
 def table() -> str:
     """Return the rules as a Markdown table, in the order in which they are searched.
 
-    Where a text depends on the dtype, float16 stands as the example.
+    Where a text depends on the dtype, float16 stands as the example. A tag is its row's anchor.
     """
     example = Situation("forward", "nan", summary=Summary((), "float16", "cpu", 1))
     lines = ["| tag | operations | phase | cause | fix |", "| --- | --- | --- | --- | --- |"]
@@ -131,11 +142,17 @@ def table() -> str:
         names = facts(example, _example(rule))
         text, (fix, _) = rule.text.format(**names), split(rule.fix.format(**names), "")
         lines.append(
-            f"| `{rule.tag}` | {operations} | {_phases(rule)} | {_cell(text)} | {_cell(fix)} |"
+            f"| {_anchor(rule.tag)} | {operations} | {_phases(rule)} "
+            f"| {_cell(text)} | {_cell(fix)} |"
         )
-    text, fix = _UNKNOWN_DOC
-    lines.append(f"| `{_UNKNOWN}` | any | any | {text} | {fix} |")
+    lines += [
+        f"| {_anchor(tag)} | any | any | {text} | {fix} |" for tag, text, fix in _WITHOUT_RULE
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _anchor(tag: str) -> str:
+    return f'<a id="{tag}"></a>`{tag}`'
 
 
 def _example(rule: Rule) -> str:

@@ -79,6 +79,7 @@ class Case:
     updates: list[int] = field(default_factory=list)
     replayed: Replay | None = None
     seen: bool = False
+    together: bool = False
     unread: str = ""
     watched: bool = False
     ends: bool = False
@@ -199,7 +200,7 @@ def _say_clean(case: Case) -> None:
     watched, case.watched = case.seen, case.watched or case.seen or replayed.whole
     if not replayed.whole:  # else its own notes say it
         clean = _CLEAN_UNCOMPILED if replayed.uncompiled else _NOT_REPRODUCED
-        case.notes.append(_WATCHED if watched else clean)
+        case.notes.append(_WATCHED if watched and not case.together else clean)
 
 
 def _arrived_bad(case: Case) -> bool:

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,11 @@ class Format:
     def count_upto(self, size: float) -> int:
         """Give how many patterns, 0 among them, stand for a magnitude of at most ``size``."""
         return bisect_right(range(self.top + 1), size, key=self.value)
+
+    @cached_property
+    def signed(self) -> "np.dtype[Any]":
+        """Give the dtype of its patterns as signed integers."""
+        return np.dtype(f"i{self.width // 8}")
 
     @cached_property
     def table(self) -> NDArray[np.float64]:

@@ -38,6 +38,9 @@ class Tally:
     max: float | None = None
     overflow: int = 0
     flushed: int = 0
+    # The largest patterns of finite numbers, of positive and of negative ones; -1 for none.
+    _high: int = field(default=-1, repr=False)
+    _low: int = field(default=-1, repr=False)
     _seen: NDArray[np.int64] = field(default_factory=lambda: np.zeros(256, np.int64), repr=False)
 
     @property
@@ -88,11 +91,13 @@ def _limits(kind: Format, target: Format | None) -> tuple[int, int] | None:
 
 
 def _wide(found: Tally, bits: Bits, kind: Format, limits: tuple[int, int] | None) -> None:
-    signed = bits.view(np.dtype(f"i{kind.width // 8}"))
+    signed = bits.view(kind.signed)
     sign = 1 << (kind.width - 1)
     # As a signed integer the largest is the largest positive value, +Inf or a NaN; as an
     # unsigned one the most negative value, -Inf or a NaN.
-    high, low = int(signed.max()), int(bits.max())
+    high, low = int(np.maximum.reduce(signed)), int(np.maximum.reduce(bits))
+    if high <= found._high and low <= found._low and limits is None:  # noqa: SLF001  its own
+        return  # as most blocks: within what was seen before
     if max(high, low - sign) > kind.top:
         bits, signed = _finite(found, bits, kind)
         if not bits.size:
@@ -101,6 +106,8 @@ def _wide(found: Tally, bits: Bits, kind: Format, limits: tuple[int, int] | None
     top = -kind.value(int(bits.min()) - sign) if high < 0 else kind.value(high)
     bottom = -kind.value(low - sign) if low >= sign else kind.value(int(bits.min()))
     _ends(found, bottom, top)
+    found._high = max(found._high, high)  # noqa: SLF001  its own
+    found._low = max(found._low, low) if low >= sign else found._low  # noqa: SLF001  its own
     if limits is not None:
         sizes = bits & bits.dtype.type(sign - 1)
         first, flushed = limits
@@ -125,7 +132,7 @@ def _finite(found: Tally, bits: Bits, kind: Format) -> tuple[Bits, NDArray[Any]]
     found.posinf += infinities - negative
     found.nan += int(np.count_nonzero(bad)) - infinities
     kept = bits[~bad]
-    return kept, kept.view(np.dtype(f"i{kind.width // 8}"))
+    return kept, kept.view(kind.signed)
 
 
 def _ends(found: Tally, low: float, high: float) -> None:

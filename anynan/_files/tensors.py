@@ -11,7 +11,7 @@ import numpy as np
 from anynan._files.formats import PAIRS, itemsize
 from anynan._files.tally import Bits
 
-BLOCK = 1 << 18  # numbers are read so many bytes at a time, and looked at while in the cache
+BLOCK = 1 << 19  # numbers are read so many bytes at a time, and looked at while in the cache
 
 
 class UnreadableError(Exception):

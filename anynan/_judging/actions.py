@@ -1,5 +1,6 @@
 """Act on an event: raise, warn, skip the update, call back."""
 
+import itertools
 import threading
 import weakref
 from collections import Counter, deque
@@ -31,6 +32,9 @@ def takes_along(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, passing)
 
 
+_turn = itertools.count()
+
+
 class Actor:
     """Record a tracker's events, and do what its options say about them."""
 
@@ -42,6 +46,7 @@ class Actor:
         self.found = False
         self.ends: list[Callable[[], object]] = []  # what is undone with the tracker
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self._turns: deque[int] = deque(maxlen=MAX_EVENTS)  # of the events, among all trackers'
         self._counts: Counter[str] = Counter()
         self.followers: list[Writer] = []
         self._lock = threading.RLock()
@@ -76,6 +81,12 @@ class Actor:
         with self._lock:
             return tuple(self._events)
 
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """Number the events in the order in which those of all trackers came."""
+        with self._lock:
+            return tuple(self._turns)
+
     def count(self, word: str) -> int:
         """Count events by severity (``bad``, ``suspect``) or ``expected``."""
         return self._counts[word]
@@ -102,6 +113,7 @@ class Actor:
         """List an event, and have it written where the run is."""
         with self._lock:
             self._events.append(event)
+            self._turns.append(next(_turn))
             for follower in self.followers:
                 follower.event(event)
 

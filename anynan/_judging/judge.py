@@ -313,13 +313,14 @@ class Judge(Actor):
         wanted = self.wants_replay(reading, kind, now=True)
         if value is None and reading.order in rows.live:
             value = rows.live[reading.order]()
+        together = replayed is not None  # all ranks ran it again
         if replayed is None and rows.seen is not None:
             replayed = rows.seen(reading, value)
         tracker = self._tracker()
         case = Case(
             reading, kind, rows, self._adapter.evidence(reading, value), later,
             clean=self._clean, updates=list(self._updates), replayed=replayed,
-            seen=replayed is not None, unread=self._unread(),
+            seen=replayed is not None, together=together, unread=self._unread(),
             watched=rows.seen is not None or self.options.level == "operation",
             ends=self.options.level == "step", came_in=self._came_in(rows, kind),
             of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
@@ -712,6 +713,7 @@ class Judge(Actor):
         """Forget events, readings and gradient norms."""
         with self._lock:
             self._events.clear()
+            self._turns.clear()
             self._counts.clear()
             self._seen.clear()
             self._carriers.clear()

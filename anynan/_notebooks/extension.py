@@ -1,13 +1,11 @@
-"""``%load_ext anynan``: the magics, and how anomalies and events are shown."""
+"""``%load_ext anynan``: the magics, and how anomalies are shown."""
 
 from collections.abc import Callable
 from typing import Any
 
-from anynan._reports.report import render_html
 from anynan._runtime.tracebacks import shorten
 from anynan._steps.everywhere import Found, watch_everything
 from anynan.errors import AnomalyError
-from anynan.events import Event
 from anynan.options import ACTIONS, Options
 
 
@@ -24,10 +22,9 @@ class Extension:
         self._end: Callable[[], None] | None = None
 
     def load(self) -> None:
-        """Register the magics and the formatter."""
+        """Register the magics, and show anomalies in short."""
         self._shell.register_magic_function(self.anynan, "line_cell", "anynan")
         self._shell.set_custom_exc((AnomalyError,), _show)
-        self._shell.display_formatter.formatters["text/html"].for_type(Event, render_html)
 
     def unload(self) -> None:
         """Watch no longer."""

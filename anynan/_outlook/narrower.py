@@ -1,19 +1,13 @@
 """How safely each layer would run in a narrower dtype."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from anynan._files.formats import TARGETS
-from anynan._readings.readings import Site
 from anynan._reports.escaping import name as printed
 
 if TYPE_CHECKING:
-    from anynan._readings.history import Entry, History
     from anynan._reports.run import Run
     from anynan._steps.tracker import Tracker
 
@@ -66,7 +60,6 @@ class Headroom:
         return f"{text}, {self.under:.1f} at the bottom ({self.under_phase})"
 
 
-@np.errstate(all="ignore")
 def headroom(run: "Tracker | Run", dtype: str) -> list[Headroom]:
     """Rank layers by how safely they would run in a narrower dtype, the least safe first.
 
@@ -102,15 +95,15 @@ def headroom(run: "Tracker | Run", dtype: str) -> list[Headroom]:
     most: dict[str, tuple[float, str, int]] = {}
     least: dict[str, tuple[float, str, int]] = {}
     layers: dict[str, None] = {}
-    for sites, steps, largest, smallest in _ends(run.history):
-        for order, site in enumerate(sites):
+    for entries, largest, smallest in run.history.extremes():
+        for order, site in enumerate(entries[0].sites):
             if site.layer is None or site.phase not in _PHASES:
                 continue
             layers.setdefault(site.layer)
             if site.bound or largest[0][order] < 0:
                 continue
             top, low = (
-                (float(sizes[order]), site.phase, steps[at[order]])
+                (float(sizes[order]), site.phase, entries[at[order]].step)
                 for sizes, at in (largest, smallest)
             )
             most[site.layer] = max(most.get(site.layer, top), top, key=_size)
@@ -130,30 +123,6 @@ def headroom(run: "Tracker | Run", dtype: str) -> list[Headroom]:
             Headroom(layer, target.name, over, top_phase, top_step, under, low_phase, low_step)
         )
     return sorted(found, key=lambda each: (each.bits is None, each.bits or 0.0))
-
-
-_Extreme = tuple[NDArray[np.float64], NDArray[np.intp]]
-
-
-def _ends(history: "History") -> Iterator[tuple[list[Site], list[int], _Extreme, _Extreme]]:
-    """Give each list of slots with its steps, and each slot's extreme sizes with their places."""
-    by_sites: dict[int, list[Entry]] = {}
-    for entry in history.entries():
-        by_sites.setdefault(id(entry.sites), []).append(entry)
-    for entries in by_sites.values():
-        count = len(entries[0].lo)
-        largest = np.full(count, -1.0), np.zeros(count, np.intp)
-        smallest = np.full(count, np.inf), np.zeros(count, np.intp)
-        for number, entry in enumerate(entries):
-            low, high = np.frombuffer(entry.lo), np.frombuffer(entry.hi)
-            sizes = np.maximum(np.abs(low), np.abs(high))
-            told = np.isfinite(sizes) & (low <= high)
-            for (held, at), better in (
-                (largest, told & (sizes > largest[0])),
-                (smallest, told & (sizes > 0) & (sizes < smallest[0])),
-            ):
-                held[better], at[better] = sizes[better], number
-        yield entries[0].sites, [entry.step for entry in entries], largest, smallest
 
 
 def _size(held: tuple[float, str, int]) -> float:

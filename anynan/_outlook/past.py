@@ -44,11 +44,12 @@ def past(history: History, phases: tuple[str, ...], upto: int) -> Past:
     entries = history.entries()[-upto:]
     rows: dict[tuple[object, ...], int] = {}
     sites: list[Site] = []
-    known: dict[int, tuple[list[int], list[int]]] = {}
+    known: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
     for entry in reversed(entries):  # the order is that of the last step
         if id(entry.sites) in known:
             continue
-        orders, at = known[id(entry.sites)] = [], []
+        orders: list[int] = []
+        at: list[int] = []
         for order, site in enumerate(entry.sites):
             if site.phase in phases and not site.bound:
                 row = rows.setdefault(site.place, len(rows))
@@ -56,12 +57,13 @@ def past(history: History, phases: tuple[str, ...], upto: int) -> Past:
                     sites.append(site)
                 orders.append(order)
                 at.append(row)
+        known[id(entry.sites)] = np.asarray(orders, np.intp), np.asarray(at, np.intp)
     low = np.full((len(sites), len(entries)), np.inf)
     high = np.full((len(sites), len(entries)), -np.inf)
     for column, entry in enumerate(entries):
-        orders, at = known[id(entry.sites)]
-        np.minimum.at(low[:, column], at, np.frombuffer(entry.lo)[orders])
-        np.maximum.at(high[:, column], at, np.frombuffer(entry.hi)[orders])
+        chosen, into = known[id(entry.sites)]
+        np.minimum.at(low[:, column], into, np.frombuffer(entry.lo)[chosen])
+        np.maximum.at(high[:, column], into, np.frombuffer(entry.hi)[chosen])
     steps = np.asarray([entry.step for entry in entries], np.float64)
     unread = low > high
     low[unread], high[unread] = np.inf, -np.inf

@@ -2,12 +2,16 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anynan._outlook.past import past
 from anynan._readings.history import History
 from anynan._readings.readings import Site
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FEWEST = 8  # steps, or a layer may only look dead
 _WINDOW = 64
@@ -76,18 +80,18 @@ def contained(history: History) -> list[Contained]:
     the layer's output is finite, and says nothing any more.
     """
     found: dict[str, Contained] = {}
-    orders: dict[int, tuple[list[Site], list[int], list[float]]] = {}
+    orders: dict[int, tuple[list[Site], NDArray[np.intp], NDArray[np.float64]]] = {}
     for entry in history.entries():
         known = orders.get(id(entry.sites))
         if known is None:
-            at = [
-                order
+            chosen = [
+                (order, site)
                 for order, site in enumerate(entry.sites)
                 if site.phase in ("input", "forward") and not site.bound
             ]
-            sites = [entry.sites[order] for order in at]
-            roots = [math.sqrt(site.dtype_max or math.inf) for site in sites]
-            known = orders[id(entry.sites)] = sites, at, roots
+            roots = np.asarray([math.sqrt(site.dtype_max or math.inf) for _, site in chosen])
+            places = np.asarray([order for order, _ in chosen], np.intp)
+            known = orders[id(entry.sites)] = [site for _, site in chosen], places, roots
         sites, at, roots = known
         low, high = np.frombuffer(entry.lo)[at], np.frombuffer(entry.hi)[at]
         sizes = np.maximum(np.abs(low), np.abs(high))

@@ -1,7 +1,7 @@
 """Layers by steps: how near to overflow each came, as a table of codes."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +81,23 @@ class Grid:
             tuple(self.members[row] for row in chosen),
         )
 
+    def narrowed(self, most: int) -> "Grid":
+        """Put neighbouring columns together until there are few enough."""
+        count = len(self.columns)
+        width = -(-count // max(most, 1))
+        if width < 2:
+            return self
+        starts = sorted({max(end - width, 0) for end in range(count, 0, -width)})
+        ends = [*starts[1:], count]
+        return replace(
+            self,
+            columns=tuple(
+                (self.columns[start][0], self.columns[end - 1][1])
+                for start, end in zip(starts, ends, strict=True)
+            ),
+            cells=np.maximum.reduceat(self.cells, starts, axis=1),
+        )
+
     def _at(self, depth: int) -> "Grid":
         names = [None if x is None else ".".join(x.split(".")[:depth]) for x in self.layers]
         numbers: dict[str | None, int] = {}
@@ -102,6 +119,22 @@ class Grid:
             cells,
             tuple(tuple(layer for row in i for layer in self.members[row]) for i in inside),
         )
+
+
+def beside(panels: Sequence[Grid]) -> Grid:
+    """Put panels side by side, one row for each layer, with an empty column between them."""
+    rows: dict[str | None, int] = {}
+    for panel in panels:
+        for layer in panel.layers:
+            rows.setdefault(layer, len(rows))
+    parts = []
+    for panel in panels:
+        part = np.zeros((len(rows), len(panel.columns) + 1), np.uint16)
+        part[[rows[layer] for layer in panel.layers], :-1] = panel.cells
+        parts.append(part)
+    cells = np.hstack(parts)[:, :-1]
+    members, steps = tuple((layer,) for layer in rows), ((0, 0),) * cells.shape[1]
+    return Grid(tuple(rows), ("",) * len(rows), (np.nan,) * len(rows), steps, cells, members)
 
 
 def _depth(layer: str | None) -> int:

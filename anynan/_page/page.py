@@ -9,7 +9,7 @@ import numpy as np
 
 from anynan._diagnosis.rules.evidence import magnitude
 from anynan._outlook.lines import outlook
-from anynan._page.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, grids
+from anynan._page.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, beside, grids
 from anynan._page.picture import curves, heat_map, inside, key, shown
 from anynan._reports.escaping import name as printed
 from anynan._reports.overview import overview
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from anynan._reports.run import Run
 
 ROWS = 1000  # of a picture; more layers are put together under their parents
-LISTED = 1000  # rows of a table
+# In all pictures together, and in those that are folded; more have fewer columns.
+CELLS, FOLDED = 128_000, 1_280_000
+LISTED = 1000  # rows of a table, and of all tables of a model so large that it needs three
 _CURVES = 8
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _BAD = {NAN: "NaN", POSINF: "+Inf", NEGINF: "-Inf", BOTH: "±Inf"}
@@ -55,25 +57,28 @@ def page(run: "Run") -> str:
         parts.append(
             f'<pre tabindex="0">{escape(render(event).partition(chr(10))[2].strip(chr(10)))}</pre>'
         )
-    told = "".join(f"<li>{escape(' '.join(line.split()))}</li>" for line in outlook(run))
-    parts += [f"<ul>{told}</ul>"] if told else []
+    told = outlook(run)
+    pairs = (line.split(maxsplit=1) for line in told)
+    items = "".join(f"<li><b>{escape(word)}</b>: {escape(text)}</li>" for word, text in pairs)
+    parts += [f"<ul>{items}</ul>"] if items else []
     parts += _pictures(run, panels, event)
     parts += _growth(run, panels, event)
-    parts += ["<h2>The run</h2>", _told(overview(run))]
+    parts += ["<h2>The run</h2>", _told(overview(run, told))]
     parts += _tables(panels)
     return framed(title, "\n".join(parts))
 
 
-def framed(title: str, body: str) -> str:
-    """Put a body into a page that stands alone."""
+def framed(title: str, body: str, *, still: bool = False) -> str:
+    """Put a body into a page that stands alone; one that is ``still`` has no script."""
     folder = os.path.dirname(__file__)
     style, script = (_text(os.path.join(folder, name)) for name in ("page.css", "page.js"))
+    moved = "" if still else f"<script>\n{script}</script>\n"
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        f"{body}\n</main>\n<script>\n{script}</script>\n</body>\n</html>\n"
+        f"{body}\n</main>\n{moved}</body>\n</html>\n"
     )
 
 
@@ -105,24 +110,33 @@ def _pictures(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[
     if not panels:
         return ["<p>No step was read.</p>"]
     parts = [_HATCH, "<h2>Headroom, layer by layer and step by step</h2>", key()]
+    drawn = {name: grid.grouped(ROWS) for name, grid in panels.items()}
+    most = CELLS // sum(len(grid.layers) for grid in drawn.values())
+    folded = FOLDED // sum(len(grid.layers) for grid in panels.values())
     for name, grid in panels.items():
-        kept, origin = grid.grouped(ROWS), _origin(event, name)
+        kept, origin = drawn[name].narrowed(most), _origin(event, name)
         parts.append(heat_map(name, PANELS[name][0], kept, origin))
         if len(kept.layers) < len(grid.layers):
             text = (
                 f"{len(grid.layers):,} layers in {len(kept.layers)} rows: a row is what came "
                 "nearest to overflow in it"
             )
-            parts.append(f'<p class="soft">{text}</p>{inside(grid, kept)}')
+            parts.append(f'<p class="soft">{text}</p>')
+    if any(len(drawn[name].layers) < len(grid.layers) for name, grid in panels.items()):
+        titles = [PANELS[name][0].lower() for name in panels]
+        joined = beside([grid.narrowed(folded) for grid in panels.values()])
+        parts.append(inside(joined, joined.grouped(ROWS), titles))
     if event is not None and not any("it began here" in part for part in parts):
         parts.append(
             f'<p class="soft">It began in {escape(shown(event.layer))}, step {event.step}: nothing '
             "was read just there, so it has no cell.</p>"
         )
     if len(run.history) > 1:
+        single = most >= max(len(grid.columns) for grid in panels.values())
+        latest = "The latest steps have a column each, earlier ones" if single else "Steps"
         parts.append(
-            '<p class="soft">The latest steps have a column each, earlier ones are put together. '
-            "Point at a cell, or go there with the arrow keys, to read it.</p>"
+            f'<p class="soft">{latest} are put together. Point at a cell, or go there with the '
+            "arrow keys, to read it.</p>"
         )
     return parts
 
@@ -161,10 +175,12 @@ def _tightest(grid: Grid) -> list[int]:
 
 def _tables(panels: dict[str, Grid]) -> list[str]:
     parts = ["<h2>The numbers</h2>"] if panels else []
+    many = sum(len(grid.layers) for grid in panels.values()) > 3 * LISTED
+    listed = LISTED // len(panels) if many else LISTED
     for name, grid in panels.items():
         bits = grid.bits()
         rows = []
-        for row, layer in enumerate(grid.layers[:LISTED]):
+        for row, layer in enumerate(grid.layers[:listed]):
             known = np.flatnonzero(~np.isnan(bits[row]))
             cells = [shown(layer), grid.dtypes[row] or "several", "", "", "", ""]
             if known.size:
@@ -178,7 +194,7 @@ def _tables(panels: dict[str, Grid]) -> list[str]:
             pairs = zip(cells, classes, strict=True)
             rows.append("<tr>" + "".join(f"<td{c}>{escape(x)}</td>" for x, c in pairs) + "</tr>")
         heads = ("layer", "dtype", "least headroom, bits", "at step", "last magnitude", "bad")
-        more, unfolded = len(grid.layers) - LISTED, " open" if len(grid.layers) <= 40 else ""
+        more, unfolded = len(grid.layers) - listed, " open" if len(grid.layers) <= 40 else ""
         note = f'<p class="soft">and {more:,} more layers</p>' if more > 0 else ""
         head = "".join(f'<th scope="col">{head}</th>' for head in heads)
         parts.append(

@@ -5,6 +5,7 @@ import json
 import math
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from html import escape
 
 import numpy as np
@@ -13,7 +14,8 @@ from anynan._page.grid import BOTH, FIRST, NAN, NEGINF, POSINF, STEPS, TOP, UNRE
 from anynan._page.png import data_uri
 from anynan._reports.escaping import name as printed
 
-WIDTH, HEIGHT = 7, 14  # of a cell
+WIDTH, HEIGHT = 6, 14  # of a cell; where there are few, they are wider
+_WIDEST, _ALL = 28, 640
 OVER = 4
 MARKED = 1500  # bad cells that get their mark
 FULL = 128.0  # bits of headroom from which on the colour stays
@@ -41,7 +43,8 @@ def shown(layer: str | None) -> str:
     return printed(layer) or "(the model itself)"
 
 
-def palette() -> list[tuple[int, int, int]]:
+@cache
+def palette() -> tuple[tuple[int, int, int], ...]:
     """Give the colours of a picture: nothing, headroom from none to much, then what is bad."""
     colours = [(0, 0, 0)]
     for i in range(_LEVELS):
@@ -50,7 +53,7 @@ def palette() -> list[tuple[int, int, int]]:
         pairs = zip(_SCALE[low], _SCALE[low + 1], strict=True)
         red, green, blue = (round(a + (b - a) * part) for a, b in pairs)
         colours.append((red, green, blue))
-    return [*colours, *_BAD.values()]
+    return (*colours, *_BAD.values())
 
 
 def key() -> str:
@@ -70,7 +73,9 @@ def key() -> str:
         f'<span><i style="background:{colour(_BAD[code])}">{mark}</i>{name}</span>'
         for code, (name, mark) in _KINDS.items()
     ]
-    return f'<p class="key soft">{"".join(texts)}<span>outlined: where it began</span></p>'
+    texts.append('<span><i class="unread"></i>not read</span>')
+    texts.append("<span>outlined: where it began; hatched: bad because of it</span>")
+    return f'<p class="key soft">{"".join(texts)}</p>'
 
 
 def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] | None) -> str:
@@ -86,25 +91,26 @@ def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] |
     short = [text if len(text) <= _LABEL else f"...{text[3 - _LABEL :]}" for text in labels]
     left = round(max(map(len, short)) * _CHARACTER) + 10
     rows, columns = grid.cells.shape
-    width, height = left + columns * WIDTH + 60, OVER + rows * HEIGHT + 22
+    cell = max(WIDTH, min(_WIDEST, _ALL // columns))
+    width, height = left + columns * cell + 60, OVER + rows * HEIGHT + 22
+    place = f'x="{left}" y="{OVER}" width="{columns * cell}" height="{rows * HEIGHT}"'
     parts = [
-        (
-            f'<image href="{_picture(grid)}" x="{left}" y="{OVER}" width="{columns * WIDTH}" '
-            f'height="{rows * HEIGHT}" preserveAspectRatio="none"/>'
-        )
+        f'<rect class="unread" {place}/>',
+        f'<image href="{_picture(grid)}" {place} preserveAspectRatio="none"/>',
     ]
     parts += [
         f'<text x="{left - 6}" y="{OVER + i * HEIGHT + 11}" text-anchor="end">{escape(text)}</text>'
         for i, text in enumerate(short)
     ]
-    parts += _marks(grid, left, origin)
-    ticks = sorted({0, columns // 2, columns - 1})
-    parts += [
-        f'<text class="axis" x="{left + i * WIDTH}" y="{height - 6}">{grid.columns[i][0]}</text>'
-        for i in ticks
-    ]
+    parts += _marks(grid, left, cell, origin)
+    end = 0.0
+    for i in sorted({0, columns // 2, columns - 1}):
+        step, x = str(grid.columns[i][0]), left + i * cell
+        if x > end:
+            parts.append(f'<text class="axis" x="{x}" y="{height - 6}">{step}</text>')
+            end = x + (len(step) + 1) * _CHARACTER
     parts.append(
-        f'<rect class="cursor origin" width="{WIDTH}" height="{HEIGHT}" visibility="hidden"/>'
+        f'<rect class="cursor origin" width="{cell}" height="{HEIGHT}" visibility="hidden"/>'
     )
     said = {
         "layers": labels,
@@ -116,7 +122,7 @@ def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] |
         "steps": STEPS,
         "left": left,
         "over": OVER,
-        "width": WIDTH,
+        "width": cell,
         "height": HEIGHT,
     }
     data = json.dumps(said, separators=(",", ":")).replace("<", "\\u003c")
@@ -130,16 +136,20 @@ def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] |
     )
 
 
-def inside(grid: Grid, kept: Grid) -> str:
-    """Show, folded, the layers of each row that stands for several.
+def inside(grid: Grid, groups: Grid, titles: Sequence[str]) -> str:
+    """Show, folded, the layers of each group of several.
 
     Args:
         grid: Every layer.
-        kept: The rows that were drawn.
+        groups: The same, put together.
+        titles: What is side by side in a row.
     """
     row_of = {layer: i for i, layer in enumerate(grid.layers)}
+    width = grid.cells.shape[1] * WIDTH
     parts = []
-    for title, layers in zip(kept.layers, kept.members, strict=True):
+    if len(titles) > 1:
+        parts.append(f'<p class="soft">From left to right: {", ".join(titles)}.</p>')
+    for title, layers in zip(groups.layers, groups.members, strict=True):
         if len(layers) < 2:
             continue
         paths = [shown(layer).split(".") for layer in layers]
@@ -151,8 +161,7 @@ def inside(grid: Grid, kept: Grid) -> str:
         parts.append(
             f"<details><summary>{escape(shown(title))}</summary>"
             f'<div class="inside scroll"><pre>{escape(chr(10).join(names))}</pre><img alt="" '
-            f'src="{pixels}" width="{len(grid.columns) * WIDTH}" '
-            f'height="{len(layers) * HEIGHT}"></div></details>'
+            f'src="{pixels}" width="{width}" height="{len(layers) * HEIGHT}"></div></details>'
         )
     return f"<details><summary>Layer by layer</summary>{''.join(parts)}</details>"
 
@@ -172,9 +181,9 @@ def _picture(grid: Grid, every: int = 1) -> str:
     return data_uri(places, [colours[i] for i in used])
 
 
-def _marks(grid: Grid, left: int, origin: tuple[str | None, int] | None) -> list[str]:
+def _marks(grid: Grid, left: int, wide: int, origin: tuple[str | None, int] | None) -> list[str]:
     def corner(row: int, column: int) -> tuple[int, int]:
-        return left + column * WIDTH, OVER + row * HEIGHT
+        return left + column * wide, OVER + row * HEIGHT
 
     parts = []
     bad = np.argwhere(grid.cells >= BOTH)
@@ -186,15 +195,15 @@ def _marks(grid: Grid, left: int, origin: tuple[str | None, int] | None) -> list
     for row, column in bad[:MARKED].tolist():
         x, y = corner(row, column)
         mark = _KINDS[int(grid.cells[row, column])][1]
-        parts.append(f'<text class="mark" x="{x + WIDTH / 2}" y="{y + 11}">{mark}</text>')
+        parts.append(f'<text class="mark" x="{x + wide / 2}" y="{y + 11}">{mark}</text>')
         if began is not None and column >= began[1] and (row, column) != began:
             parts.append(
-                f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" fill="url(#hatch)"/>'
+                f'<rect x="{x}" y="{y}" width="{wide}" height="{HEIGHT}" fill="url(#hatch)"/>'
             )
     if began is not None:
         x, y = corner(*began)
         parts.append(
-            f'<rect class="origin" x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}">'
+            f'<rect class="origin" x="{x}" y="{y}" width="{wide}" height="{HEIGHT}">'
             "<title>it began here</title></rect>"
         )
     return parts

@@ -3,16 +3,19 @@
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from threading import RLock
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from anynan._readings.readings import Reading, Rows, Site, known, layer_norms
+from anynan._notebooks.shown import Shown
+from anynan._readings.readings import Reading, Rows, Site, known
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    Extreme = tuple[NDArray[np.float64], NDArray[np.intp]]
 
 HISTORY_BYTES = 64 * 2**20
 
@@ -54,7 +57,7 @@ class Entry:
         return 16 * (len(self.lo) + len(self.sites)) + 64 * extra
 
 
-class History:
+class History(Shown):
     """Hold the readings of the last steps, bounded in steps and in bytes.
 
     Iterating yields ``Reading`` objects, oldest first; ``len`` is the number of steps.
@@ -92,23 +95,48 @@ class History:
         """Give the host memory that the packed readings take."""
         return self._bytes
 
+    def extremes(self) -> "Iterator[tuple[list[Entry], Extreme, Extreme]]":
+        """Give the steps of each list of slots, and where each slot was largest and smallest.
+
+        Both are finite magnitudes with places in the list of steps, the oldest of several: -1
+        where none was read, Inf where none was above zero.
+        """
+        by_sites: dict[int, list[Entry]] = {}
+        for entry in self.entries():
+            by_sites.setdefault(id(entry.sites), []).append(entry)
+        for entries in by_sites.values():
+            count = len(entries[0].lo)
+            largest = np.full(count, -1.0), np.zeros(count, np.intp)
+            smallest = np.full(count, np.inf), np.zeros(count, np.intp)
+            for number, entry in enumerate(entries):
+                low, high = np.frombuffer(entry.lo), np.frombuffer(entry.hi)
+                with np.errstate(all="ignore"):
+                    sizes = np.maximum(np.abs(low), np.abs(high))
+                told = np.isfinite(sizes) & (low <= high)
+                for (held, at), better in (
+                    (largest, told & (sizes > largest[0])),
+                    (smallest, told & (sizes > 0) & (sizes < smallest[0])),
+                ):
+                    held[better], at[better] = sizes[better], number
+            yield entries, largest, smallest
+
     def largest(self) -> Iterator[Reading]:
         """Give each slot's reading of the largest finite magnitude, the oldest of several."""
-        entries = self.entries()
-        best: dict[int, tuple[NDArray[np.float64], NDArray[np.intp]]] = {}
-        for number, entry in enumerate(entries):
-            with np.errstate(all="ignore"):
-                low, high = np.frombuffer(entry.lo), np.frombuffer(entry.hi)
-                size = np.maximum(np.abs(low), np.abs(high))
-            size[~np.isfinite(size) | (low > high)] = -1.0
-            most, at = best.setdefault(
-                id(entry.sites), (np.full(len(size), -1.0), np.zeros(len(size), np.intp))
-            )
-            better = size > most
-            most[better], at[better] = size[better], number
-        for most, at in best.values():
+        for entries, (most, at), _ in self.extremes():
             for order in np.flatnonzero(most >= 0).tolist():
                 yield self._reading(entries[at[order]], order)
+
+    def first(self, site: Site) -> Reading | None:
+        """Give the oldest reading of what a slot reads, None if there is none."""
+        without: set[int] = set()  # most steps share their list of slots
+        for entry in self.entries():
+            if id(entry.sites) in without:
+                continue
+            for order, other in enumerate(entry.sites):
+                if other is site or other.place == site.place:
+                    return self._reading(entry, order)
+            without.add(id(entry.sites))
+        return None
 
     def entries(self) -> list[Entry]:
         """Return the steps held, packed, oldest first."""
@@ -208,27 +236,20 @@ class History:
             >>> tracker.history.norms("encoder.0")  # doctest: +SKIP
             ((0, 0.71), (1, 0.69))
         """
-        with self._lock:
-            entries = list(self._entries)
         points = []
-        bound: dict[int, bool] = {}  # most steps share their list of slots
-        for entry in entries:
-            key = id(entry.sites)
-            if key not in bound:
-                bound[key] = any(site.bound for site in entry.sites)
-            if not entry.norms and not bound[key]:
-                continue
-            norms = layer_norms(self._unpack(entry))
-            if layer is not None:
-                norms = {layer: norms[layer]} if layer in norms else {}
+        weights = _Weights([], {}, layer)
+        for entry in self.entries():
+            if not weights.fit(entry):
+                weights = _Weights(entry.sites, entry.norms, layer)
+            norms = weights.norms(entry)
             if norms:
-                points.append((entry.step, math.hypot(*norms.values())))
+                points.append((entry.step, math.hypot(*norms)))
         return tuple(points)
 
     def updates(self, layer: str | None = None) -> tuple[tuple[int, float, float], ...]:
         """Give (step, L2 norm of the update, of the weights before it), oldest first.
 
-        There are some where they were asked for, as by ``updates=`` in ``anynan.torch.track``.
+        There are some where ``updates=`` asked for them.
 
         Args:
             layer: Only the weights of this layer itself; None for all weights together.
@@ -247,3 +268,25 @@ class History:
                 moved, size = (math.hypot(*norms) for norms in zip(*held.values(), strict=True))
                 points.append((entry.step, moved, size))
         return tuple(points)
+
+
+class _Weights:
+    """Find the readings of a step that tell the norms of weights' gradients."""
+
+    def __init__(self, sites: list[Site], norms: Mapping[int, float], layer: str | None) -> None:
+        self._sites, self._norms = sites, norms.keys()
+        # Read again in the same step, a weight counts once.
+        last: dict[str, int] = {}
+        for order, site in enumerate(sites):
+            if site.parameter is not None and (site.bound or order in norms):
+                last[site.parameter] = order
+        chosen = [x for x in last.values() if layer is None or (sites[x].layer or "") == layer]
+        self._bound = [order for order in chosen if sites[order].bound]
+        self._read = [order for order in chosen if not sites[order].bound]
+
+    def fit(self, entry: Entry) -> bool:
+        """Tell whether a step reads the same weights in the same way, as most do."""
+        return entry.sites is self._sites and entry.norms.keys() == self._norms
+
+    def norms(self, entry: Entry) -> list[float]:
+        return [*map(entry.hi.__getitem__, self._bound), *map(entry.norms.__getitem__, self._read)]

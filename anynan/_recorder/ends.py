@@ -110,7 +110,7 @@ class Began:
             for label, x in leaves(value, name)
             if is_array(x) and _host(x) is not None
         ]
-        self._random = np.random.get_state() if draws else None  # noqa: NPY002
+        self.random = np.random.get_state() if draws else None  # noqa: NPY002
         if light is not None:
             self.context, self.log = light.context, light.log
             for x, _, kept in light.held:
@@ -128,7 +128,7 @@ class Began:
     @property
     def draws(self) -> bool:
         """Tell whether the global random numbers were drawn from, or were not kept."""
-        return not _same(self._random, np.random.get_state())  # noqa: NPY002
+        return not _same(self.random, np.random.get_state())  # noqa: NPY002
 
     def first(self, x: Any) -> Any:
         """Give an array as it came in, or itself where it was not kept."""
@@ -198,8 +198,8 @@ class Began:
 
     def roll(self) -> None:
         """Put NumPy's global random numbers to where they were."""
-        if self._random is not None:
-            np.random.set_state(self._random)  # noqa: NPY002
+        if self.random is not None:
+            np.random.set_state(self.random)  # noqa: NPY002
 
 
 class Ends:
@@ -445,7 +445,7 @@ class Ends:
         with again, began.lent() as (args, kwargs):
             into = collecting.get()
             if into is not None:
-                inputs(into, args, kwargs)
+                inputs(into, args, kwargs, began.random)
             began.roll()
             with np.errstate(all="ignore"):
                 result = session.run(tape, began.fn, args, kwargs)

@@ -1,10 +1,12 @@
 """Hand an operation's call over to a bundle, with whole operands."""
 
+import random
 from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.containers import leaves
 from anynan._bundle.arrays import host
 from anynan._bundle.collector import Collector, collecting
+from anynan._bundle.generators import take as take_generators
 from anynan._diagnosis.evidence import ReplayError
 from anynan._recorder.live import LiveTape
 from anynan._recorder.tape import given
@@ -15,8 +17,16 @@ if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
 
 
-def inputs(into: Collector, args: Any, kwargs: Any) -> None:
-    """Take what the call was given."""
+def inputs(into: Collector, args: Any, kwargs: Any, drawn: Any) -> None:
+    """Take what the call was given, and the global random states as it found them.
+
+    Args:
+        into: The collector.
+        args: Of the call.
+        kwargs: Of the call.
+        drawn: NumPy's state, None where it was not kept; Python's has been put back.
+    """
+    take_generators(into, drawn, random.getstate())
     named = [*((f"args[{i}]", x) for i, x in enumerate(args)), *kwargs.items()]
     for name, value in named:
         for label, x in leaves(value, name):
@@ -34,13 +44,13 @@ def again(session: "ArraySession", call: Call, into: Collector) -> None:
     if tape.overwritten or tape.given != given(call.args, call.kwargs):
         msg = "the call wrote into its own arguments, so it was not run again"
         raise ReplayError(msg)
-    inputs(into, call.args, call.kwargs)
     second = LiveTape(session, None)
     second.judged = False
     closed, tape.closed = tape.closed, True
     token = collecting.set(into)
     try:
         with session.start_of(call.fn).again(session.tracker.judge.say, second):
+            inputs(into, call.args, call.kwargs, session.random)
             began = call.began.copy()
             began.run(collecting.set, into)
             began.run(run_again, session, second, call.fn, call.args, call.kwargs)

@@ -153,16 +153,20 @@ class ArraySession(BaseAdapter):
     def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
         tape = LiveTape(self, None)
         tape.judged = False
-        into = collecting.get()
-        if into is not None:
-            inputs(into, args, kwargs)
-        start = self.start_of(fn)
+        into, start = collecting.get(), self.start_of(fn)
         with start.again(self.tracker.judge.say, tape):
+            if into is not None:
+                inputs(into, args, kwargs, self.random)
             np.random.set_state(self._local.random)  # noqa: NPY002  what it may draw from
             self.run(tape, fn, args, kwargs)
         seen = tape.replay()
         seen.notes += start.missed
         return seen
+
+    @property
+    def random(self) -> Any:
+        """Give NumPy's random state as this thread's call found it, None if it was not kept."""
+        return getattr(self._local, "random", None)
 
     @property
     def dialect(self) -> str:

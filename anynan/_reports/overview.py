@@ -1,6 +1,7 @@
 """A tracker's state in a few lines of text, or as a flat dict of numbers."""
 
 import math
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from anynan._reports.escaping import name as printed
 from anynan._reports.report import render_line
 
 if TYPE_CHECKING:
+    from anynan._readings.history import History
     from anynan._readings.readings import Reading
     from anynan._reports.run import Run
     from anynan._steps.tracker import Tracker
@@ -80,10 +82,10 @@ def _nan_first(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def tightest(run: "Run | Tracker") -> "dict[str, Reading]":
+def tightest(history: "History") -> "dict[str, Reading]":
     """Return each layer's reading that came nearest to overflow, tightest first."""
     best: dict[str, Reading] = {}
-    for reading in run.history.largest():
+    for reading in history.largest():
         headroom = reading.headroom
         if headroom is None or reading.site.bound or reading.layer is None:
             continue
@@ -94,20 +96,21 @@ def tightest(run: "Run | Tracker") -> "dict[str, Reading]":
 
 
 def _bits(reading: "Reading") -> float:
-    return math.inf if reading.headroom is None else reading.headroom
+    bits = reading.headroom
+    return math.inf if bits is None else bits
 
 
-def _at_first(run: "Run", reading: "Reading") -> str:
+def _at_first(history: "History", reading: "Reading") -> str:
     """Say how much headroom the same place had in the oldest step that is still known."""
-    first = next((r for r in run.history if r.site.place == reading.site.place), reading)
-    if first.step == reading.step or first.headroom is None:
+    first = history.first(reading.site)
+    if first is None or first.step == reading.step or first.headroom is None:
         return ""
     return f" ({first.headroom:.1f} at step {first.step})"
 
 
-def _gradients(run: "Run") -> list[str]:
+def _gradients(history: "History") -> list[str]:
     """Give the last gradient norms in a line: all weights, the largest and the smallest layer."""
-    readings = run.history.last()
+    readings = history.last()
     norms = layer_norms(readings)
     if not norms:
         return []
@@ -122,14 +125,14 @@ def _gradients(run: "Run") -> list[str]:
     return [text]
 
 
-def _updates(run: "Run") -> list[str]:
+def _updates(history: "History") -> list[str]:
     """Give the last update that was looked at in a line, with the layer that moved most."""
-    known = run.history.updates()
+    known = history.updates()
     if not known:
         return []
     step, update, size = known[-1]
     text = f"  update    norm {magnitude(update)}{_share(update, size)}, step {step}"
-    held = next(e.updates for e in reversed(run.history.entries()) if e.updates)
+    held = next(e.updates for e in reversed(history.entries()) if e.updates)
     layers = [(norm / all_, layer) for layer, (norm, all_) in held.items() if all_]
     if len(layers) > 1:
         most, layer = max(layers)
@@ -146,6 +149,10 @@ def _share(update: float, size: float) -> str:
 
 def verdict(run: "Run") -> str:
     """Say in a line what came of the watching: steps, layers, readings, tightest headroom."""
+    return _verdict(run, tightest(run.history))
+
+
+def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
     last = [*run.history.steps()[-1:], *(event.step for event in run.events[-1:])]
     if not last:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
@@ -155,7 +162,7 @@ def verdict(run: "Run") -> str:
         f" in {plural(count, 'step')}: {plural(len(run.layers), 'layer')}, "
         f"{plural(len(run.history.last()), 'reading')} in the last step"
     )
-    for layer, reading in list(tightest(run).items())[:1]:
+    for layer, reading in list(best.items())[:1]:
         text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
     return printed(f"anynan: {run.name}: {text}", LINE)
 
@@ -165,30 +172,48 @@ def all_clear(run: "Run") -> str:
     return "\n".join([verdict(run), *(printed(line, LINE) for line in outlook(run))])
 
 
-def overview(run: "Run") -> str:
-    """Return what was seen of a run as text."""
-    history = run.history
+def kept(history: "History", layers: int) -> str:
+    """Say in a line which steps are held."""
     steps = history.steps()
-    lines = [verdict(run)]
-    if steps:
-        lines.append(
-            f"  steps     {steps[0]} to {steps[-1]} in the history, "
-            f"{len(run.layers)} layers, {history.nbytes / 2**20:.1f} MiB"
-        )
-    else:
-        lines.append("  steps     none yet")
+    if not steps:
+        return "  steps     none yet"
+    return (
+        f"  steps     {steps[0]} to {steps[-1]} in the history, "
+        f"{plural(layers, 'layer')}, {history.nbytes / 2**20:.1f} MiB"
+    )
+
+
+def numbers(history: "History", best: "dict[str, Reading] | None" = None) -> list[str]:
+    """Give a line to each number that matters: headroom of the tightest layers, norms."""
+    best = tightest(history) if best is None else best
+    return [
+        *(
+            f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
+            f"{reading.phase}, step {reading.step}, {reading.site.dtype}"
+            f"{_at_first(history, reading)}"
+            for layer, reading in list(best.items())[:SHOWN_LAYERS]
+        ),
+        *_gradients(history),
+        *_updates(history),
+    ]
+
+
+def overview(run: "Run", told: Sequence[str] | None = None) -> str:
+    """Return what was seen of a run as text.
+
+    Args:
+        run: The run.
+        told: What its readings suggest, where that is known already.
+    """
+    history, best = run.history, tightest(run.history)
+    steps = history.steps()
+    lines = [_verdict(run, best), kept(history, len(run.layers))]
     lines.append(
         f"  events    {run.counts['bad']} bad, {run.counts['suspect']} suspect, "
         f"{run.counts['expected']} expected"
     )
-    lines += [
-        f"  headroom  {reading.headroom:.1f} bits  {layer or '(the model itself)'} "
-        f"{reading.phase}, step {reading.step}, {reading.site.dtype}{_at_first(run, reading)}"
-        for layer, reading in list(tightest(run).items())[:SHOWN_LAYERS]
-    ]
-    lines += _gradients(run)
-    lines += _updates(run)
-    lines += outlook(run)
+    lines += numbers(history, best)
+    lines += outlook(run) if told is None else told
     lines += [f"  event     {render_line(event)}" for event in run.events[-SHOWN_EVENTS:]]
     lines += [f"  allowed   {text}" for text in run.allowed]
     lines += [f"  note      {note}" for note in (*run.notes, *run.remarks, *run.damage)]

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis.causes import UNKNOWN
 from anynan._diagnosis.rules.evidence import group, magnitude, seen
 from anynan._notebooks.shell import cell
 from anynan._readings.norms import NORM
 from anynan._reports.escaping import escaped, printable, prose
 from anynan._reports.escaping import name as printed
 from anynan.errors import reason
-from anynan.events import CARRIED, STATE, Event, Operation, Source, Trial
+from anynan.events import CARRIED, STATE, Cause, Event, Operation, Source, Trial
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -323,7 +324,7 @@ def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
     if evidence and evidence != seen(event.summary):
         yield "seen", (evidence,)
     if cause is not None:
-        yield "cause", (cause.text,)
+        yield "cause", (cause.text + _tag(cause),)
         yield "fix", (cause.fix,)
     if event.tried is not None and not event.others:
         yield "tried", (_trial(event, event.tried),)
@@ -343,6 +344,11 @@ def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
         yield "tried", (_trial(event, event.tried, more=True),)
         for nth, fault in zip(_NTH, event.others, strict=False):
             yield from _further(nth, fault, width, more=fault is not event.others[-1])
+
+
+def _tag(cause: Cause) -> str:
+    """Give the name under which the table of causes has it; none where no cause is known."""
+    return "" if cause.tag == UNKNOWN else f" [{printed(cause.tag)}]"
 
 
 def _further(nth: str, fault: Event, width: int, *, more: bool) -> Iterator[Row]:

@@ -1,10 +1,12 @@
 """Watch a whole program: each adapter finds by itself what there is."""
 
 import importlib
+import math
 import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 from anynan._reports.overview import all_clear
@@ -69,18 +71,25 @@ class Found:
 
     @property
     def events(self) -> list[Event]:
-        """List what was seen, each tracker's in order."""
-        return [event for seen in self._all() for event in seen.events]
+        """List what was seen, in the order in which it was."""
+        pairs = (
+            pair for seen in self._all() for pair in zip(seen.turns, seen.events, strict=False)
+        )
+        return [event for _, event in sorted(pairs, key=itemgetter(0))]
 
     def bad(self) -> list[Event]:
-        """List what was bad and not expected, by the step it was seen in."""
-        found = [event for event in self.events if _is_bad(event)]
-        return sorted(found, key=lambda event: event.step)
+        """List what was bad and not expected, in the order in which it was seen."""
+        return [event for event in self.events if _is_bad(event)]
+
+    @property
+    def several(self) -> bool:
+        """Tell whether more than one thing ran: words must say then which one they are about."""
+        return sum(bool(seen.line) for seen in self._all()) > 1
 
     def runs(self) -> list[Run]:
         """List what ran and was watched to the end, what went bad first."""
         ran = [seen for seen in self._ended if seen.line and seen.run is not None]
-        return [seen.run for seen in sorted(ran, key=lambda seen: not seen.bad) if seen.run]
+        return [seen.run for seen in sorted(ran, key=lambda seen: seen.first) if seen.run]
 
     def lines(self, most: int | None = None) -> list[str]:
         """Say of each that ran what came of it, and of the rest why not.
@@ -99,8 +108,8 @@ class Found:
             told.append(f"anynan: nothing went bad in {clean - most} more")
         with self._lock:
             notes = list(self.notes)
-            for tracker in self._trackers:
-                notes += [note for note in tracker.notes if note not in notes]
+        for seen in all_:
+            notes += [note for note in seen.notes if note not in notes]
         return told + [f"  note      {note}" for note in notes]
 
 
@@ -110,11 +119,15 @@ class _Seen(NamedTuple):
     Attributes:
         line: Says it; empty where nothing ran.
         events: What was seen.
+        turns: Their numbers in the order of all trackers' events.
+        notes: What of it could not be watched.
         run: The whole of it, for those that were watched to the end.
     """
 
     line: str
     events: tuple[Event, ...]
+    turns: tuple[int, ...]
+    notes: tuple[str, ...]
     run: Run | None = None
 
     @property
@@ -122,10 +135,17 @@ class _Seen(NamedTuple):
         """Tell whether something was bad and not expected."""
         return any(map(_is_bad, self.events))
 
+    @property
+    def first(self) -> float:
+        """Give the number of the first bad event; it is beyond all others without any."""
+        pairs = zip(self.turns, self.events, strict=False)
+        return next((turn for turn, event in pairs if _is_bad(event)), math.inf)
+
 
 def _seen(tracker: Tracker) -> _Seen:
     ran = len(tracker.history) or tracker.events
-    return _Seen(all_clear(of(tracker)) if ran else "", tracker.events)
+    events, turns = tracker.events, tracker.judge.turns
+    return _Seen(all_clear(of(tracker)) if ran else "", events, turns, tracker.notes)
 
 
 def _is_bad(event: Event) -> bool:

@@ -4,6 +4,7 @@
 """
 
 import copy
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -87,6 +88,9 @@ def bugs(model: Any) -> Iterator[tuple[str, str, Callable[[Any], None]]]:
         yield "rope", turning[0][0], lambda m: m.inv_freq.mul_(1.01)
     elif len(places) > 1:
         yield "positions", places[0][0], lambda m: m.weight.data.copy_(m.weight.data.roll(1, 0))
+    masked = named(model, lambda m: "Attention" in type(m).__name__ and _takes_mask(m))
+    if masked and hasattr(model.config, "vocab_size"):
+        yield "mask", masked[0][0], _mask_off_by_one
     blocks = named(model, lambda m: type(m).__name__.endswith(("Attention", "Layer", "Block")))
     if blocks:
         yield "off by one", blocks[0][0], _off_by_one
@@ -100,6 +104,10 @@ def _matrix(module: Any) -> bool:
     weight = getattr(module, "weight", None)
     embedding = isinstance(module, torch.nn.Embedding)
     return isinstance(weight, torch.nn.Parameter) and weight.ndim > 1 and not embedding
+
+
+def _takes_mask(module: Any) -> bool:
+    return "attention_mask" in inspect.signature(module.forward).parameters
 
 
 def _children(module: Any) -> bool:
@@ -120,6 +128,20 @@ def _off_by_one(module: Any) -> None:
         else:
             kwargs["hidden_states"] = kwargs["hidden_states"].roll(1, 1)
         return forward(*args, **kwargs)
+
+    module.forward = shifted
+
+
+def _mask_off_by_one(module: Any) -> None:
+    """Hide the first token from all others, or let each see one that is to come."""
+    forward = module.forward
+
+    def shifted(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs["hidden_states"]
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        seen = seen.tril(1) if getattr(module, "is_causal", False) else seen & (seen.cumsum(1) > 1)
+        hidden = torch.zeros(seen.shape, dtype=x.dtype).masked_fill(~seen, -1e9)
+        return forward(*args, attention_mask=hidden[None, None], **kwargs)
 
     module.forward = shifted
 

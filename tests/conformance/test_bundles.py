@@ -1,5 +1,6 @@
 """The same failing program gives a bundle whose script fails the same way, in every framework."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,101 @@ def test_a_keras_model_in_fit(tmp_path: Path) -> None:
         model.fit(X, np.ones((2, 1), np.float32), batch_size=2, verbose=0)
     script, outcome = again(tmp_path / "b")
     assert outcome.same, f"{outcome}\n{script}"
+
+
+# Runs that draw random numbers: the operation is shown on what it was given, and the states that
+# the call found are there.
+
+
+def held(folder: Path) -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    return dict(load_file(folder / "tensors.safetensors"))
+
+
+def test_random_states_of_pytorch_numpy_and_python(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    dropout = torch.nn.Dropout(0.5)
+    drawn: list[Any] = []
+
+    def step(x: Any) -> Any:
+        drawn.append((np.random.rand(), random.random(), dropout(x)))  # noqa: NPY002
+        return torch.log(drawn[-1][2] - drawn[-1][0] - drawn[-1][1])
+
+    tracked = anynan.torch.track(step, save=tmp_path / "b")
+    torch.manual_seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    random.seed(3)
+    with pytest.raises(anynan.NonFiniteError, match="saved in"):
+        tracked(torch.ones(4, 8))
+    script, outcome = again(tmp_path / "b")
+    assert outcome.same, f"{outcome}\n{script}"
+    found = held(tmp_path / "b")
+    torch.set_rng_state(torch.from_numpy(found["random.torch_cpu"]))
+    at, has_gauss = found["random.numpy_at"].tolist()
+    gauss = float(found["random.numpy_gauss"][0])
+    np.random.set_state(("MT19937", found["random.numpy_words"], at, has_gauss, gauss))  # noqa: NPY002
+    random.setstate((3, tuple(found["random.python_words"].tolist()), None))
+    assert (np.random.rand(), random.random()) == drawn[0][:2]  # noqa: NPY002
+    assert torch.equal(dropout(torch.ones(4, 8)), drawn[0][2])
+    if torch.cuda.is_initialized():
+        assert found["random.torch_cuda_0"].dtype == np.uint8
+
+
+def test_random_states_of_array_code(tmp_path: Path) -> None:
+    drawn: list[Any] = []
+
+    def noisy(x: Any) -> Any:
+        drawn.append((np.random.rand(*x.shape), random.random()))  # noqa: NPY002
+        return np.log(x - drawn[-1][0] - drawn[-1][1])
+
+    tracked = anynan.track(noisy, save=tmp_path / "b")
+    np.random.seed(3)  # noqa: NPY002
+    random.seed(3)
+    with pytest.raises(anynan.NonFiniteError, match="saved in"), np.errstate(all="ignore"):
+        tracked(X)
+    assert again(tmp_path / "b")[1].same
+    found = held(tmp_path / "b")
+    at, has_gauss = found["random.numpy_at"].tolist()
+    np.random.set_state(("MT19937", found["random.numpy_words"], at, has_gauss, 0.0))  # noqa: NPY002
+    random.setstate((3, tuple(found["random.python_words"].tolist()), None))
+    np.testing.assert_array_equal(np.random.rand(*X.shape), drawn[0][0])  # noqa: NPY002
+    assert random.random() == drawn[0][1]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_keys_of_jax(tmp_path: Path, typed: bool) -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def step(key: Any, x: Any) -> Any:
+        kept = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x / 0.5, 0.0)
+        return jnp.log(kept - 1.0).sum()
+
+    key = jax.random.key(7) if typed else jax.random.PRNGKey(7)
+    with pytest.raises(anynan.NonFiniteError, match="saved in"):
+        anynan.jax.track(jax.jit(step), save=tmp_path / "b")(key, jnp.ones((4, 8)))
+    script, outcome = again(tmp_path / "b")
+    assert outcome.same, f"{outcome}\n{script}"
+    (kept,) = (x for name, x in held(tmp_path / "b").items() if name.startswith("call.key"))
+    np.testing.assert_array_equal(kept, jax.random.key_data(key) if typed else key)
+
+
+def test_seeds_of_keras_in_fit(tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+
+    class Log(keras.layers.Layer):  # type: ignore[name-defined]
+        def call(self, x: Any) -> Any:
+            return keras.ops.log(x - 1.0)
+
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dropout(0.5, seed=5), Log(), keras.layers.Dense(1)]
+    )
+    model.compile(optimizer="sgd", loss="mse", jit_compile=False)
+    anynan.keras.track(model, save=tmp_path / "b")
+    with pytest.raises(anynan.NonFiniteError, match="saved in"):
+        model.fit(np.ones((4, 8), np.float32), np.ones((4, 1), np.float32), verbose=0)
+    script, outcome = again(tmp_path / "b")
+    assert outcome.same, f"{outcome}\n{script}"
+    seeds = [x for name, x in held(tmp_path / "b").items() if "seed" in name]
+    assert [x.tolist() for x in seeds] == [[5, 0]]

@@ -126,12 +126,266 @@ def test_a_kernel_that_was_ported_wrong_is_named(params: Any) -> None:
     assert "weight  blocks.1.down.weight is nowhere in the second" in str(found)
 
 
-def test_layers_inside_a_loop_are_said_not_to_be_seen(params: Any) -> None:
-    def looped(x: Any) -> Any:
+def stacked(params: Any, count: int = 3) -> Any:
+    """Give the weights of several blocks, stacked."""
+    block = params["params"]["blocks_0"]
+    sizes = np.linspace(1.0, 1.2, count, dtype=np.float32)
+    return jax.tree.map(lambda x: jnp.stack([x * size for size in sizes]), block)
+
+
+def scanned(weights: Any) -> Any:
+    def model(x: Any) -> Any:
+        def body(x: Any, held: Any) -> Any:
+            return Block(name="again").apply({"params": held}, x), None
+
+        return jax.lax.scan(body, x, weights)[0]
+
+    return model
+
+
+def test_every_turn_of_a_scan_is_compared(params: Any) -> None:
+    weights = stacked(params)
+    right = anynan.compare(scanned(weights), scanned(weights), X)
+    assert right.ratio == 0
+    for way in ("forward", "backward"):
+        seen = {(row.layer, row.call) for row in right.rows if row.way == way}
+        assert {("again.up", 0), ("again.up", 1), ("again.up", 2), ("again.norm", 2)} <= seen
+    wrong = copy.deepcopy(weights)
+    wrong["down"]["kernel"] = wrong["down"]["kernel"].at[1].multiply(1.01)
+    found = anynan.compare(scanned(weights), scanned(wrong), X)
+    assert found.place is not None
+    assert (found.place.layer, found.place.call) == ("again.down", 1)
+    assert found.sentence().startswith("first in `again.down`, call 2, ")
+
+
+def test_a_scan_is_compared_with_layers_one_by_one(params: Any) -> None:
+    weights = stacked(params)
+
+    def unrolled(scale: float) -> Any:
+        def model(x: Any) -> Any:
+            for i in range(3):
+                held = jax.tree.map(lambda w, i=i: w[i], weights)
+                module = Block(scale=scale if i == 2 else 1.0, name=f"layers_{i}")
+                x = module.apply({"params": held}, x)
+            return x
+
+        return model
+
+    right = anynan.compare(unrolled(1.0), scanned(weights), X)
+    assert right.place is None, str(right)
+    assert len([row for row in right.rows if row.ratio is not None and row.way == "forward"]) >= 12
+    found = anynan.compare(unrolled(1.01), scanned(weights), X)
+    assert found.place is not None
+    assert (found.place.layer, found.place.other) == ("layers_2", "again")
+    assert found.operation is not None
+    assert "h = h * self.scale" in str(found)
+
+
+class Summing(nn.Module):
+    """Add up by a loop of its own code, in a block that is repeated itself."""
+
+    share: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        x = nn.Dense(16, name="into")(x)
+        total, _ = jax.lax.scan(lambda s, row: (jnp.tanh(s + row * self.share), None), x[0], x)
+        return nn.Dense(16, name="out")(x + total)
+
+
+def test_a_layer_with_a_loop_of_its_own_inside_another_loop_is_compared_in_every_turn() -> None:
+    params = Summing().init(jax.random.key(0), X)
+
+    def model(share: float) -> Any:
         def body(x: Any, _: Any) -> Any:
-            return Block(name="again").apply({"params": params["params"]["blocks_0"]}, x), None
+            return Summing(share, name="again").apply(params, x), None
 
-        return jax.lax.scan(body, x, None, length=2)[0]
+        return lambda x: jax.lax.scan(body, x, None, length=2)[0]
 
-    found = anynan.compare(looped, looped, X)
-    assert any("inside a loop of JAX" in note for note in found.notes)
+    right = anynan.compare(model(1.0), model(1.0), X)
+    assert [(row.layer, row.call) for row in right.rows if row.way == "forward"] == [
+        ("again.into", 0), ("again.out", 0), ("again", 0),
+        ("again.into", 1), ("again.out", 1), ("again", 1),
+    ]  # fmt: skip
+    found = anynan.compare(model(1.0), model(1.01), X)
+    assert found.place is not None
+    assert (found.place.layer, found.place.call) == ("again", 0)
+    small = [row.ratio for row in found.rows if (row.layer, row.call) == ("again.into", 0)]
+    assert small[0] == 0
+
+
+def test_layers_inside_a_loop_of_unknown_length_are_said_not_to_be_seen(params: Any) -> None:
+    def looped(x: Any) -> Any:
+        def body(x: Any) -> Any:
+            return Block(name="again").apply({"params": params["params"]["blocks_0"]}, x)
+
+        return jax.lax.while_loop(lambda x: x.sum() > 1e9, body, x)
+
+    found = anynan.compare(looped, looped, X, backward=False)
+    assert any("loop of JAX whose length is not known" in note for note in found.notes)
+
+
+class Routed(nn.Module):
+    """Send each row to one of four experts."""
+
+    first: float
+    second: float
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        ties = jnp.array([self.first, self.second, 0.0, 0.0])
+        weight, chosen = jax.lax.top_k(nn.Dense(4, name="gate")(x) * 0 + ties, 1)
+        experts = jax.random.normal(jax.random.key(1), (4, 16, 16))
+        x = jnp.einsum("bi,bij->bj", x, experts[chosen[:, 0]]) * weight
+        return nn.Dense(2, name="out")(x)
+
+
+def routed(params: Any, first: float, second: float) -> Any:
+    return lambda x: Routed(first, second).apply(params, x)
+
+
+def test_a_choice_that_differs_ends_the_comparison_or_is_followed() -> None:
+    params = Routed(1.0, 2.0).init(jax.random.key(0), X)
+    a, b = routed(params, 1.0, 1.0 + 3.6e-7), routed(params, 1.0 + 3.6e-7, 1.0)
+    found = anynan.compare(a, b, X)
+    assert found.place is None, str(found)
+    assert "`topk` in the model's own code chooses otherwise" in found.sentence()
+    assert "jax.lax.top_k(" in str(found)
+    assert [row.layer for row in found.rows] == ["gate"]
+    held = anynan.compare(a, b, X, follow=True)
+    assert held.place is None, str(held)
+    assert {row.layer for row in held.rows} == {"gate", "out", ""}
+    assert {row.way for row in held.rows} == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("choose", [jnp.argmax, jnp.argmin, lambda x: jnp.argsort(x)[3]])
+def test_an_index_is_followed(choose: Any) -> None:
+    table = jnp.arange(80.0).reshape(5, 16)
+
+    def model(tie: list[float]) -> Any:
+        return lambda x: table[choose(jnp.array(tie) + 0 * x[0, 0])] * x
+
+    a, b = ([0.0, 1.0, 0.5, -1.0, x] for x in (1.0 - 4e-7, 1.0 + 4e-7))
+    if choose is jnp.argmin:
+        a, b = [-x for x in a], [-x for x in b]
+    found = anynan.compare(model(a), model(b), X)
+    assert found.place is None, str(found)
+    assert found.differs
+    held = anynan.compare(model(a), model(b), X, follow=True)
+    assert held.place is None, str(held)
+    assert held.ratio < 8
+
+
+class Dropping(nn.Module):
+    scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        x = nn.Dense(8, name="up")(x) * self.scale
+        x = nn.Dropout(0.5, deterministic=False, name="drop")(x)
+        return nn.Dense(2, name="head")(x)
+
+
+def dropping(params: Any, seed: int, scale: float = 1.0) -> Any:
+    rngs = {"dropout": jax.random.key(seed)}
+    return lambda x: Dropping(scale).apply(params, x, rngs=rngs)
+
+
+def test_dropout_of_another_key_ends_the_comparison_or_is_followed() -> None:
+    rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    params = Dropping().init(rngs, X)
+    assert anynan.compare(dropping(params, 1), dropping(params, 1), X).ratio == 0
+    found = anynan.compare(dropping(params, 1), dropping(params, 2), X)
+    assert found.place is None, str(found)
+    assert "`bernoulli` in `drop` draws otherwise" in found.sentence()
+    held = anynan.compare(dropping(params, 1), dropping(params, 2), X, follow=True)
+    assert held.ratio == 0
+    assert not held.differs
+    assert "the second model was held to the first one's draws" in str(held)
+
+
+def test_a_port_is_held_to_the_dropout_of_the_first() -> None:
+    torch = pytest.importorskip("torch")
+    rngs = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    params = Dropping().init(rngs, X)
+    net = torch.nn.ModuleDict(
+        {"up": torch.nn.Linear(16, 8), "drop": torch.nn.Dropout(0.5), "head": torch.nn.Linear(8, 2)}
+    )
+    for name in ("up", "head"):
+        held = params["params"][name]
+        net[name].weight.data = torch.tensor(np.array(held["kernel"]).T.copy())
+        net[name].bias.data = torch.tensor(np.array(held["bias"]))
+    net.forward = lambda x: net["head"](net["drop"](net["up"](x)))
+    for a, b in ((net, dropping(params, 1)), (dropping(params, 1), net)):
+        found = anynan.compare(a, b, X)
+        assert found.place is None, str(found)
+        assert found.differs
+        held = anynan.compare(a, b, X, follow=True)
+        assert held.place is None, str(held)
+        assert not held.differs
+        assert {row.layer for row in held.rows} == {"up", "drop", "head", ""}
+
+
+def test_a_port_is_held_to_the_experts_that_the_first_chose() -> None:
+    torch = pytest.importorskip("torch")
+    params = Routed(1.0, 2.0).init(jax.random.key(0), X)
+    experts = torch.tensor(np.array(jax.random.normal(jax.random.key(1), (4, 16, 16))))
+    gate, out = torch.nn.Linear(16, 4), torch.nn.Linear(16, 2)
+    for layer, held in ((gate, params["params"]["gate"]), (out, params["params"]["out"])):
+        layer.weight.data = torch.tensor(np.array(held["kernel"]).T.copy())
+        layer.bias.data = torch.tensor(np.array(held["bias"]))
+    port = torch.nn.ModuleDict({"gate": gate, "out": out})
+
+    def forward(x: Any) -> Any:
+        ties = torch.tensor([1.0 + 3.6e-7, 1.0, 0.0, 0.0])
+        weight, chosen = (gate(x) * 0 + ties).topk(1)
+        return out(torch.einsum("bi,bij->bj", x, experts[chosen[:, 0]]) * weight)
+
+    port.forward = forward
+    for a, b in (
+        (routed(params, 1.0, 1.0 + 3.6e-7), port),
+        (port, routed(params, 1.0, 1.0 + 3.6e-7)),
+    ):
+        found = anynan.compare(a, b, X)
+        assert found.place is None, str(found)
+        assert "`topk` in the model's own code chooses otherwise" in found.sentence()
+        held = anynan.compare(a, b, X, follow=True)
+        assert held.place is None, str(held)
+        assert {row.layer for row in held.rows} == {"gate", "out", ""}
+
+
+def test_choices_inside_a_scan_are_followed(params: Any) -> None:
+    table = jnp.linspace(0.5, 1.5, 32).reshape(2, 16)
+
+    def model(tie: float) -> Any:
+        def body(x: Any, i: Any) -> Any:
+            best = jnp.argmax(jnp.array([1.0, tie]) + 0 * x[0, 0] + 0.0 * i)
+            return x * table[best], None
+
+        return lambda x: jax.lax.scan(body, x, jnp.arange(3.0))[0]
+
+    a, b = model(1.0 - 4e-7), model(1.0 + 4e-7)
+    found = anynan.compare(a, b, X)
+    assert [turn.choice.name for turn in found.turns] == ["argmax"]
+    held = anynan.compare(a, b, X, follow=True)
+    assert len(held.turns) == 3
+    assert held.ratio == 0
+
+
+class Gated(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        h = nn.Dense(16, name="up")(x)
+        h = jnp.maximum(h, 0) + x
+        return nn.Dense(2, name="head")(h)
+
+
+def test_a_limit_that_rounding_passes_ends_the_backward_pass_only() -> None:
+    params = Gated().init(jax.random.key(0), X)
+    at = Gated().apply(params, X, capture_intermediates=True)[1]["intermediates"]["up"]
+    params["params"]["up"]["bias"] = -at["__call__"][0][0]  # one row lies at the limit
+    port = copy.deepcopy(params)
+    port["params"]["up"]["bias"] += 1e-7
+    found = anynan.compare(lambda x: Gated().apply(params, x), lambda x: Gated().apply(port, x), X)
+    assert found.place is None, str(found)
+    assert any("lies on its other side" in hole for hole in found.holes)

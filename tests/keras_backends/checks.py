@@ -505,3 +505,22 @@ def test_demo(fixed, said, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert said in printed
     assert fixed == ("cause   fully masked row" not in printed)
+
+
+def test_updates_are_looked_at_every_so_many_steps():
+    model = compiled(Root(name="inner"), optimizer=keras.optimizers.Adam(0.01))
+    positive(model)
+    tracker = anynan.keras.track(model, updates=2)
+    truth = {}
+    for step in range(4):
+        before = model.get_weights()
+        model.train_on_batch(*data())
+        pairs = zip(model.get_weights(), before, strict=True)
+        moved = [np.linalg.norm(new - old) for new, old in pairs]
+        truth[step] = np.linalg.norm(moved), np.linalg.norm([np.linalg.norm(x) for x in before])
+    seen = tracker.history.updates()
+    assert [step for step, _, _ in seen] == [0, 2]
+    for step, update, size in seen:
+        assert (update, size) == pytest.approx(truth[step], rel=1e-3)
+    model.evaluate(*data(), verbose=0)
+    assert len(tracker.history.updates()) == 2

@@ -1,5 +1,6 @@
 """One thread, a fixed seed, and nothing left tracked from one test to the next."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -29,3 +30,13 @@ def _alone() -> Iterator[None]:
     yield
     _detach_all()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def quiet_lightning() -> Iterator[None]:
+    """Leave out what Lightning tells of each training."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)

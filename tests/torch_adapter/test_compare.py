@@ -222,10 +222,56 @@ def test_a_choice_that_differs_ends_the_comparison() -> None:
     assert "`topk` in the model's own code chooses otherwise" in found.sentence()
     assert "topk in the model's own code" in str(found)
     assert any("follow=True" in hole for hole in found.holes)
+    assert found.differs
     held = anynan.compare(a, b, x, follow=True)
     assert held.place is None
+    assert held.differs
+    assert "`topk` in the model's own code chooses otherwise" in held.sentence()
+    assert "the second model was held to the first one's choices" in str(held)
     assert not any("follow=True" in hole for hole in held.holes)
     assert [row.layer for row in held.rows if row.way == "forward"] == ["gate", "out", ""]
+
+
+class Dropping(nn.Module):
+    """Drop, with or without another draw before it, in either of two ways."""
+
+    def __init__(self, before: bool = False, share: float = 0.5) -> None:
+        super().__init__()
+        self.up, self.drop, self.head = nn.Linear(8, 8), nn.Dropout(share), nn.Linear(8, 2)
+        self.before = before
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.before:
+            torch.manual_seed(7)
+        return self.head(self.drop(self.up(x)))
+
+
+def test_dropout_that_draws_otherwise_ends_the_comparison_or_is_followed() -> None:
+    torch.manual_seed(0)
+    model, port = Dropping(), Dropping(before=True)
+    port.load_state_dict(model.state_dict())
+    x = torch.randn(6, 8)
+    found = anynan.compare(model, port, x)
+    assert found.place is None, str(found)
+    assert "`dropout` in `drop` draws otherwise" in found.sentence()
+    assert [row.layer for row in found.rows] == ["up"]
+    held = anynan.compare(model, port, x, follow=True)
+    assert held.place is None, str(held)
+    assert not held.differs
+    assert {row.layer for row in held.rows if row.ratio is not None} == {"up", "drop", "head", ""}
+    assert "of its draws differ; the second model was held to the first one's draws" in str(held)
+    port.head.weight.data *= 1.01
+    assert anynan.compare(model, port, x, follow=True).place.layer == "head"
+    assert anynan.compare(model.eval(), port.eval(), x).place.layer == "head"
+
+
+def test_dropout_of_one_side_alone_is_a_difference() -> None:
+    torch.manual_seed(0)
+    model, port = Dropping(), Dropping()
+    port.load_state_dict(model.state_dict())
+    found = anynan.compare(model, port.eval(), torch.randn(6, 8))
+    assert found.place is not None
+    assert found.place.layer == "drop"
 
 
 def test_a_relu_that_rounding_turns_ends_the_backward_pass_only() -> None:

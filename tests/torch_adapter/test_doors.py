@@ -1,7 +1,11 @@
 """Every way in tells of the same fault what ``track(step)`` tells of it."""
 
-import logging
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ import anynan
 from anynan._steps.everywhere import Found, watch_everything
 from anynan.options import Options
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_lightning")]
 
 BATCHES = torch.arange(6.0).repeat_interleave(2)[:, None] * torch.ones(12, 4) / 10
 BAD = 2  # the batch, and so the step
@@ -100,17 +104,29 @@ def loop(where: str, folder: Any, *, tracked: bool = True) -> Any:
     return tracker.events
 
 
-def everywhere(where: str, folder: Any) -> Any:
+def unedited(train: Callable[[], Any]) -> Any:
     found = Found()
     end = watch_everything(Options(action="record"), found)
     try:
-        loop(where, folder, tracked=False)
+        train()
     finally:
         end()
     return found.events
 
 
-def lightning(where: str, folder: Any) -> Any:
+def everywhere(where: str, folder: Any) -> Any:
+    return unedited(lambda: loop(where, folder, tracked=False))
+
+
+def lightning_unedited(where: str, folder: Any) -> Any:
+    return unedited(lambda: lightning(where, folder, tracked=False))
+
+
+def transformers_unedited(where: str, folder: Any) -> Any:
+    return unedited(lambda: transformers(where, folder, tracked=False))
+
+
+def lightning(where: str, folder: Any, *, tracked: bool = True) -> Any:
     library = pytest.importorskip("lightning")
 
     class Lit(library.LightningModule):
@@ -128,12 +144,19 @@ def lightning(where: str, folder: Any) -> Any:
     monitor = anynan.lightning.Monitor("record")
     library.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[monitor],
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[monitor] if tracked else [],
     ).fit(Lit(), batches())  # fmt: skip
     return monitor.events
 
 
-def transformers(where: str, folder: Any) -> Any:
+def transformers(
+    where: str,
+    folder: Any,
+    *,
+    tracked: bool = True,
+    prepare: Callable[[Any], Any] = lambda net: net,
+) -> Any:
     library = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
 
@@ -144,17 +167,24 @@ def transformers(where: str, folder: Any) -> Any:
         def _get_train_sampler(self, *_: Any) -> Any:
             return torch.utils.data.SequentialSampler(BATCHES)
 
-    net, monitor = Net(where), anynan.transformers.Monitor("record")
+    net, monitor = prepare(Net(where)), anynan.transformers.Monitor("record")
     arguments = library.TrainingArguments(
         str(folder), per_device_train_batch_size=2, num_train_epochs=1, report_to=[],
         save_strategy="no", use_cpu=True, disable_tqdm=True, remove_unused_columns=False,
         max_grad_norm=0.0,
     )  # fmt: skip
     Trainer(
-        net, arguments, train_dataset=[{"x": x} for x in BATCHES], callbacks=[monitor],
+        net, arguments, train_dataset=[{"x": x} for x in BATCHES],
+        callbacks=[monitor] if tracked else [],
         optimizers=optimizers(net, where),
     ).train()  # fmt: skip
     return monitor.events
+
+
+def lora(where: str, folder: Any) -> Any:
+    library = pytest.importorskip("peft")
+    settings = library.LoraConfig(target_modules=["linear"], r=2)
+    return transformers(where, folder, prepare=lambda net: library.get_peft_model(net, settings))
 
 
 FAULTS = {
@@ -162,16 +192,12 @@ FAULTS = {
     "loss": (None, "loss", "log", "log_of_negative"),
     "update": ("linear", "optimizer", None, "optimizer_step_too_large"),
 }
-DOORS = [step, accelerate, loop, everywhere, lightning, transformers]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
+DOORS = [
+    step, accelerate, loop, everywhere, lightning, lightning_unedited, transformers,
+    transformers_unedited, lora,
+]  # fmt: skip
+OWN_NO_STEP = (loop, everywhere, lightning_unedited, transformers_unedited)
+INSIDE = {lightning: "net.", lora: "base_model.model."}  # where the trainer's model has it
 
 
 @pytest.mark.parametrize("where", FAULTS)
@@ -181,10 +207,12 @@ def test_the_event_is_that_of_a_tracked_step(door: Any, where: str, tmp_path: An
     operation = event.operation
     found = event.layer, event.phase, operation and operation.name, event.cause.tag
     wanted = FAULTS[where]
-    if where == "loss" and door in (loop, everywhere):  # they own no step
+    if where == "loss" and door in OWN_NO_STEP:
         wanted = (None, "loss", None, "outside_the_model")
-    elif door is lightning and wanted[0] is not None:  # where the module has the model
-        wanted = (f"net.{wanted[0]}", *wanted[1:])
+    elif wanted[0] is not None:
+        wanted = (INSIDE.get(door, "") + wanted[0], *wanted[1:])
+        if (door, where) == (lora, "update"):  # the linear layer itself is frozen
+            wanted = (f"{wanted[0]}.lora_B.default", *wanted[1:])
     # What an update spoilt is seen in the step after it.
     assert (*found, event.step) == (*wanted, BAD + (where == "update"))
     if operation is not None:
@@ -194,3 +222,86 @@ def test_the_event_is_that_of_a_tracked_step(door: Any, where: str, tmp_path: An
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
 def test_a_healthy_training_is_silent(door: Any, tmp_path: Any) -> None:
     assert list(door("", tmp_path)) == []
+
+
+# The second rank has the bad batch; Lightning starts it as a process of its own.
+RANKS = """
+import json, lightning, sys
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+import anynan
+from tests.torch_adapter import test_doors as doors
+
+class Lit(lightning.LightningModule):
+    def __init__(self, where, sharded):
+        super().__init__()
+        self.where, self.sharded, self.net = where, sharded, doors.Net(where)
+
+    def configure_model(self):
+        if self.sharded:
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+    def training_step(self, x):
+        return doors.loss_of(self.net, x, self.where)
+
+    def train_dataloader(self):
+        mine = doors.BATCHES + (10 if self.global_rank == 0 else 0)
+        return doors.torch.utils.data.DataLoader(mine, batch_size=2)
+
+    def configure_optimizers(self):
+        optimizer, rates = doors.optimizers(self, self.where)
+        return [optimizer], [{"scheduler": rates, "interval": "step"}]
+
+def main():
+    for name in ("ddp", "fsdp2"):
+        for where in ("", *doors.FAULTS):
+            monitor = anynan.lightning.Monitor("record")
+            trainer = lightning.Trainer(
+                accelerator="cpu", devices=2, logger=False, enable_checkpointing=False,
+                strategy="ddp" if name == "ddp" else ModelParallelStrategy(),
+                max_epochs=1, enable_progress_bar=False, enable_model_summary=False,
+                use_distributed_sampler=False, callbacks=[monitor],
+            )
+            trainer.fit(Lit(where, name == "fsdp2"))
+            said = [doors.told(event) for event in monitor.events[:1]]
+            with open(f"rank{trainer.global_rank}.jsonl", "a") as file:
+                print(json.dumps([name, where, said]), file=file)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def told(event: anynan.Event) -> list[Any]:
+    operation, cause = event.operation, event.cause
+    name = operation and operation.name
+    return [event.layer, event.phase, name, cause and cause.tag, event.step, event.rank]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_ranks_of_lightning_tell_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    (tmp_path / "train.py").write_text(RANKS)
+    env = {**os.environ, "PYTHONPATH": str(Path(anynan.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env=env, timeout=300,
+    )  # fmt: skip
+    for rank in (0, 1):
+        file = tmp_path / f"rank{rank}.jsonl"
+        assert file.exists(), done.stdout + done.stderr
+        found = {
+            (name, where): said
+            for name, where, said in map(json.loads, file.open())
+            if said or where
+        }
+        for name in ("ddp", "fsdp2"):
+            for where, (layer, *rest) in FAULTS.items():
+                ((*place, step, of),) = found.pop((name, where))
+                wanted = [layer and f"net.{layer}", *rest]
+                if (name, where) == ("ddp", "loss"):  # Lightning makes it the model's own forward
+                    wanted[:2] = ["", "forward"]
+                assert place == wanted, (name, where)
+                assert (step, of) == ((BAD + 1, 0) if where == "update" else (BAD, 1))
+        assert found == {}  # a healthy training is silent

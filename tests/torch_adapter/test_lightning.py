@@ -1,17 +1,15 @@
 """A model in Lightning's Trainer, which calls the model's training_step and never the model."""
 
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("lightning")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_lightning")]
 
 import lightning  # noqa: E402
 import torch  # noqa: E402
@@ -19,15 +17,6 @@ from torch import nn  # noqa: E402
 
 import anynan  # noqa: E402
 from anynan import NonFiniteError  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
 
 
 class Encoder(nn.Module):

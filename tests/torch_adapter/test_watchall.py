@@ -112,6 +112,30 @@ def test_what_one_model_hands_another_is_no_batch(found: Found) -> None:
     assert found.events[1].cause.tag == "made_between_layers"
 
 
+def test_what_several_models_did_is_told_in_its_order(found: Found) -> None:
+    class Critic(nn.Sequential):
+        pass
+
+    generator, critic = net(Clean()), Critic(*net(Clean()))
+    goes_bad = {(2, 1): critic, (3, 0): generator}
+    updates = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in (generator, critic)]
+    for i in range(4):
+        for turn in range(2):
+            for model in (generator, critic):
+                model[3] = Log() if goes_bad.get((i, turn)) is model else Clean()
+            fake = generator(torch.ones(3, 4))
+            critic(fake.detach()).mean().backward()
+            critic.zero_grad() if goes_bad.get((i, turn)) else updates[1].step()
+        critic(generator(torch.ones(3, 4))).mean().backward()
+        updates[0].step()
+    forward = [event for event in found.bad() if event.operation is not None]
+    assert [event.target for event in forward] == ["model Critic", "model Sequential"]
+    assert forward[0].step > forward[1].step  # each counts its own
+    assert found.several
+    found.close()
+    assert [run.name for run in found.runs()] == ["Critic", "Sequential"]
+
+
 def test_a_bad_label_is_named(raising: Found) -> None:
     model, criterion = net(), nn.MSELoss()
     with pytest.raises(anynan.NonFiniteError) as caught:
@@ -211,9 +235,19 @@ def test_a_bad_weight_raises_at_the_first_call(raising: Found) -> None:
     assert len(raising.bad()) == 1
 
 
+@pytest.fixture
+def as_run() -> Iterator[Found]:
+    """Watch as ``anynan run`` does by default."""
+    yield from watched(action="warn", level="step")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["model", "method", "function", "argument"])
-def test_what_is_compiled_is_watched_from_inside(how: str, found: Found) -> None:
+@pytest.mark.parametrize(("watching", "layers"), [("found", "5 layers"), ("as_run", "")])
+def test_what_is_compiled_is_watched_without_a_graph_break(
+    how: str, watching: str, layers: str, request: pytest.FixtureRequest
+) -> None:
+    found = request.getfixturevalue(watching)
     torch._dynamo.reset()
     counters.clear()
     model: Any = net(Clean())
@@ -244,6 +278,9 @@ def test_what_is_compiled_is_watched_from_inside(how: str, found: Found) -> None
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
     found.close()
-    (line,) = found.lines()
-    assert ": nothing went bad in 2 steps: 5 layers" in line
+    line, *notes = found.lines()
+    assert f": nothing went bad in 2 steps: {layers}" in line
+    # Without hooks inside of it a call in a graph is not seen, which is said.
+    unseen = watching == "as_run" and how in ("function", "argument")
+    assert ["own call is inside compiled code" in note for note in notes] == [True] * unseen
     assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})

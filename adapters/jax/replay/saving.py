@@ -37,7 +37,8 @@ def inputs(into: Collector, step: "Step") -> None:
     """Take what the call was given: weights are among it."""
     for leaf, x in zip(step.program.leaves, step.inputs(), strict=True):
         if hasattr(x, "dtype"):
-            into.add("call", leaf.name, x, host)
+            keyed = jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+            into.add("call", leaf.name, jax.random.key_data(x) if keyed else x, host)
 
 
 def operation(into: Collector, record: "OpRecord", recorder: "Recorder", bad: "Moment") -> None:

@@ -27,6 +27,7 @@ class Step:
         meant: Places of the readings that are Inf and may be meant so.
         spoilt: Weights that a replay found to be spoilt by the update.
         traced: The function, and what traces it once more; None where that is not kept.
+        moved: How far its update moved the weights; None where that is not looked at.
     """
 
     watch: Watch
@@ -38,6 +39,7 @@ class Step:
     meant: set[int] = field(default_factory=set)
     spoilt: list[BadParameter] = field(default_factory=list)
     traced: tuple[Callable[..., Any], Callable[[list[Any]], Program]] | None = None
+    moved: Any = None
 
     @property
     def program(self) -> Program:

@@ -29,6 +29,7 @@ from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.read.spots import Spot
 from anynan.jax.replay.steps import Step, weakly
+from anynan.jax.session.moves import sample, weights_of
 from anynan.jax.session.settlement import Settlement
 from anynan.jax.session.taps import Taps, traced
 from anynan.jax.session.unread import Unread
@@ -39,6 +40,10 @@ KEPT = Rise(
     "what the next {steps} steps donate is kept, which takes memory",
     "what the steps donate was kept from step {step} on",
     "what they donate is no longer kept",
+)
+NO_WEIGHTS = (
+    "updates= has nothing to look at: this function returns no argument's new value; track a "
+    "training step that takes and returns its weights"
 )
 
 
@@ -141,6 +146,7 @@ class Session(BaseAdapter):
             risen = self.tracker.judge.level != self.options.level
             watch = watches.get(self.verdicts.exact(watches), keep=risen)
             rows = self.tracker.judge.rows()
+            kept = sample(self.options.updates, rows.step, program, flat.arrays)
         except UnwatchableError as error:
             return self._unwatched(key, error, fn, given)
         try:
@@ -155,6 +161,8 @@ class Session(BaseAdapter):
         self.tracker.judge.close_step()
         hold = weakly if self.light else list
         ran = Step(watch, hold(flat.arrays), hold(outs), words, rows)
+        if kept is not None:
+            ran.moved = kept.after(outs)
         if self.options.replay and not self.light:
             bare = replace(flat, arrays=[])
             ran.traced = (
@@ -225,6 +233,8 @@ class Session(BaseAdapter):
             )
 
     def _refuse(self, program: Program) -> None:
+        if self.options.updates is not None and not weights_of(program):
+            self.tracker.judge.say(NO_WEIGHTS)
         found = self.tracker.judge.found  # among much else: what has no state is warned about
         if self.options.action == "skip" and not program.restorable and not found:
             msg = (

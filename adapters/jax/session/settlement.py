@@ -90,6 +90,8 @@ class Settlement:
             self._live(step, watch)
             self._suspect(step, watch, read)
         self._guard(step, read)
+        if step.moved is not None and not (watch.restored and read[:, 0].any()):
+            step.moved.write(rows)  # else the old state may have been given back
 
     def broken(self, step: Step, error: BaseException, table: Any = None) -> None:
         """Judge a step that an exception ended.

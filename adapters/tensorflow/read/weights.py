@@ -68,6 +68,12 @@ class Weights:
         held = [ref() for ref, _, buffer in self._of.values() if not buffer]
         return [variable for variable in held if variable is not None]
 
+    def floats(self) -> list[tuple[str, Any]]:
+        """List the weights that hold real numbers, where they live first, with their layers."""
+        held = [(path, ref()) for ref, path, buffer in self._of.values() if not buffer]
+        found = [(x, v if _local(v) else v.values[0]) for x, v in held if v is not None]
+        return [(path, one) for path, one in found if one.dtype.is_floating]
+
     def replicas(self) -> int:
         """Tell over how many replicas the variables are spread."""
         held = [ref() for ref, _, _ in self._of.values()]

@@ -9,6 +9,7 @@ from anynan._bundle.calls import Call, Line, UnwritableError, encoded
 from anynan._bundle.collector import Collector, Operands
 from anynan._bundle.tensors import Held
 from anynan.tensorflow.read import probes
+from anynan.tensorflow.replay.program import Copied
 
 if TYPE_CHECKING:
     from anynan._diagnosis.lineage import OpRecord
@@ -29,6 +30,7 @@ def inputs(into: Collector, program: "Program") -> None:
         label = program.labels.get(placeholder.op.name)
         if label is not None and isinstance(x, tf.Tensor) and placeholder.dtype != tf.resource:
             into.add("call", label, probes.on_host(x), host)
+    before = {id(x.variable): x.content for x in program.feeds if isinstance(x, Copied)}
     for variable in program.variables.values():
         name = str(getattr(variable, "path", getattr(variable, "name", "variable")))
         if hasattr(variable, "dtype") and variable.dtype not in (
@@ -36,7 +38,8 @@ def inputs(into: Collector, program: "Program") -> None:
             tf.variant,
             tf.string,
         ):
-            into.add("weights", name.partition(":")[0], probes.on_host(variable), host)
+            value = before.get(id(variable), variable)
+            into.add("weights", name.partition(":")[0], probes.on_host(value), host)
 
 
 def operation(into: Collector, record: "OpRecord", recorder: "Recorder", op: "Op") -> None:

@@ -234,6 +234,7 @@ class Calls:
             return run(*args, **kwargs)
         known = fn in self._known
         kept = self._steps.keep() if known or fn not in self._asked else []
+        self._steps.look()
         self._boards.ready()
         count = fn.experimental_get_tracing_count()
         try:

@@ -53,10 +53,14 @@ class Seams:
         self._change(tf.GradientTape, "__exit__", _exit)
         self._change(type(tf.function(_nothing)), "__call__", _function_call)
 
-    def install_keras(self, keras: Any) -> None:
-        """Change what Keras trains with."""
+    def install_optimizers(self, keras: Any) -> None:
+        """Change Keras's optimizers, which train modules and functions, too."""
         self._change(keras.optimizers.Optimizer, "apply", _apply)
         self._change(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
+
+    def install_keras(self, keras: Any) -> None:
+        """Change what Keras trains with."""
+        self.install_optimizers(keras)
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 

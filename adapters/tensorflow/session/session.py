@@ -49,6 +49,7 @@ class Session(BaseAdapter):
         keras: bool = False,
     ) -> None:
         super().__init__(tracker)
+        self._keras = keras
         options = self.options
         self.paused = False
         self.layers = Layers(layers, model, options)
@@ -89,9 +90,11 @@ class Session(BaseAdapter):
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
-        keras: Any = sys.modules.get("keras")  # a step without a layer may have its optimizer
-        if keras is not None and keras.backend.backend() == "tensorflow":
+        keras: Any = sys.modules.get("keras")
+        if self._keras:
             SEAMS.install_keras(keras)
+        elif keras is not None and keras.backend.backend() == "tensorflow":
+            SEAMS.install_optimizers(keras)
         SEAMS.install(self, self.layers.alive())
         self.renew()
         self.attached(self._write_weight)

@@ -16,6 +16,7 @@ from anynan.tensorflow.read.spots import Spot
 from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.replay import Replays
 from anynan.tensorflow.replay.steps import State, Step
+from anynan.tensorflow.session.moves import Moves
 
 DIFFERS = (
     "level='operation' runs each step a second time, and believes nothing of a second run that "
@@ -53,6 +54,7 @@ class Steps:
         self._state, self._replays = state, replays
         self._reached = Reached(layers)
         self._norms, self._sizes, self._dropped = norms, sizes, dropped
+        self._moves = Moves(options.updates, layers.weights)
 
     # Beginnings.
 
@@ -62,7 +64,7 @@ class Steps:
         state.open, state.backward, state.step, state.incoming = True, False, step, None
         state.updated, state.broken = False, None
         state.seen.clear()
-        self._tracker.judge.rows()
+        self._moves.before(self._tracker.judge.rows().step)
 
     def follow(self, step: Step) -> None:
         """Open a step, or go on with the one that is open."""
@@ -71,6 +73,11 @@ class Steps:
             self.open(step)
         elif not state.depth and not state.held:
             state.step = step
+
+    def look(self) -> None:
+        """Keep what an update moves, for a step that is opened once it has run."""
+        if not self._state.open or self.over():
+            self._moves.before(self._tracker.judge.rows().step + self.over())
 
     def over(self) -> bool:
         """Tell whether a call that begins now belongs to a step of its own."""
@@ -146,6 +153,7 @@ class Steps:
                 self._read_weights(updated=updated)
         except AnomalyError as found:
             error = found
+        self._moves.after(tracker.judge.rows(), trained=updated or backward)
         rows = tracker.judge.close_step()
         try:
             if rows is not None:

@@ -97,6 +97,15 @@ class RandomState:
             devices = {i: torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
         return cls(torch.get_rng_state(), devices, _numpy.state(), _python_now())
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Give what is held of PyTorch's own generators, by name."""
+        held = {f"torch_cuda_{device}": state for device, state in self.devices.items()}
+        return {"torch_cpu": self.cpu, **held}
+
+    def python_state(self) -> Any:
+        """Give what ``random.setstate`` takes."""
+        return _python_state(self.python)
+
     def is_now(self) -> bool:
         """Tell whether no number was drawn since."""
         now = RandomState.now()

@@ -19,6 +19,7 @@ from anynan.events import Source
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.regions import inside
 from anynan.torch.private import version
+from anynan.torch.read.paths import inner
 
 if TYPE_CHECKING:
     from anynan.torch.call.reached import Began
@@ -55,6 +56,7 @@ class RootCall:
     gradients: dict[int, torch.Tensor | None] = field(default_factory=dict)
     began: "Began | None" = None
     alive: "weakref.ref[Alive] | None" = None
+    sent: tuple[torch.nn.Module, Any] | None = None
 
     @classmethod
     def now(
@@ -82,7 +84,7 @@ class RootCall:
         return cls(
             target, args, kwargs, RandomState.now(), torch.is_grad_enabled() or inside(),
             torch.is_inference_mode_enabled(), autocast, versions, caller(),
-            dict(calls),
+            dict(calls), sent=_sent(fn),
         )  # fmt: skip
 
     @property
@@ -96,6 +98,12 @@ class RootCall:
             new if type(new) is Items else old for old, new in zip(self.args, args, strict=True)
         )
         self.kwargs |= {name: new for name, new in kwargs.items() if type(new) is Items}
+
+    def send(self) -> None:
+        """Have a wrapper call what it called then: a trainer may set that for one call alone."""
+        if self.sent is not None:
+            inner, forward = self.sent
+            inner.forward = forward
 
     def keep_gradient(self, index: int, grad: torch.Tensor, keep: int | str) -> None:
         """Keep a gradient that came into an output, within the memory allowed.
@@ -123,7 +131,7 @@ class RootCall:
 
     def release(self) -> None:
         """Let go of what was called and its inputs: the graph of a kept output would hold them."""
-        self.args, self.kwargs, self.began = (), {}, None
+        self.args, self.kwargs, self.began, self.sent = (), {}, None, None
         if not isinstance(self.target, weakref.ref):
             self.target = _released
         self.gradients = {}
@@ -159,6 +167,13 @@ class RootCall:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad and not self.inference))
             yield
+
+
+def _sent(fn: Any) -> tuple[torch.nn.Module, Any] | None:
+    """Give the model in a wrapper, and what stands in its ``forward``'s place, if anything does."""
+    model = inner(fn) if isinstance(fn, torch.nn.Module) else fn
+    forward = None if model is fn else vars(model).get("forward")
+    return None if forward is None else (model, forward)
 
 
 def _holds(model: torch.nn.Module, outputs: list[torch.Tensor]) -> bool:

@@ -327,6 +327,7 @@ class Replays:
                     stack.enter_context(Sent(watcher))
                 with watcher:
                     interrupts.begin()
+                    root.send()
                     out = root.fn(*root.args, **root.kwargs)
                     if whole:
                         _results(watcher, out)

@@ -8,6 +8,7 @@ import torch
 
 from anynan._bundle.calls import Call, Gradient, Line, UnwritableError
 from anynan._bundle.collector import Collector, Operands
+from anynan._bundle.generators import take as take_generators
 from anynan._bundle.tensors import Held
 from anynan._diagnosis.lineage import OpRecord
 from anynan.torch.call.models import Models
@@ -39,7 +40,9 @@ class Catcher:
         into, handles = self._into, []
         for name, x in models.inputs(root.fn, root.args, root.kwargs):
             into.add("call", name, x, host)
-        into.put("random", "torch_cpu", host(root.random.cpu))
+        for name, state in root.random.tensors().items():
+            into.add("random", name, state, host)
+        take_generators(into, root.random.numpy, root.random.python_state())
 
         def take(module: Any, args: Any, kwargs: Any) -> None:
             for name, x in [*tensors(list(args), "args"), *tensors(dict(kwargs), "kwargs")]:

@@ -102,7 +102,7 @@ class Updates:
                 for p in group["params"]:
                     p.grad = None
         else:
-            self.moves.before(optimizer, held, rows)
+            self.moves.before(optimizer, held, gradients, rows)
 
     def open(self, state: State, gradients: list[Any]) -> Rows | None:
         """Begin an update; give the rows of its step, None if it is none."""

@@ -1,0 +1,57 @@
+"""One side of a comparison: a Keras model on PyTorch."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from anynan._compare.captures import Wish
+from anynan.keras.compare import same_draws, watching
+from anynan.keras.layers import layers_of, refuse_unbuilt, weights_of
+from anynan.torch.compare import TorchSide
+
+
+class KerasSide(TorchSide):
+    """Run a Keras model as PyTorch does, with the names of Keras."""
+
+    backend = "keras on torch"
+    can_widen = False  # its layers cast to a dtype of their own
+
+    def __init__(self, model: Any) -> None:
+        refuse_unbuilt(model)
+        self.layers = layers_of(model)
+        self.call = functools.partial(model, training=False)
+        self.compiled, self.paths = [], {}
+        self._weights = weights_of(self.layers)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Walk the variables, each once, by name."""
+        for weight in self._weights:
+            yield weight.name, weight.variable._value
+
+    @contextmanager
+    def standing(
+        self,
+        paths: dict[torch.nn.Module, str],
+        before: Callable[[str], Any],
+        after: Callable[..., Any],
+    ) -> Iterator[None]:
+        """Stand at the calls of layers: Keras calls no hooks."""
+
+        def begin(path: str, *call: Any) -> Any:
+            return before(path)(*call)
+
+        def end(path: str, *call: Any) -> None:
+            after(*call)
+
+        with watching(self.layers, begin, end):
+            yield
+
+    @contextmanager
+    def _kept(self, wish: Wish) -> Iterator[None]:
+        with super()._kept(wish):
+            for state, start in same_draws(self._weights):
+                state.assign(start)
+            yield

@@ -1,0 +1,280 @@
+"""One side of a comparison: a Keras model on TensorFlow, called eagerly."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from anynan._compare.captures import (
+    Array,
+    Capture,
+    Choice,
+    Held,
+    Nudge,
+    Side,
+    Taken,
+    Wish,
+    cotangent,
+)
+from anynan._diagnosis.sources import is_anynans, user_source
+from anynan._files.formats import FORMATS
+from anynan._reach.patches import Patches
+from anynan.events import Source
+from anynan.keras.compare import same_draws, watching
+from anynan.keras.layers import layers_of, refuse_unbuilt, weights_of
+
+# Functions whose result jumps where their operand moves by a rounding unit, in the field's words.
+_CHOOSING = {
+    "topk": ((tf.math, "top_k"), (tf.nn, "top_k")),
+    "argmax": ((tf, "argmax"), (tf.math, "argmax")),
+    "argmin": ((tf, "argmin"), (tf.math, "argmin")),
+    "sort": ((tf, "argsort"),),
+}
+_DRAWING = {
+    "normal": ((tf.random, "stateless_normal"), (tf.random, "normal")),
+    "uniform": ((tf.random, "stateless_uniform"), (tf.random, "uniform")),
+    "truncated_normal": (
+        (tf.random, "stateless_truncated_normal"), (tf.random, "truncated_normal"),
+    ),
+    "categorical": ((tf.random, "stateless_categorical"), (tf.random, "categorical")),
+    "gamma": ((tf.random, "stateless_gamma"), (tf.random, "gamma")),
+    "dropout": ((tf.nn.experimental, "stateless_dropout"), (tf.nn, "dropout")),
+}  # fmt: skip
+# Their gradient jumps where an operand passes a limit.
+_GATES = ((tf.nn, "relu"), (tf.nn, "relu6"), (tf.nn, "leaky_relu"), (tf, "clip_by_value"),
+          (tf, "maximum"), (tf, "minimum"), (tf, "abs"))  # fmt: skip
+
+
+def side_of(target: Any) -> Side | None:
+    """Give nothing: the Keras adapter is asked for its models."""
+    return None
+
+
+class KerasSide(Side):
+    """Run a Keras model, with the gradients that a tape gives."""
+
+    backend = "keras on tensorflow"
+
+    def __init__(self, model: Any) -> None:
+        refuse_unbuilt(model)
+        self.model = model
+        self.layers = layers_of(model)
+        self.weights = weights_of(self.layers)
+
+    def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
+        """Run once, and put the weights back."""
+        number = iter(range(1 << 30))
+        args = tuple(
+            keras.tree.map_structure(lambda x: _brought(x, wish, number), x) for x in batch
+        )
+        weights = {w.name: _host(w.variable) for w in self.weights} if wish.weights else {}
+        taking = _Taking(wish)
+        with ExitStack() as stack:
+            stack.enter_context(self._kept(wish.nudge))
+            stack.enter_context(watching(self.layers, taking.before, taking.after))
+            stack.enter_context(taking.choosing())
+            if wish.backward:
+                taking.tape = stack.enter_context(tf.GradientTape(persistent=False))
+                taking.tape.watch([x for x in keras.tree.flatten(args) if _is_float(x)])
+            out = self.model(*args, training=False)
+            loss = _objective(out) if wish.backward else None
+        if loss is not None:
+            taking.go_back(loss, self.weights)
+        unit = max((FORMATS[x].unit for x in taking.dtypes & FORMATS.keys()), default=0.0)
+        return Capture(self.backend, taking.taken, weights, unit, taking.choices)
+
+    @contextmanager
+    def _kept(self, nudge: Nudge | None) -> Iterator[None]:
+        """Put every variable back afterwards; move the weights meanwhile."""
+        held = [(weight, tf.identity(weight.variable.value)) for weight in self.weights]
+        for weight, value in held:
+            if nudge is not None and weight.variable.dtype in FORMATS:
+                factor = nudge.factor(weight.name, tuple(value.shape))
+                weight.variable.assign(_host(value).astype(np.float64) * factor)
+        for state, start in same_draws(self.weights):
+            state.assign(start)
+        try:
+            yield
+        finally:
+            for weight, value in held:
+                weight.variable.assign(value)
+
+
+class _Call:
+    """Hold one call of a layer."""
+
+    def __init__(self, path: str, kind: str, number: int, started: int) -> None:
+        self.path, self.kind, self.number, self.started = path, kind, number, started
+        self.into: list[Any] = []
+        self.out_of: list[Any] = []
+
+
+class _Taking:
+    """Collect what layers are given and make, and what is chosen on the way."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self.tape: Any = None
+        self.calls: dict[str, int] = defaultdict(int)
+        self.open: list[_Call] = []
+        self.ended: list[_Call] = []
+        self.taken: list[Taken] = []
+        self.choices: list[Choice] = []
+        self.dtypes: set[str] = set()
+        self.held = Held(wish.follow or ())
+        self.inside = 0
+
+    def before(self, path: str, layer: Any, args: Any, kwargs: Any) -> Any:
+        """Begin a call; a gradient of its own: that of a residual stream has more in it."""
+        call = _Call(path, type(layer).__name__, self.calls[path], len(self.taken))
+        self.calls[path] += 1
+        changed = None
+        if self.tape is not None:
+            changed = args, kwargs = keras.tree.map_structure(
+                lambda x: tf.identity(x) if _is_float(x) else x, (args, kwargs)
+            )
+        call.into = [x for x in keras.tree.flatten((args, kwargs)) if _is_float(x)]
+        self.open.append(call)
+        return changed
+
+    def after(self, path: str, layer: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """End a call."""
+        call = self.open.pop()
+        call.out_of = [x for x in keras.tree.flatten(out) if _is_float(x)]
+        self.dtypes.update(x.dtype.name for x in call.out_of)
+        given, made = (tuple(map(_host, found)) for found in (call.into, call.out_of))
+        self.taken.append(Taken(path, call.kind, call.number, "forward", given, made))
+        self.ended.append(call)
+
+    def go_back(self, loss: Any, weights: list[Any]) -> None:
+        """Take the gradients of what layers were given and made, and of their weights."""
+        tensors = {id(x): x for call in self.ended for x in (*call.into, *call.out_of)}
+        trained = [w for w in weights if not w.buffer]
+        variables = [w.variable.value for w in trained]
+        found = self.tape.gradient(loss, [*tensors.values(), *variables])
+        grads = {
+            key: _host(tf.convert_to_tensor(grad))
+            for key, grad in zip([*tensors, *map(id, trained)], found, strict=True)
+            if grad is not None
+        }
+        for call in sorted(self.ended, key=lambda call: call.started, reverse=True):
+            given = tuple(grads[id(x)] for x in call.out_of if id(x) in grads)
+            made = [grads[id(x)] for x in call.into if id(x) in grads]
+            if self.calls[call.path] == 1:
+                made += [grads[id(w)] for w in trained if w.layer == call.path and id(w) in grads]
+            if given and made:
+                self.taken.append(
+                    Taken(call.path, call.kind, call.number, "backward", given, tuple(made))
+                )
+
+    # What is chosen.
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Stand at the functions that choose, that draw, and at those with gates."""
+        with Patches() as patches:
+            for name, places in (*_CHOOSING.items(), *_DRAWING.items()):
+                for owner, function in places:
+                    patches.change(owner, function, partial(self._stood, name))
+            if self.wish.backward:
+                for owner, function in _GATES:
+                    patches.change(owner, function, self._gated)
+            yield
+
+    def _stood(self, name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.inside += 1  # dropout draws, too
+            try:
+                out = real(*args, **kwargs)
+            finally:
+                self.inside -= 1
+            if self.inside or not tf.executing_eagerly():
+                return out
+            return self._chosen(name, args, kwargs, out)
+
+        return call
+
+    def _chosen(self, name: str, args: Any, kwargs: Any, out: Any) -> Any:
+        picked = out[1] if name == "topk" else out
+        x = args[0] if args else kwargs.get("input", kwargs.get("x"))
+        if name == "dropout":
+            picked = (out != 0) | (x == 0)
+        mine = np.array(picked)
+        found = self.held.next(name, mine.shape)
+        like = None if found is None or np.array_equal(found.picked, mine) else found.picked
+        if like is not None:
+            if name == "dropout":
+                rate = kwargs.get("rate", args[1] if len(args) > 1 else 0.0)
+                out = x * tf.cast(like, x.dtype) / (1 - rate)
+            elif name == "topk":
+                indices = tf.cast(like, out[1].dtype)
+                values = tf.gather(x, indices, batch_dims=len(x.shape) - 1)
+                out = type(out)(values, indices)
+            else:
+                out = tf.cast(like, out.dtype)
+        moved = 0.0 if like is None else float(np.mean(like != mine))
+        self._add(name, mine if like is None else like, moved, drawn=name in _DRAWING)
+        return out
+
+    def _gated(self, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            out = real(*args, **kwargs)
+            x: Any = args[0] if args else None
+            if tf.executing_eagerly() and _is_float(x) and x.shape and x.shape == out.shape:
+                picked = tf.sign(x) if real.__name__ == "abs" else (out == x) & (out != 0)
+                self._add(real.__name__, np.array(picked), gate=True)
+            return out
+
+        return call
+
+    def _add(
+        self, name: str, picked: Array, moved: float = 0.0, *, gate: bool = False,
+        drawn: bool = False,
+    ) -> None:  # fmt: skip
+        layer = self.open[-1].path if self.open else ""
+        before = len(self.taken)
+        self.choices.append(Choice(name, layer, _line(), picked, before, moved, gate, drawn))
+
+
+def _line() -> Source | None:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_anynans(frame.f_code.co_filename):
+        frame = frame.f_back
+    return user_source(frame, framework="keras")
+
+
+def _objective(out: Any) -> Any:
+    """Give the loss, or one number that depends on every element of every output."""
+    floats = [x for x in keras.tree.flatten(out) if _is_float(x)]
+    if len(floats) == 1 and floats[0].shape.num_elements() == 1:
+        return tf.reshape(floats[0], ())
+    total: Any = None
+    for i, x in enumerate(floats):
+        part = tf.reduce_sum(tf.cast(x, tf.float64) * cotangent(tuple(x.shape), i))
+        total = part if total is None else total + part
+    return total
+
+
+def _is_float(x: Any) -> bool:
+    return bool(tf.is_tensor(x) and x.dtype.is_floating)
+
+
+def _brought(x: Any, wish: Wish, number: Iterator[int]) -> Any:
+    if not hasattr(x, "dtype") or not hasattr(x, "shape"):
+        return x
+    array = np.asarray(x.detach() if hasattr(x, "detach") else x)
+    if wish.nudge is not None and array.dtype.kind == "f":
+        factor = wish.nudge.factor(f"input {next(number)}", array.shape)
+        array = (array * factor).astype(array.dtype)
+    return keras.ops.convert_to_tensor(array)
+
+
+def _host(x: Any) -> Array:
+    array = np.asarray(getattr(x, "value", x))
+    return array.copy() if array.dtype in (np.float32, np.float64) else array.astype(np.float32)

@@ -1,0 +1,242 @@
+"""One training that fails, in every framework: looked at, kept, foretold, shown again, scanned."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan._cli.commands import main
+
+pytest.importorskip("safetensors")
+
+X = np.ones((8, 4), np.float32)
+RATE, MOST = 0.2, 200
+
+
+@dataclass
+class Failed:
+    """Hold what a training left behind.
+
+    Attributes:
+        tracker: It is over, and can be asked.
+        folder: Where ``run.jsonl`` and ``bundle`` are.
+        event: What ended the training.
+        reports: What was said on the way, every fourth step.
+        files: Weights that were saved after training went on without anybody looking.
+    """
+
+    tracker: Any
+    folder: Path
+    event: anynan.Event
+    reports: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+    @property
+    def layer(self) -> str:
+        return self.event.layer or ""
+
+
+def until_it_fails(folder: Path, tracker: Any, step: Callable[[], Any]) -> Failed:
+    """Train; the weights grow by a tenth in every step, and their product is float16."""
+    tracker.to_jsonl(folder / "run.jsonl")
+    reports = []
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        for number in range(MOST):
+            step()
+            if number % 4 == 0:
+                reports.append(tracker.report())
+    return Failed(tracker, folder, caught.value.event, reports)
+
+
+def with_torch(folder: Path) -> Failed:
+    torch = pytest.importorskip("torch")
+    base: Any = torch.nn.Module
+
+    class Grow(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Any) -> Any:
+            return (x * self.w).half()
+
+    class Net(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grow = Grow()
+
+        def forward(self, x: Any) -> Any:
+            return -self.grow(x).float().square().mean()
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.from_numpy(X)).backward()
+        optimizer.step()
+
+    tracker = anynan.torch.track(model, save=folder / "bundle")
+    failed = until_it_fails(folder, tracker, step)
+    tracker.remove()
+    for _ in range(4):
+        step()
+    torch.save(model.state_dict(), folder / "weights.pt")
+    from safetensors.torch import save_file
+
+    save_file(model.state_dict(), folder / "weights.safetensors")
+    failed.files = [folder / "weights.pt", folder / "weights.safetensors"]
+    return failed
+
+
+def with_jax(folder: Path) -> Failed:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    held = {"params": {"grow": {"w": jnp.ones(4)}}}
+
+    def loss(params: Any, x: Any) -> Any:
+        with anynan.scope("grow"):
+            y = (x * params["grow"]["w"]).astype(jnp.float16)
+        return -jnp.square(y.astype(jnp.float32)).mean()
+
+    @jax.jit
+    def train(params: Any, x: Any) -> Any:
+        value, slope = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - RATE * g, params, slope), value
+
+    tracker = anynan.jax.track(train, save=folder / "bundle", stats="absmax")
+
+    def step(run: Any = tracker) -> None:
+        held["params"], _ = run(held["params"], X)
+
+    failed = until_it_fails(folder, tracker, step)
+    for _ in range(4):
+        step(train)
+    from safetensors.numpy import save_file
+
+    w = np.array(held["params"]["grow"]["w"])
+    save_file({"grow.w": w}, folder / "weights.safetensors")
+    np.savez(folder / "weights.npz", **{"grow.w": w})  # type: ignore[arg-type]
+    failed.files = [folder / "weights.safetensors", folder / "weights.npz"]
+    return failed
+
+
+def with_keras(folder: Path) -> Failed:
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("h5py")
+    ops = keras.ops
+
+    class Grow(keras.layers.Layer):  # type: ignore[name-defined]
+        def build(self, shape: Any) -> None:
+            self.w = self.add_weight(shape=(4,), initializer="ones", name="w")
+
+        def call(self, x: Any) -> Any:
+            return ops.cast(x * self.w, "float16")
+
+    def loss(_: Any, y: Any) -> Any:
+        return -ops.mean(ops.square(ops.cast(y, "float32")), -1)
+
+    model = keras.Sequential([keras.Input((4,)), Grow(name="grow")])
+    model.compile(
+        optimizer=keras.optimizers.SGD(RATE),
+        loss=loss,
+        jit_compile=False,
+    )
+    tracker = anynan.keras.track(model, save=folder / "bundle", stats="absmax")
+
+    def step() -> None:
+        model.train_on_batch(X, X)
+
+    failed = until_it_fails(folder, tracker, step)
+    tracker.remove()
+    for _ in range(4):
+        step()
+    with warnings.catch_warnings(action="ignore"):  # Keras's own
+        model.save(folder / "weights.keras")
+        model.save_weights(folder / "some.weights.h5")
+    failed.files = [folder / "weights.keras", folder / "some.weights.h5"]
+    return failed
+
+
+FRAMEWORKS = {"torch": with_torch, "jax": with_jax, "keras": with_keras}
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def failed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Failed]:
+    found = FRAMEWORKS[request.param](tmp_path_factory.mktemp(request.param))
+    yield found
+    found.tracker.remove()
+
+
+def test_the_page(failed: Failed) -> None:
+    failed.tracker.to_html(failed.folder / "page.html")
+    text = (failed.folder / "page.html").read_text(encoding="utf-8")
+    assert "<h1 class=bad>+Inf first appeared" in text
+    assert text.count("<title>it began here</title>") == 1
+    assert len(text) < 500_000
+    (layer,) = re.findall(r"<tr><td>grow</td>.*?</tr>", text.partition(">Outputs</summary>")[2])[:1]
+    assert "float16" in layer and "+Inf" in layer
+
+
+def test_the_file_and_its_report(failed: Failed, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(failed.folder / "run.jsonl")
+    main(["report", path, "--html", str(failed.folder / "again.html")])
+    out = capsys.readouterr().out
+    assert "+Inf first appeared" in out
+    assert "grow" in out
+    assert "65,504" in out
+    read = anynan.load(path)
+    assert read.events[0] == failed.tracker.events[0]
+    assert read.history.steps() == failed.tracker.history.steps()
+    assert "it began here" in (failed.folder / "again.html").read_text(encoding="utf-8")
+
+
+def test_it_was_foretold(failed: Failed) -> None:
+    told = [re.search(r"float16 overflows in grow in about (\d+) steps", x) for x in failed.reports]
+    first = next(at for at, found in enumerate(told) if found)
+    ahead = failed.event.step - 4 * first
+    assert ahead >= 20
+    found = told[first]
+    assert found is not None and int(found[1]) == pytest.approx(ahead, abs=3)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_its_headroom_in_a_narrower_dtype(failed: Failed, read: bool) -> None:
+    run = anynan.load(failed.folder / "run.jsonl") if read else failed.tracker
+    found = {each.layer: each for each in anynan.headroom(run, "float8")}
+    bits = found["grow"].over
+    assert bits is not None
+    assert bits < -6  # 448 is the largest, and 65,504 was nearly there
+    assert str(found["grow"]).startswith("grow: overflows at the top (forward, step ")
+
+
+def test_the_bundle_shows_it_again(failed: Failed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(failed.folder / "bundle")]) == 0
+    assert "the same operation gives the same Inf here" in capsys.readouterr().out
+
+
+def test_the_weights_that_diverged_are_named(
+    failed: Failed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in failed.files:
+        assert main(["scan", str(path)]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        (line,) = [line for line in lines if re.search(r"\bw\b|vars", line) and "[0]" in line]
+        assert "float32" in line
+        assert "4" in line
+
+
+def test_the_doctor_knows_where_it_ran(failed: Failed, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor"])
+    out = capsys.readouterr().out
+    for name, version in anynan.load(failed.folder / "run.jsonl").versions.items():
+        if name not in ("anynan", "python"):
+            assert re.search(rf"{name}\s.*{re.escape(version)}", out), name
