@@ -890,3 +890,16 @@ def test_level_operation_runs_nothing_a_second_time(read: Any) -> None:
     assert event.operation is not None
     assert (event.operation.name, event.operation.inputs[0].min) == ("log", -1.0)
     assert calls == [False]
+
+
+def test_where_scopes_are_chosen_they_are_read() -> None:
+    def program(x: Any) -> Any:
+        with anynan.scope("a"):
+            return np.log(x)
+
+    tracker = track(program, exclude="a", action="record")
+    tracker(np.ones(2))
+    assert tracker.events == ()
+    assert tracker.judge.level == "layer"
+    with pytest.raises(ValueError, match="layers= chooses scopes, and level='step' reads none"):
+        track(program, layers="a", level="step")

@@ -1,12 +1,13 @@
 """What leaves a tracked function is judged, whichever way it goes out, and is what it was."""
 
 import functools
+import os
 import sys
 from collections import OrderedDict, UserDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -364,44 +365,86 @@ def test_what_is_said_points_at_the_users_line() -> None:
 
 
 def test_a_second_run_that_takes_another_branch_is_not_believed() -> None:
-    left: SimpleQueue[Any] = SimpleQueue()  # no second run puts back what one holds
-    for function in (np.log, np.sqrt):
-        left.put(function)
+    source, sink = os.pipe()  # no second run puts back what one holds
+    os.write(sink, b"01")
 
     def program(x: Any) -> Any:
-        return np.log(x) if left.get() is np.log else np.sqrt(x)
+        return np.log(x) if os.read(source, 1) == b"0" else np.sqrt(x)
 
     event = event_of(program, np.array([-1.0]), read="step")
+    os.close(source)
+    os.close(sink)
     assert event.operation is not None
     assert (event.operation.name, tag_of(event)) == ("log", "log_of_negative")
     assert any("a second run went another way, sqrt (line" in note for note in event.notes)
 
 
 def test_a_second_run_with_other_values_is_not_believed() -> None:
-    values: SimpleQueue[float] = SimpleQueue()
-    for value in (-1.0, -500.0):
-        values.put(value)
+    source, sink = os.pipe()
+    os.write(sink, b"15")
 
     def program(x: Any) -> Any:
-        return np.log(x * values.get_nowait())
+        return np.log(x * -float(os.read(source, 1)))
 
     event = event_of(program, np.ones(1), read="step")
+    os.close(source)
+    os.close(sink)
     assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0
     assert any("a second run had other values, at log" in note for note in event.notes)
 
 
-def test_a_second_run_takes_nothing_from_an_iterator() -> None:
-    values = iter([-1.0, -500.0])
+@pytest.mark.parametrize(
+    ("make", "name", "tag", "said"),
+    [
+        (lambda x: x * x, "multiply", "overflow_in_dtype", "overflow"),
+        (lambda x: 1 / (x - x), "divide", "divide_by_zero", "divide by zero"),
+        (lambda x: (x - x) / (x - x), "divide", "unknown", "invalid value"),
+    ],
+)
+def test_where_no_second_run_can_be_believed_the_library_itself_is_quoted(
+    make: Any, name: str, tag: str, said: str
+) -> None:
+    left: SimpleQueue[float] = SimpleQueue()
+    left.put(1e200)
+    with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.track(lambda x: make(x * left.get()))(np.ones(2))
+    event = caught.value.event
+    assert event.operation is not None
+    assert event.cause is not None
+    assert (event.operation.name, event.cause.tag) == (name, tag)
+    assert event.cause.text.endswith(f"the library itself reported: {said}")
+
+
+def test_a_second_run_takes_nothing_from_what_cannot_keep_it() -> None:
+    values: SimpleQueue[float] = SimpleQueue()
+    values.put(-1.0)
+    values.put(-500.0)
 
     def program(x: Any) -> Any:
-        return np.log(x * next(values))
+        return np.log(x * values.get())
 
     event = event_of(program, np.ones(1), read="step")
     assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0
     assert any("it would have taken more from `values`" in note for note in event.notes)
-    assert next(values) == -500.0
+    assert values.get() == -500.0
+
+
+@pytest.mark.parametrize("held", [iter, "queue"])
+def test_a_second_run_is_given_what_the_first_took(held: Any) -> None:
+    values: Any = iter([-1.0, -500.0]) if held is iter else Queue()
+    if held == "queue":
+        values.put(-1.0)
+        values.put(-500.0)
+
+    def take() -> float:
+        return float(next(values) if held is iter else values.get())
+
+    event = event_of(lambda x: np.log(x * take()), np.ones(1), read="step")
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
+    assert take() == -500.0
 
 
 def refused(x: Any) -> Any:

@@ -59,7 +59,7 @@ class Monitor(Monitored, _lightning.Callback):
         automatic = pl_module.automatic_optimization
         loop = loops.automatic_optimization if automatic else loops.manual_optimization
         progress = loop.optim_progress if automatic else loop.optim_step_progress
-        tracker = self._begin(track, _batch(loop.run, progress))
+        tracker = self._begin(track, _batch(loop.run, progress, trainer, pl_module))
         tracker.name = f"{type(pl_module).__name__}.training_step"
         self._session.give([pl_module])
         patches = Patches()
@@ -111,16 +111,24 @@ class Monitor(Monitored, _lightning.Callback):
             self.saved = path
 
 
-def _batch(run: Callable[..., Any], progress: Any) -> Callable[..., Any]:
-    """Make one batch a step that can be run again: Lightning counts what it does."""
+def _batch(run: Callable[..., Any], progress: Any, trainer: Any, module: Any) -> Callable[..., Any]:
+    """Make one batch a step that can be run again, in which nothing is counted or logged."""
 
     def batch(*args: Any, **kwargs: Any) -> Any:
         if not replaying():
             return run(*args, **kwargs)
         counted = copy.deepcopy(progress.state_dict())
+        callbacks, trainer.callbacks = trainer.callbacks, []
+        vars(module).update(log=_nothing, log_dict=_nothing)
         try:
             return run(*args, **kwargs)
         finally:
             progress.load_state_dict(counted)
+            trainer.callbacks = callbacks
+            del module.log, module.log_dict
 
     return batch
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Log nothing."""

@@ -71,6 +71,8 @@ def _unknown(s: Situation) -> Cause:
             fix if s.watched else f"{fix}, or track with level='operation'",
             seen(s.summary),
         )
+    if s.record.said:
+        return _reported(s.operation, s.record.said, names["kind"])
     values = "; ".join(
         f"{name} = {literal(item.value)}"
         if item.value is not None
@@ -88,6 +90,33 @@ def _unknown(s: Situation) -> Cause:
         "report it so that anynan can name it".format(**names),
         values,
     )
+
+
+# What to do, by what a library says itself where no operands are known.
+_SAID = {
+    "overflow": (
+        "make the operands smaller, or compute this in a wider dtype; if they are large already, "
+        "find where they begin to grow"
+    ),
+    "divide by zero": (
+        "keep what is divided by away from 0, and the argument of a logarithm or a power: add "
+        "eps, or leave the case out with where(...)"
+    ),
+    "invalid value": (
+        "keep the operands where {op} is defined: 0/0, inf/inf and inf - inf are not, nor are "
+        "roots and logarithms of negative numbers"
+    ),
+}
+
+
+def _reported(operation: str, said: str, kind: str) -> Cause:
+    """Say what the library itself said: its operands are not known."""
+    fix = _SAID.get(said, _UNKNOWN_DOC[1]).format(op=operation)
+    quotient = (operation, said) == ("divide", "divide by zero")
+    tag = "divide_by_zero" if quotient else _UNKNOWN
+    tag = "overflow_in_dtype" if said == "overflow" else tag
+    text = f"{operation} made {kind}, and the library itself reported: {said}"
+    return Cause(tag, text, fix, "")
 
 
 def table() -> str:

@@ -68,6 +68,8 @@ class OpRecord:
         shard: The shard it was seen on, where the program says so.
         hidden: Names of the forward operations that took its bad result, or what came of it,
             and gave a finite one; None where the adapter does not know.
+        said: What the library itself said of it, where no more is known: ``overflow``,
+            ``divide by zero`` or ``invalid value``.
     """
 
     index: int
@@ -90,6 +92,7 @@ class OpRecord:
     iteration: int | None = None
     shard: int | None = None
     hidden: tuple[str, ...] | None = None
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)

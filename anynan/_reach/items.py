@@ -1,18 +1,28 @@
 """An iterator that gives a second run of a step what it gave the first."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 # Iterators of these modules have no state of the program's own, and nothing but __next__.
 _PLAIN = ("builtins", "itertools")
-_MOVES = frozenset({"send", "throw", "close"})
+_MOVES = frozenset({"send", "throw", "close", "get", "get_nowait"})
+_HANDS_OVER = frozenset({"put", "put_nowait"})
+_MORE = (
+    "it would have taken more from `{}` than the first run took, or from an iterator whose items "
+    "cannot be kept: hand each batch in as an argument"
+)
 
 
 class Exhausted(BaseException):
-    """End a second run that asks an iterator for what the first run did not take from it.
+    """End a second run that asks for what the first run did not take; it says so.
 
     No ``except Exception`` of the program's is to see it.
     """
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Say that of an iterator or a queue, by its name."""
+        return cls(_MORE.format(name))
 
 
 class Items:
@@ -67,7 +77,7 @@ class Items:
     def __next__(self) -> Any:
         if self._at is not None:
             if self._at == len(self._taken):
-                raise Exhausted(self._name)
+                raise Exhausted.of(self._name)
             item, error = self._taken[self._at]
             self._at += 1
             if error is not None:
@@ -83,8 +93,14 @@ class Items:
 
     def __getattr__(self, name: str) -> Any:
         if self._at is not None and name in _MOVES:
-            raise Exhausted(self._name)
+            raise Exhausted.of(self._name)
+        if self._at is not None and name in _HANDS_OVER:
+            return _nothing
         return getattr(self._iterator, name)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Hand nothing over: the first run did."""
 
 
 def is_plain(iterator: Any) -> bool:

@@ -1,5 +1,6 @@
 """What one step's code can reach: searched seldom, kept at every step."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from anynan._diagnosis.evidence import ReplayError
 from anynan._reach.items import Items, is_plain
 from anynan._reach.kept import Kept
+from anynan._reach.patience import patience
+from anynan._reach.queues import Taken, is_queue
 from anynan._reach.search import Found, Holder, Kinds, Search, fixed, is_iterator
 
 _HELD = (
@@ -39,7 +42,9 @@ class Reach:
         self._calls = 0
         self._lent: dict[int, Items] = {}
         self._guards: dict[int, Items] = {}
+        self._queues: list[Taken] = []
         self._runs_again = False
+        self._began = time.monotonic()
 
     def is_due(self) -> bool:
         """Count a step; tell whether it is time to search again."""
@@ -77,8 +82,11 @@ class Reach:
         Returns:
             What could not be put back, with the error.
         """
-        for items in self._lent.values() if self._runs_again else ():
-            items.rewind()
+        if self._runs_again:
+            for items in self._lent.values():
+                items.rewind()
+            for taken in self._queues:
+                taken.rewind()
         return kept.put_back({**self._lent, **self._guards})
 
     @contextmanager
@@ -110,11 +118,17 @@ class Reach:
                 swapped.append((holder, lent[id(value)]))
         args = tuple(lend(f"args[{i}]", value) for i, value in enumerate(args))
         kwargs = {name: lend(name, value) for name, value in kwargs.items()}
-        self._lent = lent
+        self._lent, self._began = lent, time.monotonic()
+        named = {f"args[{i}]": value for i, value in enumerate(args)} | kwargs
+        named |= {holder.name: holder.get() for holder in self._found.queues}
+        queues = {id(value): (value, name) for name, value in named.items() if is_queue(value)}
+        self._queues = [Taken(value, name) for value, name in queues.values()]
         try:
             yield args, kwargs
         finally:
-            self._lent = {}
+            for taken in self._queues:
+                taken.end()
+            self._lent, self._queues = {}, []
             for holder, items in swapped:
                 if holder.get() is items:  # else the step put another there
                     holder.set(items.iterator)
@@ -130,6 +144,8 @@ class Reach:
             ReplayError: If that cannot be seen to.
         """
         lent = list(self._lent.values())
+        for taken in self._queues:
+            taken.rewind(change)
         guards: list[tuple[Holder, Items]] = []
         for items in lent:
             items.rewind(change)
@@ -145,7 +161,8 @@ class Reach:
                     raise ReplayError(_HELD.format(holder.name))
                 guards.append((holder, guard))
                 self._guards[id(value)] = guard
-            yield
+            with patience(time.monotonic() - self._began):
+                yield
         finally:
             self._runs_again, self._guards = False, {}
             for holder, guard in guards:

@@ -11,11 +11,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from anynan._diagnosis.sources import is_library
+from anynan._reach.queues import is_queue
 
 # Far enough for trainers and their parts; a whole program, or its data, hangs on some objects.
 DEPTH = 4
@@ -169,6 +171,7 @@ class Found:
         generators: Random generators.
         arrays: Arrays that may be written to in place.
         iterators: Iterators.
+        queues: Queues, of threads and of processes.
     """
 
     plain: list[Holder] = field(default_factory=list)
@@ -177,6 +180,7 @@ class Found:
     generators: list[Holder] = field(default_factory=list)
     arrays: list[Holder] = field(default_factory=list)
     iterators: list[Holder] = field(default_factory=list)
+    queues: list[Holder] = field(default_factory=list)
 
 
 class Search:
@@ -277,6 +281,8 @@ class Search:
         self._seen[id(value)] = value
         if issubclass(kind, kinds.generators):
             self.found.generators.append(holder)
+        elif is_queue(value):
+            self.found.queues.append(holder)
         elif issubclass(kind, type | types.ModuleType | types.CodeType | types.FrameType):
             return
         elif issubclass(kind, CONTAINERS) or kind is tuple:
@@ -344,9 +350,9 @@ def namespace(value: Any) -> dict[str, Any] | None:
 
 
 def is_iterator(kind: Any) -> bool:
-    """Tell whether objects of a class are iterators."""
+    """Tell whether objects of a class are iterators, or queues in which nothing can stand."""
     try:
-        return hasattr(kind, "__next__")
+        return hasattr(kind, "__next__") or kind is SimpleQueue
     except Exception:  # noqa: BLE001  a metaclass may raise
         return False
 

@@ -185,6 +185,21 @@ class Rows:
         # nothing is run again then. It gives None where the watcher was blind.
         self.seen: Callable[[Reading, Any], Any] | None = None
 
+    def keep_whole(self, waiting: int) -> bool:
+        """Drop the readings that an interrupt left half written; tell whether there were some.
+
+        Args:
+            waiting: How many were written whose values are to come.
+        """
+        columns: tuple[list[Any], ...] = self.sites, self.calls, self.lo, self.hi
+        sites, calls, lo, hi = map(len, columns)
+        if lo == hi and sites == calls == lo + waiting:
+            return False
+        whole = min(sites, calls, lo, hi)
+        for column in columns:
+            del column[whole:]
+        return True
+
     def insert(self, at: int, site: Site, call: int, lo: float, hi: float) -> None:
         """Put in a reading whose place became known after later ones were written."""
         self.sites.insert(at, site)

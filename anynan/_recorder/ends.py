@@ -481,7 +481,7 @@ class Ends:
         (error,) = lines
         record = OpRecord(
             0, canonical(error.name), f"numpy.{error.name}", None, "forward", None,
-            source=error.source,
+            source=error.source, said=error.what,
         )  # fmt: skip
         sink = Sink(reading.phase, reading.layer, reading.site.tensor, (0,), reading.kind or "nan")
         return Replay([record], [sink], [note])

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -38,17 +38,19 @@ class Reached:
         self.fn = fn
         self._reach = Reach(fn, KINDS)
 
+    def look(self) -> Self:
+        """Count a call, and search again where it is time to."""
+        if self._reach.is_due():
+            self._reach.search([])
+        return self
+
     @property
     def is_empty(self) -> bool:
         """Tell whether there was nothing at the last search that a run could change."""
-        if self._reach.is_due():
-            self._reach.search([])
         return self._reach.is_empty
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Start":
         """Take what a call begins with."""
-        if self._reach.is_due():
-            self._reach.search([])
         given = [(f"args[{i}]", x) for i, x in enumerate(args)]
         given = [(name, x) for name, x in (*given, *kwargs.items()) if type(x) is not np.ndarray]
         return Start(self._reach, given)
@@ -109,11 +111,7 @@ class Start:
             with context.replay_context(), reach.again(None if tape is None else tape.give):
                 yield
         except Exhausted as error:
-            msg = (
-                f"it would have taken more from `{error}` than the first run took, or from an "
-                "iterator whose items cannot be kept: hand each batch in as an argument"
-            )
-            raise ReplayError(msg) from error
+            raise ReplayError(str(error)) from error
         finally:
             np.random.set_state(drawn)  # noqa: NPY002
             random.setstate(python)
@@ -138,7 +136,7 @@ def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Any:
         fn: The function.
         say: Is told of what could not be put back.
     """
-    return Reached(fn).begin((), {}).again(say, None)
+    return Reached(fn).look().begin((), {}).again(say, None)
 
 
 def mark(x: Any) -> bytes:

@@ -205,6 +205,7 @@ class ArraySession(BaseAdapter):
         """Run one step, and judge what it saw."""
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
+        self.reached(fn).look()
         if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
             return self.ends.call(fn, args, kwargs)
         return self.begun(fn, args, kwargs, self._call)
@@ -225,7 +226,7 @@ class ArraySession(BaseAdapter):
                 self._local.start = None
 
     def reached(self, fn: Callable[..., Any]) -> Reached:
-        """Give what a function's code reaches, searched for again from time to time."""
+        """Give what a function's code reaches, as the last look found it."""
         reached = self._reached
         if reached is None or reached.fn != fn:
             reached = self._reached = Reached(fn)
@@ -234,7 +235,7 @@ class ArraySession(BaseAdapter):
     def start_of(self, fn: Callable[..., Any]) -> Start:
         """Give what this thread's call began with; what is there now where it is over."""
         start: Start | None = getattr(self._local, "start", None)
-        return Reached(fn).begin((), {}) if start is None else start
+        return Reached(fn).look().begin((), {}) if start is None else start
 
     def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one step under a tape."""

@@ -47,7 +47,8 @@ def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
             the Event), ``layers`` and ``exclude`` (globs or predicates on scope paths),
             ``replay`` (True), ``history`` (1000 calls), ``stats`` (absmax, min, max), ``read``
             (``"auto"``, ``"immediate"``, ``"step"`` or every n calls) and ``level``
-            (``"step"``, the default, ``"layer"`` or ``"operation"``).
+            (``"step"``, the default, ``"layer"``, the default where scopes are chosen, or
+            ``"operation"``).
 
     Returns:
         A Tracker that is called in the function's place, or a decorator that makes one.
@@ -138,7 +139,12 @@ def array_options(options: Mapping[str, Any]) -> Options:
         raise ValueError(NO_UPDATE.format(f"patience={options['patience']}"))
     if options.get("parameters"):
         raise ValueError(NO_WEIGHTS)
-    chosen = Options.checked({"level": "step", **options}, Arrays, "array code")
+    by_scope = [name for name in ("layers", "exclude") if options.get(name) is not None]
+    if by_scope and options.get("level") == "step":
+        msg = f"{by_scope[0]}= chooses scopes, and level='step' reads none: use level='layer'"
+        raise ValueError(msg)
+    default = {"level": "layer" if by_scope else "step"}
+    chosen = Options.checked({**default, **options}, Arrays, "array code")
     if chosen.extra:
         msg = (
             f"stats={chosen.extra[0]!r} is not read from array code; absmax, min and max are, "

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import linecache
 import os
 import signal
 import sys
@@ -49,7 +50,9 @@ class Interrupt:
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         line = frame.f_code.co_filename, frame.f_lineno
-        if event == "line" and line not in self.seen:
+        # Of a `with`, an interrupt may come when it has begun and its end is not yet seen to.
+        begins = linecache.getline(*line).lstrip().startswith("with ")
+        if event == "line" and line not in self.seen and not begins:
             self.seen[line] = None
             if len(self.seen) == self.at:
                 sys.settrace(None)
@@ -91,6 +94,8 @@ WAYS: list[tuple[str, dict[str, Any], str]] = [
     ("step", {"read": "step", "parameters": True}, "forward"),
     ("step", {"level": "operation"}, "backward"),
 ]
+# PyTorch calls no hook of a call that Ctrl-C ends, so the next call puts back what it changed.
+LATE = 2
 LINES: dict[int, int] = {}
 
 

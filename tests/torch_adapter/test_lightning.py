@@ -241,6 +241,28 @@ def test_a_replay_leaves_the_trainers_counters() -> None:
     assert counted[0] == counted[1]
 
 
+def test_a_replay_calls_no_callback_and_logs_nothing() -> None:
+    class Logging(Lit):
+        def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            loss = super().training_step(batch, index)
+            self.log("seen", torch.tensor(float(index)), on_epoch=True)
+            self.log_dict({"calls": 1.0}, on_step=False, on_epoch=True, reduce_fx="sum")
+            return loss
+
+    class Counting(lightning.Callback):
+        calls = 0
+
+        def on_before_backward(self, *_: Any) -> None:
+            self.calls += 1
+
+    counting, monitor = Counting(), anynan.lightning.Monitor("record")
+    trainer = fit(Logging("between"), callbacks=[counting, monitor])
+    assert monitor.events[0].operation.name == "divide"
+    assert counting.calls == 6
+    assert trainer.callback_metrics["calls"] == 6
+    assert trainer.callback_metrics["seen_epoch"] == 2.5
+
+
 def test_a_batch_without_an_update_is_watched_too() -> None:
     monitor = anynan.lightning.Monitor("record")
     fit(Lit("between"), callbacks=[monitor], accumulate_grad_batches=2)  # batch 4 is a first half
@@ -257,7 +279,7 @@ def test_every_trainer_gets_one_where_the_environment_asks(
         anynan.lightning.Monitor("nothing")
 
 
-RANKS = """
+RANKS = r"""
 import lightning, torch, anynan
 
 class Module(lightning.LightningModule):
@@ -285,7 +307,8 @@ if __name__ == "__main__":
     (event,) = monitor.events
     good = all(p.isfinite().all() for p in module.parameters())
     batches = trainer.fit_loop.epoch_loop.total_batch_idx + 1
-    print("said", batches, event.rank, event.operation.name, good, flush=True)
+    # In one piece: both ranks write there.
+    print(f"said {batches} {event.rank} {event.operation.name} {good}\n", end="", flush=True)
 """
 
 

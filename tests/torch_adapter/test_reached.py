@@ -2,11 +2,17 @@
 
 import gc
 import itertools
+import multiprocessing
 import operator
+import os
+import queue
 import random
+import signal
+import threading
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import anynan
+from anynan._reach import patience
 
 pytestmark = pytest.mark.filterwarnings("ignore:anynan. no module was found")
 
@@ -416,3 +423,87 @@ def test_what_a_model_holds_goes_with_it() -> None:
     del model
     gc.collect()
     assert [ref() for ref in refs] == [None] * 3
+
+
+def test_a_kept_loss_does_not_hold_the_step_or_the_tracker() -> None:
+    net = nn.Linear(2, 2)
+
+    def step() -> torch.Tensor:
+        return net(torch.ones(1, 2)).sum()
+
+    tracker = anynan.torch.track(step)
+    losses = [tracker() for _ in range(3)]
+    tracker.remove()
+    gone = weakref.ref(tracker), weakref.ref(step)
+    del tracker, step
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+    assert losses[0].grad_fn is not None
+
+
+# What other threads and processes hand over.
+
+
+@pytest.mark.parametrize("make", [queue.Queue, multiprocessing.Queue])
+@pytest.mark.parametrize("way", ["closure", "argument", "object"])
+def test_a_step_that_takes_from_a_queue(make: Any, way: str) -> None:
+    items = make()
+    for n in range(1, 8):
+        items.put(n)
+    before = dict(vars(items))
+    holder = SimpleNamespace(items=items)
+    x = torch.ones(2, requires_grad=True)
+
+    def step(given: Any = None) -> torch.Tensor:
+        source = {"closure": items, "argument": given, "object": holder.items}[way]
+        return fault(source.get(timeout=9), x)
+
+    assert operations(partial(step, items) if way == "argument" else step) == ALL
+    assert items.get(timeout=9) == 6
+    assert before.keys() == vars(items).keys()
+
+
+def test_a_step_that_hands_over_does_so_once() -> None:
+    results: queue.Queue[float] = queue.Queue(maxsize=1)
+    jobs: queue.Queue[float] = queue.Queue()
+    jobs.put(-1.0)
+
+    def step() -> torch.Tensor:
+        loss = torch.log(torch.tensor([jobs.get()])).sum()
+        results.put(float(loss))
+        jobs.task_done()
+        return loss
+
+    assert operations(step, 1) == ["log"]
+    assert results.qsize() == 1
+    assert jobs.unfinished_tasks == 0
+
+
+@pytest.mark.parametrize("way", ["event", "pipe"])
+def test_a_second_run_does_not_wait_for_ever(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.01)
+    monkeypatch.setattr(patience, "TIMES", 0)
+    wait, alarm = threading.Condition.wait, signal.getsignal(signal.SIGALRM)
+    ready = threading.Event()
+    ready.set()
+    source, sink = os.pipe()
+    os.write(sink, b"1")
+
+    def step() -> torch.Tensor:
+        if way == "event":
+            ready.wait()
+            ready.clear()
+        else:
+            os.read(source, 1)
+        return torch.log(-torch.ones(2)).sum()
+
+    with anynan.torch.track(step, action="record") as tracker:
+        tracker()
+    (event,) = tracker.events
+    assert event.operation is None
+    assert any("it would have waited for more than 0 s" in note for note in event.notes)
+    assert threading.Condition.wait is wait
+    assert signal.getsignal(signal.SIGALRM) is alarm
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    os.close(source)
+    os.close(sink)

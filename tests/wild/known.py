@@ -28,6 +28,22 @@ NOTES = {
 
 KNOWN: list[Known] = [
     Known(
+        "keras_jax",
+        "*",
+        "silent",
+        "a layer that Keras does not compile on JAX: the warning says that it is compiled while it "
+        "is tracked",
+        said="*the model was compiled with run_eagerly=True or jit_compile=False*",
+    ),
+    Known(
+        "torchvision",
+        "FCOS",
+        "silent",
+        HIDDEN,
+        level="operation",
+        said="*suspect nan forward * sqrt sqrt_of_negative",
+    ),
+    Known(
         "*",
         "*",
         "nan weight.cause",

@@ -18,8 +18,11 @@ The faults of PyTorch models: a weight is set to NaN after the first step; the o
 layer is divided by 0; a 0 with an infinite slope is added to one (`root`); the weights of one are
 multiplied by 1e30 (`scale`). For the last, what is right is seen by a second watcher: any layer and
 operation that makes a NaN or Inf of finite operands will do, and any cause but `unknown`. PyTorch's
-own tables hold samples whose result is NaN or Inf by itself (`by nature`). Every program gets all
-faults at the level `layer`, and half of them at each other level.
+own tables hold samples whose result is NaN or Inf by itself (`by nature`).
+
+A PyTorch model gets all faults at the level `layer`, and half of them at each other level. A Keras
+model and a program of JAX get their bad weights at the level `layer`; of the other faults a Keras
+model has half at each other level, and JAX's has the first. A call of a library gets all at each.
 """
 CANNOT = (
     "*Cannot run*: the program fails without `anynan` too, or needs what is not here. The minutes "

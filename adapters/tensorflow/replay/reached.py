@@ -80,7 +80,8 @@ class Began:
             with self._reach.again():
                 yield
         except Exhausted as end:
-            raise ReplayError(ITERATOR.format(name=end)) from None
+            msg = f"the step was not run again to its end: {end}"
+            raise ReplayError(msg) from None
         finally:
             now.put_back()
             self.left += now.lost

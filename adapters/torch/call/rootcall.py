@@ -27,6 +27,10 @@ _CUDA = torch.backends.cuda.is_built()
 _AUTOCAST_DEVICES = ("cpu", "cuda") if _CUDA else ("cpu",)
 
 
+def _released() -> None:
+    """Stand for a function that was called."""
+
+
 @dataclass(slots=True, weakref_slot=True)
 class Alive:
     """Keep a model while the graph of its call is there: the program may drop it before."""
@@ -118,8 +122,10 @@ class RootCall:
         return alive
 
     def release(self) -> None:
-        """Let go of the model and the inputs: the graph of a kept output would hold them."""
+        """Let go of what was called and its inputs: the graph of a kept output would hold them."""
         self.args, self.kwargs, self.began = (), {}, None
+        if not isinstance(self.target, weakref.ref):
+            self.target = _released
         self.gradients = {}
         alive = None if self.alive is None else self.alive()
         if alive is not None:

@@ -1,5 +1,6 @@
 """Where readings land: on the host at once (CPU), or in device buffers read once a step."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -139,7 +140,12 @@ class DeferredSlots:
         tensors += [values for _, values in later]
         columns = _bring(tensors)
         ends_of = {id(bank): columns[i] for i, bank in enumerate(banks)}
+        waiting = Counter(id(rows) for rows, _, _ in self._where)
+        steps = {id(rows): rows for rows, _, _ in self._where}
+        torn = {key for key, rows in steps.items() if rows.keep_whole(waiting[key])}
         for rows, bank, at in self._where:
+            if id(rows) in torn:
+                continue
             values = ends_of[id(bank)]
             site = rows.sites[len(rows.lo)]
             high = values[bank.used + at]

@@ -39,10 +39,6 @@ from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
 from anynan.torch.weights.scalers import Scalers
 
-TAKEN = (
-    "the second run stopped where it would have taken more from `{}` than the first run took, or "
-    "from an iterator whose items cannot be kept: hand each batch to the step as an argument"
-)
 SHARED = (
     "another thread ({}) is at work, so counters and containers that the code changes were not "
     "put back: the second run began with what the first left in them, and may have changed them"
@@ -341,7 +337,7 @@ class Replays:
             except ReplayError as error:
                 result.notes.append(str(error))
             except Exhausted as error:
-                result.notes.append(TAKEN.format(error))
+                result.notes.append(f"the second run stopped where {error}")
             except Exception as error:  # noqa: BLE001  the replay may fail as the step did
                 result.raised = error
                 if not ending:
