@@ -23,6 +23,7 @@ from anynan._readings.history import History
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Rows
 from anynan._reports.run import Run, of
+from anynan.events import Phase
 from tests.fake_adapter import track, training
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -82,7 +83,8 @@ def synthetic(
     sites = [monitor.site(each, "forward", "output", "float16", dtype_max) for each in names]
     if training:
         sites += [monitor.site(each, "backward", "grad", "float16", dtype_max) for each in names]
-        for phase, bound in (("backward", True), ("parameter", False)):
+        phases: tuple[tuple[Phase, bool], ...] = (("backward", True), ("parameter", False))
+        for phase, bound in phases:
             sites += [
                 monitor.site(each, phase, "weight", "float32", 3e38, parameter=each, bound=bound)
                 for each in names
@@ -222,7 +224,8 @@ def test_a_history_is_walked_once_for_each_thing_that_is_told() -> None:
 @contextmanager
 def counted(owner: type, name: str) -> Iterator[list[None]]:
     """Count the calls of a method."""
-    whole, calls = inspect.getattr_static(owner, name), []
+    calls: list[None] = []
+    whole = inspect.getattr_static(owner, name)
 
     def called(*args: Any) -> Any:
         calls.append(None)

@@ -122,7 +122,7 @@ def with_jax(folder: Path) -> Failed:
 
     w = np.array(held["params"]["grow"]["w"])
     save_file({"grow.w": w}, folder / "weights.safetensors")
-    np.savez(folder / "weights.npz", **{"grow.w": w})
+    np.savez(folder / "weights.npz", w=w)
     failed.files = [folder / "weights.safetensors", folder / "weights.npz"]
     return failed
 
@@ -132,7 +132,7 @@ def with_keras(folder: Path) -> Failed:
     pytest.importorskip("h5py")
     ops = keras.ops
 
-    class Grow(keras.layers.Layer):  # type: ignore[misc,name-defined]
+    class Grow(keras.layers.Layer):  # type: ignore[name-defined]
         def build(self, shape: Any) -> None:
             self.w = self.add_weight(shape=(4,), initializer="ones", name="w")
 

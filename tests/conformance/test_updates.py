@@ -55,7 +55,7 @@ def with_jax(**options: Any) -> Made:
 def with_tensorflow(*, compiled: bool = False, **options: Any) -> Made:
     tf = pytest.importorskip("tensorflow")
 
-    class Model(tf.Module):  # type: ignore[misc,name-defined]
+    class Model(tf.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.first = tf.Variable(W, name="first")
