@@ -122,7 +122,7 @@ def with_jax(folder: Path) -> Failed:
 
     w = np.array(held["params"]["grow"]["w"])
     save_file({"grow.w": w}, folder / "weights.safetensors")
-    np.savez(folder / "weights.npz", **{"grow.w": w})  # type: ignore[arg-type]
+    np.savez(folder / "weights.npz", w=w)
     failed.files = [folder / "weights.safetensors", folder / "weights.npz"]
     return failed
 
