@@ -2,13 +2,17 @@
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Unpack
 
 from anynan._reach.patches import Patches
 from anynan._runtime.context import replaying
+from anynan._steps.everywhere import Found
 from anynan._steps.monitored import Monitored, MonitorOptions
+from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
+from anynan.options import Options
 from anynan.torch.session.function import FunctionSession
 from anynan.torch.tracking import track
 
@@ -109,6 +113,40 @@ class Monitor(Monitored, _lightning.Callback):
             path = os.path.join(trainer.default_root_dir, name)
             trainer.save_checkpoint(path)
             self.saved = path
+
+
+class _Finding(Monitor):
+    """Watch what a Trainer fits, for those who watch everything."""
+
+    def __init__(self, options: Options, found: Found) -> None:
+        super().__init__(str(options.action), save=False, level=options.level)
+        self._found = found
+
+    def _begin(self, track: Callable[..., Tracker], target: Any) -> Tracker:
+        tracker = super()._begin(track, target)
+        self._found.add(tracker)
+        return tracker
+
+
+@contextmanager
+def watched(trainer: Any, options: Options, found: Found) -> Iterator[None]:
+    """Watch what a Trainer fits, unless a Monitor does.
+
+    Args:
+        trainer: The Trainer.
+        options: As for ``track``.
+        found: Is given the tracker.
+    """
+    if any(isinstance(callback, Monitor) for callback in trainer.callbacks):
+        yield
+        return
+    monitor = _Finding(options, found)
+    trainer.callbacks.append(monitor)
+    try:
+        yield
+    finally:
+        if monitor in trainer.callbacks:
+            trainer.callbacks.remove(monitor)
 
 
 def _batch(run: Callable[..., Any], progress: Any, trainer: Any, module: Any) -> Callable[..., Any]:

@@ -1,6 +1,8 @@
 """transformers' Trainer owns the step: track its ``training_step``, or let a callback do it."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Unpack
 
@@ -10,8 +12,10 @@ except ImportError:
     msg = 'anynan.transformers needs transformers: pip install "anynan[transformers]"'
     raise ImportError(msg) from None
 
+from anynan._steps.everywhere import Found
 from anynan._steps.monitored import Monitored, MonitorOptions
 from anynan._steps.tracker import Tracker
+from anynan.options import Options
 from anynan.torch import tracking
 from anynan.torch.tracking import TorchOptions
 
@@ -49,6 +53,28 @@ def track(trainer: transformers.Trainer, **options: Unpack[TorchOptions]) -> Tra
     vars(trainer)["training_step"] = tracker
     tracker.judge.ends.append(lambda: vars(trainer).pop("training_step", None))
     return tracker
+
+
+@contextmanager
+def watched(trainer: transformers.Trainer, options: Options, found: Found) -> Iterator[None]:
+    """Track a Trainer while it trains, unless somebody does.
+
+    Args:
+        trainer: The Trainer.
+        options: As for ``track``.
+        found: Is given the tracker.
+    """
+    callbacks = trainer.callback_handler.callbacks
+    tracked = isinstance(vars(trainer).get("training_step"), Tracker)
+    if tracked or any(isinstance(callback, Monitor) for callback in callbacks):
+        yield
+        return
+    tracker = track(trainer, action=options.action, level=options.level)
+    found.add(tracker)
+    try:
+        yield
+    finally:
+        tracker.remove()
 
 
 class Monitor(Monitored, transformers.TrainerCallback):

@@ -1,16 +1,20 @@
 """Find the models of a program by themselves: each is watched from its first call on."""
 
 import functools
+import importlib
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 
 from anynan._reach.patches import Patches
+from anynan._runtime.imports import when_imported
 from anynan._steps.everywhere import Found
 from anynan.errors import AnomalyError
 from anynan.options import Options
@@ -20,6 +24,11 @@ from anynan.torch.session.session import session_of
 from anynan.torch.tracking import start
 from anynan.torch.update.updates import watching
 
+# Trainers that own the step: module, the method that trains, and the door to them.
+TRAINERS = (
+    ("lightning.pytorch.trainer.trainer", "fit", "lightning"),
+    ("transformers.trainer", "train", "transformers"),
+)
 # A model that its function drops before the backward pass is still there for a replay.
 HELD = 16
 
@@ -42,7 +51,18 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     finder, patches = Finder(options, found), Patches()
     patches.change(torch.nn.Module, "__call__", finder.calling)
     patches.change(torch, "compile", finder.compiling)
-    return patches.undo
+
+    def own(name: str, method: str, door: str) -> None:
+        patches.change(sys.modules[name].Trainer, method, partial(finder.training, door))
+
+    waiting = [when_imported(where[0], partial(own, *where)) for where in TRAINERS]
+
+    def undo() -> None:
+        while waiting:
+            waiting.pop()()
+        patches.undo()
+
+    return undo
 
 
 class _Inside(threading.local):
@@ -99,6 +119,20 @@ class Finder:
             return run
 
         return compiled
+
+    def training(self, door: str, train: Callable[..., Any]) -> Callable[..., Any]:
+        """Watch what a Trainer trains by its own door: with the loss and the update."""
+
+        def trained(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as stack:
+                try:
+                    module = importlib.import_module(f"anynan.torch.{door}")
+                    stack.enter_context(module.watched(trainer, self._options, self._found))
+                except Exception as error:  # noqa: BLE001  its model is found all the same
+                    self._found.fail(f"a {type(trainer).__name__}", error)
+                return train(trainer, *args, **kwargs)
+
+        return trained
 
     def look(self, module: torch.nn.Module) -> None:
         """Track a module, if nobody does; the parts that were found before give way."""

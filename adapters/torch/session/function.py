@@ -108,6 +108,7 @@ class FunctionSession(Session):
     ) -> Any:  # fmt: skip
         try:
             state.depth = 1
+            state.updated = False  # an update since the last step is none of this one's
             self.steps.open(state)
             self._before = None
             if not self.models.stepped and self.options.backward:
