@@ -35,7 +35,8 @@ def with_torch(**options: Any) -> Made:
 def with_jax(**options: Any) -> Made:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
-    held = {"params": {"first": {"w": jnp.asarray(W)}, "last": {"w": jnp.full((300, 1), 0.1)}}}
+    last = jnp.full((300, 1), 0.1, jnp.float32)
+    held = {"params": {"first": {"w": jnp.asarray(W)}, "last": {"w": last}}}
 
     def loss(params: Any, x: Any) -> Any:
         return jnp.square(x @ params["first"]["w"] @ params["last"]["w"]).mean()
