@@ -87,7 +87,7 @@ class Turn:
 
     @property
     def differs(self) -> bool:
-        """Whether this is a difference between the models, and no rounding or luck."""
+        """Tell whether this is a difference between the models, and no rounding or luck."""
         return not self.rounding and not (self.held and self.choice.drawn)
 
 
@@ -126,7 +126,7 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Whether the two part by more than rounding explains: ``sys.exit(found.differs)``."""
+        """Tell whether the two part by more than rounding explains; ``sys.exit`` takes it."""
         return self.place is not None or any(turn.differs for turn in self.turns)
 
     @property
