@@ -98,7 +98,7 @@ def with_torch(folder: Path) -> Failed:
 def with_jax(folder: Path) -> Failed:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
-    held = {"params": {"grow": {"w": jnp.ones(4)}}}
+    held = {"params": {"grow": {"w": jnp.ones(4, jnp.float32)}}}
 
     def loss(params: Any, x: Any) -> Any:
         with anynan.scope("grow"):
