@@ -79,6 +79,7 @@ class Finder:
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._held: deque[torch.nn.Module] = deque(maxlen=HELD)
         self._last = weakref.ref[torch.nn.Module](torch.nn.Module())  # the model that ran last
+        self._trainers: list[Any] = []  # that train, and are watched with all they call
 
     def calling(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Look at a module before its call begins, unless another's runs."""
@@ -128,6 +129,8 @@ class Finder:
                 try:
                     module = importlib.import_module(f"anynan.torch.{door}")
                     stack.enter_context(module.watched(trainer, self._options, self._found))
+                    self._trainers.append(trainer)
+                    stack.callback(self._trainers.remove, trainer)
                 except Exception as error:  # noqa: BLE001  its model is found all the same
                     self._found.fail(f"a {type(trainer).__name__}", error)
                 return train(trainer, *args, **kwargs)
@@ -136,6 +139,8 @@ class Finder:
 
     def look(self, module: torch.nn.Module) -> None:
         """Track a module, if nobody does; the parts that were found before give way."""
+        if self._trainers:
+            return
         try:
             if module in self._known or self._is_others(module):
                 if module is not self._last() and session_of(module) is not None:

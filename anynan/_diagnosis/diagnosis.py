@@ -172,8 +172,8 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         before = _given_bad(case, monitor) if reading.phase == "forward" else None
         # The loss of a model that is tracked alone is made outside of it, unless a second run, of
         # which no more is known, was of a step of its framework's own.
-        made_outside = reading.phase == "loss" and case.of_model and case.replayed is None
-        made_outside = made_outside and parted is None
+        unshown = case.replayed is None or case.together
+        made_outside = reading.phase == "loss" and case.of_model and unshown and parted is None
         if before is not None or made_outside or _arrived_bad(case):
             _say_clean(case)
             return before or _incoming_event(case)
