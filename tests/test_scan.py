@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import anynan
@@ -297,10 +297,13 @@ def test_bits_give_what_the_dtype_gives(name: str, target: str | None) -> None:
         assert found.flushed == (finite & (wide != 0) & (there == 0)).sum()
 
 
+@pytest.mark.parametrize("target", [None, "float16"])
+@example([-5.0, -1.0], 2)
 @given(st.lists(st.floats(width=32), min_size=1), st.integers(1, 9))
-def test_any_numbers_in_any_blocks(values: list[float], parts: int) -> None:
+def test_any_numbers_in_any_blocks(target: str | None, values: list[float], parts: int) -> None:
     held = np.asarray(values, np.float32)
-    found = tally(np.array_split(held.view(np.uint32), parts), "float32", TARGETS["float16"])
+    into = None if target is None else TARGETS[target]
+    found = tally(np.array_split(held.view(np.uint32), parts), "float32", into)
     wanted = anynan.summarize(held)
     assert (found.nan, found.posinf, found.neginf, found.size) == (
         wanted.nan, wanted.posinf, wanted.neginf, wanted.size,

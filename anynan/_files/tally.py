@@ -96,8 +96,8 @@ def _wide(found: Tally, bits: Bits, kind: Format, limits: tuple[int, int] | None
     # As a signed integer the largest is the largest positive value, +Inf or a NaN; as an
     # unsigned one the most negative value, -Inf or a NaN.
     high, low = int(np.maximum.reduce(signed)), int(np.maximum.reduce(bits))
-    if high <= found._high and low <= found._low and limits is None:  # noqa: SLF001  its own
-        return  # as most blocks: within what was seen before
+    if 0 <= high <= found._high and low <= found._low and limits is None:  # noqa: SLF001  its own
+        return  # as most blocks: it has a positive number, and is within what was seen before
     if max(high, low - sign) > kind.top:
         bits, signed = _finite(found, bits, kind)
         if not bits.size:
