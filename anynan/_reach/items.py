@@ -1,6 +1,7 @@
 """An iterator that gives a second run of a step what it gave the first."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Self
 
 # Iterators of these modules have no state of the program's own, and nothing but __next__.
@@ -25,6 +26,58 @@ class Exhausted(BaseException):
         return cls(_MORE.format(name))
 
 
+class Record:
+    """Keep what a step takes from one place, and give it out again in a second run.
+
+    Args:
+        name: By which the step reaches the place.
+    """
+
+    __slots__ = ("_at", "_change", "_taken", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._taken: list[tuple[Any, BaseException | None]] = []
+        self._at = 0
+        self._change: Callable[[Any, str], Any] | None = None
+
+    def take(self, fetch: Callable[[], Any]) -> Any:
+        """Take an item, and keep it; the exception, too, where there is none."""
+        try:
+            item = fetch()
+        except BaseException as error:
+            self._taken.append((None, error))
+            raise
+        self._taken.append((item, None))
+        return item
+
+    def rewind(self, change: Callable[[Any, str], Any] | None = None) -> None:
+        """Begin to give out what was taken, from the first on.
+
+        Args:
+            change: Gives, for an item and the place's name, what is given out.
+        """
+        self._at, self._change = 0, change or self._change
+
+    def again(self) -> Any:
+        """Give out the next item.
+
+        Raises:
+            Exhausted: If the step took no more.
+        """
+        if self._at == len(self._taken):
+            raise Exhausted.of(self.name)
+        item, error = self._taken[self._at]
+        self._at += 1
+        if error is not None:
+            raise error
+        return item if self._change is None else self._change(item, self.name)
+
+    def go_on(self) -> None:
+        """Change no more what is given out."""
+        self._change = None
+
+
 class Items:
     """Stand for an iterator during a step: pass its items on, and keep them for a second run.
 
@@ -45,14 +98,11 @@ class Items:
         3
     """
 
-    __slots__ = ("_at", "_change", "_iterator", "_name", "_taken")
+    __slots__ = ("_again", "_iterator", "_record")
 
     def __init__(self, iterator: Iterator[Any], name: str) -> None:
-        self._iterator = iterator
-        self._name = name
-        self._taken: list[tuple[Any, BaseException | None]] = []
-        self._at: int | None = None
-        self._change: Callable[[Any, str], Any] | None = None
+        self._iterator, self._record = iterator, Record(name)
+        self._again = False
 
     @property
     def iterator(self) -> Iterator[Any]:
@@ -65,36 +115,28 @@ class Items:
         Args:
             change: Gives, for an item and the iterator's name, what is given out.
         """
-        self._at, self._change = 0, change or self._change
+        self._again = True
+        self._record.rewind(change)
 
     def go_on(self) -> None:
         """Give out the iterator's own items again."""
-        self._at = self._change = None
+        self._again = False
+        self._record.go_on()
 
     def __iter__(self) -> "Items":
         return self
 
     def __next__(self) -> Any:
-        if self._at is not None:
-            if self._at == len(self._taken):
-                raise Exhausted.of(self._name)
-            item, error = self._taken[self._at]
-            self._at += 1
-            if error is not None:
-                raise error
-            return item if self._change is None else self._change(item, self._name)
-        try:
-            item = next(self._iterator)
-        except BaseException as error:
-            self._taken.append((None, error))
-            raise
-        self._taken.append((item, None))
-        return item
+        return (
+            self._record.again()
+            if self._again
+            else self._record.take(partial(next, self._iterator))
+        )
 
     def __getattr__(self, name: str) -> Any:
-        if self._at is not None and name in _MOVES:
-            raise Exhausted.of(self._name)
-        if self._at is not None and name in _HANDS_OVER:
+        if self._again and name in _MOVES:
+            raise Exhausted.of(self._record.name)
+        if self._again and name in _HANDS_OVER:
             return _nothing
         return getattr(self._iterator, name)
 

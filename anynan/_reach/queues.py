@@ -4,9 +4,10 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from anynan._reach.items import Exhausted
+from anynan._reach.items import Record
 from anynan._runtime.context import replaying
 
 
@@ -16,27 +17,19 @@ class Taken:
     Args:
         held: The program's own queue.
         name: By which the step reaches it.
+
+    Attributes:
+        record: What it gave.
     """
 
     def __init__(self, held: Any, name: str) -> None:
-        self._queue, self._name = held, name
-        self._items: list[tuple[Any, BaseException | None]] = []
+        self._queue, self.record = held, Record(name)
         self._thread = threading.get_ident()
         self._get = held.get
         self._methods: dict[str, Callable[..., Any]] = {"get": self._take}
         self._methods |= {name: self._nothing(name) for name in ("put", "task_done", "join")}
         self._methods = {name: fn for name, fn in self._methods.items() if hasattr(held, name)}
-        self._at = 0
-        self._change: Callable[[Any, str], Any] | None = None
         vars(held).update(self._methods)
-
-    def rewind(self, change: Callable[[Any, str], Any] | None = None) -> None:
-        """Give out again what was taken, from the first on.
-
-        Args:
-            change: Gives, for an item and the queue's name, what is given out.
-        """
-        self._at, self._change = 0, change or self._change
 
     def end(self) -> None:
         """Leave the queue as it was."""
@@ -46,25 +39,10 @@ class Taken:
 
     def _take(self, *args: Any, **kwargs: Any) -> Any:
         if replaying():
-            return self._again()
+            return self.record.again()
         if threading.get_ident() != self._thread:
             return self._get(*args, **kwargs)
-        try:
-            item = self._get(*args, **kwargs)
-        except Exception as error:  # it was empty
-            self._items.append((None, error))
-            raise
-        self._items.append((item, None))
-        return item
-
-    def _again(self) -> Any:
-        if self._at == len(self._items):
-            raise Exhausted.of(self._name)
-        item, error = self._items[self._at]
-        self._at += 1
-        if error is not None:
-            raise error
-        return item if self._change is None else self._change(item, self._name)
+        return self.record.take(partial(self._get, *args, **kwargs))
 
     def _nothing(self, name: str) -> Callable[..., Any]:
         """Give a method that does nothing in a second run."""

@@ -86,7 +86,7 @@ class Reach:
             for items in self._lent.values():
                 items.rewind()
             for taken in self._queues:
-                taken.rewind()
+                taken.record.rewind()
         return kept.put_back({**self._lent, **self._guards})
 
     @contextmanager
@@ -145,7 +145,7 @@ class Reach:
         """
         lent = list(self._lent.values())
         for taken in self._queues:
-            taken.rewind(change)
+            taken.record.rewind(change)
         guards: list[tuple[Holder, Items]] = []
         for items in lent:
             items.rewind(change)

@@ -35,12 +35,12 @@ class Sample:
 
     Args:
         program: What will run.
+        places: The results that are new weights, with the argument that each comes in as.
         arrays: Its arguments; they may be donated.
     """
 
-    def __init__(self, program: Program, arrays: list[Any]) -> None:
-        self._program = program
-        self._places = weights_of(program)
+    def __init__(self, program: Program, places: list[tuple[int, int]], arrays: list[Any]) -> None:
+        self._program, self._places = program, places
         self._old = _samples([arrays[source] for _, source in self._places])
 
     def after(self, outs: list[Any]) -> Moved:
@@ -53,7 +53,8 @@ class Sample:
 
 def sample(every: int | None, step: int, program: Program, arrays: list[Any]) -> Sample | None:
     """Keep samples if it is the step's turn, and it returns new weights."""
-    return Sample(program, arrays) if due(every, step) and weights_of(program) else None
+    places = weights_of(program) if due(every, step) else []
+    return Sample(program, places, arrays) if places else None
 
 
 def weights_of(program: Program) -> list[tuple[int, int]]:
