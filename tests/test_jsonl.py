@@ -223,7 +223,7 @@ def demo(framework: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["demo", "--framework", framework]) == 0
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax", "keras"])
+@pytest.mark.parametrize("framework", ["torch"])  # the others: tests/conformance
 def test_the_report_of_a_real_failure_can_be_read_from_its_file(
     framework: str,
     tmp_path: Path,

@@ -70,7 +70,8 @@ class Interrupt:
             return self._line
         code, number = line = frame.f_code, frame.f_lineno
         called = self._called[id(frame)]
-        self._called[id(frame)] = "(" in linecache.getline(code.co_filename, number)
+        text = linecache.getline(code.co_filename, number).lstrip()
+        self._called[id(frame)] = "(" in text and not text.startswith("with ")
         if called and line not in self._seen and not _is_last(code.co_filename, number - 1):
             self.places.append(line)
             if len(self.places) == self.at:
