@@ -30,7 +30,7 @@ DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
 DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
 _CHUNK = 1 << 18
 _Tensor = torch.Tensor
-_aminmax, _amin, _amax = torch.aminmax, torch.amin, torch.amax
+_aminmax = torch.aminmax
 _grad_enabled = torch.is_grad_enabled
 _strided = torch.strided
 
