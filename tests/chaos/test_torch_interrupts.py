@@ -188,6 +188,8 @@ def test_ctrl_c_at_any_line_of_a_step(
 
 
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+# As the last reference goes, Python lets nothing out of a `__del__`.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @amounts
 def test_ctrl_c_at_any_line_of_remove(amount: str, handler: Any) -> None:
     """A second ``remove`` ends what the first began."""
