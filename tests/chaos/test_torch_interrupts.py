@@ -194,11 +194,11 @@ def test_ctrl_c_at_any_line_of_a_step(
 def test_ctrl_c_at_any_line_of_remove(amount: str, handler: Any) -> None:
     """A second ``remove`` ends what the first began."""
     target, options, _ = LATE
-    before = torch_twins.process()
     program = Program(target, **options)
     program.run()
     with Interrupt() as count:
         program.tracker.remove()
+    before = torch_twins.process()
     for place in places(count.places, amount):
         program = Program(target, **options)
         program.run()
@@ -212,11 +212,11 @@ def test_ctrl_c_at_any_line_of_remove(amount: str, handler: Any) -> None:
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
 @amounts
 def test_ctrl_c_at_any_line_of_track(amount: str, handler: Any) -> None:
-    before = torch_twins.process()
     model = torch.nn.Linear(2, 2)
     with Interrupt() as count:
         tracker = anynan.torch.track(model)
     tracker.remove()
+    before = torch_twins.process()
     for place in places(count.places, amount):
         model = torch.nn.Linear(2, 2)
         with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
