@@ -12,7 +12,8 @@ level; losses, gradients, weights, buffers and random states are compared bit fo
 event and no warning on clean steps. *Nothing left*: hooks, patches and attributes are gone after
 `remove()`. Then faults are put at places that are known, and what is reported is compared with
 them: of those that were detected, how many had the right layer, operation, line and cause. A fault
-that another layer takes away again before it does harm is not counted.
+that another layer takes away again before it does harm is not counted, and at the level `step` none
+that reaches no output of the model, no loss and no gradient.
 
 The faults of PyTorch models: a weight is set to NaN after the first step; the output of an inner
 layer is divided by 0; a 0 with an infinite slope is added to one (`root`); the weights of one are
