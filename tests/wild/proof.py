@@ -23,7 +23,9 @@ own tables hold samples whose result is NaN or Inf by itself (`by nature`).
 
 A PyTorch model gets all faults at the level `layer`, and half of them at each other level. A Keras
 model and a program of JAX get their bad weights at the level `layer`; of the other faults a Keras
-model has half at each other level, and JAX's has the first. A call of a library gets all at each.
+model has half at each other level, and half of JAX's programs have their first. Those of JAX are
+compiled with few optimisations, but for the first at the level `layer`. A call of a library gets
+all at each.
 """
 CANNOT = (
     "*Cannot run*: the program fails without `anynan` too, or needs what is not here. The minutes "
