@@ -209,6 +209,8 @@ class Calls:
                 name = f"grad of {label}" if label != "output" else "grad"
                 frame.take(x, path, "backward", name, read=graph is None or self._inner)
         for i, name in reversed(mine):  # in the order in which they are made
+            if graph is not None and isinstance(grads[i], tf.IndexedSlices):
+                self._traces.of(graph).sparse.add(name)
             for _, x in tensors(grads[i], ""):
                 frame.take(
                     x, self._layers.weights.layer(name), "backward",

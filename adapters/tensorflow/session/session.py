@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +10,8 @@ import tensorflow as tf
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.norms import Guard
 from anynan._readings.readings import Reading, Rows
 from anynan._steps.adapter import BaseAdapter
@@ -157,6 +159,14 @@ class Session(BaseAdapter):
             msg = "this step is over, so it cannot be run again: the report stays at layer level"
             raise ReplayError(msg)
         return self._replays.replay(step)
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the failing step again, with operations repaired."""
+        step = self.state.step
+        found = None if step is None else self._replays.attempt(step, reading, repairs)
+        if found is not None and self.updates.scales():  # then they are not the program's numbers
+            found.loss = found.gradient_norm = None
+        return found
 
     def measure(self, value: Any) -> Summary:
         """Summarise a tensor."""
