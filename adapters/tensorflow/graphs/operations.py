@@ -108,9 +108,7 @@ class Operations:
             self._border(op)
 
     def _add(self, node: Any) -> None:
-        parts = node.name.split("/")
-        backward = BACKWARD in parts
-        name = "/".join(parts[parts.index(BACKWARD) + 1 :]) if backward else node.name
+        name, backward = forward_name(node.name)
         repair = self.trace.repair(name)
         if repair is not None:
             self._repair(node, repair, backward=backward)
@@ -209,13 +207,33 @@ class Operations:
         # Which operand is which goes by position in a single node.
         op.ins = found if len(op.nodes) == 1 else list({x.name: x for x in found}.values())
         outs = [out for node in op.nodes for out in results(node)]
-        # What only the nodes of one gradient see is no result of it.
-        left = [x for x in outs if any(n.name not in members for n in x.consumers())]
+        # What only the nodes of one gradient, or of one repair, see is no result of it.
+        repair = self.trace.repair(forward_name(op.nodes[0].name)[0])
+        if repair is not None:
+            left = [x for x in outs if self._leaves(x, repair)]
+        else:
+            left = [x for x in outs if any(n.name not in members for n in x.consumers())]
         op.outs = left or outs
+
+    def _leaves(self, x: Any, repair: str) -> bool:
+        """Tell whether a tensor is taken outside of a repair and its gradient."""
+        return any(
+            self.trace.repair(forward_name(node.name)[0]) != repair
+            or (node.type in names.PASSING and any(self._leaves(y, repair) for y in node.outputs))
+            for node in x.consumers()
+        )
 
     def writer(self, tensor: Any) -> Op | None:
         """Give the operation that wrote a tensor, None if it came from outside."""
         return self.of.get(resolve(tensor).op.name)
+
+
+def forward_name(name: str) -> tuple[str, bool]:
+    """Give a node's name without the scope of a tape, and whether it had that."""
+    parts = name.split("/")
+    if BACKWARD not in parts:
+        return name, False
+    return "/".join(parts[parts.index(BACKWARD) + 1 :]), True
 
 
 def _within(op: Op, scope: str) -> bool:

@@ -22,6 +22,7 @@ from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read.frames import here, is_loop
 
 _SCOPE = "repaired"
+_HIDDEN = (tf.variant, tf.resource)
 # A softmax is over the last axis; what else takes axes is no one operation here.
 _PARAMS = {"dim": -1, "keepdim": False}
 
@@ -61,12 +62,13 @@ class Mender:
         traces: Are told where repairs stand.
 
     Attributes:
+        chosen: The repairs.
         unrepaired: What the operations of the first repair gave as they were.
     """
 
     def __init__(self, chosen: Sequence[Repair], traces: Traces) -> None:
         self.unrepaired: list[Any] = []
-        self._chosen, self._traces = list(chosen), traces
+        self.chosen, self._traces = list(chosen), traces
         self._names = {item.operation for item in chosen}
         self._used: set[Repair] = set()
         self._lost = self._busy = False
@@ -77,7 +79,7 @@ class Mender:
     @property
     def whole(self) -> bool:
         """Tell whether every repair took its place."""
-        return not self._lost and self._used == set(self._chosen)
+        return not self._lost and self._used == set(self.chosen)
 
     def enter(self) -> None:
         """Take the graph that is traced for the one to repair: no other is changed."""
@@ -121,7 +123,7 @@ class Mender:
             self._busy = False
         self._used.update(found)
         self._given.update((id(x), x) for x in new)
-        if self._chosen[0] in found:
+        if self.chosen[0] in found:
             self.unrepaired += [x for x in results if is_float(x)]
         return (*about, node, new)
 
@@ -134,12 +136,14 @@ class Mender:
             return []
         name, source = names.operation(node.type), lines.source(node.traceback)
         layer = self._traces.of(node.graph).running
-        return [item for item in self._chosen if item.is_of(name, source, layer)]
+        return [item for item in self.chosen if item.is_of(name, source, layer)]
 
     def _mended(
         self, node: Any, results: list[Any], given: dict[str, Any], found: list[Repair]
     ) -> list[Any]:
         """Make what stands in the place of a node's results."""
+        if node.type in names.OPAQUE or any(x.dtype in _HIDDEN for x in node.inputs):
+            raise RepairError(node.type)  # a gradient goes where no tensor shows it
         trace = self._traces.of(node.graph)
         trace.aside.add(node.name)
         floats = [x for x in node.inputs if is_float(x)]
@@ -174,16 +178,12 @@ class Mender:
         return results[0] if len(results) == 1 else results
 
 
-def _expression(
-    item: Repair, own: Callable[..., Any], operands: dict[str, Any], *new: Any
-) -> Any:
+def _expression(item: Repair, own: Callable[..., Any], operands: dict[str, Any], *new: Any) -> Any:
     given = {**operands, **dict(zip(operands, new, strict=False))}
     return repairs.run(item, Words(), own, given, _PARAMS)
 
 
-def _filled(
-    item: Repair, own: Callable[..., Any], floats: list[Any], scope: str, *new: Any
-) -> Any:
+def _filled(item: Repair, own: Callable[..., Any], floats: list[Any], scope: str, *new: Any) -> Any:
     """Make it with 0 in the place of the bad values that it makes, and of its gradient's."""
 
     def made(*given: Any) -> Any:
@@ -193,7 +193,9 @@ def _filled(
 
         def back(*incoming: Any) -> list[Any]:
             with tf.name_scope(f"{BACKWARD}/{scope}"):  # ends in a slash: taken as it is
-                clean = tf.reduce_all([tf.reduce_all(Words.isfinite(x)) for x in incoming if is_float(x)])
+                clean = tf.reduce_all(
+                    [tf.reduce_all(Words.isfinite(x)) for x in incoming if is_float(x)]
+                )
                 slopes = tape.gradient(out, given, output_gradients=_as(out, incoming))
                 # What came in bad is another fault's.
                 return [x if x is None else tf.where(clean, _fill(x), x) for x in slopes]

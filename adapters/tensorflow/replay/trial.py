@@ -10,7 +10,7 @@ import tensorflow as tf
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
-from anynan.tensorflow.graphs.operations import BACKWARD, Op
+from anynan.tensorflow.graphs.operations import Op, forward_name
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.replay.mender import Mender
 from anynan.tensorflow.replay.program import Program
@@ -34,8 +34,8 @@ def _signs(program: Program, *, unrolled: bool) -> Iterator[Any]:
     """Yield the types of a graph's nodes, and its constants, but for what repairs are made of."""
     definition = program.graph.as_graph_def()
     for node in (x for part in (definition, *definition.library.function) for x in _nodes(part)):
-        backward = BACKWARD in node.name.split("/")
-        if program.trace.repair(node.name.rpartition(f"{BACKWARD}/")[2]) is not None:
+        name, backward = forward_name(node.name)
+        if program.trace.repair(name) is not None:
             continue
         if node.op != "Const":
             # A gradient adds up and calls otherwise where functions are traced in place.
@@ -43,7 +43,7 @@ def _signs(program: Program, *, unrolled: bool) -> Iterator[Any]:
                 yield node.op
         elif tf.as_dtype(node.attr["dtype"].type).is_floating:
             value = tf.make_ndarray(node.attr["value"].tensor)
-            if not backward:
+            if not (backward or set(value.flat) <= {0, 1}):  # a tape begins with such
                 yield value.dtype.name, value.tobytes()
 
 
@@ -54,13 +54,19 @@ def _nodes(part: Any) -> Any:
 def is_same_fault(
     run: Run, mender: Mender, rows: Rows, passed: list[Passed], reading: Reading
 ) -> bool:
-    """Tell whether a second run comes to the fault as the first one did."""
+    """Tell whether a second run comes to the first repair as the first run came there."""
     found = [run.bad.get(x.name, False) for x in mender.unrepaired]
-    if reading.phase != "backward" and not any(found):
+    if mender.chosen[0].phase != "backward" and not any(found):
         return False
-    before = map(rows.reading, range(reading.order + 1))
-    bad = {(x.layer, x.phase, x.site.tensor, x.call) for x in before if x.kind is not None}
-    return parting(rows, reading, list(takewhile(lambda x: x.key not in bad, passed))) is None
+    layers = {item.layer for item in mender.chosen}
+    ahead = takewhile(lambda x: x.phase in ("input", "forward") and x.layer not in layers, passed)
+    bad = {(x.layer, x.phase, x.site.tensor, x.call) for x in _bad(rows, reading)}
+    return parting(rows, reading, list(takewhile(lambda x: x.key not in bad, ahead))) is None
+
+
+def _bad(rows: Rows, last: Reading) -> Iterator[Reading]:
+    found = map(rows.reading, range(last.order + 1))
+    return (reading for reading in found if reading.kind is not None)
 
 
 def seen(step: Step, recorder: Recorder) -> Attempt | None:
