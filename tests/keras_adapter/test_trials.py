@@ -161,18 +161,21 @@ def test_in_a_recurrent_layer():
             state = states[0] + tf.math.log(x)
             return state, [state]
 
-    model = keras.Sequential([keras.Input((3, 2)), keras.layers.RNN(Cell())])
+    last = keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((3, 2)), keras.layers.RNN(Cell()), last])
     model.compile(loss="mse")
     with anynan.keras.track(model):
-        event = failing(lambda: model.fit(np.zeros((1, 3, 2)), np.ones((1, 2)), verbose=0))
+        event = failing(lambda: model.fit(np.zeros((1, 3, 2)), np.ones((1, 1)), verbose=0))
     assert event.operation.name == "log"
     assert event.tried.outcome == "finite"
 
 
 def test_what_a_loss_scaler_makes_is_not_told_as_the_loss():
     keras.mixed_precision.set_global_policy("mixed_float16")
-    model = models.compiled(models.functional(models.Log()), jit_compile=False)
-    models.dense(model).set_weights([np.zeros((4, 4)), np.full(4, -1.0)])
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=2.0)
+    options = {"optimizer": optimizer, "jit_compile": False}
+    model = models.compiled(models.functional(models.Log()), **options)
+    model.get_layer("block").dense.set_weights([np.zeros((4, 4)), np.full(4, -1.0)])
     with anynan.keras.track(model):
         trial = failing(lambda: model.fit(*models.data(), verbose=0)).tried
     assert trial.outcome == "finite"
