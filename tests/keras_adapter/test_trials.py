@@ -173,8 +173,8 @@ def test_in_a_recurrent_layer():
 def test_what_a_loss_scaler_makes_is_not_told_as_the_loss():
     keras.mixed_precision.set_global_policy("mixed_float16")
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=2.0)
-    options = {"optimizer": optimizer, "jit_compile": False}
-    model = models.compiled(models.functional(models.Log()), **options)
+    model = models.functional(models.Log())
+    model.compile(optimizer, "mse", jit_compile=False)
     model.get_layer("block").dense.set_weights([np.zeros((4, 4)), np.full(4, -1.0)])
     with anynan.keras.track(model):
         trial = failing(lambda: model.fit(*models.data(), verbose=0)).tried
