@@ -70,6 +70,8 @@ class State(threading.local):
     xla: bool = False
     incoming: Any = None
     broken: Frame | None = None
+    # What a step called outside of graphs, and its path.
+    roots: list[tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     seen: dict[Any, int] = field(default_factory=dict)
 
     def collect(self, graph: Any) -> Frame:

@@ -162,6 +162,16 @@ class Session(BaseAdapter):
             raise ReplayError(msg)
         return self._replays.replay(step)
 
+    def replay_call(self, reading: Reading) -> Replay | None:
+        """Run the model's own call inside the failing step again, with what it was given."""
+        inside = reading.phase in ("forward", "backward")
+        step = self.steps.inner(reading.layer) if inside else None
+        if step is None:
+            return None
+        found = self._replays.replay(step)
+        found.inner = True
+        return found
+
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the failing step again, with operations repaired."""
         step = self.state.step
