@@ -170,6 +170,8 @@ class Session(BaseAdapter):
             return None
         found = self._replays.replay(step)
         found.inner = True
+        # It was given what it was given, which may go by the name of an argument of the step's.
+        found.passed = [place for place in found.passed if place.phase != "input"]
         return found
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
