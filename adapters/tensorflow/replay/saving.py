@@ -93,9 +93,15 @@ def _node(node: Any, value: Any) -> tuple[str, list[Any], dict[str, Any]]:
         for argument in node.op_def.input_arg
         for name in (argument.type_attr, argument.number_attr, argument.type_list_attr)
     }
+    given = arguments(node, node.inputs)
+    attributes = {attribute.name for attribute in node.op_def.attr}
+    # Some are called otherwise in Python: the axis of a sum.
+    others = (name for name in known if name not in given and name not in attributes)
     keywords = {
-        name: [value(x) for x in taken] if isinstance(taken, list) else value(taken)
-        for name, taken in arguments(node, node.inputs).items()
+        name if name in known else next(others): (
+            [value(x) for x in taken] if isinstance(taken, list) else value(taken)
+        )
+        for name, taken in given.items()
     }
     for attribute in node.op_def.attr:
         if attribute.name not in inferred and attribute.name in known:
