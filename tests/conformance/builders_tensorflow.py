@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 import anynan
-from tests.backends import Space
+from tests.backends import Backend, Space
 from tests.conformance.recipes_operations import StepRecipe
 
 # What is varied: how the step is compiled, and the options of ``track``.
@@ -28,6 +28,9 @@ DIFFERENCES = {
     "near_the_end_of_the_dtype[graph]": "TensorFlow's graph optimizer moves the factor, and makes "
     "a NaN that is not in the code: keras_adapter/test_trouble.py",
 }
+
+# Where a fix is tried.
+TRIES = {backend for backend in Backend if backend.library == "tensorflow"}
 
 
 class Ops:

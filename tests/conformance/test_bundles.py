@@ -105,6 +105,15 @@ def test_the_script_fails_as_the_program_did(tmp_path: Path, library: str, what:
         assert outcome.text == "the same operation gives the same NaN here: 3 NaN, first at [0, 0]"
 
 
+def test_a_mean_in_tensorflow(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    step = tf.function(lambda x: tf.reduce_mean(x[:, 3:]))
+    with pytest.raises(anynan.NonFiniteError, match="saved in"):
+        anynan.tensorflow.track(step, save=tmp_path / "b")(tf.constant(X))
+    script, outcome = again(tmp_path / "b")
+    assert outcome.same, f"{outcome}\n{script}"
+
+
 def test_a_keras_model_in_fit(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
 

@@ -275,3 +275,31 @@ def test_a_second_run_that_differs_is_not_believed():
     (event,) = [event for event in tracker.events if event.severity == "bad"]
     assert (event.layer, event.kind, event.operation) == ("block.inner", "nan", None)
     assert any("saw other values than the first run" in note for note in event.notes)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_the_models_own_call_is_run_again_where_the_step_is_clean(phase):
+    class Net(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = tf.Variable([1.0])
+
+        def __call__(self, x):
+            y = x * self.weight
+            return tf.math.log(y) if phase == "forward" else tf.sqrt(y)
+
+    net, hidden = Net(), Hidden()
+    less = 2.0 if phase == "forward" else 1.0
+
+    def step(x):
+        hidden.calls += 1
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(net(x - less * (hidden.calls == 1)))
+        return loss, tape.gradient(loss, net.weight)
+
+    with anynan.tensorflow.track(step) as tracker, pytest.raises(anynan.NonFiniteError) as caught:
+        tracker(tf.constant([1.0]))
+    event = caught.value.event
+    name = "log" if phase == "forward" else "sqrt"
+    assert (event.operation.name, event.phase, event.tried) == (name, phase, None)
+    assert "model's own call" in str(caught.value)

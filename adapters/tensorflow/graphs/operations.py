@@ -5,8 +5,11 @@ from typing import Any
 
 from anynan.events import Phase, Source
 from anynan.tensorflow.graphs import lines, names
-from anynan.tensorflow.graphs.traces import Trace
+from anynan.tensorflow.graphs.traces import Trace, scopes
 from anynan.tensorflow.read.spots import SCOPE
+
+# The scope of what a tape makes.
+BACKWARD = "gradient_tape"
 
 
 @dataclass(slots=True)
@@ -62,6 +65,20 @@ def results(node: Any) -> list[Any]:
     return [out for out in node.outputs[:most] if is_float(out)]
 
 
+def arguments(node: Any, inputs: list[Any]) -> dict[str, Any]:
+    """Give a node's inputs, or others in their place, by the names of its operation's."""
+    left, found = list(inputs), dict[str, Any]()
+    for argument in node.op_def.input_arg:
+        count = None
+        if argument.number_attr:
+            count = int(node.get_attr(argument.number_attr))
+        elif argument.type_list_attr:
+            count = len(node.get_attr(argument.type_list_attr))
+        found[argument.name] = left[0] if count is None else left[:count]
+        left = left[1 if count is None else count :]
+    return found
+
+
 def resolve(tensor: Any) -> Any:
     """Follow a tensor back through what only hands it on."""
     while tensor.op.type in names.PASSING and tensor.op.type != "ReadVariableOp":
@@ -79,10 +96,11 @@ class Operations:
         self._forward: dict[str, list[Op]] = {}
         self._readers: dict[str, list[Op]] = {}
         self._last: tuple[Any, Op] | None = None
+        self._repairs: dict[tuple[str, bool], Op] = {}
         for node in graph.get_operations():
             if node.type in names.PASSING or node.type in ("Const", "Placeholder"):
                 continue
-            if SCOPE in node.name.split("/"):
+            if SCOPE in node.name.split("/") or node.name in trace.aside:
                 continue
             if results(node):
                 self._add(node)
@@ -90,9 +108,13 @@ class Operations:
             self._border(op)
 
     def _add(self, node: Any) -> None:
-        parts = node.name.split("/")
-        if "gradient_tape" in parts:
-            self._gradient(node, "/".join(parts[parts.index("gradient_tape") + 1 :]))
+        name, backward = forward_name(node.name)
+        repair = self.trace.repair(name)
+        if repair is not None:
+            self._repair(node, repair, backward=backward)
+            return
+        if backward:
+            self._gradient(node, name)
             return
         self._last = None
         if node.type == "AddN" and all(self._is_backward(x) for x in node.inputs):
@@ -106,6 +128,20 @@ class Operations:
         self._forward.setdefault(names.plain(node.type), []).append(op)
         for x in (*node.inputs, *node.outputs):
             self._readers.setdefault(resolve(x).name, []).append(op)
+
+    def _repair(self, node: Any, scope: str, *, backward: bool) -> None:
+        """Take what a repair is made of for one operation, and its gradient for another."""
+        self._last = None
+        op = self._repairs.get((scope, backward))
+        if op is not None:
+            op.nodes.append(node)
+            self.of[node.name] = op
+            return
+        place = self.trace.layer(scope)
+        phase: Phase = "backward" if backward else "loss" if place is None else "forward"
+        forward = self._repairs.get((scope, False)) if backward else None
+        name = self.trace.repairs[scope]
+        self._repairs[scope, backward] = self._open(node, name, phase, place, forward)
 
     def _gradient(self, node: Any, name: str) -> None:
         function = lines.gradient_function(node.traceback)
@@ -145,12 +181,7 @@ class Operations:
         return found[-1]
 
     def _by_name(self, name: str) -> Op | None:
-        parts = name.split("/")
-        for end in range(len(parts), 0, -1):
-            op = self.of.get("/".join(parts[:end]))
-            if op is not None:
-                return op
-        return None
+        return next((self.of[scope] for scope in scopes(name) if scope in self.of), None)
 
     def _open(
         self, node: Any, name: str, phase: Phase, place: tuple[str, int] | None, forward: Op | None
@@ -176,13 +207,33 @@ class Operations:
         # Which operand is which goes by position in a single node.
         op.ins = found if len(op.nodes) == 1 else list({x.name: x for x in found}.values())
         outs = [out for node in op.nodes for out in results(node)]
-        # What only the nodes of one gradient see is no result of it.
-        left = [x for x in outs if any(n.name not in members for n in x.consumers())]
+        # What only the nodes of one gradient, or of one repair, see is no result of it.
+        repair = self.trace.repair(forward_name(op.nodes[0].name)[0])
+        if repair is not None:
+            left = [x for x in outs if self._leaves(x, repair)]
+        else:
+            left = [x for x in outs if any(n.name not in members for n in x.consumers())]
         op.outs = left or outs
+
+    def _leaves(self, x: Any, repair: str) -> bool:
+        """Tell whether a tensor is taken outside of a repair and its gradient."""
+        return any(
+            self.trace.repair(forward_name(node.name)[0]) != repair
+            or (node.type in names.PASSING and any(self._leaves(y, repair) for y in node.outputs))
+            for node in x.consumers()
+        )
 
     def writer(self, tensor: Any) -> Op | None:
         """Give the operation that wrote a tensor, None if it came from outside."""
         return self.of.get(resolve(tensor).op.name)
+
+
+def forward_name(name: str) -> tuple[str, bool]:
+    """Give a node's name without the scope of a tape, and whether it had that."""
+    parts = name.split("/")
+    if BACKWARD not in parts:
+        return name, False
+    return "/".join(parts[parts.index(BACKWARD) + 1 :]), True
 
 
 def _within(op: Op, scope: str) -> bool:

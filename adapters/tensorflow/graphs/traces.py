@@ -21,16 +21,37 @@ class Trace:
         scopes: Name scope -> layer path and number of the call.
         updates: Name scopes of optimizers.
         calls: How often each layer was called.
+        sparse: Weights whose gradient is one of some rows.
+        repairs: Name scope of what took an operation's place -> that operation's name.
+        aside: Names of the nodes that were repaired: nothing takes them.
     """
 
     blocks: list[Block] = field(default_factory=list)
     scopes: dict[str, tuple[str, int]] = field(default_factory=dict)
     updates: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
+    sparse: set[str] = field(default_factory=set)
+    repairs: dict[str, str] = field(default_factory=dict)
+    aside: set[str] = field(default_factory=set)
+    _open: list[str] = field(default_factory=list)
+
+    @property
+    def running(self) -> str | None:
+        """Give the innermost layer that is traced at this moment."""
+        return self._open[-1] if self._open else None
 
     @contextmanager
     def inside(self, graph: Any, layer: Any, path: str) -> Iterator[None]:
         """Note under which name scopes the operations of a layer's call are made."""
+        self._open.append(path)
+        try:
+            with self._scoped(graph, layer, path):
+                yield
+        finally:
+            self._open.pop()
+
+    @contextmanager
+    def _scoped(self, graph: Any, layer: Any, path: str) -> Iterator[None]:
         name = str(getattr(layer, "name", None) or type(layer).__name__).replace("/", "_")
         if isinstance(layer, tf.Module):  # it opens no scope by itself, as Keras's layers do
             call = self.calls[path] = self.calls.get(path, -1) + 1
@@ -59,12 +80,11 @@ class Trace:
 
     def layer(self, name: str) -> tuple[str, int] | None:
         """Give the innermost layer, and its call, in whose scope an operation is."""
-        parts = name.split("/")
-        for end in range(len(parts), 0, -1):
-            found = self.scopes.get("/".join(parts[:end]))
-            if found is not None:
-                return found
-        return None
+        return next((self.scopes[s] for s in scopes(name) if s in self.scopes), None)
+
+    def repair(self, name: str) -> str | None:
+        """Give the scope of the repair that an operation is a part of."""
+        return next((s for s in scopes(name) if s in self.repairs), None)
 
 
 class Traces:
@@ -89,6 +109,13 @@ class Traces:
                 bool(self.of(graph).updates) or _assigns(graph, weights())
             )
         return block.updates
+
+
+def scopes(name: str) -> Iterator[str]:
+    """Give an operation's name, and the scopes that it is in, the innermost first."""
+    while name:
+        yield name
+        name = name.rpartition("/")[0]
 
 
 def _assigns(graph: Any, weights: list[Any]) -> bool:

@@ -1,5 +1,6 @@
 """Trace a step anew with its nested functions in place and its recurrent layers unrolled."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +36,26 @@ def call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return converted(fn.python_function, args, kwargs)
 
 
-def anew(fn: Any) -> Any:
-    """Make a compiled function again, which was not traced yet."""
+def anew(fn: Any, *first: Callable[[], None]) -> Any:
+    """Make a compiled function again, which was not traced yet.
+
+    Args:
+        fn: The function.
+        first: Called when its code begins to run.
+    """
     jit = bool(getattr(fn, "_jit_compile", False))
-    return tf.function(fn.python_function, jit_compile=jit or None)
+    return tf.function(begun(fn.python_function, *first), jit_compile=jit or None)
+
+
+def begun(fn: Any, *first: Callable[[], None]) -> Any:
+    """Make a function that begins with something: one that makes variables is traced twice."""
+    if not first:
+        return fn
+    before = [tf.autograph.experimental.do_not_convert(each) for each in first]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for each in before:
+            each()
+        return fn(*args, **kwargs)
+
+    return functools.update_wrapper(run, fn, updated=())

@@ -93,14 +93,21 @@ class Programs:
         self._layers, self._traces, self._state = layers, traces, state
         self._value = value
 
-    def prepare(self, step: Step, *, fresh: bool = False) -> Program:
+    def prepare(
+        self, step: Step, *, fresh: bool = False, entering: Callable[[], None] | None = None
+    ) -> Program:
         """Get the graph of a step, traced once more where it ran without one, or if wanted.
+
+        Args:
+            step: What ran.
+            fresh: Whether to trace it once more in any case.
+            entering: Called whenever its code begins to run for that.
 
         Raises:
             ReplayError: If that cannot be done.
         """
         compiled = hasattr(step.fn, "get_concrete_function")
-        fn, concrete, answers = self._traced(step, fresh=fresh and compiled)
+        fn, concrete, answers = self._traced(step, entering, fresh=fresh and compiled)
         graph = concrete.graph
         source = _source_of_data(graph, concrete.captured_inputs)
         if source is not None:
@@ -136,29 +143,33 @@ class Programs:
         more, variables = _captured(graph, pairs, step.kept)
         return Program(graph, graph.inputs, self._traces.of(graph), feeds + more, labels, variables)
 
-    def _traced(self, step: Step, *, fresh: bool) -> tuple[Any, Any, Answers | None]:
+    def _traced(
+        self, step: Step, entering: Callable[[], None] | None, *, fresh: bool
+    ) -> tuple[Any, Any, Answers | None]:
         """Give the function that is run again, its graph, and what its code was answered."""
         fn, began = step.fn, step.began
+        first = [] if began is None else [began.put_back]
+        first += [] if entering is None else [entering]
         if fresh:
-            fn, began = nested.anew(fn), Reached(self._layers).begin(fn.python_function)
+            fn, began = nested.anew(fn, *first), Reached(self._layers).begin(fn.python_function)
         if hasattr(fn, "get_concrete_function"):
             return fn, _concrete(fn, step, began), None
         whole = self._whole(step) if step.layer else fn
-        first = None
+        failed = None
         if step.ended is None or isinstance(step.ended, tf.errors.OpError):
             try:
-                made = tf.function(_from_start(whole, began))
+                made = tf.function(nested.begun(whole, *first))
                 return made, _concrete(made, step, began), None
             except UntracedError as error:
-                first = error
+                failed = error
         # It ran without a graph, so it may have asked for values: they are given to it again.
         answers = Answers((step.args, step.kwargs), step.ended, functools.partial(self._ask, step))
-        made = tf.function(_from_start(answers.heard(whole), began), autograph=False)
+        made = tf.function(nested.begun(answers.heard(whole), *first), autograph=False)
         try:
             with answers.given():
                 return made, _concrete(made, step, began), answers
         except UntracedError as error:
-            raise first or error from None
+            raise failed or error from None
 
     def _ask(self, step: Step, graph: Any, inputs: list[tuple[Any, Any]], x: Any) -> Any:
         """Give the value of a tensor of a graph that is still traced."""
@@ -232,19 +243,6 @@ def _source_of_data(graph: Any, captured: Any) -> str | None:
     definition = graph.as_graph_def() if foreign else tf.compat.v1.GraphDef()
     nodes = [definition.node, *(function.node_def for function in definition.library.function)]
     return next((node.op for part in nodes for node in part if node.op.startswith(TAKING)), None)
-
-
-def _from_start(fn: Any, began: Began | None) -> Any:
-    """Make a function that begins with what was kept: one that makes variables is traced twice."""
-    if began is None:
-        return fn
-    put_back = tf.autograph.experimental.do_not_convert(began.put_back)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        put_back()
-        return fn(*args, **kwargs)
-
-    return functools.update_wrapper(run, fn, updated=())
 
 
 def arguments(step: Step, fn: Any) -> list[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """Run the graph of a failing step again, on copies of its variables, with every operation read."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.monitor import Monitor
-from anynan._readings.readings import Rows
+from anynan._readings.readings import Reading, Rows
 from anynan._runtime.context import replay_context
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Traces
@@ -21,7 +23,8 @@ from anynan.tensorflow.read.boards import Block
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.spots import Spot
-from anynan.tensorflow.replay import nested, saving
+from anynan.tensorflow.replay import nested, saving, trial
+from anynan.tensorflow.replay.mender import Mender
 from anynan.tensorflow.replay.program import Program, Programs, first_line
 from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run, as_written
@@ -60,6 +63,7 @@ class Replays:
     ) -> None:
         self._layers, self._state, self._monitor = layers, state, monitor
         self._rows, self._sizes, self._ends = rows, sizes, ends
+        self._traces = traces
         self._programs = Programs(layers, traces, state, lambda part, x: Run(part).value(x))
 
     def replay(self, step: Step, *, failed: bool = True) -> Replay:
@@ -78,6 +82,7 @@ class Replays:
                 saving.inputs(into, program)
             run = Run(program)
             run.flag(failed=failed)
+            step.unrolled, step.compiled = False, run.compiled
             if failed:
                 self._trail(run)
             result = Recorder(self._layers, program, run).result()
@@ -92,6 +97,38 @@ class Replays:
                 if deeper is not None:
                     deeper.passed, result = result.passed, deeper
         return result
+
+    def attempt(self, step: Step, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Trace a step's code once more with operations repaired, and run what comes of it.
+
+        Args:
+            step: What ran.
+            reading: The bad reading.
+            repairs: What to repair.
+
+        Returns:
+            What was seen; None where that is not what the first run would have come to.
+        """
+        if _is_spread(step):
+            return None
+        mender = Mender(repairs, self._traces)
+        try:
+            with self._again():
+                first = self._programs.prepare(step)
+                # Nested functions keep what they are traced to, so they are traced in place.
+                with self._in_place(unrolled=step.unrolled), mender.at_work():
+                    program = self._programs.prepare(step, fresh=True, entering=mender.enter)
+                same = trial.is_same_code(program, first, unrolled=step.unrolled)
+                if not mender.whole or not same:
+                    return None
+                run = Run(program)
+                run.compiled = step.compiled
+                run.flag(failed=False)
+                if not trial.is_same_fault(run, mender, self._rows(), self._passed(run), reading):
+                    return None
+                return trial.seen(step, Recorder(self._layers, program, run))
+        except ReplayError:
+            return None
 
     def up_to(self, step: Step, error: BaseException) -> Replay | None:
         """Run a step again up to the exception that ended it; None if it does not end so again.
@@ -232,7 +269,7 @@ class Replays:
         """Run a step again with what is nested in place; None if that shows nothing."""
         for unrolled in (True, False):
             try:
-                with nested.in_place(self._state, self._layers.alive().values(), unrolled=unrolled):
+                with self._in_place(unrolled=unrolled):
                     program = self._programs.prepare(step, fresh=True)
                 run = Run(program)
                 run.flag(failed=True)
@@ -240,8 +277,12 @@ class Replays:
             except (ReplayError, tf.errors.OpError):
                 continue
             if result.records:
+                step.unrolled, step.compiled = unrolled, run.compiled
                 return result
         return None
+
+    def _in_place(self, *, unrolled: bool) -> AbstractContextManager[None]:
+        return nested.in_place(self._state, self._layers.alive().values(), unrolled=unrolled)
 
 
 def _is_spread(step: Step) -> bool:

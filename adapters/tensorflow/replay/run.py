@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.record import stop_recording
 
 from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs.operations import Operations, results
@@ -145,10 +146,10 @@ class Run:
             if isinstance(x, Copied)
         }
         feeds = [copies[i].handle if i in copies else x for i, x in enumerate(self.program.feeds)]
-        if not self.compiled:
+        if self.compiled:
+            run = tf.function(run, jit_compile=True, autograph=False)
+        with stop_recording():  # a tape of the program's may be open
             return run(*feeds)
-        under = tf.function(run, jit_compile=True, autograph=False)
-        return under(*feeds)
 
     def rows(self, names: list[str]) -> Any:
         """Read these tensors exactly."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 from anynan._bundle.calls import Call, Line, UnwritableError, encoded
 from anynan._bundle.collector import Collector, Operands
 from anynan._bundle.tensors import Held
+from anynan.tensorflow.graphs.operations import arguments
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.replay.program import Copied
 
@@ -87,18 +88,21 @@ def _node(node: Any, value: Any) -> tuple[str, list[Any], dict[str, Any]]:
         msg = f"{node.type} is none of TensorFlow's raw operations"
         raise UnwritableError(msg)
     known = inspect.signature(getattr(tf.raw_ops, node.type)).parameters
-    left, keywords = list(node.inputs), {}
-    inferred = set()
-    for argument in node.op_def.input_arg:
-        inferred |= {argument.type_attr, argument.number_attr, argument.type_list_attr}
-        count = None
-        if argument.number_attr:
-            count = int(node.get_attr(argument.number_attr))
-        elif argument.type_list_attr:
-            count = len(node.get_attr(argument.type_list_attr))
-        taken = [value(x) for x in left[: 1 if count is None else count]]
-        keywords[argument.name] = taken[0] if count is None else taken
-        left = left[len(taken) :]
+    inferred = {
+        name
+        for argument in node.op_def.input_arg
+        for name in (argument.type_attr, argument.number_attr, argument.type_list_attr)
+    }
+    given = arguments(node, node.inputs)
+    attributes = {attribute.name for attribute in node.op_def.attr}
+    # Some are called otherwise in Python: the axis of a sum.
+    others = (name for name in known if name not in given and name not in attributes)
+    keywords = {
+        name if name in known else next(others): (
+            [value(x) for x in taken] if isinstance(taken, list) else value(taken)
+        )
+        for name, taken in given.items()
+    }
     for attribute in node.op_def.attr:
         if attribute.name not in inferred and attribute.name in known:
             keywords[attribute.name] = encoded(_given(node, attribute.name), _other)

@@ -22,6 +22,8 @@ class Step:
         layer: True where it is a layer that was called outside of every graph.
         began: What its code could reach, as it was before the step; None if it was compiled.
         ended: The exception that ended it.
+        unrolled: Whether its fault showed with recurrent layers unrolled.
+        compiled: Whether it showed only under XLA.
     """
 
     fn: Any
@@ -31,6 +33,8 @@ class Step:
     layer: bool = False
     began: Began | None = None
     ended: BaseException | None = None
+    unrolled: bool = False
+    compiled: bool = False
 
     @contextmanager
     def lending(self) -> Iterator[None]:
@@ -66,6 +70,8 @@ class State(threading.local):
     xla: bool = False
     incoming: Any = None
     broken: Frame | None = None
+    # What a step called outside of graphs, and its path.
+    roots: list[tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     seen: dict[Any, int] = field(default_factory=dict)
 
     def collect(self, graph: Any) -> Frame:

@@ -90,7 +90,7 @@ class Calls:
         if fresh:
             state.frame = frame
             if graph is None and outer is None:
-                self._enter_root(layer, args, kwargs)
+                self._enter_root(layer, path, args, kwargs)
         try:
             if fresh and (path == "" or outer is None):
                 self.inputs(frame, layer, args, kwargs)
@@ -146,10 +146,13 @@ class Calls:
                 if not isinstance(x, tf.Variable):
                     frame.take(x, None, "input", label)
 
-    def _enter_root(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter_root(
+        self, layer: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Open a step where a model is called outside of every graph."""
         state = self._state
         if state.open and (state.depth or state.held):  # a part of a step that is more
+            state.roots.append((layer, path, args, kwargs))
             return
         if self._steps.over():
             self._steps.end()
@@ -209,6 +212,8 @@ class Calls:
                 name = f"grad of {label}" if label != "output" else "grad"
                 frame.take(x, path, "backward", name, read=graph is None or self._inner)
         for i, name in reversed(mine):  # in the order in which they are made
+            if graph is not None and isinstance(grads[i], tf.IndexedSlices):
+                self._traces.of(graph).sparse.add(name)
             for _, x in tensors(grads[i], ""):
                 frame.take(
                     x, self._layers.weights.layer(name), "backward",

@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,8 +10,11 @@ import tensorflow as tf
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.trials import Attempt
 from anynan._readings.norms import Guard
 from anynan._readings.readings import Reading, Rows
+from anynan._runtime.imports import when_imported
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker
 from anynan.tensorflow.graphs.traces import Traces
@@ -52,6 +55,7 @@ class Session(BaseAdapter):
         self._keras = keras
         options = self.options
         self.paused = False
+        self._waiting: Callable[[], None] = _nothing
         self.layers = Layers(layers, model, options)
         weights = self.layers.weights
         norms = Guard(options.policy).on
@@ -90,11 +94,10 @@ class Session(BaseAdapter):
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
-        keras: Any = sys.modules.get("keras")
         if self._keras:
-            SEAMS.install_keras(keras)
-        elif keras is not None and keras.backend.backend() == "tensorflow":
-            SEAMS.install_optimizers(keras)
+            SEAMS.install_keras(sys.modules["keras"])
+        else:  # its optimizers train modules and functions, too, and may come later
+            self._waiting = when_imported("keras", _change_optimizers)
         SEAMS.install(self, self.layers.alive())
         self.renew()
         self.attached(self._write_weight)
@@ -110,6 +113,7 @@ class Session(BaseAdapter):
 
     def detach(self) -> None:
         """Put the classes back; safe to call twice."""
+        self._waiting()
         SEAMS.uninstall(self)
         self.renew()
         state = self.state
@@ -158,6 +162,29 @@ class Session(BaseAdapter):
             raise ReplayError(msg)
         return self._replays.replay(step)
 
+    def replay_call(self, reading: Reading) -> Replay | None:
+        """Run the model's own call inside the failing step again, with what it was given."""
+        inside = reading.phase in ("forward", "backward")
+        step = self.steps.inner(reading.layer) if inside else None
+        if step is None:
+            return None
+        found = self._replays.replay(step)
+        found.inner = True
+        # It was given what it was given, which may go by the name of an argument of the step's.
+        found.passed = [place for place in found.passed if place.phase != "input"]
+        return found
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Run the failing step again, with operations repaired."""
+        step = self.state.step
+        found = None if step is None else self._replays.attempt(step, reading, repairs)
+        if found is None or not self.updates.scales():
+            return found
+        if any(sink.phase == "backward" for sink in found.replay.sinks):
+            return None  # a loss scaler may mean it
+        found.loss = found.gradient_norm = None  # they are not the program's own numbers
+        return found
+
     def measure(self, value: Any) -> Summary:
         """Summarise a tensor."""
         return probes.measure(value)
@@ -201,6 +228,16 @@ class Session(BaseAdapter):
                 state.arguments = None
             steps.end()
         return out
+
+
+def _nothing() -> None:
+    pass
+
+
+def _change_optimizers() -> None:
+    keras: Any = sys.modules["keras"]
+    if keras.backend.backend() == "tensorflow":
+        SEAMS.install_optimizers(keras)
 
 
 def _gone(ref: "weakref.ref[Session]") -> None:

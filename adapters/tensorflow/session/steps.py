@@ -62,7 +62,7 @@ class Steps:
         """Open this thread's step."""
         state = self._state
         state.open, state.backward, state.step, state.incoming = True, False, step, None
-        state.updated, state.broken = False, None
+        state.updated, state.broken, state.roots = False, None, []
         state.seen.clear()
         self._moves.before(self._tracker.judge.rows().step)
 
@@ -99,6 +99,18 @@ class Steps:
             began = self._reached.begin(fn, args, kwargs)
             kept += began.variables
         return Step(fn, args, kwargs, kept, layer=layer, began=began)
+
+    def inner(self, layer: str | None) -> Step | None:
+        """Hold what a second run needs of the one call of the model that a layer ran in."""
+        state = self._state
+        mine = [
+            root for root in state.roots if layer is not None and f"{layer}.".startswith(_of(root))
+        ]
+        if state.step is None or len(mine) != 1:
+            return None
+        ((model, _, args, kwargs),) = mine
+        began = self._reached.begin(model, args, kwargs)
+        return Step(model, args, kwargs, state.step.kept, layer=True, began=began)
 
     # Readings.
 
@@ -167,7 +179,7 @@ class Steps:
                     if updated and not self._options.parameters:
                         tracker.judge.updated(rows.step)
         finally:
-            state.step = None
+            state.step, state.roots = None, []
         if error is not None:
             raise error
 
@@ -200,3 +212,8 @@ class Steps:
             self._tracker.judge.say(f"{DIFFERS}: {parted}")
             return
         self._tracker.judge.operations(rows, seen)
+
+
+def _of(root: tuple[Any, str, Any, Any]) -> str:
+    """Give what the paths of a model's layers begin with."""
+    return f"{root[1]}." if root[1] else ""

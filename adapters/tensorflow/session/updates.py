@@ -141,6 +141,11 @@ class Updates:
             found.append(readings.all_fine(tf.gather(rows, places)))
         return tf.reduce_all(found)
 
+    def scales(self) -> bool:
+        """Tell whether what is differentiated is a multiple of the program's loss."""
+        known = [self.scaler and self.scaler(), *self._optimizers]
+        return any(getattr(x, "loss_scale_factor", None) or x is known[0] for x in known if x)
+
     def loss_scale(self) -> float | None:
         """Give the loss scale in force."""
         scaler = None if self.scaler is None else self.scaler()
