@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.nn import softmax
 
 import anynan
 from anynan.jax.program.program import Program
@@ -120,6 +122,49 @@ def test_another_line_that_runs_the_same_function_of_jax_is_not_repaired() -> No
     assert other.operation is not None
     lines = [item.operation.source.line for item in (event, other)]  # type: ignore[union-attr]
     assert lines[1] == lines[0] + 1
+
+
+def of_softmax(w: Any) -> Any:
+    scores = jnp.where(w < 9, -jnp.inf, w)
+    return (softmax(scores) * w).sum()
+
+
+def of_mapped(w: Any) -> Any:
+    return jax.vmap(lambda w: softmax(jnp.where(w < 9, -jnp.inf, w)))(w[None]).sum()
+
+
+def of_scanned(w: Any) -> Any:
+    def body(carry: Any, x: Any) -> Any:
+        return carry + softmax(jnp.where(w * x < 9, -jnp.inf, w)).sum(), None
+
+    return jax.lax.scan(body, 0.0, w)[0]
+
+
+def of_compiled(w: Any) -> Any:
+    return jax.jit(lambda w: softmax(jnp.where(w < 9, -jnp.inf, w)))(w).sum()
+
+
+@pytest.mark.parametrize("loss", [of_softmax, of_mapped, of_scanned, of_compiled])
+@pytest.mark.parametrize("ruled", [False, True])
+def test_a_function_of_several_operations_is_repaired_as_one(loss: Any, ruled: bool) -> None:
+    with jax.softmax_custom_jvp(ruled) if hasattr(jax, "softmax_custom_jvp") else nullcontext():
+        event = failing(step_of(loss), W)
+    assert event.operation is not None
+    assert event.operation.name == "softmax"
+    assert event.tried is not None
+    assert (event.tried.repair[:10], event.tried.outcome) == ("where(seen", "finite")
+    assert event.tried.loss == 0
+    assert jnp.isnan(softmax(jnp.full(2, -jnp.inf))).all()  # it is itself again
+
+
+def test_a_function_with_a_rule_of_its_own_is_repaired_in_its_gradient() -> None:
+    event = failing(step_of(lambda w: jax.scipy.special.xlogy(w, w).sum()), W)
+    assert event.operation is not None
+    assert (event.operation.name, event.phase) == ("xlogy", "backward")
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
+    slope = jax.grad(lambda w: jax.scipy.special.xlogy(w, jnp.maximum(w, 1e-8)).sum())(W)
+    assert event.tried.gradient_norm == pytest.approx(float(jnp.linalg.norm(slope)), rel=1e-5)
 
 
 @jax.jit
