@@ -131,3 +131,48 @@ def test_pmap():
     fn = jax.pmap(lambda x: jnp.log(x))
     event = caught(lambda x: fn(x).sum(), jnp.array(BAD).reshape(8, 2))
     assert event.operation.name == "log"
+
+
+def update(w, x):
+    """Update by hand, on each device with its own part of the batch."""
+    loss, slope = jax.value_and_grad(lambda w: jnp.log(w * x).sum())(w)
+    return w - 0.1 * jax.lax.pmean(slope, "i"), jax.lax.pmean(loss, "i")
+
+
+def mapped(w, x):
+    made = jax.pmap(update, axis_name="i")(jnp.broadcast_to(w, (8,)), x.reshape(8, 2))
+    return made[0][0], made[1][0]
+
+
+WAYS = {
+    "shard_map": lambda w, x: jax.shard_map(
+        update, mesh=MESH, in_specs=(P(), P("i")), out_specs=(P(), P())
+    )(w, x),
+    "pmap": mapped,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_an_update_by_hand_that_one_replica_spoilt_is_dropped_on_all(way, level):
+    tracked = anynan.jax.track(WAYS[way], action="skip", level=level)
+    with pytest.warns(anynan.AnynanWarning, match="the update of this step is dropped"):
+        w, loss = tracked(jnp.float32(1), jnp.array(BAD))
+    assert (float(w), bool(jnp.isnan(loss))) == (1, True)
+    (event,) = tracked.events
+    assert (event.operation.name, event.shard) == ("log", 2)
+    assert same(tracked(w, jnp.array(X)), WAYS[way](w, jnp.array(X)))
+
+
+def test_replicas_that_each_have_their_weights_keep_the_old_ones_together():
+    step = jax.pmap(lambda w, x: (w - 0.1 * jax.grad(lambda w: jnp.log(w * x).sum())(w)))
+    step = anynan.jax.track(step, action="record", patience=1)
+    w = step(jnp.ones(8), jnp.array(BAD).reshape(8, 2))
+    assert w.tolist() == [1] * 8
+
+
+@pytest.mark.parametrize("around", [jax.jit, functools.partial(jax.pmap, axis_name="i")])
+def test_dropping_updates_inside_the_callers_own_program_is_refused(around):
+    step = anynan.jax.track(lambda w, x: (w - jnp.log(w * x).sum(), x.sum()), action="skip")
+    with pytest.raises(ValueError, match="drops no update inside the caller's own jit"):
+        around(step)(jnp.ones(8), jnp.array(BAD[:8]))

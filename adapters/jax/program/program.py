@@ -74,7 +74,8 @@ class Program:
             msg = (
                 f"{name} cannot be traced, so it cannot be tracked: what it does depends on the "
                 "numbers in an array; write jnp.where or lax.cond, mark the argument as static in "
-                "a jax.jit of your own, or track the part that jax.jit can compile"
+                "a jax.jit of your own, or track the part that jax.jit can compile; code that is to "
+                "run as it is, anynan.track watches"
             )
             raise TypeError(msg) from error
         finally:
