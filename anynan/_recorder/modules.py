@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +30,9 @@ class _Either:
         return getattr(self._real, name)
 
 
+_one = RLock()
+
+
 @contextmanager
 def taking_stand_ins(arrays: list[Any]) -> Iterator[None]:
     """Have the functions of the arrays' libraries take stand-ins where code calls them by module.
@@ -36,7 +40,11 @@ def taking_stand_ins(arrays: list[Any]) -> Iterator[None]:
     Args:
         arrays: What the code is given. Arrays with ``__array_function__`` need none of it.
     """
-    with Patches() as patches:
+    if not _one.acquire(blocking=False):  # another thread's second run has them changed
+        yield
+        return
+    with ExitStack() as end, Patches() as patches:
+        end.callback(_one.release)
         for library in {name for x in arrays if (name := _library(x))}:
             for module in _public(library):
                 space = recording(module)
@@ -47,7 +55,7 @@ def taking_stand_ins(arrays: list[Any]) -> Iterator[None]:
 
 
 def _library(x: Any) -> str | None:
-    """Name the package of an array's functions, None where they take foreign arrays by themselves."""
+    """Name the package of an array's functions, None where they take foreign arrays."""
     xp = None if hasattr(type(x), "__array_function__") else namespace(x)
     if not isinstance(xp, ModuleType) or xp.__name__.startswith(array_api_compat.__name__):
         return None

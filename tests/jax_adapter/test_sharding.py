@@ -139,36 +139,39 @@ def update(w, x):
     return w - 0.1 * jax.lax.pmean(slope, "i"), jax.lax.pmean(loss, "i")
 
 
-def mapped(w, x):
-    made = jax.pmap(update, axis_name="i")(jnp.broadcast_to(w, (8,)), x.reshape(8, 2))
-    return made[0][0], made[1][0]
-
-
 WAYS = {
-    "shard_map": lambda w, x: jax.shard_map(
-        update, mesh=MESH, in_specs=(P(), P("i")), out_specs=(P(), P())
-    )(w, x),
-    "pmap": mapped,
-}
+    "shard_map": lambda: (
+        jax.shard_map(update, mesh=MESH, in_specs=(P(), P("i")), out_specs=(P(), P())), (), (16,)
+    ),
+    "pmap": lambda: (jax.pmap(update, axis_name="i"), (8,), (8, 2)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("level", ["step", "layer"])
 def test_an_update_by_hand_that_one_replica_spoilt_is_dropped_on_all(way, level):
-    tracked = anynan.jax.track(WAYS[way], action="skip", level=level)
+    fn, weights, batch = WAYS[way]()
+    tracked = anynan.jax.track(fn, action="skip", level=level)
     with pytest.warns(anynan.AnynanWarning, match="the update of this step is dropped"):
-        w, loss = tracked(jnp.float32(1), jnp.array(BAD))
-    assert (float(w), bool(jnp.isnan(loss))) == (1, True)
+        w, loss = tracked(jnp.ones(weights), jnp.array(BAD).reshape(batch))
+    assert (w == 1).all()
+    assert jnp.isnan(loss).all()
     (event,) = tracked.events
     assert (event.operation.name, event.shard) == ("log", 2)
-    assert same(tracked(w, jnp.array(X)), WAYS[way](w, jnp.array(X)))
+    good = jnp.array(X).reshape(batch)
+    assert same(tracked(jnp.ones(weights), good), fn(jnp.ones(weights), good))
 
 
 def test_replicas_that_each_have_their_weights_keep_the_old_ones_together():
-    step = jax.pmap(lambda w, x: (w - 0.1 * jax.grad(lambda w: jnp.log(w * x).sum())(w)))
-    step = anynan.jax.track(step, action="record", patience=1)
-    w = step(jnp.ones(8), jnp.array(BAD).reshape(8, 2))
+    def alone(w, x):
+        loss, slope = jax.value_and_grad(lambda w: jnp.log(w * x).sum())(w)
+        return w - 0.1 * slope, loss
+
+    step = anynan.jax.track(jax.pmap(alone), action="record", patience=1)
+    with pytest.warns(anynan.AnynanWarning, match="the update of this step is dropped"):
+        w, loss = step(jnp.ones(8), jnp.array(BAD).reshape(8, 2))
     assert w.tolist() == [1] * 8
+    assert jnp.isnan(loss).tolist() == [i == 2 for i in range(8)]
 
 
 @pytest.mark.parametrize("around", [jax.jit, functools.partial(jax.pmap, axis_name="i")])

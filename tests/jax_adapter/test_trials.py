@@ -1,6 +1,7 @@
 """A fix is tried before it is told: what the report claims of it is what really comes of it."""
 
 import math
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -236,3 +237,24 @@ def test_a_carried_state_that_begins_at_inf_is_no_fault_of_the_repaired_step() -
     event = failing(step, W, jnp.asarray(jnp.inf))
     assert event.tried is not None
     assert event.tried.outcome == "finite"
+
+
+def test_what_a_trace_for_a_trial_took_and_wrote_is_as_the_first_trace_left_it() -> None:
+    taken, counts, buffer = [], {"traces": 0}, np.zeros(3)
+    items, numbers, drawn = iter([1.0, 2.0, 3.0]), (float(i) for i in range(1, 4)), []
+    dice, python = np.random.default_rng(0), random.Random(0)
+
+    def loss(w: Any) -> Any:
+        counts["traces"] += 1
+        buffer[0] += 1
+        taken.append((next(items), next(numbers)))
+        drawn.append((dice.random(), python.random()))
+        return jnp.log(w).sum()
+
+    event = failing(step_of(loss), W)
+    assert event.operation is not None
+    assert (taken, counts, buffer.tolist()) == ([(1.0, 1.0)], {"traces": 1}, [1, 0, 0])
+    assert (next(items), next(numbers)) == (2.0, 2.0)
+    again = np.random.default_rng(0), random.Random(0)
+    assert drawn == [(again[0].random(), again[1].random())]
+    assert (dice.random(), python.random()) == (again[0].random(), again[1].random())

@@ -197,7 +197,7 @@ def word_of(primitive: Any, params: dict[str, Any]) -> str | None:
 def _inmost(
     primitive: Any, params: dict[str, Any], order: Sequence[int]
 ) -> tuple[Any, dict[str, Any], list[int]]:
-    """Give the one operation of a jitted function, and which arguments it takes in its own order."""
+    """Give the one operation of a jitted function, and its arguments in the order it takes them."""
     only = _only(params) if primitive.name in JITS else None
     if only is None:
         return primitive, params, list(order)

@@ -115,9 +115,7 @@ class Mender:
 
         return bind
 
-    def _mended(
-        self, found: list[Repair], make: Callable[[], Any], real: Callable[[], Any]
-    ) -> Any:
+    def _mended(self, found: list[Repair], make: Callable[[], Any], real: Callable[[], Any]) -> Any:
         """Run an operation repaired; as it is where that cannot be."""
         self._busy = True
         try:
