@@ -1,6 +1,7 @@
 """A fix is tried before it is told: what the report claims of it is what really comes of it."""
 
 import math
+import queue
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -258,3 +259,14 @@ def test_what_a_trace_for_a_trial_took_and_wrote_is_as_the_first_trace_left_it()
     again = np.random.default_rng(0), random.Random(0)
     assert drawn == [(again[0].random(), again[1].random())]
     assert (dice.random(), python.random()) == (again[0].random(), again[1].random())
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_queue_that_a_trace_takes_from_keeps_its_items(left: int) -> None:
+    waiting: queue.Queue[float] = queue.Queue()
+    for i in range(1 + left):
+        waiting.put(float(i))
+
+    event = failing(step_of(lambda w: jnp.log(w).sum() + waiting.get(timeout=5)), W)
+    assert event.operation is not None
+    assert waiting.qsize() == left
