@@ -228,8 +228,9 @@ class Ends:
             return self._session.begun(fn, args, kwargs, self._call)
         log, squared = light.log, list[tuple[Any, float]]()
         failed = None
-        token = now.set(cast(Any, light))  # it makes a tape where one is wanted
+        before = now.get()
         try:
+            now.set(cast(Any, light))  # it makes a tape where one is wanted
             with log:
                 log.deaf = True
                 if not light.begins_clean():
@@ -250,7 +251,7 @@ class Ends:
                     self._end(deep.rows)
             raise
         finally:
-            now.reset(token)
+            now.set(before)
         if light is None:
             return self._session.begun(fn, args, kwargs, self._call)
         clean = failed is None and clean and getattr(self._local, "began", None) is None
@@ -337,8 +338,9 @@ class Ends:
         session, rows = self._session, tape.rows
         judge = session.tracker.judge
         assert rows is not None
-        token = now.set(tape)
+        before = now.get()
         try:
+            now.set(tape)
             if state is not None:
                 session.read_given(tape, began.given)
             try:
@@ -360,7 +362,7 @@ class Ends:
                 self._end(rows)
             raise
         finally:
-            now.reset(token)
+            now.set(before)
             tape.close()
         self._end(rows)
         return result

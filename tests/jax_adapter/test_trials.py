@@ -3,6 +3,9 @@
 import math
 import queue
 import random
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -270,3 +273,25 @@ def test_a_queue_that_a_trace_takes_from_keeps_its_items(left: int) -> None:
     event = failing(step_of(lambda w: jnp.log(w).sum() + waiting.get(timeout=5)), W)
     assert event.operation is not None
     assert waiting.qsize() == left
+
+
+def test_what_was_compiled_is_kept_where_the_program_goes_on_after_a_report() -> None:
+    code = """
+        import jax, jax.numpy as jnp
+        import anynan
+
+        traced = []
+
+        def step(x):
+            traced.append(x)
+            return jnp.exp(x).sum()
+
+        tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), action="record")
+        compiled = jax.jit(step)
+        compiled(jnp.ones(3))
+        tracked(jnp.zeros(3))
+        assert tracked.events[0].tried is not None
+        compiled(jnp.ones(3))
+        assert len(traced) == 1
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)

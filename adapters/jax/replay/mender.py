@@ -61,11 +61,11 @@ class Mender:
         Raises:
             RepairError: If this JAX could not keep such a trace apart.
         """
-        context = _context()
-        if context is None:
+        apart = context()
+        if apart is None:
             raise RepairError(jax.__version__)
         functions = not self._names.isdisjoint(names.FUNCTIONS.values())
-        with context(object()), Patches() as patches:
+        with apart(object()), Patches() as patches:
             for primitive in _primitives():
                 if functions or primitive.name in JITS or word_of(primitive, {}) in self._names:
                     patches.put(primitive, "bind", self._in_place(primitive))
@@ -119,7 +119,7 @@ class Mender:
         """Run an operation repaired; as it is where that cannot be."""
         self._busy = True
         try:
-            with _context()(object()):  # its own function may be in the middle of a trace
+            with context()(object()):  # its own function may be in the middle of a trace
                 new = make()(found)
             self._used.update(found)
         except Exception:  # noqa: BLE001  then nothing is told of this run
@@ -168,7 +168,7 @@ class Mender:
         """Run a function of JAX's to see what it binds."""
         tally = self._tally = Tally(name)
         try:
-            with _context()(object()):
+            with context()(object()):
                 jax.eval_shape(functools.partial(tally.of, run), *args)
         finally:
             self._tally = None
@@ -221,8 +221,11 @@ class Mender:
 
 
 @functools.cache
-def _context() -> Any:
-    """Give what keeps a trace apart from all others, None where JAX has no such thing."""
+def context() -> Any:
+    """Give what keeps a trace apart from all others, None where JAX has no such thing.
+
+    The first call has JAX forget what it compiled: it is part of what each program is found by.
+    """
     make = getattr(jax, "make_user_context", None)
     return None if make is None else make(None)
 
