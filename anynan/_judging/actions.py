@@ -159,7 +159,8 @@ class Actor:
             action(event)
 
     def _text(self, event: Event) -> str:
-        return render(event, here=self._adapter.rank(), which=self._among_others)
+        here = None if self.adapter is None else self.adapter.rank()  # it may be removed by now
+        return render(event, here=here, which=self._among_others)
 
     def _told(self, event: Event, note: str = "") -> str:
         """Put an event into words: in full the first time, then in a line with a count."""

@@ -29,6 +29,7 @@ from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.errorlog import ErrorLog
 from anynan._recorder.light import Light
 from anynan._recorder.live import LiveTape
+from anynan._recorder.modules import taking_stand_ins
 from anynan._recorder.names import canonical
 from anynan._recorder.reached import SMALL, mark
 from anynan._recorder.saving import inputs
@@ -446,7 +447,8 @@ class Ends:
         tape.judged = False
         start = session.start_of(began.fn)
         again = start.again(session.tracker.judge.say, tape)
-        with again, began.lent() as (args, kwargs):
+        taking = taking_stand_ins([x for _, x in began.arrays])
+        with again, began.lent() as (args, kwargs), taking:
             into = collecting.get()
             if into is not None:
                 inputs(into, args, kwargs, began.random)

@@ -129,14 +129,20 @@ class Start:
         return x.copy()
 
 
-def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Any:
-    """Give a context after which all that a function's code reaches is as it was before.
+@contextmanager
+def untouched(fn: Callable[..., Any], say: Callable[[str], object]) -> Iterator[None]:
+    """Have all that a function's code reaches afterwards as it was before.
 
     Args:
         fn: The function.
         say: Is told of what could not be put back.
+
+    Raises:
+        ReplayError: If the code takes from an iterator or a queue: there is nothing to give it.
     """
-    return Reached(fn).look().begin((), {}).again(say, None)
+    reached = Reached(fn).look()
+    with reached.lending((), {}), reached.begin((), {}).again(say, None):
+        yield
 
 
 def mark(x: Any) -> bytes:

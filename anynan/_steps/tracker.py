@@ -240,8 +240,14 @@ class Tracker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        self.remove(raising=kind is None)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None:
+            self.remove(raising=True)
+            return
+        with self.judge.carried_by(error, None, raising=False):  # it stays the program's own
+            self.remove()
 
     def remove(self, *, raising: bool = False) -> None:
         """Take every hook away; unread rows are read first, and warned about if bad.

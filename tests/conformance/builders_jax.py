@@ -23,20 +23,8 @@ if jax.__version_info__ < (0, 8):
         "a function of JAX's that was traced before keeps the line that called it then"
     )
 
-# Where a fix is tried, and the recipes whose operation is several in a plain function of JAX's, or
-# a custom_jvp: there is no one place for a repair.
+# Where a fix is tried.
 TRIES = {Backend.JAX} if hasattr(jax, "make_user_context") else set[Backend]()
-UNTRIED = frozenset(
-    {
-        "softmax_fully_masked",
-        "forced_choice",
-        "logit_of_one",
-        "entropy_without_forward_nan",
-        "acosh_below_one",
-        "placed",
-        "zero_times_inf",
-    }
-)
 
 
 class Ops:

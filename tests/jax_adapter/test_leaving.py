@@ -110,3 +110,60 @@ def test_what_is_donated_is_kept_until_the_fault_comes_back():
     x = jnp.ones(3)
     tracker(x, 1.0)
     assert x.is_deleted()
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+def test_what_ends_a_step_that_gave_its_state_away_says_what_is_known(action):
+    @partial(jax.jit, donate_argnums=0)
+    def step(w, x):
+        return w - result(jnp.log(w * x))
+
+    tracker = anynan.jax.track(step, action=action)
+    error = raised(lambda: jax.block_until_ready(tracker(jnp.ones(2), jnp.array([1.0, jnp.nan]))))
+    assert tracker.events == ()
+    (note,) = [note for note in error.__notes__ if "anynan" in note]
+    assert "w was donated to the step" in note
+    assert note.endswith("bad values are in x")
+
+
+def logarithm(x):
+    y = jnp.log(x) * 2
+    assert jnp.isfinite(y).all()
+    return y.sum()
+
+
+@pytest.mark.parametrize("action", ["raise", "record"])
+def test_an_assert_of_eager_code_takes_the_report_along(action):
+    before = jnp.log
+    tracker = anynan.track(logarithm, action=action)
+    error = raised(lambda: tracker(jnp.array([1.0, -1.0])))
+    (event,) = tracker.events
+    assert (event.operation.name, event.cause.tag) == ("log", "log_of_negative")
+    assert event.operation.source.text == "y = jnp.log(x) * 2"
+    assert isinstance(error.__cause__ if action == "raise" else error, AssertionError)
+    assert isinstance(error, anynan.NonFiniteError) == (action == "raise")
+    assert jnp.log is before
+
+
+def test_functions_of_all_public_modules_are_recorded_in_a_second_run():
+    @anynan.track(action="record")
+    def several(x):
+        return jax.nn.relu(jax.lax.rsqrt(jnp.stack([x, x])) * jnp.zeros(2)).sum()
+
+    several(jnp.array([1.0, 0.0]))
+    (event,) = several.events
+    assert (event.operation.name, event.kind) == ("rsqrt", "posinf")
+
+
+def test_what_waits_to_be_read_goes_along_with_an_exception_that_leaves_the_block():
+    def block():
+        with anynan.jax.track(logs, lag=1) as tracker:
+            assert jnp.isfinite(tracker(jnp.array([1.0, -1.0])))
+
+    error = raised(block)
+    assert type(error) is AssertionError
+    assert any("log(-1.0)" in note for note in error.__notes__)
+
+
+def logs(x):
+    return jnp.log(x).sum()

@@ -131,3 +131,51 @@ def test_pmap():
     fn = jax.pmap(lambda x: jnp.log(x))
     event = caught(lambda x: fn(x).sum(), jnp.array(BAD).reshape(8, 2))
     assert event.operation.name == "log"
+
+
+def update(w, x):
+    """Update by hand, on each device with its own part of the batch."""
+    loss, slope = jax.value_and_grad(lambda w: jnp.log(w * x).sum())(w)
+    return w - 0.1 * jax.lax.pmean(slope, "i"), jax.lax.pmean(loss, "i")
+
+
+WAYS = {
+    "shard_map": lambda: (
+        jax.shard_map(update, mesh=MESH, in_specs=(P(), P("i")), out_specs=(P(), P())), (), (16,)
+    ),
+    "pmap": lambda: (jax.pmap(update, axis_name="i"), (8,), (8, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_an_update_by_hand_that_one_replica_spoilt_is_dropped_on_all(way, level):
+    fn, weights, batch = WAYS[way]()
+    tracked = anynan.jax.track(fn, action="skip", level=level)
+    with pytest.warns(anynan.AnynanWarning, match="the update of this step is dropped"):
+        w, loss = tracked(jnp.ones(weights), jnp.array(BAD).reshape(batch))
+    assert (w == 1).all()
+    assert jnp.isnan(loss).all()
+    (event,) = tracked.events
+    assert (event.operation.name, event.shard) == ("log", 2)
+    good = jnp.array(X).reshape(batch)
+    assert same(tracked(jnp.ones(weights), good), fn(jnp.ones(weights), good))
+
+
+def test_replicas_that_each_have_their_weights_keep_the_old_ones_together():
+    def alone(w, x):
+        loss, slope = jax.value_and_grad(lambda w: jnp.log(w * x).sum())(w)
+        return w - 0.1 * slope, loss
+
+    step = anynan.jax.track(jax.pmap(alone), action="record", patience=1)
+    with pytest.warns(anynan.AnynanWarning, match="skipped 1 of 1 bad steps"):
+        w, loss = step(jnp.ones(8), jnp.array(BAD).reshape(8, 2))
+    assert w.tolist() == [1] * 8
+    assert jnp.isnan(loss).tolist() == [i == 2 for i in range(8)]
+
+
+@pytest.mark.parametrize("around", [jax.jit, functools.partial(jax.pmap, axis_name="i")])
+def test_dropping_updates_inside_the_callers_own_program_is_refused(around):
+    step = anynan.jax.track(lambda w, x: (w - jnp.log(w * x).sum(), x.sum()), action="skip")
+    with pytest.raises(ValueError, match="drops no update inside the caller's own jit"):
+        around(step)(jnp.ones(8), jnp.array(BAD[:8]))

@@ -1,16 +1,20 @@
 """A fix is tried before it is told: what the report claims of it is what really comes of it."""
 
 import math
+import queue
+import random
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.nn import softmax
 
 import anynan
 from anynan.jax.program.program import Program
@@ -125,6 +129,49 @@ def test_another_line_that_runs_the_same_function_of_jax_is_not_repaired() -> No
     assert lines[1] == lines[0] + 1
 
 
+def of_softmax(w: Any) -> Any:
+    scores = jnp.where(w < 9, -jnp.inf, w)
+    return (softmax(scores) * w).sum()
+
+
+def of_mapped(w: Any) -> Any:
+    return jax.vmap(lambda w: softmax(jnp.where(w < 9, -jnp.inf, w)))(w[None]).sum()
+
+
+def of_scanned(w: Any) -> Any:
+    def body(carry: Any, x: Any) -> Any:
+        return carry + softmax(jnp.where(w * x < 9, -jnp.inf, w)).sum(), None
+
+    return jax.lax.scan(body, 0.0, w)[0]
+
+
+def of_compiled(w: Any) -> Any:
+    return jax.jit(lambda w: softmax(jnp.where(w < 9, -jnp.inf, w)))(w).sum()
+
+
+@pytest.mark.parametrize("loss", [of_softmax, of_mapped, of_scanned, of_compiled])
+@pytest.mark.parametrize("ruled", [False, True])
+def test_a_function_of_several_operations_is_repaired_as_one(loss: Any, ruled: bool) -> None:
+    with jax.softmax_custom_jvp(ruled) if hasattr(jax, "softmax_custom_jvp") else nullcontext():
+        event = failing(step_of(loss), W)
+    assert event.operation is not None
+    assert event.operation.name == "softmax"
+    assert event.tried is not None
+    assert (event.tried.repair[:10], event.tried.outcome) == ("where(seen", "finite")
+    assert event.tried.loss == 0
+    assert jnp.isnan(softmax(jnp.full(2, -jnp.inf))).all()  # it is itself again
+
+
+def test_a_function_with_a_rule_of_its_own_is_repaired_in_its_gradient() -> None:
+    event = failing(step_of(lambda w: jax.scipy.special.xlogy(w, w).sum()), W)
+    assert event.operation is not None
+    assert (event.operation.name, event.phase) == ("xlogy", "backward")
+    assert event.tried is not None
+    assert event.tried.outcome == "finite"
+    slope = jax.grad(lambda w: jax.scipy.special.xlogy(w, jnp.maximum(w, 1e-8)).sum())(W)
+    assert event.tried.gradient_norm == pytest.approx(float(jnp.linalg.norm(slope)), rel=1e-5)
+
+
 @jax.jit
 def shared(w: Any) -> Any:
     return jnp.log(w)
@@ -194,6 +241,38 @@ def test_a_carried_state_that_begins_at_inf_is_no_fault_of_the_repaired_step() -
     event = failing(step, W, jnp.asarray(jnp.inf))
     assert event.tried is not None
     assert event.tried.outcome == "finite"
+
+
+def test_what_a_trace_for_a_trial_took_and_wrote_is_as_the_first_trace_left_it() -> None:
+    taken, counts, buffer = [], {"traces": 0}, np.zeros(3)
+    items, numbers, drawn = iter([1.0, 2.0, 3.0]), (float(i) for i in range(1, 4)), []
+    dice, python = np.random.default_rng(0), random.Random(0)
+
+    def loss(w: Any) -> Any:
+        counts["traces"] += 1
+        buffer[0] += 1
+        taken.append((next(items), next(numbers)))
+        drawn.append((dice.random(), python.random()))
+        return jnp.log(w).sum()
+
+    event = failing(step_of(loss), W)
+    assert event.operation is not None
+    assert (taken, counts, buffer.tolist()) == ([(1.0, 1.0)], {"traces": 1}, [1, 0, 0])
+    assert (next(items), next(numbers)) == (2.0, 2.0)
+    again = np.random.default_rng(0), random.Random(0)
+    assert drawn == [(again[0].random(), again[1].random())]
+    assert (dice.random(), python.random()) == (again[0].random(), again[1].random())
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_queue_that_a_trace_takes_from_keeps_its_items(left: int) -> None:
+    waiting: queue.Queue[float] = queue.Queue()
+    for i in range(1 + left):
+        waiting.put(float(i))
+
+    event = failing(step_of(lambda w: jnp.log(w).sum() + waiting.get(timeout=5)), W)
+    assert event.operation is not None
+    assert waiting.qsize() == left
 
 
 def test_what_was_compiled_is_kept_where_the_program_goes_on_after_a_report() -> None:

@@ -74,7 +74,8 @@ class Program:
             msg = (
                 f"{name} cannot be traced, so it cannot be tracked: what it does depends on the "
                 "numbers in an array; write jnp.where or lax.cond, mark the argument as static in "
-                "a jax.jit of your own, or track the part that jax.jit can compile"
+                "a jax.jit of your own, or track the part that jax.jit can compile; "
+                "anynan.track watches code that runs as it is"
             )
             raise TypeError(msg) from error
         finally:
@@ -89,6 +90,8 @@ class Program:
             raise UnwatchableError(f"{type(error).__name__} {error}".rstrip()) from error
         # What is spread over devices is not put side by side: that would move it.
         self.alone = all(not isinstance(x, jax.Array) or _alone(x) for x in flat.arrays)
+        # The one device it runs on, None for several.
+        self.device = _device(flat.arrays) if self.alone else None
         self._operations: Operations | None = None
         self.replays: dict[Any, Any] = {}
         # What binds its callbacks in a second run, None where they are run as they are.
@@ -442,6 +445,13 @@ def _numbered(spots: list[Spot]) -> list[Spot]:
         else:
             found.append(spot)
     return found
+
+
+def _device(arrays: list[Any]) -> Any:
+    """Give the device of arrays that are each on one, None for several."""
+    held = (x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer))
+    found = {device for x in held for device in x.devices()} or {jax.local_devices()[0]}
+    return found.pop() if len(found) == 1 else None
 
 
 def _alone(x: Any) -> bool:

@@ -120,7 +120,7 @@ class Watch:
         self.width = 3 + len(settings.extra) if settings.ends else 1
         avals = [program.graph.values[index].aval for index in self.values]
         self.single = np.array([probes.single(aval) for aval in avals], bool)
-        self.factors = probes.scales(2 * len(self.values))
+        self.factors = self._factors(avals)
         # Where each reading is in what the program gives, and whether it is a word already.
         self.place = np.zeros(len(self.values), int)
         self.word = np.zeros(len(self.values), bool)
@@ -131,6 +131,19 @@ class Watch:
         self.restored = program.restorable if settings.restores(self.donated) else {}
         self.states = self._states()
         self.run = jax.jit(self._run, donate_argnums=tuple(i + 2 for i in self.donated))
+
+    def _factors(self, avals: list[Any]) -> Any:
+        """Give what totals are scaled by: of each reading, then of those read side by side."""
+        factors, device = probes.scales(2 * len(self.values)), self.program.device
+        if device is None:  # over several devices each number would be sent on its own
+            return factors
+        read = [None if one else x.dtype for x, one in zip(avals, self.single, strict=True)]
+        kinds = dict.fromkeys(
+            (len(group) * avals[self.at[i]].size, avals[self.at[i]].dtype)
+            for i, group in self.groups.items()
+            if i not in self.exact and avals[self.at[i]].size <= SMALL
+        )
+        return probes.handed(factors, [*read, *(dtype for _, dtype in kinds)], device)
 
     def _groups(self) -> dict[int, list[int]]:
         """Put a new weight and its optimizer state together, to be read in one pass."""

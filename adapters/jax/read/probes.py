@@ -82,6 +82,28 @@ def scales(count: int) -> Any:
     return np.tile(np.array([0.0, 2.0**-48, 2.0**-944]).astype(wide())[:, None], count)
 
 
+def handed(factors: Any, dtypes: list[Any], device: Any) -> list[Any]:
+    """Give factors one by one, on a device: what is taken out of an array there costs a kernel.
+
+    Args:
+        factors: What ``scales`` made.
+        dtypes: What each is for, None for none.
+        device: Where.
+    """
+    with jax.default_device(device):
+        return [
+            None if dtype is None else tuple(jnp.asarray(x) for x in _pair(factors, i, dtype))
+            for i, dtype in enumerate(dtypes)
+        ]
+
+
+def _pair(factors: Any, number: int, dtype: Any) -> Any:
+    """Give a reading's zero and its factor."""
+    if isinstance(factors, list):
+        return factors[number]
+    return factors[0, number], factors[1 + int(int(_finfo(dtype).maxexp) > 128), number]
+
+
 def total(arrays: list[Any], factors: Any, number: int) -> Any:
     """Add up arrays of one shape, scaled so that what is finite stays finite.
 
@@ -91,7 +113,7 @@ def total(arrays: list[Any], factors: Any, number: int) -> Any:
 
     Args:
         arrays: What to read together. One number alone is given as it is.
-        factors: What ``scales`` made.
+        factors: What ``scales`` or ``handed`` made.
         number: Which of them is this reading's.
     """
     if len(arrays) == 1 and single(arrays[0]):
@@ -107,7 +129,7 @@ def totals(rows: Any, factors: Any, number: int) -> Any:
 
 def _term(x: Any, factors: Any, number: int) -> Any:
     """Scale an array so that a sum of as many values as there can be stays finite."""
-    zero, factor = factors[0, number], factors[1 + int(int(_finfo(x.dtype).maxexp) > 128), number]
+    zero, factor = _pair(factors, number, x.dtype)
     found = [part.astype(jnp.promote_types(part.dtype, jnp.float32)) for part in parts(x)]
     scaled = [(part + zero.astype(part.dtype)) * factor.astype(part.dtype) for part in found]
     return functools.reduce(jnp.add, scaled)

@@ -6,6 +6,7 @@ JAX keeps what it traced under a context of its own.
 """
 
 import functools
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,49 +16,21 @@ from types import FrameType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive, primitives
 
-from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair, RepairError
 from anynan._diagnosis.sources import is_library
 from anynan._reach.patches import Patches
 from anynan.jax.graphs import lines, names
-from anynan.jax.graphs.bodies import JITS, bodies
-from anynan.jax.graphs.stacks import MENDED
+from anynan.jax.graphs.bodies import CUSTOM, JITS
+from anynan.jax.replay.mended import of_call, of_primitive, word_of
+from anynan.jax.replay.wholes import Tally, Whole
 
 # What stands between a user's line and an operation that is bound a second time: in a derivative
 # rule, or as a body that was traced before is run through.
 _AGAIN = frozenset({"bind", "_true_bind", "bind_with_trace", "eval_jaxpr"})
-# What a jitted function of JAX's does to operands beside its one operation.
-_FORMS = ("convert_element_type", "broadcast_in_dim", "reshape", "copy", "copy_p")
 # What the functions of JAX are called that trace another.
 _TRACES = re.compile("_*trace_(to|for)_")
-
-
-class Words:
-    """Give an expression what it is run with."""
-
-    @staticmethod
-    def where(condition: Any, x: Any, y: Any) -> Any:
-        """Choose by a mask; a number takes the other side's dtype."""
-        return jnp.where(condition, x, y)
-
-    @staticmethod
-    def isfinite(x: Any) -> Any:
-        """Tell which elements are neither NaN nor Inf."""
-        return jnp.isfinite(x)
-
-    @staticmethod
-    def reduce(name: str, x: Any, axis: Any, *, keepdims: bool) -> Any:
-        """Give the sum, the largest, or whether any is true."""
-        axes = tuple(axis) if isinstance(axis, list) else axis
-        return getattr(jnp, name)(x, axis=axes, keepdims=keepdims)
-
-    @staticmethod
-    def eye(x: Any) -> Any:
-        """Give the unit matrix."""
-        return jnp.eye(x.shape[-1], dtype=x.dtype)
 
 
 class Mender:
@@ -71,6 +44,8 @@ class Mender:
         self._chosen = list(chosen)
         self._names = {item.operation for item in chosen}
         self._used: set[Repair] = set()
+        self._wholes: dict[FrameType, Whole] = {}
+        self._tally: Tally | None = None
         self._lost = self._busy = False
         self._thread = get_ident()
 
@@ -89,213 +64,160 @@ class Mender:
         apart = context()
         if apart is None:
             raise RepairError(jax.__version__)
+        functions = not self._names.isdisjoint(names.FUNCTIONS.values())
         with apart(object()), Patches() as patches:
             for primitive in _primitives():
-                if primitive.name in JITS or names.primitive(primitive.name) in self._names:
+                if functions or primitive.name in JITS or word_of(primitive, {}) in self._names:
                     patches.put(primitive, "bind", self._in_place(primitive))
+            if functions:
+                patches.change(jax.custom_jvp, "__call__", self._in_place_of_a_call)
             yield
+        self._lost = self._lost or any(item.open for item in self._wholes.values())
+        self._wholes.clear()  # they hold frames
 
     def _in_place(self, primitive: Any) -> Callable[..., Any]:
         real = primitive.bind
 
         def bind(*args: Any, **params: Any) -> Any:
-            if self._busy or get_ident() != self._thread:
+            if get_ident() != self._thread:
                 return real(*args, **params)
-            found = self._wanted(primitive, params)
+            if self._tally is not None:
+                return self._counted(primitive, real, args, params)
+            if self._busy:
+                return real(*args, **params)
+            found, frame = self._wanted(word_of(primitive, params))
             if not found:
                 return real(*args, **params)
-            self._busy = True
-            try:
-                with context()(object()):  # its own function may be in the middle of a trace
-                    new = _Mended(primitive, real, args, params)(found)
-                self._used.update(found)
-            except Exception:  # noqa: BLE001  then nothing is told of this run
-                self._lost = True
-                return real(*args, **params)
-            else:
-                return new
-            finally:
-                self._busy = False
+            if frame is None:
+                make = functools.partial(of_primitive, primitive, real, args, params)
+                return self._mended(found, make, lambda: real(*args, **params))
+            return self._in_a_whole(found, frame, primitive, lambda: real(*args, **params))
 
         return bind
 
-    def _wanted(self, primitive: Any, params: dict[str, Any]) -> list[Repair]:
-        """Choose the repairs of what is bound at this moment."""
-        word = _word(primitive, params)
-        if word not in self._names:
-            return []
+    def _in_place_of_a_call(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def bind(function: Any, *args: Any, **kwargs: Any) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return real(function, *args, **kwargs)
+
+            if self._busy or self._tally is not None or get_ident() != self._thread:
+                return run(*args, **kwargs)
+            name = getattr(function, "__name__", "")
+            found, frame = self._wanted(names.function((name,)))
+            if not found or frame is not None:  # a part of another
+                return run(*args, **kwargs)
+
+            def make() -> Any:
+                given = inspect.signature(function).bind(*args, **kwargs)
+                return of_call(run, given, numbers=True)
+
+            return self._mended(found, make, lambda: run(*args, **kwargs))
+
+        return bind
+
+    def _mended(self, found: list[Repair], make: Callable[[], Any], real: Callable[[], Any]) -> Any:
+        """Run an operation repaired; as it is where that cannot be."""
+        self._busy = True
+        try:
+            with context()(object()):  # its own function may be in the middle of a trace
+                new = make()(found)
+            self._used.update(found)
+        except Exception:  # noqa: BLE001  then nothing is told of this run
+            self._lost = True
+            return real()
+        else:
+            return new
+        finally:
+            self._busy = False
+
+    def _in_a_whole(
+        self, found: list[Repair], frame: FrameType, primitive: Any, real: Callable[[], Any]
+    ) -> Any:
+        """Bind a part of a function of JAX's: its last gives what the function gives, repaired."""
+        whole = self._wholes.get(frame)
+        if whole is None:
+            self._busy = True
+            try:
+                whole = Whole(frame, self._counts)
+            except Exception:  # noqa: BLE001  then nothing is told of this run
+                self._lost = True
+                return real()
+            finally:
+                self._busy = False
+            self._wholes[frame] = whole
+        if whole.passed:
+            return real()
+        whole.position += 1
+        if primitive.name in CUSTOM:  # JAX waits for what its function leaves behind
+            real()
+        if whole.position > len(whole.shapes):
+            self._lost = True
+            return real()
+        if whole.open:
+            self._busy = True
+            try:
+                return whole.blank(primitive)
+            finally:
+                self._busy = False
+        new = self._mended(found, lambda: whole.mended, lambda: None)
+        if new is None:
+            return real()
+        return [new] if primitive.multiple_results else new
+
+    def _counts(self, name: str, run: Callable[..., Any], args: list[Any]) -> Tally:
+        """Run a function of JAX's to see what it binds."""
+        tally = self._tally = Tally(name)
+        try:
+            with context()(object()):
+                jax.eval_shape(functools.partial(tally.of, run), *args)
+        finally:
+            self._tally = None
+        return tally
+
+    def _counted(self, primitive: Any, real: Any, args: Any, params: dict[str, Any]) -> Any:
+        """Bind a part of a function that is run to see what it binds, and not what those bind."""
+        tally, self._tally = self._tally, None
+        try:
+            made = real(*args, **params)
+        finally:
+            self._tally = tally
+        assert tally is not None
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code is not Tally.of.__code__:
+            if _TRACES.match(frame.f_code.co_name):  # a jitted function is traced, and bound then
+                return made
+            frame = frame.f_back
+        tally.add(word_of(primitive, params), made)
+        return made
+
+    def _wanted(self, word: str | None) -> tuple[list[Repair], FrameType | None]:
+        """Choose the repairs of what is bound at this moment.
+
+        Args:
+            word: What it is called.
+
+        Returns:
+            The repairs, and the call of the function of JAX's that they are of, if it is a part
+            of one.
+        """
         frame: FrameType | None = sys._getframe(2)
         way: list[str] = []
-        inside = 0
+        whole, around, inside = None, None, True
         while frame is not None and is_library(frame.f_code.co_filename):
-            way.insert(0, frame.f_code.co_name)
-            inside = inside + 1 if inside == len(way) - 1 and _of_jax(frame) else inside
+            way.append(frame.f_code.co_name)
+            inside = inside and lines.is_jax(frame.f_code.co_filename)
+            name = names.function((way[-1],)) if inside else None
+            whole, around = (whole, around) if name is None else (name, frame)
             frame = frame.f_back
+        if whole in (None, word):
+            whole, around = word, None
         # What a library's own function is traced to serves its calls from other lines, too.
-        if frame is None or not _AGAIN.isdisjoint(way) or any(map(_TRACES.match, way)):
-            return []
-        # A part of another operation is none.
-        if names.function(tuple(way[len(way) - inside :])) not in (None, word):
-            return []
+        if whole not in self._names or frame is None or not _AGAIN.isdisjoint(way):
+            return [], None
+        if any(map(_TRACES.match, way)):
+            return [], None
         source = lines.source_here(sys._getframe(2))
-        return [item for item in self._chosen if source and item.is_of(word, source, None)]
-
-
-def _of_jax(frame: FrameType) -> bool:
-    return lines.is_jax(frame.f_code.co_filename)
-
-
-def _word(primitive: Any, params: dict[str, Any]) -> str | None:
-    """Name an operation as it is bound: of a jitted function of JAX's, the one that it is."""
-    if primitive.name not in JITS:
-        return names.primitive(primitive.name)
-    whole = names.function((str(params.get("name")),))
-    only = None if whole is not None else _only(params)
-    return whole if only is None else names.primitive(only.primitive.name)
-
-
-def _only(params: dict[str, Any]) -> Any:
-    """Give the one equation of a jitted function, beside changes of shape and dtype.
-
-    None where there are several, or where it takes something else than the function does.
-    """
-    jaxpr = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
-    roots = {id(var): var for var in jaxpr.invars}
-    found: list[Any] = []
-    for eqn in jaxpr.eqns:
-        if len(jaxpr.eqns) > 1 and eqn.primitive.name in _FORMS and id(eqn.invars[0]) in roots:
-            roots[id(eqn.outvars[0])] = roots[id(eqn.invars[0])]
-        else:
-            found.append(eqn)
-    taken = [roots.get(id(var)) for eqn in found for var in eqn.invars]
-    if len(found) != 1 or taken != list(jaxpr.invars) or found[0].primitive.name in JITS:
-        return None
-    return found[0]
-
-
-class _Mended:
-    """Stand for one operation as it is bound.
-
-    Args:
-        primitive: What it is.
-        real: Binds it.
-        args: What it is given.
-        params: Its parameters.
-    """
-
-    def __init__(
-        self, primitive: Any, real: Callable[..., Any], args: tuple[Any, ...],
-        params: dict[str, Any],
-    ) -> None:  # fmt: skip
-        self._primitive, self._real = primitive, real
-        self._args, self._given = args, params
-        jitted = primitive.name in JITS
-        only = _only(params) if jitted else None
-        name = (
-            "" if jitted and only is None else (primitive if only is None else only.primitive).name
-        )
-        taken = [x for x in args if name or _is_float(x)]
-        count = len(taken)
-        self._operands = {names.operand(name, i, count): x for i, x in enumerate(taken)}
-        if name == "integer_pow":
-            self._operands["exponent"] = (params if only is None else only.params)["y"]
-        self._params = self._described()
-
-    def _described(self) -> dict[str, Any]:
-        """Give the plain arguments by the names that records have for them."""
-        todo, found = [self._given], dict[str, Any]()
-        shapes = self._shapes()
-        while todo:
-            params = todo.pop(0)
-            for name in ("axes", "axis", "dimension"):
-                if isinstance(params.get(name), int | tuple):
-                    axes = params[name]
-                    found.setdefault("dim", list(axes) if isinstance(axes, tuple) else axes)
-            inner = params.get("jaxpr") or params.get("call_jaxpr")
-            if inner is not None:
-                inner = getattr(inner, "jaxpr", inner)
-                todo += [eqn.params for eqn in inner.eqns if bodies(eqn) or eqn.params]
-        x: Any = next(iter(self._operands.values()), None)
-        found["keepdim"] = bool(shapes) and jnp.ndim(x) == len(shapes[0].shape)
-        counts = [x for x in self._args if not jnp.ndim(x) and not _is_float(x)]
-        if counts:
-            found["correction"] = counts[0]
-        return found
-
-    def _shapes(self) -> list[Any]:
-        shapes = jax.eval_shape(self._bind, *self._args)
-        return list(shapes) if isinstance(shapes, list | tuple) else [shapes]
-
-    def _bind(self, *args: Any) -> Any:
-        return self._real(*args, **self._given)
-
-    def __call__(self, found: Sequence[Repair]) -> Any:
-        """Bind it repaired."""
-        with jax.named_scope(MENDED):
-            step: Callable[..., Any] = self._own
-            for item in reversed(found):
-                if item.expression:
-                    step = functools.partial(self._expression, item, step)
-                else:
-                    step = functools.partial(self._filled, item, step)
-            new = step()
-        shapes = self._shapes()
-        many = list(new) if isinstance(new, list | tuple) else [new]
-        made = [self._like(x, shape) for x, shape in zip(many, shapes, strict=True)]
-        return made if self._primitive.multiple_results else made[0]
-
-    def _own(self, *new: Any) -> Any:
-        """Bind the operation itself, with others in the place of its first operands."""
-        args = list(self._args)
-        if len(new) > len(args) or not all(map(_is_float, args[: len(new)])):
-            raise RepairError(self._primitive.name)
-        for i, x in enumerate(new):
-            args[i] = jnp.asarray(x, args[i].dtype)
-            if args[i].shape != jnp.shape(self._args[i]):
-                raise RepairError(self._primitive.name)
-        out = self._bind(*args)
-        return out[0] if isinstance(out, list | tuple) and len(out) == 1 else out
-
-    def _expression(self, item: Repair, own: Callable[..., Any], *new: Any) -> Any:
-        given = {**self._operands, **dict(zip(self._operands, new, strict=False))}
-        return repairs.run(item, Words(), own, given, self._params)
-
-    def _filled(self, item: Repair, own: Callable[..., Any], *new: Any) -> Any:
-        """Run it with 0 in the place of the bad values that it makes, and of its gradient's."""
-        floats = [x for x in self._args if _is_float(x)]
-        floats[: len(new)] = new
-
-        def made(*given: Any) -> Any:
-            out = own(*given)
-            return out if item.phase == "backward" else jax.tree.map(_fill, out)
-
-        def ahead(*given: Any) -> Any:
-            _, slope = jax.vjp(own, *given)
-            return made(*given), slope
-
-        def back(slope: Any, incoming: Any) -> Any:
-            clean = functools.reduce(
-                jnp.logical_and, [jnp.isfinite(x).all() for x in jax.tree.leaves(incoming)]
-            )  # what came in bad is another fault's
-            return tuple(jnp.where(clean, _fill(x), x) for x in slope(incoming))
-
-        mended: Any = jax.custom_vjp(made)
-        mended.defvjp(ahead, back)
-        return mended(*floats)
-
-    def _like(self, new: Any, shape: Any) -> Any:
-        """Give a repaired result the form of the operation's own."""
-        if jnp.shape(new) != shape.shape:
-            raise RepairError(self._primitive.name)
-        return jnp.asarray(new).astype(shape.dtype)
-
-
-def _fill(x: Any) -> Any:
-    return repairs.neutral(Words(), x) if _is_float(x) else x
-
-
-def _is_float(x: Any) -> bool:
-    return bool(jnp.issubdtype(jax.dtypes.result_type(x), jnp.inexact))
+        return [item for item in self._chosen if source and item.is_of(whole, source, None)], around
 
 
 @functools.cache

@@ -55,7 +55,7 @@ class Step:
         found = [alive(x) for x in self.arrays]
         back = {source: i for i, source in self.watch.restored.items()}
         for i, array in enumerate(found):
-            if array is None and i in back:
+            if array is None and i in back and self.outs:
                 found[i] = alive(self.outs[back[i]])
             if found[i] is None:
                 msg = (

@@ -46,6 +46,10 @@ NO_WEIGHTS = (
     "updates= has nothing to look at: this function returns no argument's new value; track a "
     "training step that takes and returns its weights"
 )
+NO_SKIP = (
+    "{} drops no update inside the caller's own jit, grad, vmap or pmap: track the outermost "
+    "function, which takes and returns the weights"
+)
 
 
 class Session(BaseAdapter):
@@ -144,6 +148,7 @@ class Session(BaseAdapter):
             watches = self.watches(made, inner, flat, objects)
             program = watches.program
             if traced(flat.arrays) or traced(program.closed.consts):
+                self._refuse_inside()
                 taps = Taps(program, self.verdicts.bad_words, self.told)
                 return taps.run(flat.arrays, backward=self.options.backward)
             risen = self.tracker.judge.level != self.options.level
@@ -248,6 +253,13 @@ class Session(BaseAdapter):
             raise ValueError(msg)
 
     # Inside the caller's own program.
+
+    def _refuse_inside(self) -> None:
+        """Refuse to drop updates of which the caller's program, or another replica, has others."""
+        if self.options.action == "skip":
+            raise ValueError(NO_SKIP.format("action='skip'"))
+        if self.options.patience:
+            self.tracker.judge.say(NO_SKIP.format(f"patience={self.options.patience}"))
 
     def told(self, spots: list[Spot], avals: list[Any], words: Any) -> None:
         """Judge readings that the caller's program sent because one of them is bad."""

@@ -109,17 +109,34 @@ class Settlement:
         """
         judge = self._tracker.judge
         self._local.step = step
+        step.outs = []  # JAX hands the exception on to whoever asks for one
         try:
             with judge.carried_by(error, step.rows):
                 try:
                     if isinstance(error, FloatingPointError) and table is not None:
                         self._unchecked(step, table)
                     else:
-                        judge.raised(step.rows, error, lambda: up_to(step, error))
+                        judge.raised(step.rows, error, lambda: self._up_to(step, error))
                 finally:
                     judge.settle(step.rows)
         finally:
             self._local.step = None
+
+    def _up_to(self, step: Step, error: BaseException) -> Replay | None:
+        """Run a step again up to an exception; on it is noted where that cannot be."""
+        try:
+            return up_to(step, error)
+        except ReplayError as why:
+            note = f"anynan could not look whether a bad value led to this: {why}"
+            names = [
+                leaf.name
+                for leaf, array in zip(step.program.leaves, step.arrays, strict=True)
+                if _is_bad(array)
+            ]
+            if names:
+                note += f"; of what the step was given, bad values are in {', '.join(names)}"
+            error.add_note(note)
+            return None
 
     def _unchecked(self, step: Step, table: Any) -> None:
         """Read a step that ``jax_debug_nans`` or ``jax_debug_infs`` ended."""
