@@ -18,6 +18,9 @@ _DEVICES = "--xla_force_host_platform_device_count=8"
 if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 
+# Most of what a test of JAX takes is XLA's work on the program; ``fully_optimized`` has it done.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
 # PyTorch has to be imported before TensorFlow where one process holds both.
 if find_spec("tensorflow") is not None and find_spec("torch") is not None:
     import torch  # noqa: F401

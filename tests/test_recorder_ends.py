@@ -113,6 +113,21 @@ def test_where_the_second_run_is_another_the_error_log_names_the_line() -> None:
     assert any("error log of the first run" in note for note in event.notes)
 
 
+def test_what_is_made_of_an_array_that_was_handed_out_is_found_in_the_error_log() -> None:
+    def ranked(x: Any) -> Any:
+        plain = np.asarray(x)  # from here on nothing is recorded
+        zero = plain[0] - plain[0]
+        return zero / zero
+
+    event = failing(ranked, np.ones(3))
+    operation = event.operation
+    assert operation is not None
+    assert operation.source is not None
+    assert (event.layer, operation.name) == ("", "divide")
+    assert operation.source.line == line_of(ranked, "zero / zero")
+    assert any("did not see which operation made it" in note for note in event.notes)
+
+
 def test_several_lines_in_the_error_log_name_none() -> None:
     calls = io.BytesIO()
 

@@ -414,6 +414,8 @@ class Ends:
         if parted is not None or not seen.sinks:
             why = parted or "the second run was clean"
             return self._logged(began, reading, f"a second run showed something else ({why})")
+        if began.log.lines and not any(sink.parents for sink in seen.sinks):
+            return self._unseen(began, reading, seen)
         return seen
 
     def attempt(self, repairs: Sequence[Repair]) -> Attempt | None:
@@ -481,6 +483,17 @@ class Ends:
         made = any(sink.label == label and sink.parents for sink in seen.sinks)
         return seen if made else None
 
+    def _unseen(self, began: Began, reading: Reading, seen: Replay) -> Replay:
+        """Ask the error log where a second run came to the same without seeing what made it."""
+        why = "a second run came to the same, and did not see which operation made it"
+        try:
+            told = self._logged(began, reading, why)
+        except ReplayError as error:
+            seen.notes.append(str(error))
+            return seen
+        told.notes += seen.notes
+        return told
+
     def _logged(self, began: Began, reading: Reading, why: str) -> Replay:
         """Tell what NumPy's own error log says of the first run."""
         lines = began.log.lines
@@ -490,8 +503,9 @@ class Ends:
         if len(lines) > 1:
             raise ReplayError(note)
         (error,) = lines
+        name = error.name.removeprefix("scalar ")
         record = OpRecord(
-            0, canonical(error.name), f"numpy.{error.name}", None, "forward", None,
+            0, canonical(name), f"numpy.{name}", "", "forward", None,
             source=error.source, said=error.what,
         )  # fmt: skip
         sink = Sink(reading.phase, reading.layer, reading.site.tensor, (0,), reading.kind or "nan")

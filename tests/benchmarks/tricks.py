@@ -2,26 +2,22 @@
 
 Run it as ``python -m tests.benchmarks.tricks``, with nothing else at work on the machine. A trick
 is code that a reader would not write first: it stays while a step costs at least 2 % more without
-it. Both ways run the same step, each with a tracker and a model of its own; they take turns in one
-process, in an order that is drawn anew each round, and medians are compared. All of it is done
-several times over: a trick goes if even the highest of its ratios is below what it has to gain.
+it, or for another reason that ``docs/decisions.md`` gives. Both ways run the same step, each with a
+tracker and a model of its own; they take turns in one process, in an order that is drawn anew each
+round, and medians are compared. All of it is done several times over: a trick goes if the middle
+one of its ratios is below what it has to gain.
 """
 
-import random
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import anynan
 from anynan._recorder import live
-from anynan.torch.call import randomstate
-from anynan.torch.read import probes
 from anynan.torch.step import hooks
-from anynan.torch.update import gradients
 from tests.benchmarks.gpt import LARGE, SMALL, Size, training
 from tests.benchmarks.timing import machine, options, ratios
 
@@ -42,27 +38,6 @@ def gpt(size: Size) -> Callable[[], Run]:
     return make
 
 
-def wide(elements: int) -> Callable[[], Run]:
-    """Train layers whose outputs have this many elements."""
-
-    def make() -> Run:
-        torch.manual_seed(0)
-        width = 256
-        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        x = torch.randn(elements // width, width)
-        anynan.torch.track(model)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        return step
-
-    return make
-
-
 def arrays(elements: int) -> Callable[[], Run]:
     """Run ufuncs one after the other on an array."""
 
@@ -74,48 +49,25 @@ def arrays(elements: int) -> Callable[[], Run]:
                 x = np.sqrt(np.exp(x) * 0.5 + 1.0)
             return x
 
-        tracker = anynan.track(program)
+        tracker = anynan.track(program, level="operation")
         return lambda: tracker(x)
 
     return make
 
 
-def registered(x: torch.Tensor, hook: Any) -> None:
-    """Hook a gradient by the public way."""
-    x.register_hook(hook)
+def registered(x: torch.Tensor, hook: Any) -> Any:
+    """Hook a gradient behind a tensor's other hooks by the public way."""
+    if x.grad_fn is None:
+        return x.register_hook(hook)
+    number = x.output_nr
+    return x.grad_fn.register_prehook(lambda gradients: hook(gradients[number]))
 
 
 # Trick, what is run, and what makes the plain way of it: where, which name, what stands there.
 TRICKS: tuple[tuple[str, str, Callable[[], Run], tuple[tuple[Any, str, Any], ...]], ...] = (
     *(
-        (trick, size.name, gpt(size), changes)
+        ("the hook behind all others", size.name, gpt(size), ((hooks, "hook_last", registered),))
         for size in (SMALL, LARGE)
-        for trick, changes in (
-            (
-                "random states as raw bytes",
-                (
-                    (randomstate, "_python_now", random.getstate),
-                    (randomstate._numpy, "state", np.random.get_state),
-                ),
-            ),
-            (
-                "small gradients side by side",
-                ((gradients, "_sizes", lambda *_: None),),
-            ),
-            (
-                "the hook behind all others",
-                ((hooks, "hook_last", registered),),
-            ),
-        )
-    ),
-    *(
-        (
-            "two reductions in the cache",
-            f"outputs of {elements:,}",
-            wide(elements),
-            ((probes, "_CACHED", range(0)),),
-        )
-        for elements in (1 << 18, 1 << 20)
     ),
     *(
         (

@@ -11,3 +11,12 @@ def _narrow():
     jax.config.update("jax_enable_x64", False)
     yield
     jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture
+def fully_optimized():
+    """Compile as a program of a user's is compiled, which takes longer."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -11,6 +11,8 @@ from jax import lax
 import anynan
 from tests.jax_adapter.models import same
 
+pytestmark = pytest.mark.usefixtures("fully_optimized")
+
 X = jnp.array([[0.5, 1.0, -2.0], [3.0, 0.0, 1.0]])
 
 

@@ -44,6 +44,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.usefixtures("fully_optimized")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_values_are_right_and_nothing_is_called_back(name):
     wrap = TRANSFORMS[name]

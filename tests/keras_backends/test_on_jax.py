@@ -7,7 +7,8 @@ from tests.keras_backends.processes import run
 pytestmark = pytest.mark.multiprocess
 
 
-def test_on_jax():
+@pytest.mark.parametrize("checks", ["checks.py", "jax_checks.py", "compare_checks.py"])
+def test_on_jax(checks):
     pytest.importorskip("jax")
     pytest.importorskip("keras")
-    run("jax", "checks.py", "jax_checks.py", "compare_checks.py")
+    run("jax", checks)

@@ -7,7 +7,8 @@ from tests.keras_backends.processes import run
 pytestmark = pytest.mark.multiprocess
 
 
-def test_on_torch():
+@pytest.mark.parametrize("checks", ["checks.py", "torch_checks.py", "compare_checks.py"])
+def test_on_torch(checks):
     pytest.importorskip("torch")
     pytest.importorskip("keras")
-    run("torch", "checks.py", "torch_checks.py", "compare_checks.py")
+    run("torch", checks)

@@ -30,13 +30,9 @@ DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
 DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
 _CHUNK = 1 << 18
 _Tensor = torch.Tensor
-_aminmax, _amin, _amax = torch.aminmax, torch.amin, torch.amax
+_aminmax = torch.aminmax
 _grad_enabled = torch.is_grad_enabled
 _strided = torch.strided
-# Elements between which two reductions that are bound by memory, out of a CPU's cache, are faster
-# than aminmax, which is bound by its arithmetic.
-_CACHED = range(1 << 17, 1 << 21)
-_TWICE = frozenset({torch.float32, torch.float64})
 
 
 def plain(x: Any) -> torch.Tensor | None:
@@ -157,11 +153,7 @@ def ends_into(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
     if hidden:
         set_grad_enabled(False)
     try:
-        if size in _CACHED and x.is_cpu and x.dtype in _TWICE:
-            _amin(x, (), out=pair[0])
-            _amax(x, (), out=pair[1])
-        else:
-            _aminmax(x, out=pair)
+        _aminmax(x, out=pair)
     finally:
         if hidden:
             set_grad_enabled(True)

@@ -42,7 +42,7 @@ class Catcher:
             into.add("call", name, x, host)
         for name, state in root.random.tensors().items():
             into.add("random", name, state, host)
-        take_generators(into, root.random.numpy, root.random.python_state())
+        take_generators(into, root.random.numpy, root.random.python)
 
         def take(module: Any, args: Any, kwargs: Any) -> None:
             for name, x in [*tensors(list(args), "args"), *tensors(dict(kwargs), "kwargs")]:

@@ -17,7 +17,6 @@ from anynan.torch.read.slots import DeferredSlots
 from anynan.torch.step.steps import Steps
 from anynan.torch.weights.optimizers import Held, exact_site, norm_dtype
 
-_norm = torch.linalg.vector_norm
 _CHUNK = 1 << 16
 
 
@@ -91,19 +90,12 @@ class Gradients:
                 by_ends = slots.deferred and (later or strict)
                 # What cannot be read again is kept from overflowing.
                 dtype = _widest(gradients[0]) if by_ends else held.dtype
-                sizes = norms = None
-                if held.alike and not slots.deferred and sites is held.sites and scale is None:
-                    sizes = _sizes(gradients, held.alike)
-                if sizes is None:
-                    norms, gradients, sites = _norms(gradients, sites, dtype, scale)
-                if sizes is None and (by_ends or norms is None):
+                norms, gradients, sites = _norms(gradients, sites, dtype, scale)
+                if by_ends or norms is None:
                     self._write_ends(state, rows, sites, gradients, norms)
                 else:
                     written = Written(gradients, sites, held.limit, scale)
-                    if norms is not None:
-                        _write_norms(slots, rows, sites, norms)
-                    elif sizes is not None:
-                        _append(rows, sites, sizes)
+                    _write_norms(slots, rows, sites, norms)
         if not slots.deferred:
             if written is not None:
                 for order, grad in self._confirm(rows, written):
@@ -185,24 +177,6 @@ class Gradients:
         slots.later(_stacked(norms, torch.float64 if double else torch.float32), place)
 
 
-def _sizes(gradients: list[Any], alike: list[list[int]]) -> list[float] | None:
-    """Return L2 norms on the host, those of small gradients of one shape by one call."""
-    found = [0.0] * len(gradients)
-    with torch.no_grad():
-        try:
-            rest = alike[0]
-            norms = foreach_norm([gradients[i] for i in rest], 2) if rest else ()
-            for i, norm in zip(rest, norms, strict=True):
-                found[i] = norm.item()
-            for which in alike[1:]:
-                beside = torch.stack([gradients[i] for i in which])
-                for i, size in zip(which, _norm(beside, 2, 1).tolist(), strict=True):
-                    found[i] = size
-        except RuntimeError:  # a sparse gradient
-            return None
-    return found
-
-
 def _widest(x: torch.Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
@@ -236,7 +210,7 @@ def _write_norms(slots: Any, rows: Rows, sites: list[Site], norms: list[torch.Te
     if slots.deferred:
         slots.later(_stacked(norms, norms[0].dtype), functools.partial(_append, rows, sites))
     else:
-        _append(rows, sites, [norm.item() for norm in norms])
+        _append(rows, sites, torch.stack(norms).tolist())
 
 
 def _append(rows: Rows, sites: list[Site], sizes: list[float]) -> None:

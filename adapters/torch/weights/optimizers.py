@@ -15,8 +15,6 @@ from anynan.torch.call.models import Models
 from anynan.torch.read.probes import DTYPE_MAX
 
 _HALF = (torch.float16, torch.bfloat16)
-# Elements of a gradient, and gradients of one shape, from which a copy side by side pays off.
-_SMALL, _FEWEST = 1 << 10, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,6 @@ class Held:
         sites: Their gradient slots.
         limit: The tightest of the slots' limits.
         dtype: What their norms are computed in, None for their own dtype.
-        alike: Positions of small weights on a CPU that have one shape, those of the rest first;
-            empty where that does not matter.
     """
 
     size: int
@@ -38,14 +34,12 @@ class Held:
     sites: list[Site]
     limit: float
     dtype: torch.dtype | None
-    alike: list[list[int]]
 
     @classmethod
     def of(cls, size: int, parameters: list[torch.Tensor], sites: list[Site]) -> "Held":
         """Note what is the same for every update."""
         limit = min((site.limit for site in sites), default=math.inf)
-        dtype = norm_dtype(parameters)
-        return cls(size, parameters, sites, limit, dtype, _alike(parameters) if not dtype else [])
+        return cls(size, parameters, sites, limit, norm_dtype(parameters))
 
 
 class Optimizers:
@@ -135,19 +129,6 @@ def norm_dtype(parameters: Iterable[torch.Tensor]) -> torch.dtype | None:
     if len(found) == 1 and not found.intersection(_HALF):
         return None
     return torch.float64 if torch.float64 in found else torch.float32
-
-
-def _alike(parameters: list[torch.Tensor]) -> list[list[int]]:
-    if not all(type(p) is torch.nn.Parameter and p.is_cpu for p in parameters):
-        return []
-    by_shape: dict[Any, list[int]] = {}
-    for i, p in enumerate(parameters):
-        small = p.dim() == 1 and p.numel() <= _SMALL
-        by_shape.setdefault(p.shape if small else None, []).append(i)
-    rest = by_shape.pop(None, [])
-    for shape in [shape for shape, which in by_shape.items() if len(which) < _FEWEST]:
-        rest += by_shape.pop(shape)
-    return [rest, *by_shape.values()]
 
 
 def gradient_site(monitor: Monitor, name: str, p: torch.Tensor) -> Site:
