@@ -232,7 +232,7 @@ def test_a_handler_from_outside_is_called_where_the_function_asks_for_it() -> No
 
 def test_what_the_function_tells_numpy_to_do_about_errors_stays() -> None:
     def settle(x: Any, mode: str) -> Any:
-        np.seterr(over=mode)  # type: ignore[call-overload]
+        np.seterr(over=mode)  # type: ignore[arg-type]
         return x + 1
 
     tracked, before = anynan.track(settle), np.geterr()

@@ -68,7 +68,7 @@ def place(x: Any, index: tuple[int, ...] | None) -> tuple[int, ...] | None:
         with contextlib.suppress(Exception):  # where it is no list of coordinates
             return None if index is None else _coordinates(x, kind, index)
         return None
-    if kind == "arrow" and getattr(x.type, "num_fields", 0):
+    if kind == "arrow" and x.type.num_fields:
         return None  # it is an index into what the column's lists or structs hold
     if index is None or kind != "sparse":
         return index
@@ -161,9 +161,9 @@ def _coordinates(x: Any, kind: Kind, index: tuple[int, ...]) -> tuple[int, ...] 
 
 def _arrow(x: Any) -> Any:
     """Read a column of Arrow's; nulls are masked, of lists and structs what they hold is read."""
-    if getattr(x.type, "num_fields", 0):
+    if x.type.num_fields:
         parts = [part for part in map(_arrow, _inner(x)) if part.dtype.kind in "fc"]
-        return np.ma.concatenate(parts) if parts else np.empty(0, "U1")
+        return np.ma.concatenate(parts) if parts else np.empty(0, "U1")  # type: ignore[no-untyped-call]
     found = x.to_numpy(zero_copy_only=False)
     if found.dtype.kind not in "fc":
         return np.empty(0, "U1")

@@ -108,7 +108,7 @@ class History(Shown):
             yield self._reading(entry, order)
 
     @staticmethod
-    def _reading(entry: Entry, order: int) -> Reading:
+    def _reading(entry: Packed, order: int) -> Reading:
         site, lo, hi = entry.sites[order], entry.lo[order], entry.hi[order]
         stats = entry.stats.get(order, ())
         norm = hi if site.bound else entry.norms.get(order)
