@@ -3,7 +3,6 @@
 import html.parser
 import inspect
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -274,6 +273,16 @@ def browsed(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=120)
 
 
+def pictured(path: Path) -> list[bytes]:
+    """Give a page's picture in a browser set to light, and in one set to dark."""
+    pictures = []
+    for name, words in (("light", []), ("dark", ["--blink-settings=preferredColorScheme=0"])):
+        picture = path.parent / f"{name}.png"
+        browsed(path, f"--screenshot={picture}", "--window-size=800,600", *words)
+        pictures.append(picture.read_bytes())
+    return pictures
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_a_cell_is_read_with_the_keyboard_and_the_console_stays_empty(tmp_path: Path) -> None:
     text = page(of(failing()))
@@ -314,14 +323,9 @@ def test_the_page_of_a_large_run_opens_at_once(tmp_path: Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_it_is_light_and_dark(tmp_path: Path) -> None:
     failing().to_html(tmp_path / "page.html")
-    light, dark = (tmp_path / name for name in ("light.png", "dark.png"))
-    browsed(tmp_path / "page.html", f"--screenshot={light}", "--window-size=800,600")
-    browsed(
-        tmp_path / "page.html", f"--screenshot={dark}", "--window-size=800,600",
-        "--blink-settings=preferredColorScheme=0",
-    )  # fmt: skip
-    assert os.path.getsize(light) > 5000
-    assert light.read_bytes() != dark.read_bytes()
+    light, dark = pictured(tmp_path / "page.html")
+    assert len(light) > 5000
+    assert light != dark
 
 
 # The page of a comparison.
@@ -355,13 +359,8 @@ def test_a_comparison_has_a_bar_for_every_layer_and_stands_alone(tmp_path: Path)
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_the_bars_of_a_comparison_are_drawn_as_long_as_their_ratios(tmp_path: Path) -> None:
     apart().to_html(tmp_path / "plain.html")
-    plain, dark = (tmp_path / name for name in ("plain.png", "dark.png"))
-    browsed(tmp_path / "plain.html", f"--screenshot={plain}", "--window-size=800,600")
-    browsed(
-        tmp_path / "plain.html", f"--screenshot={dark}", "--window-size=800,600",
-        "--blink-settings=preferredColorScheme=0",
-    )  # fmt: skip
-    assert plain.read_bytes() != dark.read_bytes()
+    light, dark = pictured(tmp_path / "plain.html")
+    assert light != dark
     text = (tmp_path / "plain.html").read_text()
     ask = """<script>document.body.insertAdjacentHTML("beforeend", "<output>" + [
       ...[...document.querySelectorAll("rect")].map(x => x.getBoundingClientRect().width),

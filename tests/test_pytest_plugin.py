@@ -1,15 +1,12 @@
 """The pytest plugin, as a project of somebody else's would use it."""
 
-import os
 import re
-import subprocess
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-import anynan
+from tests.processes import python
 
 TESTS = """
 import pytest
@@ -97,14 +94,9 @@ LOADED = [] if INSTALLED else ["-p", "anynan.pytest_plugin"]
 
 
 def run(folder: Path, *words: str) -> tuple[set[str], str]:
-    root = str(Path(anynan.__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": root, "COLUMNS": "100"}
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", *LOADED, "-p", "no:cacheprovider", "-rfE",
-            "--strict-markers", "-W", "error", *words,
-        ],
-        capture_output=True, text=True, check=False, cwd=folder, env=env,
+    done = python(
+        "-m", "pytest", *LOADED, "-p", "no:cacheprovider", "-rfE", "--strict-markers", "-W",
+        "error", *words, cwd=folder,
     )  # fmt: skip
     said = done.stdout + done.stderr
     return set(re.findall(r"^(?:FAILED|ERROR) \S+::(\w+)", said, re.MULTILINE)), said

@@ -1,15 +1,13 @@
 """``anynan run``: the program is as Python would have run it, and what is in it is watched."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import anynan
 from anynan._cli.run import NOTHING
+from tests.processes import python
 
 PROGRAM = """
 import atexit, os, pickle, sys
@@ -30,15 +28,6 @@ ENDS = {
     "1 / 0": 1,
     "raise KeyboardInterrupt": 130,
 }
-
-
-def python(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    root = str(Path(anynan.__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": root, "COLUMNS": "100"}
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        capture_output=True, text=True, check=False, cwd=cwd, env=env,
-    )  # fmt: skip
 
 
 @pytest.fixture

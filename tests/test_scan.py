@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from anynan._files.formats import FORMATS, TARGETS
 from anynan._files.gguf import _BLOCKS
 from anynan._files.scan import File, scan
 from anynan._files.tally import tally
+from tests.processes import python
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -491,11 +491,6 @@ def test_a_file_larger_than_its_memory(tmp_path: Path) -> None:
     with (tmp_path / "x.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(head)) + head)
         file.truncate(8 + len(head) + size)
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, tmp_path / "x.safetensors"],
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(anynan.__file__).parents[1])},
-    )
+    done = python("-c", MEMORY, "x.safetensors", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < 50 * 1024

@@ -6,15 +6,11 @@ which. Both run well for some dozens of steps.
 """
 
 import functools
-import random
-import re
 import warnings
-from pydoc_data.topics import topics
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from rich.console import Console
 
 try:
@@ -26,6 +22,7 @@ except ModuleNotFoundError as error:
 
 import anynan
 from anynan._cli.outcome import found, missed, trained
+from anynan._cli.text import PAD, Text
 from anynan._steps.tracker import Tracker
 from anynan.jax.tracking import track
 
@@ -39,37 +36,15 @@ BATCH = 16
 EPOCH = 40  # batches
 WIDTH = 32
 HEADS = 4
-PAD = 0
 
 
 # The text.
 
-HEADING = re.compile(r"^.+\n([*=\-\"])\1{2,}$", re.MULTILINE)
 
-
-class Loader:
-    """Cut paragraphs into batches of character numbers, padded on the right.
-
-    They come longest first, so that a batch that does not fit into memory is the first one. A
-    paragraph that was only a heading is left empty: this is what the bugs trip over.
-    """
-
-    def __init__(self, seed: int) -> None:
-        pieces = [piece for text in topics.values() for piece in text.split("\n\n")]
-        pieces = [HEADING.sub("", piece).strip() for piece in pieces]
-        chosen = random.Random(seed).sample(pieces, EPOCH * BATCH)  # noqa: S311  no secret
-        self.paragraphs = sorted(chosen, key=len, reverse=True)
-        letters = sorted(set("".join(self.paragraphs)))
-        self.numbers = {letter: i + 1 for i, letter in enumerate(letters)}
-
-    def batch(self, step: int) -> tuple[Any, Any]:
-        """Return inputs and targets."""
-        start = step % EPOCH * BATCH
-        tokens = np.full((BATCH, CONTEXT + 1), PAD, np.int32)
-        for row, text in zip(tokens, self.paragraphs[start : start + BATCH], strict=True):
-            numbers = [self.numbers[letter] for letter in text[: CONTEXT + 1]]
-            row[: len(numbers)] = numbers
-        return tokens[:, :-1], tokens[:, 1:]
+def batch(text: Text, step: int) -> tuple[Any, Any]:
+    """Return inputs and targets."""
+    tokens = text.rows(step % EPOCH * BATCH, BATCH, CONTEXT + 1)
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 # The model.
@@ -138,12 +113,12 @@ def hidden_size(hidden: Any, real: Any, broken: str) -> Any:
     return size.mean()
 
 
-def setup(broken: str, seed: int) -> tuple[Tracker, Any, Any, Loader]:
+def setup(broken: str, seed: int) -> tuple[Tracker, Any, Any, Text]:
     """Build the text, the model and the optimizer, and track the training step."""
-    loader = Loader(seed)
-    model = GPT(len(loader.numbers) + 1, broken)
+    text = Text(seed, EPOCH * BATCH)
+    model = GPT(len(text.numbers) + 1, broken)
     optimizer = optax.adamw(3e-3)
-    params = jax.jit(model.init)(jax.random.key(seed), loader.batch(0)[0])
+    params = jax.jit(model.init)(jax.random.key(seed), batch(text, 0)[0])
     opt_state = jax.jit(optimizer.init)(params)
 
     def loss_fn(params: Any, x: Any, y: Any) -> Any:
@@ -159,7 +134,7 @@ def setup(broken: str, seed: int) -> tuple[Tracker, Any, Any, Loader]:
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    return track(train_step), params, opt_state, loader
+    return track(train_step), params, opt_state, text
 
 
 def main(
@@ -174,13 +149,13 @@ def main(
     steps = steps or (2 * EPOCH + 1 if fixed else 3 * EPOCH)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{bug}: {BUGS[bug]}{' (fixed)' if fixed else ''}")
-    train_step, params, opt_state, loader = setup(broken, seed)
+    train_step, params, opt_state, text = setup(broken, seed)
     losses: list[float] = []
     with warnings.catch_warnings(), train_step:
         warnings.simplefilter("always", anynan.AnynanWarning)
         try:
             for step in range(steps):
-                params, opt_state, loss = train_step(params, opt_state, *loader.batch(step))
+                params, opt_state, loss = train_step(params, opt_state, *batch(text, step))
                 losses.append(float(loss))
                 if step % 20 == 0:
                     console.print(f"step {step}  loss {losses[-1]:.3g}")

@@ -6,19 +6,16 @@ buggy one; ``broken`` says which. Both run well for some dozens of steps.
 """
 
 import math
-import random
-import re
 import warnings
-from pydoc_data.topics import topics
 from typing import Any
 
 import keras
-import numpy as np
 from keras import layers, ops
 from rich.console import Console
 
 import anynan
 from anynan._cli.outcome import found, missed, trained
+from anynan._cli.text import PAD, Text
 from anynan._steps.tracker import Tracker
 from anynan.keras.tracking import track
 
@@ -32,39 +29,23 @@ BATCH = 16
 EPOCH = 40  # batches
 WIDTH = 32
 HEADS = 4
-PAD = 0
 
 
 # The text.
 
-HEADING = re.compile(r"^.+\n([*=\-\"])\1{2,}$", re.MULTILINE)
 
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]  # Keras ships no types
+    """Cut the text into batches of inputs and targets."""
 
-class Text(keras.utils.PyDataset):  # type: ignore[misc]  # Keras ships no types
-    """Cut paragraphs into batches of character numbers, padded on the right.
-
-    They come longest first, so that a batch that does not fit into memory is the first one. A
-    paragraph that was only a heading is left empty: this is what the bugs trip over.
-    """
-
-    def __init__(self, seed: int) -> None:
+    def __init__(self, text: Text) -> None:
         super().__init__()
-        pieces = [piece for text in topics.values() for piece in text.split("\n\n")]
-        pieces = [HEADING.sub("", piece).strip() for piece in pieces]
-        chosen = random.Random(seed).sample(pieces, EPOCH * BATCH)  # noqa: S311  no secret
-        self.paragraphs = sorted(chosen, key=len, reverse=True)
-        letters = sorted(set("".join(self.paragraphs)))
-        self.numbers = {letter: i + 1 for i, letter in enumerate(letters)}
+        self.text = text
 
     def __len__(self) -> int:
         return EPOCH
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        tokens = np.full((BATCH, CONTEXT + 1), PAD, np.int32)
-        chosen = self.paragraphs[index * BATCH : (index + 1) * BATCH]
-        for row, text in zip(tokens, chosen, strict=True):
-            numbers = [self.numbers[letter] for letter in text[: CONTEXT + 1]]
-            row[: len(numbers)] = numbers
+        tokens = self.text.rows(index * BATCH, BATCH, CONTEXT + 1)
         return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -151,14 +132,14 @@ def loss_of(y: Any, logits: Any) -> Any:
     return ops.sum(losses * real) / ops.maximum(ops.sum(real), 1.0)
 
 
-def setup(broken: str, seed: int) -> tuple[Any, Tracker, Text]:
+def setup(broken: str, seed: int) -> tuple[Any, Tracker, Batches]:
     """Build the text and the model, and track it."""
     keras.utils.set_random_seed(seed)
-    text = Text(seed)
+    text = Text(seed, EPOCH * BATCH)
     model = gpt(len(text.numbers) + 1, broken)
     jit = keras.backend.backend() == "jax"  # elsewhere compiling takes longer than training
     model.compile(keras.optimizers.AdamW(3e-3), loss_of, jit_compile=jit)
-    return model, track(model), text
+    return model, track(model), Batches(text)
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
@@ -191,13 +172,13 @@ def main(
     steps = steps or (2 * EPOCH + 1 if fixed else 3 * EPOCH)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{bug}: {BUGS[bug]}{' (fixed)' if fixed else ''}")
-    model, tracker, text = setup(broken, seed)
+    model, tracker, batches = setup(broken, seed)
     progress = Progress(console, steps)
     with warnings.catch_warnings(), tracker:
         warnings.simplefilter("always", anynan.AnynanWarning)
         try:
             model.fit(
-                text, epochs=-(-steps // EPOCH), shuffle=False, verbose=0, callbacks=[progress]
+                batches, epochs=-(-steps // EPOCH), shuffle=False, verbose=0, callbacks=[progress]
             )
         except anynan.NonFiniteError as error:
             return found(console, error, expected=not fixed)

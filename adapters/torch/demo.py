@@ -6,11 +6,8 @@ issues about; ``broken`` says which. All of them run well for some dozens of ste
 """
 
 import math
-import random
-import re
 import time
 import warnings
-from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -21,6 +18,7 @@ from torch.nn import functional as F
 
 import anynan
 from anynan._cli.outcome import found, missed, trained
+from anynan._cli.text import PAD, Text
 from anynan._steps.tracker import Tracker
 from anynan.torch.tracking import track
 
@@ -40,42 +38,23 @@ WIDTH = 64
 HEADS = 4
 BLOCKS = 3
 WARMUP = 10  # steps
-PAD = 0
 
 
 # The text.
 
-HEADING = re.compile(r"^.+\n([*=\-\"])\1{2,}$", re.MULTILINE)
-
-
-def paragraphs(rng: random.Random) -> list[str]:
-    """Return one epoch of paragraphs, headings removed, longest first.
-
-    Longest first, so that a batch that does not fit into memory is the first one. A paragraph
-    that was only a heading is left empty: this is what some of the bugs trip over.
-    """
-    pieces = [piece for text in topics.values() for piece in text.split("\n\n")]
-    pieces = [HEADING.sub("", piece).strip() for piece in pieces]
-    return sorted(rng.sample(pieces, EPOCH * BATCH), key=len, reverse=True)
-
 
 class Loader:
-    """Cut paragraphs into batches of character numbers, padded on the right."""
+    """Cut the text into batches."""
 
     def __init__(self, seed: int, broken: str) -> None:
-        self.paragraphs = paragraphs(random.Random(seed))  # noqa: S311  no secret
-        letters = sorted(set("".join(self.paragraphs)))
-        self.numbers = {letter: i + 1 for i, letter in enumerate(letters)}
+        self.text = Text(seed, EPOCH * BATCH)
         self.broken = broken
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs, targets, and a weight for each paragraph: prose counts most."""
         start = step % EPOCH * BATCH
-        texts = self.paragraphs[start : start + BATCH]
-        tokens = torch.full((BATCH, CONTEXT + 1), PAD)
-        for i, text in enumerate(texts):
-            numbers = [self.numbers[letter] for letter in text[: CONTEXT + 1]]
-            tokens[i, : len(numbers)] = torch.tensor(numbers, dtype=torch.long)
+        texts = self.text.paragraphs[start : start + BATCH]
+        tokens = torch.from_numpy(self.text.rows(start, BATCH, CONTEXT + 1)).long()
         letters = torch.tensor([float(sum(c.isalpha() for c in text)) for text in texts])
         length = torch.tensor([float(len(text)) for text in texts])
         if self.broken != "batch":
@@ -213,7 +192,7 @@ def setup(bug: str, broken: str, seed: int) -> tuple[Tracker, Loader]:
     torch.manual_seed(seed)
     loader = Loader(seed, broken)
     half = bug == "overflow"
-    model = GPT(len(loader.numbers) + 1, broken, half=half)
+    model = GPT(len(loader.text.numbers) + 1, broken, half=half)
     optimizer: torch.optim.Optimizer
     if bug == "lr":
         rate = 0.2  # Adam bounds its steps, and would hide this bug for long

@@ -141,8 +141,8 @@ def watched(trainer: Any, options: Options, found: Found) -> Iterator[None]:
         yield
         return
     monitor = _Finding(options, found)
-    trainer.callbacks.append(monitor)
     try:
+        trainer.callbacks.append(monitor)
         yield
     finally:
         if monitor in trainer.callbacks:
@@ -157,8 +157,8 @@ def _batch(run: Callable[..., Any], progress: Any, trainer: Any, module: Any) ->
             return run(*args, **kwargs)
         counted = copy.deepcopy(progress.state_dict())
         callbacks, trainer.callbacks = trainer.callbacks, []
-        vars(module).update(log=_nothing, log_dict=_nothing)
         try:
+            vars(module).update(log=_nothing, log_dict=_nothing)
             return run(*args, **kwargs)
         finally:
             progress.load_state_dict(counted)

@@ -70,8 +70,8 @@ def watched(trainer: transformers.Trainer, options: Options, found: Found) -> It
         yield
         return
     tracker = track(trainer, action=options.action, level=options.level)
-    found.add(tracker)
     try:
+        found.add(tracker)
         yield
     finally:
         tracker.remove()

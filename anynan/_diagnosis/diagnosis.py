@@ -13,6 +13,7 @@ from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink, Token, Verdict, trace
 from anynan._diagnosis.rules.circumstance import is_label
 from anynan._diagnosis.rules.evidence import seen
+from anynan._diagnosis.rules.overflow import WRITTEN
 from anynan._diagnosis.rules.repair import Repair
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import NORM, Finding
@@ -37,6 +38,10 @@ _INFERRED = (
 _INFERRED_OF_BUFFER = (
     "that this buffer did it is inferred: it was bad before, nothing that came of its layer was "
     "finite, and no second run shows what came of it"
+)
+_INFERRED_OF_WEIGHT = (
+    "that this weight did it is inferred: the code wrote the bad value itself, and may have chosen "
+    "to because of what came of this weight"
 )
 _WATCHED = (
     "every operation of the step was watched, and none was seen making this: it came from code "
@@ -181,7 +186,8 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         _say_clean(case)
     elif case.replayed is not None:
         case.watched = case.watched or watched or case.replayed.whole
-    return _operation_event(case, monitor, verdict)
+    event = _operation_event(case, monitor, verdict)
+    return _chosen_for_weight(case, monitor, verdict, event) or event
 
 
 def _is_placed(case: Case, verdict: Verdict, sinks: list[Sink]) -> bool:
@@ -395,6 +401,29 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
         shard=None if origin is None else origin.shard,
         then=None if then is None else operation(then),
     )
+
+
+def _chosen_for_weight(
+    case: Case, monitor: Monitor, verdict: Verdict, event: Event
+) -> Event | None:
+    """Report a weight whose NaN was computed with in a step that wrote a bad value itself.
+
+    Code that chooses what to write (a solver that takes back its step, an ``if``) hands no value
+    on, so no way leads from the weight to what was written.
+    """
+    if case.replayed is None or event.cause is None or event.cause.tag != WRITTEN.tag:
+        return None
+    operands = (item for record in case.replayed.records for item in record.operands)
+    used = (item for item in operands if item.source == "parameter")
+    weight = next((x for x in used if x.summary is not None and x.summary.nan), None)
+    if weight is None:
+        return None
+    token = Token(0, source="parameter", label=weight.label)
+    found = _parameter_event(case, monitor, verdict, token)
+    if found is None:
+        return None
+    case.repair = None
+    return replace(found, notes=(*found.notes, _INFERRED_OF_WEIGHT))
 
 
 def another(case: Case, verdict: Verdict) -> tuple[Event, Repair]:

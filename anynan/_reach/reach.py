@@ -11,6 +11,7 @@ from anynan._reach.kept import Kept
 from anynan._reach.patience import patience
 from anynan._reach.queues import Taken, is_queue
 from anynan._reach.search import Found, Holder, Kinds, Search, fixed, is_iterator
+from anynan._runtime.interrupts import Interrupts
 
 _HELD = (
     "the code reaches the iterator `{}`, for which nothing can stand where it is held (as in a "
@@ -112,26 +113,28 @@ class Reach:
                 lent[id(value)] = Items(value, name)
             return lent[id(value)]
 
-        for holder in self._found.iterators:
-            value = holder.get()
-            if self._may_lend(value) and holder.set(lend(holder.name, value)):
-                swapped.append((holder, lent[id(value)]))
-        args = tuple(lend(f"args[{i}]", value) for i, value in enumerate(args))
-        kwargs = {name: lend(name, value) for name, value in kwargs.items()}
-        self._lent, self._began = lent, time.monotonic()
-        named = {f"args[{i}]": value for i, value in enumerate(args)} | kwargs
-        named |= {holder.name: holder.get() for holder in self._found.queues}
-        queues = {id(value): (value, name) for name, value in named.items() if is_queue(value)}
-        self._queues = [Taken(value, name) for value, name in queues.values()]
         try:
+            with Interrupts():
+                for holder in self._found.iterators:
+                    value = holder.get()
+                    if self._may_lend(value) and holder.set(lend(holder.name, value)):
+                        swapped.append((holder, lent[id(value)]))
+                args = tuple(lend(f"args[{i}]", value) for i, value in enumerate(args))
+                kwargs = {name: lend(name, value) for name, value in kwargs.items()}
+                self._lent, self._began = lent, time.monotonic()
+                named = {f"args[{i}]": value for i, value in enumerate(args)} | kwargs
+                named |= {holder.name: holder.get() for holder in self._found.queues}
+                queues = {id(x): (x, name) for name, x in named.items() if is_queue(x)}
+                self._queues = [Taken(x, name) for x, name in queues.values()]
             yield args, kwargs
         finally:
-            for taken in self._queues:
-                taken.end()
-            self._lent, self._queues = {}, []
-            for holder, items in swapped:
-                if holder.get() is items:  # else the step put another there
-                    holder.set(items.iterator)
+            with Interrupts():
+                for taken in self._queues:
+                    taken.end()
+                self._lent, self._queues = {}, []
+                for holder, items in swapped:
+                    if holder.get() is items:  # else the step put another there
+                        holder.set(items.iterator)
 
     @contextmanager
     def again(self, change: Callable[[Any, str], Any] | None = None) -> Iterator[None]:

@@ -233,14 +233,15 @@ class Ends:
         log = logs.pop() if logs else None
         if log is None or log.below is not STATE.get():
             log = ErrorLog.prepared(STATE)
-        context, running = copy_context(), None
-        failed, clean = None, False
-        state = STATE.set(log.state)
+        context, failed = copy_context(), None
+        begun = clean = False
         try:
+            STATE.set(log.state)
             log.deaf = True
             light = Light(self, log, context, fn, args, kwargs)
             if light.begins_clean:
-                running = watching.set(light)  # it makes a tape where one is wanted
+                begun = True
+                watching.set(light)  # it makes a tape where one is wanted
                 log.deaf = False
                 try:
                     result = fn(*args, **kwargs)
@@ -256,13 +257,13 @@ class Ends:
             raise
         finally:
             log.deaf = False
-            changes = None if STATE.get() is log.state else log.changes()
-            STATE.reset(state)
-            if running is not None:
-                watching.reset(running)
+            left = STATE.get()
+            changes = None if left is log.state or left is log.below else log.changes()
+            STATE.set(log.below)
+            watching.set(None)  # no call is watched inside of another
             if changes is not None:
                 changes()
-        if running is None:
+        if not begun:
             logs.append(log)
             return session.in_full(fn, args, kwargs)
         if clean and not light.deepened:
@@ -347,8 +348,9 @@ class Ends:
         session, rows = self._session, tape.rows
         judge = session.tracker.judge
         assert rows is not None
-        token = now.set(tape)
+        before = now.get()
         try:
+            now.set(tape)
             if state is not None:
                 session.read_given(tape, began.given)
             try:
@@ -370,7 +372,7 @@ class Ends:
                 self._end(rows)
             raise
         finally:
-            now.reset(token)
+            now.set(before)
             tape.close()
         self._end(rows)
         return result

@@ -12,6 +12,7 @@ from anynan._recorder.live import LiveTape
 from anynan._recorder.tape import given
 from anynan._recorder.trackable import is_array
 from anynan._recorder.trials import Call, run_again
+from anynan._runtime.context import setting
 
 if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
@@ -47,9 +48,11 @@ def again(session: "ArraySession", call: Call, into: Collector) -> None:
     second = LiveTape(session, None)
     second.judged = False
     closed, tape.closed = tape.closed, True
-    token = collecting.set(into)
     try:
-        with session.start_of(call.fn).again(session.tracker.judge.say, second):
+        with (
+            setting(collecting, into),
+            session.start_of(call.fn).again(session.tracker.judge.say, second),
+        ):
             inputs(into, call.args, call.kwargs, session.random)
             began = call.began.copy()
             began.run(collecting.set, into)
@@ -59,5 +62,4 @@ def again(session: "ArraySession", call: Call, into: Collector) -> None:
     except Exception as error:  # noqa: BLE001  the function may fail as it did
         into.notes.append(f"the second run ended with {type(error).__name__}")
     finally:
-        collecting.reset(token)
         tape.closed = closed

@@ -314,7 +314,7 @@ class ArraySession(BaseAdapter):
         self, tape: Tape, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a call under a tape, and read what leaves it."""
-        token = now.set(tape)
+        before = now.get()
         watched = bound(positional(fn), args, kwargs)
         state = State(fn, watched, self.is_near)
         seen: list[Any] = []
@@ -326,6 +326,7 @@ class ArraySession(BaseAdapter):
             return tape.add_input(raw, label)
 
         try:
+            now.set(tape)
             for i, (name, value) in enumerate(watched):
                 watched[i] = name, change(value, name, is_array, watch)
             with _ours(tape, "what the call was given"):
@@ -347,7 +348,7 @@ class ArraySession(BaseAdapter):
                     self.arrive(tape, path, x)
             return unwrap(result)
         finally:
-            now.reset(token)
+            now.set(before)
             tape.close()
             unwrap([value for _, value in watched], 1)
             state.unwrap()

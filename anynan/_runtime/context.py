@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from anynan.events import Kind
+
+T = TypeVar("T")
 
 _scope: ContextVar[str | None] = ContextVar("anynan_scope", default=None)
 _expected: ContextVar[dict[str, str] | None] = ContextVar("anynan_expected", default=None)
@@ -17,6 +19,22 @@ marker: ContextVar[Marker | None] = ContextVar("anynan_marker", default=None)
 
 # The tracked function that is running: it is handed what a direct check inside of it finds.
 running: ContextVar[Any] = ContextVar("anynan_running", default=None)
+
+
+@contextmanager
+def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a context variable inside.
+
+    Args:
+        variable: Which.
+        value: What it is inside.
+    """
+    outer = variable.get()
+    try:
+        variable.set(value)  # inside: Ctrl-C may come as it returns
+        yield
+    finally:
+        variable.set(outer)
 
 
 @contextmanager
@@ -47,12 +65,8 @@ def scope(path: str) -> Iterator[str]:
         raise ValueError(msg)
     outer = _scope.get()
     whole = f"{outer}.{path}" if outer else path
-    token = _scope.set(whole)
-    try:
-        with _marked(path):
-            yield whole
-    finally:
-        _scope.reset(token)
+    with setting(_scope, whole), _marked(path):
+        yield whole
 
 
 @contextmanager
@@ -85,12 +99,8 @@ def expect(
         msg = "expect() names nothing: say what is legitimate, for example expect(nan=True)"
         raise ValueError(msg)
     allowed = {**(_expected.get() or {}), **dict.fromkeys(kinds, reason or "expected here")}
-    token = _expected.set(allowed)
-    try:
-        with _marked(allowed):
-            yield
-    finally:
-        _expected.reset(token)
+    with setting(_expected, allowed), _marked(allowed):
+        yield
 
 
 def _marked(what: str | dict[str, str]) -> AbstractContextManager[Any]:
@@ -127,11 +137,6 @@ def replaying() -> bool:
     return _replaying.get()
 
 
-@contextmanager
-def replay_context() -> Iterator[None]:
+def replay_context() -> AbstractContextManager[None]:
     """Mark the code inside as a replay."""
-    token = _replaying.set(True)
-    try:
-        yield
-    finally:
-        _replaying.reset(token)
+    return setting(_replaying, True)

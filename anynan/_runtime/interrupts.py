@@ -1,9 +1,14 @@
 """Let Ctrl-C stop work of our own, and nothing that puts things back after it."""
 
+import functools
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Interrupts:
@@ -62,3 +67,21 @@ class Interrupts:
         self._open = False  # it may raise, and what follows puts things back
         self._before(number, frame)
         self._open = True
+
+
+def whole(function: Callable[P, R]) -> Callable[P, R]:
+    """Have Ctrl-C wait until a function is through.
+
+    For what puts something in its place and notes how to take it away, or takes it away: half of
+    it would leave something behind. What has not begun may be begun again.
+
+    Args:
+        function: Short, and none of the program's code.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with Interrupts():
+            return function(*args, **kwargs)
+
+    return run

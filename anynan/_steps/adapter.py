@@ -12,6 +12,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
+from anynan._runtime import context
 from anynan._steps.tracker import Tracker
 from anynan.errors import reason
 from anynan.options import Options
@@ -147,13 +148,10 @@ class BaseAdapter:
         """
         if reading.phase == "parameter":  # no call made it
             return
-        token = collecting.set(into)
-        try:
+        with context.setting(collecting, into):
             self.replay(reading)
             if into.call is None:
                 self.replay_call(reading)
-        finally:
-            collecting.reset(token)
 
     def evidence(self, reading: Reading, value: Any) -> Evidence:
         """Hand over what is known of a failure; what cannot be found out is noted.

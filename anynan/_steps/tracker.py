@@ -16,6 +16,7 @@ from anynan._notebooks.shell import shell
 from anynan._readings.history import History
 from anynan._readings.readings import Reading
 from anynan._reports.escaping import name as printed
+from anynan._runtime.interrupts import whole
 from anynan._runtime.tracebacks import shorten
 from anynan.errors import AnomalyError
 from anynan.events import PHASES, Event
@@ -257,13 +258,17 @@ class Tracker:
             with self.judge.softly(on=not raising):
                 adapter.finish()
         finally:
-            for follower in self.judge.followers:
-                follower.end(self)
-            self.judge.followers.clear()
-            self.judge.adapter = None
-            adapter.detach()
-            while self.judge.ends:
-                self.judge.ends.pop()()
+            self._detach(adapter)
+
+    @whole
+    def _detach(self, adapter: "BaseAdapter") -> None:
+        for follower in self.judge.followers:
+            follower.end(self)
+        self.judge.followers.clear()
+        self.judge.adapter = None
+        adapter.detach()
+        while self.judge.ends:
+            self.judge.ends.pop()()
 
     def pause(self) -> None:
         """Stop watching until ``resume``, at no cost meanwhile."""

@@ -1,67 +1,164 @@
-"""Count the functions and files between the hook that reads a bad layer and the exception.
+"""Count how far a NaN in a forward pass walks through anynan, from the call to the exception.
 
-Run it as ``python -m tests.benchmarks.hops``; ``-v`` lists them in order.
+Run it as ``python -m tests.benchmarks.hops torch jax tensorflow``; ``-v`` lists the way.
 """
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from types import FrameType
-from typing import Any
-
-import torch
+from types import CodeType, FrameType
+from typing import Any, Self
 
 import anynan
+from anynan._steps.adapter import BaseAdapter
 
 PACKAGE = Path(anynan.__file__).parent
+# The base of all adapters is a part of each.
+ADAPTERS = ("torch/", "jax/", "tensorflow/", "keras/", "cupy/", "_steps/adapter.py")
+# What says how it went, not what is done: words, rules and what an event is made of.
+_SAYS = ("_reports/", "_diagnosis/rules/", "events.py", "errors.py")
+Place = tuple[str, str]
 
 
-class _Bad(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - 10).log()
+@dataclass
+class Walk:
+    """Follow the functions of anynan that run inside, each by its file and name.
+
+    Attributes:
+        functions: Each once, in the order in which they are first entered.
+        asked: What the core asks an adapter: methods of `BaseAdapter`, each once.
+    """
+
+    functions: list[Place] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    _callers: set[Place] = field(default_factory=set)
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        sys.setprofile(None)
+        return isinstance(error, anynan.NonFiniteError)
+
+    @property
+    def files(self) -> list[str]:
+        """List the files that are entered."""
+        return list(dict.fromkeys(file for file, _ in self.functions))
+
+    @property
+    def main_line(self) -> list[Place]:
+        """List the functions that lead on to others, without those that only say how it went."""
+        return [x for x in self.functions if x in self._callers and not x[0].startswith(_SAYS)]
+
+    @property
+    def hops(self) -> int:
+        """Count the steps of the main line from one file into another."""
+        files = [file for file, _ in self.main_line]
+        return sum(a != b for a, b in pairwise(files))
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        place = _place(frame.f_code)
+        if event != "call" or place is None:
+            return
+        if place not in self.functions:
+            self.functions.append(place)
+        back = frame.f_back
+        while back is not None and _place(back.f_code) is None:
+            back = back.f_back
+        caller = None if back is None else _place(back.f_code)
+        if caller is None:
+            return
+        self._callers.add(caller)
+        question = place[1].rpartition(".")[2]
+        is_one = question in vars(BaseAdapter) and question not in ("call", *self.asked)
+        if is_one and _is_adapter(place) and not _is_adapter(caller):
+            self.asked.append(question)
 
 
-def hops(*, replay: bool) -> list[tuple[str, str]]:
-    """List the functions of anynan that one bad forward pass enters, each once.
+def _is_adapter(place: Place) -> bool:
+    return place[0].startswith(ADAPTERS)
+
+
+@cache
+def _place(code: CodeType) -> Place | None:
+    path = Path(code.co_filename)
+    if code.co_qualname.startswith("<") or not path.is_relative_to(PACKAGE):
+        return None
+    return path.relative_to(PACKAGE).as_posix(), code.co_qualname.partition(".<locals>")[0]
+
+
+def _torch(*, replay: bool) -> Callable[[float], Any]:
+    import torch
+
+    class Bad(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.log()
+
+    model = torch.nn.Sequential(torch.nn.Identity(), Bad())
+    kept = model, anynan.torch.track(model, replay=replay)
+    return lambda value: kept[0](torch.full((3,), value))
+
+
+def _jax(*, replay: bool) -> Callable[[float], Any]:
+    import jax
+    import jax.numpy as jnp
+
+    step = anynan.jax.track(jax.jit(lambda x: jnp.log(x).sum()), replay=replay)
+    return lambda value: step(jnp.full(3, value))
+
+
+def _tensorflow(*, replay: bool) -> Callable[[float], Any]:
+    import tensorflow as tf
+
+    @tf.function
+    def log(x: Any) -> Any:
+        return tf.reduce_sum(tf.math.log(x))
+
+    step = anynan.tensorflow.track(log, replay=replay)
+    return lambda value: step(tf.fill([3], value))
+
+
+STEPS: dict[str, Callable[..., Callable[[float], Any]]] = {
+    "torch": _torch, "jax": _jax, "tensorflow": _tensorflow
+}  # fmt: skip
+
+
+def walk(backend: str, *, replay: bool) -> Walk:
+    """Follow one bad call of something tracked, from the call to the exception.
 
     Args:
-        replay: Whether the step is run again.
+        backend: Whose.
+        replay: Whether the call is run again.
     """
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), _Bad())
-    found: dict[tuple[str, str], None] = {}
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event != "call" or not path.is_relative_to(PACKAGE):
-            return
-        file, function = path.relative_to(PACKAGE).as_posix(), frame.f_code.co_qualname
-        # Counted from the bad layer's own hook, without what a module runs as it loads.
-        starts = function == "ForwardHook.__call__" and frame.f_locals["self"].path == "1"
-        if (found or starts) and not function.startswith("<"):
-            found.setdefault((file, function.partition(".<locals>")[0]))
-
-    with anynan.torch.track(model, replay=replay):
-        sys.setprofile(note)
-        try:
-            model(torch.ones(2, 3))
-        except anynan.NonFiniteError:
-            sys.setprofile(None)
-        finally:
-            sys.setprofile(None)
-    return list(found)
+    step = STEPS[backend](replay=replay)
+    for _ in range(2):  # what is made, loaded and searched once is no part of it
+        step(1.0)
+        with Walk():
+            step(-1.0)
+    with Walk() as found:
+        step(-1.0)
+    return found
 
 
 def main() -> None:
-    """Print both counts."""
-    for replay in (False, True):
-        seen = hops(replay=replay)
-        own = [file for file, _ in seen if file.startswith("torch/")]
-        print(
-            f"replay={replay}: {len(seen)} functions in {len({file for file, _ in seen})} files, "
-            f"of them {len(own)} in {len(set(own))} files of the PyTorch adapter"
-        )
-        if "-v" in sys.argv:
-            for file, function in seen:
-                print(f"  {file:32} {function}")
+    """Print a table."""
+    backends = [word for word in sys.argv[1:] if word in STEPS] or ["torch"]
+    print("| | functions | files | hops | asked |\n|---|---|---|---|---|")
+    for backend in backends:
+        for replay in (False, True):
+            found = walk(backend, replay=replay)
+            name = f"{backend}{', run again' if replay else ''}"
+            numbers = len(found.functions), len(found.files), found.hops, len(found.asked)
+            print(f"| {name} | " + " | ".join(map(str, numbers)) + " |")
+            if "-v" in sys.argv:
+                for file, function in found.functions:
+                    mark = "*" if (file, function) in found.main_line else " "
+                    print(f"  {mark} {file:32} {function}")
+                print("  asked:", *found.asked)
 
 
 if __name__ == "__main__":

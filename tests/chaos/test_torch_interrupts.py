@@ -2,38 +2,50 @@
 
 import contextlib
 import copy
+import gc
 import linecache
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Self
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 torch: Any = pytest.importorskip("torch")
 
 import anynan  # noqa: E402
 from tests.chaos import torch_twins, twins  # noqa: E402
-from tests.chaos.conftest import chosen  # noqa: E402
 from tests.torch_adapter.training import Fault  # noqa: E402
 
 # What puts things back runs in frames of contextlib, too.
 PLACES = (str(Path(anynan.__file__).parent) + os.sep, contextlib.__file__)
+# Functions that put something in its place or take it away: each line of them is tried.
+SEAMS = {
+    "FunctionSession._put_back", "Operations.begin", "Operations.end", "Operations._stop",
+    "Patches.put", "Patches.undo", "Seam.__enter__", "Seam.__exit__", "Watcher.__enter__",
+    "ends_into", "setting",
+}  # fmt: skip
 
 
 class Interrupt:
-    """Press Ctrl-C at the n-th new line that runs in anynan; 0 only counts them."""
+    """Press Ctrl-C at the n-th new line that runs in anynan; 0 only counts them.
+
+    Python looks for signals as a function begins and as a call returns: a line counts that comes
+    first, or after a call. A ``finally`` is still to come when the last call before it returns.
+    """
 
     def __init__(self, at: int = 0) -> None:
         self.at = at
-        self.seen: dict[tuple[str, int], None] = {}
+        self.places: list[tuple[CodeType, int]] = []
+        self._seen: set[tuple[CodeType, int]] = set()
+        self._called: dict[int, bool] = {}  # by frame, whether its last line called anything
 
     def __enter__(self) -> Self:
+        gc.collect()  # what is collected inside would swallow it
         sys.settrace(self._call)
         return self
 
@@ -43,21 +55,34 @@ class Interrupt:
     @property
     def where(self) -> str:
         """Say which line it was; the last one, where the run was shorter than the counted one."""
-        return "{}:{}".format(*list(self.seen)[: self.at][-1])
+        code, line = self.places[-1]
+        return f"{code.co_filename}:{line} in {code.co_qualname}"
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(PLACES) else None
+        code = frame.f_code  # a generator expression may walk the whole heap
+        if not code.co_filename.startswith(PLACES) or code.co_name == "<genexpr>":
+            return None
+        self._called[id(frame)] = True
+        return self._line
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        line = frame.f_code.co_filename, frame.f_lineno
-        # Of a `with`, an interrupt may come when it has begun and its end is not yet seen to.
-        begins = linecache.getline(*line).lstrip().startswith("with ")
-        if event == "line" and line not in self.seen and not begins:
-            self.seen[line] = None
-            if len(self.seen) == self.at:
+        if event != "line":
+            return self._line
+        code, number = line = frame.f_code, frame.f_lineno
+        called = self._called[id(frame)]
+        text = linecache.getline(code.co_filename, number).lstrip()
+        self._called[id(frame)] = "(" in text and not text.startswith("with ")
+        if called and line not in self._seen and not _is_last(code.co_filename, number - 1):
+            self.places.append(line)
+            if len(self.places) == self.at:
                 sys.settrace(None)
                 signal.raise_signal(signal.SIGINT)
+        self._seen.add(line)
         return self._line
+
+
+def _is_last(file: str, number: int) -> bool:
+    return linecache.getline(file, number).lstrip().startswith("finally:")
 
 
 class Program:
@@ -94,23 +119,9 @@ WAYS: list[tuple[str, dict[str, Any], str]] = [
     ("step", {"read": "step", "parameters": True}, "forward"),
     ("step", {"level": "operation"}, "backward"),
 ]
-# PyTorch calls no hook of a call that Ctrl-C ends, so the next call puts back what it changed.
-LATE = 2
-LINES: dict[int, int] = {}
-
-
-def lines(way: int) -> int:
-    """Count the lines at which a bad step can be interrupted."""
-    if way not in LINES:
-        target, options, armed = WAYS[way]
-        program = Program(target, **options)
-        program.run()
-        program.fault.armed = armed
-        with Interrupt() as count:
-            program.run()
-        program.tracker.remove()
-        LINES[way] = len(count.seen)
-    return LINES[way]
+# PyTorch calls no hook of a call that Ctrl-C ends: what watches every operation of a model that
+# is tracked alone is put away by the next step, or by ``remove``.
+LATE = WAYS[2]
 
 
 @pytest.fixture
@@ -121,30 +132,51 @@ def handler() -> Iterator[Any]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
-def test_ctrl_c_at_any_line(request: pytest.FixtureRequest, handler: Any) -> None:
-    before = None
+def places(found: list[tuple[CodeType, int]], amount: str, *, seams: bool = True) -> list[int]:
+    """Choose lines to interrupt, counted from 1."""
+    if amount == "many":  # others each time
+        return list(range(random.randint(1, 5), len(found) + 1, 5))
+    few = range(1, len(found) + 1, len(found) // 6)
+    ours = [i for i, (code, _) in enumerate(found, 1) if seams and code.co_qualname in SEAMS]
+    return sorted({*few, *ours})
 
-    @chosen(request.config, examples=12)
-    @given(way=st.integers(0, len(WAYS) - 1), place=st.floats(0, 1))
-    def at(way: int, place: float) -> None:
-        nonlocal before
-        target, options, armed = WAYS[way]
-        total = lines(way)
-        before = before or torch_twins.process()
+
+amounts = pytest.mark.parametrize("amount", ["few", pytest.param("many", marks=pytest.mark.long)])
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way[0]}-{way[2]}-{way[1]}")
+@amounts
+def test_ctrl_c_at_any_line_of_a_step(
+    way: tuple[str, dict[str, Any], str], amount: str, handler: Any
+) -> None:
+    target, options, armed = way
+    program = Program(target, **options)
+    program.run()
+    program.fault.armed = armed
+    with Interrupt() as count:
+        program.run()
+    program.tracker.remove()
+    before = torch_twins.process()
+    for place in places(count.places, amount, seams="level" in options):
         program = Program(target, **options)
-        hooks = torch_twins.process()
+        tracked = torch_twins.process()
         program.run()
         program.fault.armed = armed
-        interrupt = Interrupt(max(1, round(place * total)))
-        with contextlib.suppress(KeyboardInterrupt), interrupt:
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
             program.run()
         where = interrupt.where
-        twins.assert_process(hooks, torch_twins.process(), where)
+        if way is not LATE:
+            twins.assert_process(tracked, torch_twins.process(), where)
+        elif place % 2:  # nothing comes after it
+            program.tracker.remove()
+            twins.assert_process(before, torch_twins.process(), where)
+            continue
         # Afterwards it works as before.
         program.mend()
         program.run()
         program.run()
+        twins.assert_process(tracked, torch_twins.process(), where)
         program.tracker.clear()
         program.fault.armed = armed
         program.run()
@@ -154,7 +186,45 @@ def test_ctrl_c_at_any_line(request: pytest.FixtureRequest, handler: Any) -> Non
         assert not any(map(torch_twins.is_ours, hooks_of(program.model))), where
         twins.assert_process(before, torch_twins.process(), where)
 
-    at()
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+# As the last reference goes, Python lets nothing out of a `__del__`.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@amounts
+def test_ctrl_c_at_any_line_of_remove(amount: str, handler: Any) -> None:
+    """A second ``remove`` ends what the first began."""
+    target, options, _ = LATE
+    program = Program(target, **options)
+    program.run()
+    with Interrupt() as count:
+        program.tracker.remove()
+    before = torch_twins.process()
+    for place in places(count.places, amount):
+        program = Program(target, **options)
+        program.run()
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
+            program.tracker.remove()
+        program.tracker.remove()
+        assert not any(map(torch_twins.is_ours, hooks_of(program.model))), interrupt.where
+        twins.assert_process(before, torch_twins.process(), interrupt.where)
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+@amounts
+def test_ctrl_c_at_any_line_of_track(amount: str, handler: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    with Interrupt() as count:
+        tracker = anynan.torch.track(model)
+    tracker.remove()
+    before = torch_twins.process()
+    for place in places(count.places, amount):
+        model = torch.nn.Linear(2, 2)
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
+            anynan.torch.track(model)
+        with contextlib.suppress(ValueError):  # it is not tracked
+            anynan.torch.untrack(model)
+        assert not any(map(torch_twins.is_ours, hooks_of(model))), interrupt.where
+        twins.assert_process(before, torch_twins.process(), interrupt.where)
 
 
 def hooks_of(model: Any) -> Iterator[Any]:

@@ -4,7 +4,6 @@ import copy
 import io
 import pickle
 import random
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -185,20 +184,7 @@ class Side:
         return self.model.inner(self.batch(k)).detach()
 
     def call_in_a_thread(self, k: int) -> Any:
-        results: list[Any] = []
-
-        def run() -> None:
-            try:
-                results.append(twins.outcome(lambda: self._step(k)))
-            except anynan.AnomalyError as error:
-                results.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        if isinstance(results[0], anynan.AnomalyError):
-            raise results[0]
-        return results
+        return twins.threaded(lambda: self._step(k))
 
     # Exceptions of the program.
 

@@ -34,10 +34,10 @@ ALL = ["mask", *(pytest.param(bug, marks=pytest.mark.long) for bug in demo.BUGS 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", ALL)
 def test_a_bug_is_named(bug):
-    tracked, *state, loader = demo.setup(bug, 0)
+    tracked, *state, text = demo.setup(bug, 0)
     with pytest.raises(anynan.NonFiniteError) as caught:
         for step in (0, 39):
-            *state, _ = tracked(*state, *loader.batch(step))
+            *state, _ = tracked(*state, *demo.batch(text, step))
     event = caught.value.event
     operation = event.operation
     found = (event.layer, event.phase, operation.name, event.cause.tag, operation.source.text)

@@ -1,6 +1,9 @@
 """A fix is tried before it is told: what the report claims of it is what really comes of it."""
 
 import math
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -191,3 +194,25 @@ def test_a_carried_state_that_begins_at_inf_is_no_fault_of_the_repaired_step() -
     event = failing(step, W, jnp.asarray(jnp.inf))
     assert event.tried is not None
     assert event.tried.outcome == "finite"
+
+
+def test_what_was_compiled_is_kept_where_the_program_goes_on_after_a_report() -> None:
+    code = """
+        import jax, jax.numpy as jnp
+        import anynan
+
+        traced = []
+
+        def step(x):
+            traced.append(x)
+            return jnp.exp(x).sum()
+
+        tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), action="record")
+        compiled = jax.jit(step)
+        compiled(jnp.ones(3))
+        tracked(jnp.zeros(3))
+        assert tracked.events[0].tried is not None
+        compiled(jnp.ones(3))
+        assert len(traced) == 1
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)

@@ -105,3 +105,35 @@ def test_what_the_function_overwrote_is_not_the_batch():
     with pytest.raises(anynan.NonFiniteError) as caught:
         anynan.jax.track(fn)({"x": X}, X)
     assert caught.value.event.operation.name == "log"
+
+
+def solved(params, x):
+    """Take steps that are kept where they are fit, as an adaptive solver does."""
+
+    def advance(state):
+        i, rows = state
+        new = params["rate"] * x
+        error = jnp.where(jnp.isnan(new), jnp.inf, jnp.abs(new)).max()
+        return i + 1, jax.lax.cond(error < 10, lambda: rows.at[i].set(new), lambda: rows)
+
+    start = 0, jnp.full((2, 3), jnp.inf)
+    rows = jax.lax.while_loop(lambda state: state[0] < 2, advance, start)[1]
+    return ((rows - 1) ** 2).mean()
+
+
+def test_a_bad_weight_is_named_where_the_code_chose_to_leave_what_it_wrote():
+    tracked = anynan.jax.track(jax.jit(solved))
+    tracked({"rate": jnp.ones(3)}, X)
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracked({"rate": jnp.array([1.0, jnp.nan, 1.0])}, X)
+    event = caught.value.event
+    assert (event.phase, event.parameter, event.kind) == ("parameter", "rate", "nan")
+    assert event.cause.tag == "bad_parameter"
+    assert "inferred" in event.notes[-1]
+
+
+def test_a_good_weight_is_not_blamed_for_what_the_code_wrote():
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(jax.jit(solved))({"rate": jnp.full(3, 20.0)}, X)
+    event = caught.value.event
+    assert (event.phase, event.kind, event.cause.tag) == ("loss", "posinf", "written_constant")

@@ -1,9 +1,6 @@
 """Every way in tells of the same fault what ``track(step)`` tells of it."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from torch import nn
 import anynan
 from anynan._steps.everywhere import Found, watch_everything
 from anynan.options import Options
+from tests.processes import python
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_lightning")]
 
@@ -289,11 +287,7 @@ def told(event: anynan.Event) -> list[Any]:
 def test_the_ranks_of_lightning_tell_the_same(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     (tmp_path / "train.py").write_text(RANKS)
-    env = {**os.environ, "PYTHONPATH": str(Path(anynan.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, env=env, timeout=300,
-    )  # fmt: skip
+    done = python("train.py", cwd=tmp_path)
     for rank in (0, 1):
         file = tmp_path / f"rank{rank}.jsonl"
         assert file.exists(), done.stdout + done.stderr

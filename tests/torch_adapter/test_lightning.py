@@ -1,8 +1,5 @@
 """A model in Lightning's Trainer, which calls the model's training_step and never the model."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from torch import nn  # noqa: E402
 
 import anynan  # noqa: E402
 from anynan import NonFiniteError  # noqa: E402
+from tests.processes import python  # noqa: E402
 
 
 class Encoder(nn.Module):
@@ -305,11 +303,7 @@ if __name__ == "__main__":
 @pytest.mark.multiprocess
 def test_all_ranks_stop_at_the_batch_that_one_of_them_went_bad_in(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
-    env = {**os.environ, "PYTHONPATH": str(Path(anynan.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "ranks.py"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, env=env, timeout=300,
-    )  # fmt: skip
+    done = python("ranks.py", cwd=tmp_path)
     # PyTorch may write there itself, without ending its lines.
     assert done.stdout.count("said 3 1 log True") == 2, done.stdout + done.stderr
     assert (tmp_path / "anynan-step=3.ckpt").exists()

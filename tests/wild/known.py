@@ -41,7 +41,7 @@ KNOWN: list[Known] = [
         "silent",
         HIDDEN,
         level="operation",
-        said="*suspect nan forward * sqrt sqrt_of_negative",
+        said="*suspect nan forward*sqrt sqrt_of_negative",
     ),
     Known(
         "*",
@@ -109,13 +109,16 @@ KNOWN: list[Known] = [
         level="operation",
         said="suspect neginf forward * log log_of_zero*",
     ),
-    Known(
-        "transformers",
-        "imagegpt",
-        "silent",
-        HIDDEN,
-        level="operation",
-        said="suspect neginf forward * add overflow_in_dtype*",
+    *(
+        Known(
+            "transformers",
+            case,
+            "silent",
+            HIDDEN,
+            level="operation",
+            said="suspect neginf forward * add overflow_in_dtype*",
+        )
+        for case in ("imagegpt", "gpt_neo")
     ),
     Known(
         "transformers",

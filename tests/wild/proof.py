@@ -12,7 +12,8 @@ level; losses, gradients, weights, buffers and random states are compared bit fo
 event and no warning on clean steps. *Nothing left*: hooks, patches and attributes are gone after
 `remove()`. Then faults are put at places that are known, and what is reported is compared with
 them: of those that were detected, how many had the right layer, operation, line and cause. A fault
-that another layer takes away again before it does harm is not counted.
+that another layer takes away again before it does harm is not counted, and at the level `step` none
+that reaches no output of the model, no loss and no gradient.
 
 The faults of PyTorch models: a weight is set to NaN after the first step; the output of an inner
 layer is divided by 0; a 0 with an infinite slope is added to one (`root`); the weights of one are
@@ -22,7 +23,9 @@ own tables hold samples whose result is NaN or Inf by itself (`by nature`).
 
 A PyTorch model gets all faults at the level `layer`, and half of them at each other level. A Keras
 model and a program of JAX get their bad weights at the level `layer`; of the other faults a Keras
-model has half at each other level, and JAX's has the first. A call of a library gets all at each.
+model has half at each other level, and half of JAX's programs have their first. Those of JAX are
+compiled with few optimisations, but for the first at the level `layer`. A call of a library gets
+all at each.
 """
 CANNOT = (
     "*Cannot run*: the program fails without `anynan` too, or needs what is not here. The minutes "

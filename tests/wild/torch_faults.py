@@ -123,11 +123,18 @@ class Truth:
             it ran in, None outside the model.
         backward: Those of the backward pass.
         harm: A bad value left a layer, or is in the loss or a gradient.
+        shown: It is in the loss, a gradient or what the model returns.
     """
 
     origins: list[tuple[str, str | None]] = field(default_factory=list)
     backward: list[str] = field(default_factory=list)
     harm: bool = False
+    shown: bool = False
+
+    @property
+    def outside(self) -> bool:
+        """Tell whether only the code that makes the loss of the model's outputs does it."""
+        return {layer for _, layer in self.origins} == {None}
 
 
 class Oracle(TorchDispatchMode):
@@ -160,7 +167,9 @@ class Oracle(TorchDispatchMode):
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if self._inside and self._inside[-1] == name:
                 self._inside.pop()
-            self.truth.harm = self.truth.harm or any(map(_bad, tensors(output)))
+            if any(map(_bad, tensors(output))):
+                self.truth.harm = True
+                self.truth.shown = self.truth.shown or not name
 
         return leave
 
@@ -178,7 +187,8 @@ class Oracle(TorchDispatchMode):
                 self._returning = True
                 loss.backward()
         grads = [weight.grad for weight in self.model.parameters()]
-        self.truth.harm = self.truth.harm or any(map(_bad, [loss, *grads]))
+        self.truth.shown = self.truth.shown or any(map(_bad, [loss, *grads]))
+        self.truth.harm = self.truth.harm or self.truth.shown
         return self.truth
 
 

@@ -202,7 +202,9 @@ def judge(fault: Fault, truth: Truth, model: nn.Module, event: Any) -> None:
         made = {name for name, _ in truth.origins} | set(truth.backward)
         if layers and event.phase != "backward":
             fault.layer = any(alike(model, event.layer, layer) for layer in layers)
-        fault.operation = operation is not None and any(name in operation.raw for name in made)
+        # Of a tracked model's loss, that it was made outside is all there is to say.
+        if operation is not None or event.layer is not None or not truth.outside:
+            fault.operation = operation is not None and any(name in operation.raw for name in made)
         fault.cause = cause not in {"", "unknown"}
         return
     fault.layer = alike(model, event.layer, fault.place)
@@ -230,6 +232,8 @@ def rows(suite: str, case: str, build: Build) -> Iterator[Row]:
             if not wanted(case, level, found.kind):
                 continue
             fault = Fault(found.kind, found.place, left_out=found.left_out)
+            if level == "step" and not fault.left_out and not truth.shown:
+                fault.left_out = "does no harm to what the model returns, the loss or a gradient"
             row.faults.append(fault)
             if not fault.left_out:
                 faulty(build, level, fault, truth)

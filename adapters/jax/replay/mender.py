@@ -86,10 +86,10 @@ class Mender:
         Raises:
             RepairError: If this JAX could not keep such a trace apart.
         """
-        context = _context()
-        if context is None:
+        apart = context()
+        if apart is None:
             raise RepairError(jax.__version__)
-        with context(object()), Patches() as patches:
+        with apart(object()), Patches() as patches:
             for primitive in _primitives():
                 if primitive.name in JITS or names.primitive(primitive.name) in self._names:
                     patches.put(primitive, "bind", self._in_place(primitive))
@@ -106,7 +106,7 @@ class Mender:
                 return real(*args, **params)
             self._busy = True
             try:
-                with _context()(object()):  # its own function may be in the middle of a trace
+                with context()(object()):  # its own function may be in the middle of a trace
                     new = _Mended(primitive, real, args, params)(found)
                 self._used.update(found)
             except Exception:  # noqa: BLE001  then nothing is told of this run
@@ -299,8 +299,11 @@ def _is_float(x: Any) -> bool:
 
 
 @functools.cache
-def _context() -> Any:
-    """Give what keeps a trace apart from all others, None where JAX has no such thing."""
+def context() -> Any:
+    """Give what keeps a trace apart from all others, None where JAX has no such thing.
+
+    The first call has JAX forget what it compiled: it is part of what each program is found by.
+    """
     make = getattr(jax, "make_user_context", None)
     return None if make is None else make(None)
 

@@ -28,6 +28,7 @@ from anynan.jax.program.watch import Watches
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
 from anynan.jax.read.spots import Spot
+from anynan.jax.replay.mender import context
 from anynan.jax.replay.steps import Step, weakly
 from anynan.jax.session.moves import sample, weights_of
 from anynan.jax.session.settlement import Settlement
@@ -94,6 +95,8 @@ class Session(BaseAdapter):
             raises=options.action == "raise",
             plain=type(fn).__module__.startswith("equinox"),
         )
+        if options.replay and not self.settings.raises:
+            context()  # here, and not in the middle of a run that goes on after a report
 
     # Life.
 

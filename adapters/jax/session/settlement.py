@@ -29,6 +29,9 @@ from anynan.jax.replay.steps import Step, alive
 from anynan.jax.replay.trial import attempt
 from anynan.options import Options
 
+# Weights are looked at one by one: what is not compiled as one is compiled operation by operation.
+_code = jax.jit(probes.code)
+
 
 class Settlement:
     """Read steps and have them judged; answer what the core asks of the one that is judged.
@@ -174,7 +177,7 @@ class Settlement:
         outs = [alive(step.outs[i]) for i in (state.weight, *state.rest) if i is not None]
         if state.weight is None or any(x is None for x in outs):
             return None
-        words = [int(probes.code(x)) for x in outs]
+        words = [int(_code(x)) for x in outs]
         worst = max(words[1:], default=0)
         return None if words[0] or not worst else state.rest[words[1:].index(worst)]
 
@@ -276,4 +279,4 @@ def _is_bad(x: Any) -> bool:
     x = alive(x)
     if x is None or not probes.checkable(signature.aval(x)):
         return False
-    return bool(probes.code(jax.numpy.asarray(x)) > 0)
+    return int(_code(jax.numpy.asarray(x))) > 0

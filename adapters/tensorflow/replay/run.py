@@ -217,8 +217,8 @@ def as_written() -> Iterator[None]:
     """Run graphs without TensorFlow's optimizer, which takes longer than the one run it is for."""
     name = "disable_meta_optimizer"
     before = tf.config.optimizer.get_experimental_options().get(name, False)
-    tf.config.optimizer.set_experimental_options({name: True})
     try:
+        tf.config.optimizer.set_experimental_options({name: True})
         yield
     finally:
         tf.config.optimizer.set_experimental_options({name: before})

@@ -150,9 +150,9 @@ def ends_into(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
         return False
     # Out of the graph; a detached view would cost as much as the reduction.
     hidden = x.requires_grad and _grad_enabled()
-    if hidden:
-        set_grad_enabled(False)
     try:
+        if hidden:  # inside: Ctrl-C may come as it returns
+            set_grad_enabled(False)
         _aminmax(x, out=pair)
     finally:
         if hidden:

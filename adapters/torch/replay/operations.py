@@ -9,7 +9,7 @@ import torch
 
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
-from anynan._runtime.interrupts import Interrupts
+from anynan._runtime.interrupts import whole
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.private import StorageWeakRef, current_mode
 from anynan.torch.replay.scene import Scene
@@ -24,6 +24,7 @@ class Operations:
     that begins in between, as ``inference_mode`` does, puts back the modes it found.
     """
 
+    @whole
     def __init__(
         self, scene: Scene, root: RootCall, entered: str | None, compiled: Callable[[], bool]
     ) -> None:
@@ -50,12 +51,13 @@ class Operations:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch what runs inside."""
-        self.begin()
         try:
+            self.begin()
             yield
         finally:
             self.end()
 
+    @whole
     def begin(self) -> None:
         """Enter the watcher; where it is entered, go on."""
         if self._depth == 0:
@@ -63,6 +65,7 @@ class Operations:
             self.watcher.__enter__()
         self._depth += 1
 
+    @whole
     def end(self) -> None:
         """Leave the watcher, at the outermost call."""
         if self._depth == 1:
@@ -113,13 +116,16 @@ class Operations:
 
     def finish(self) -> Replay:
         """Stop watching and hand over what was seen; safe to do again."""
-        with Interrupts():
-            self._stack.close()
-            if self._depth:
-                self._depth = 0
-                self._leave()
-            self.watcher.forget()
+        self._stop()
         return self._seen()
+
+    @whole
+    def _stop(self) -> None:
+        self._stack.close()
+        if self._depth:
+            self._depth = 0
+            self._leave()
+        self.watcher.forget()
 
     def _seen(self) -> Replay:
         blind = self.watcher.outside.get(-1)

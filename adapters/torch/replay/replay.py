@@ -326,13 +326,16 @@ class Replays:
                 if together:
                     stack.enter_context(Sent(watcher))
                 with watcher:
-                    interrupts.begin()
-                    root.send()
-                    out = root.fn(*root.args, **root.kwargs)
-                    if whole:
-                        _results(watcher, out)
-                    elif reading.phase == "backward":
-                        _backward(root, out, result, together=together)
+                    try:
+                        interrupts.begin()
+                        root.send()
+                        out = root.fn(*root.args, **root.kwargs)
+                        if whole:
+                            _results(watcher, out)
+                        elif reading.phase == "backward":
+                            _backward(root, out, result, together=together)
+                    finally:  # inside: PyTorch leaves a mode in several steps
+                        interrupts.end()
             except StopReplay:
                 pass
             except ReplayError as error:
@@ -345,8 +348,6 @@ class Replays:
                     result.notes.append(_stopped(error))
                 elif watcher.taken is not None:
                     watcher.sinks.append(watcher.taken)
-            finally:
-                interrupts.end()
         if not any(sink.phase == reading.phase for sink in watcher.sinks):
             self.scene.gradients(watcher)
         if mender is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.containers import leaves
+from anynan._runtime.interrupts import whole
 from anynan._steps.tracker import Tracker
 from anynan.torch.call.discovery import find_modules, in_arguments
 from anynan.torch.call.growth import registered
@@ -95,9 +96,10 @@ class FunctionSession(Session):
             return fn(*args, **kwargs)
         if self.layers.grown != registered.count:
             self.follow()
-        others = self._suspend()
+        others: list[State] = []
         lent = ExitStack()
         try:
+            self._suspend(others)
             return self._step(state, fn, args, kwargs, lent, others)
         finally:  # again: what puts things back may have been interrupted at any line
             self._put_back(state, lent, others)
@@ -143,6 +145,7 @@ class FunctionSession(Session):
             self._put_back(state, lent, others)
         return result
 
+    @whole
     def _put_back(self, state: State, lent: ExitStack, others: list[State]) -> None:
         """Leave a thread as it was before its step; safe to do again."""
         state.end_operations()
@@ -157,10 +160,12 @@ class FunctionSession(Session):
         super().detach()
         self._unhook_weights()
 
+    @whole
     def _unhook_weights(self) -> None:
         while self._by_hand:
             self._by_hand.pop().remove()
 
+    @whole
     def _hook_weights(self) -> None:
         """Read gradients as they come where no optimizer is known to take them.
 
@@ -225,17 +230,15 @@ class FunctionSession(Session):
         """Count the writes to each weight."""
         return [version(p) for _, p in self.models.parameters()]
 
-    def _suspend(self) -> list[State]:
-        """Let the outer step own what trackers of its models would report."""
-        suspended = []
+    def _suspend(self, suspended: list[State]) -> None:
+        """Let the outer step own what trackers of its models would report; note their states."""
         for _, model in self.models.living():
             other = session_of(model)
             if other is not None and other is not self:
                 state = other.threads.state()
                 if not state.idle:
-                    state.idle = True
                     suspended.append(state)
-        return suspended
+                    state.idle = True
 
     def read_loss(self, loss: Any) -> None:
         """Read what the step that runs is about to differentiate, which it need not return."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from anynan._runtime.interrupts import whole
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.read.paths import inner, remark_slow_paths
@@ -42,12 +43,14 @@ class Layers:
         self.handles: list[Any] = []
         self.grown = registered.count
 
+    @whole
     def install(self) -> None:
         """Hook every model."""
         self._models.renew()
         for prefix, model in self._models.living():
             self.hook(prefix, model)
 
+    @whole
     def remove(self) -> None:
         """Take every hook away."""
         self._models.hooked.clear()
@@ -56,6 +59,7 @@ class Layers:
             self.handles.pop().remove()
         self._graphs.boards.clear()
 
+    @whole
     def hook(self, prefix: str, model: torch.nn.Module) -> None:
         """Hook the layers of a model, and its own call."""
         models = self._models
@@ -89,6 +93,7 @@ class Layers:
             remark_slow_paths(self._tracker, model)
             self._graphs.renew(model)
 
+    @whole
     def compiled(self, outer: torch.nn.Module, model: torch.nn.Module) -> None:
         """See the calls of what was compiled from a model: the model's own hooks are in a graph."""
         for prefix, known in self._models.living():
@@ -99,6 +104,7 @@ class Layers:
                     leave.on(outer.register_forward_hook(leave, always_call=True)),
                 ]
 
+    @whole
     def follow(self) -> bool:
         """Watch the layers that were put in, took another's place, or got another path.
 
@@ -131,6 +137,7 @@ class Layers:
         for prefix, model in self._models.living():
             self._hook_parts(prefix, model)
 
+    @whole
     def _hook_parts(self, prefix: str, model: torch.nn.Module) -> None:
         """Take a call of each part of a model for a call of the model: something to run again."""
         for path, part in parts(prefix, model):

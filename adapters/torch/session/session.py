@@ -13,7 +13,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
-from anynan._runtime.interrupts import Interrupts
+from anynan._runtime.interrupts import whole
 from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
 from anynan._steps.tracker import Tracker
 from anynan.torch.call.models import Models, given
@@ -154,10 +154,8 @@ class Session(BaseAdapter):
         if self.tracker.judge.level == "operation":
             with state.aside():
                 if state.operations is None:
-                    with Interrupts():
-                        state.operations = Operations(
-                            self.replays.scene, root, layer, self.graphs.ran
-                        )
+                    self._watch_operations(state, root, layer)
+                    assert state.operations is not None
                     rows.seen = state.operations.seen
                 else:
                     state.operations.enter(root)
@@ -173,6 +171,10 @@ class Session(BaseAdapter):
                     rows.live[len(rows.sites)] = weakref.ref(x)
                 self.steps.write(state, rows, site, 0, x)
         return root
+
+    @whole
+    def _watch_operations(self, state: State, root: RootCall, layer: str | None) -> None:
+        state.operations = Operations(self.replays.scene, root, layer, self.graphs.ran)
 
     def note_call(self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any) -> RootCall:
         """Take what a second run of a call will need."""

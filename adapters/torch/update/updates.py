@@ -14,6 +14,7 @@ from torch.optim.optimizer import (
 )
 
 from anynan._readings.readings import Rows
+from anynan._runtime.interrupts import whole
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State, StopReplay
@@ -48,6 +49,7 @@ class Updates:
         self.moves = Moves(steps.options.updates)
         self.ran_before = False
 
+    @whole
     def watch(self) -> None:
         """Be told of every optimizer step from now on."""
         _watching.add(self)
@@ -58,6 +60,7 @@ class Updates:
             _handles.append(Seam(_skipped))
             _handles.append(Termination(_tell_rest))
 
+    @whole
     def unwatch(self) -> None:
         """Be told no more; the hooks go with the last one."""
         _watching.discard(self)

@@ -1,0 +1,19 @@
+"""Python programs in processes of their own, which find the anynan that is tested."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anynan
+
+ROOT = Path(anynan.__file__).parents[1]
+
+
+def python(*words: object, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words; what it printed and how it ended is the caller's to judge."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        capture_output=True, encoding="utf-8", check=False, cwd=cwd, timeout=timeout,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+    )  # fmt: skip
