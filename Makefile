@@ -18,7 +18,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test chaos test-cuda-build test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild clean
+.PHONY: help demo test chaos test-cuda-build test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -99,6 +99,19 @@ wild: export HF_HUB_OFFLINE = 1
 wild: ## Run programs nobody here wrote, as ARGS="transformers --only gpt2" (writes docs/proof.md)
 	$(MAKE) VENV=.venv-wild .venv-wild/wild.stamp
 	.venv-wild/bin/python -m tests.wild --jobs $(JOBS) --write docs/proof.md $(ARGS)
+
+# They are on no package index. ARRAY_API_TESTS=<a checkout with its submodule> runs that one.
+ARRAY_API_COMMIT := 55fcc60179efa2680ddd6cd926ddf17b83530e2b
+ARRAY_API_TESTS ?= build/array-api-tests
+test-array-api: export OMP_NUM_THREADS = 1
+test-array-api: ## Run the public array-api-tests, plain and tracked, NumPy and strict (prints the table)
+	$(MAKE) VENV=.venv-wild .venv-wild/wild.stamp
+	@test -d '$(ARRAY_API_TESTS)/array_api_tests' || { \
+		git clone https://github.com/data-apis/array-api-tests '$(ARRAY_API_TESTS)' && \
+		git -C '$(ARRAY_API_TESTS)' checkout -q $(ARRAY_API_COMMIT) && \
+		git -C '$(ARRAY_API_TESTS)' submodule update --init; }
+	ARRAY_API_TESTS='$(abspath $(ARRAY_API_TESTS))' .venv-wild/bin/python -m tests.wild \
+		--jobs $(JOBS) array_api $(ARGS)
 
 # The build that pip gets on most machines, in .venv-cuda: some gigabytes.
 test-cuda-build: ## Run README and demo with PyTorch for CUDA on a machine without a GPU

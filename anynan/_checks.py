@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from anynan._arrays.access import dtype_max, library_name, type_name
+from anynan._arrays.bulk import is_finite, left
 from anynan._arrays.chunked import holds_floats, is_chunked
-from anynan._arrays.containers import is_container, is_leaf, leaves
+from anynan._arrays.containers import Parts, is_container, is_leaf, leaves
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import ends, is_clean, probe
 from anynan._arrays.summary import Summary
@@ -71,6 +72,8 @@ def check(x: T, name: str = "array", *, policy: Policy | None = None) -> T:
         return x
     policy = DEFAULT if policy is None else policy
     _refuse_options(name, policy)
+    if policy.unlimited and is_finite(x):
+        return x
     if not is_leaf(x) and not is_container(x):
         _refuse(x, "check")
     layer = context.scope_path()
@@ -128,9 +131,9 @@ def summarize(x: Any) -> Summary:
         raise TypeError(msg) from error
 
 
-def plain_leaves(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+def plain_leaves(x: Any, name: str, parts: Parts | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the arrays in ``x`` with their paths, structured ones field by field."""
-    for path, leaf in leaves(x, name):
+    for path, leaf in leaves(x, name, parts=parts):
         names = _fields(leaf)
         if names:
             yield from plain_leaves({key: leaf[key] for key in names}, path)
@@ -161,7 +164,8 @@ def look_at_all(
     """
     found: list[Finding] = []
     unread: TypeError | None = None
-    for path, leaf in plain_leaves(x, name):
+    # Without limits of their own, finite numbers are all alike.
+    for path, leaf in plain_leaves(x, name, left if policy.unlimited else None):
         try:
             finding = look(path, leaf, policy, layer, phase)
         except TypeError as error:
@@ -178,7 +182,6 @@ def look(
     path: str, leaf: Any, policy: Policy, layer: str | None, phase: Phase = "value"
 ) -> Finding | None:
     """Judge one array; None if there is nothing to say of it."""
-    # Without limits of their own, finite numbers are all alike.
     if policy.unlimited and is_clean(leaf):
         return None
     summary = None

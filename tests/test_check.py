@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+import sys
 import tracemalloc
 import warnings
 from collections.abc import Iterator
@@ -277,6 +278,57 @@ def test_a_clean_array_is_read_once(dtype: str, monkeypatch: pytest.MonkeyPatch)
     anynan.check(np.ones((64, 64), dtype), policy=anynan.Policy(large=10.0))
     anynan.check(np.ones((64, 64), dtype)[:, ::2])
     assert len(reads) == 2
+
+
+def python_calls(x: Any) -> int:
+    """Count what a check costs, without a clock."""
+    anynan.check(x)
+    calls: list[str] = []
+    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
+    try:
+        anynan.check(x)
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, np.float16])
+def test_small_things_are_looked_at_together(kind: Any) -> None:
+    assert python_calls(kind(1.5)) < 12
+    many = [kind(1.5)] * 1000
+    for x in (many, tuple(many), dict(enumerate(many)), [*many, 1, None, "text", True]):
+        assert python_calls(x) < 60
+    for bad in (np.nan, np.inf):
+        many[500] = kind(bad)
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            anynan.check(many, "x")
+        assert caught.value.event.tensor == "x[500]"
+    assert anynan.check([], "x") == []
+
+
+def test_the_columns_of_a_table_are_looked_at_together() -> None:
+    pd: Any = pytest.importorskip("pandas")
+    values = np.ones((10, 60))
+    frames = {
+        "one_block": pd.DataFrame(values),
+        "blocks": pd.DataFrame({f"c{i}": np.ones(10) for i in range(60)}),
+        "two_dtypes": pd.DataFrame(values).astype(dict.fromkeys(range(30), "float32")),
+        "with_others": pd.DataFrame(values).assign(when=pd.Timestamp("2026-01-01"), n=1, of="x"),
+    }
+    for name, frame in frames.items():
+        assert python_calls(frame) < 2000, name  # of 7000 with a look at each
+        for bad in (np.nan, np.inf):
+            spoilt = frame.copy()
+            spoilt.iloc[3, 57] = bad
+            with pytest.raises(anynan.NonFiniteError) as caught:
+                anynan.check(spoilt, "x")
+            assert caught.value.event.tensor == f"x[{spoilt.columns[57]!r}]"
+            assert caught.value.event.summary is not None
+            assert caught.value.event.summary.first_bad == (3,)
+    twice = pd.DataFrame(values, columns=["same"] * 60)
+    twice.iloc[1, 59] = np.nan
+    with pytest.raises(anynan.NonFiniteError):
+        anynan.check(twice)
 
 
 def test_checking_imports_no_framework() -> None:

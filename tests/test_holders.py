@@ -1,16 +1,19 @@
 """Arrays that hold others: sparse, labelled and Arrow's; their elements are looked at."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import anynan
+from anynan._arrays import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BAD = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, np.nan]])
 FINE = np.nan_to_num(BAD)
+NAN = float("nan")
 
 
 def torch_sparse(layout: str) -> Callable[[Any], Any]:
@@ -77,6 +80,64 @@ def test_a_result_is_judged(hold: Callable[[Any], Any], read: Any) -> None:
     tracker(np.ones(1))
     (event,) = tracker.events
     assert (event.phase, event.kind, event.tensor) == ("forward", "nan", "result")
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["alone", "beside_the_adapter"])
+@pytest.mark.parametrize("layout", ["strided", "jagged"])
+def test_the_parts_of_a_nested_array(adapter: bool, layout: str) -> None:
+    """The adapter has a reader of its own."""
+    torch = pytest.importorskip("torch")
+    readers = registry._readers
+    if adapter:
+        pytest.importorskip("anynan.torch")
+    held = list(readers)
+    try:
+        readers[:] = held if adapter else []
+        make = partial(torch.nested.nested_tensor, layout=getattr(torch, layout))
+        fine, bad = torch.ones(2), torch.tensor([1.0, torch.nan, 2.0])
+        x = make([fine, fine[:1]])
+        assert anynan.check(x) is x
+        assert anynan.summarize(x).max == 1.0
+        with pytest.raises(anynan.NonFiniteError):
+            anynan.check(make([fine, bad]))
+        assert anynan.summarize(make([fine, bad])).nan == 1
+        with pytest.raises(anynan.NonFiniteError) as error:
+            anynan.check(list(make([fine, bad]).unbind()), "parts")
+        assert error.value.event.tensor == "parts[1]"
+        start, length = torch.tensor([0, 0]), torch.tensor([1, 2])
+        rows = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
+        hidden = torch.nested.narrow(rows, 1, start, length, layout=torch.jagged)
+        assert anynan.check(hidden) is hidden
+    finally:
+        readers[:] = held
+
+
+@pytest.mark.parametrize(
+    ("fine", "bad"),
+    [
+        ([[1.0], None, []], [[1.0], [2.0, NAN]]),
+        ([[[1.0]]], [[[1.0], [NAN]]]),
+        ([{"a": 1.0, "b": "x"}, None], [{"a": NAN, "b": "x"}]),
+        ([{"a": [1]}], [{"a": [1], "b": NAN}]),
+    ],
+)
+def test_lists_and_structs_of_arrow(fine: list[Any], bad: list[Any]) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    for make in (arrow.array, lambda x: arrow.chunked_array([x])):
+        column = make(fine)
+        assert anynan.check(column) is column
+        with pytest.raises(anynan.NonFiniteError):
+            anynan.check(make(bad))
+
+
+def test_tables_of_arrow() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    for make in (arrow.table, arrow.record_batch):
+        fine = make({"a": [1.0, None], "b": ["x", "y"]})
+        assert anynan.check(fine) is fine
+        with pytest.raises(anynan.NonFiniteError) as error:
+            anynan.check(make({"a": [1.0, NAN], "b": ["x", "y"]}), "table")
+        assert error.value.event.tensor == "table['a']"
 
 
 def test_arrow() -> None:

@@ -404,9 +404,9 @@ class TestTorch:
         assert measure(x).device == "meta"
 
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-    def test_what_cannot_be_reduced_is_named(self) -> None:
-        with pytest.raises(TypeError, match=r"torch\.Tensor of float32 .* dense array"):
-            probe(self.torch.nested.nested_tensor([self.torch.ones(2)]))
+    def test_the_parts_of_a_nested_tensor(self) -> None:
+        parts = [self.torch.ones(2), -self.torch.ones(3)]
+        assert probe(self.torch.nested.nested_tensor(parts)) == (-1.0, 1.0)
 
     def test_the_stored_elements_of_a_sparse_tensor(self) -> None:
         assert probe(self.torch.eye(3).to_sparse()) == (1.0, 1.0)

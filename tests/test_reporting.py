@@ -15,7 +15,7 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import operation
 from anynan._diagnosis.lineage import Operand, OpRecord
-from anynan._readings.history import History
+from anynan._readings.history import Cleared, History
 from anynan._readings.readings import Site
 from anynan._reports.report import (
     WIDTH,
@@ -596,7 +596,7 @@ def test_a_notebook_shows_each_result_without_scripts_and_colours_of_its_own() -
     history = History(4)
     assert "none yet" in history._repr_html_()
     site = Site(0, "<b>", "forward", "output", "float32", 3.4e38, 3.4e38)
-    history.add(3, [site], [8.0])
+    history.add(Cleared(3, [site], [64.0]))
     for thing, word in (
         (EVENTS["forward_nan"], "<b>NaN first appeared in the forward pass of step 412</b>"),
         (summary, "float32 (3,)  min 1  max 3   1 x NaN"),

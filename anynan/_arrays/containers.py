@@ -196,6 +196,8 @@ def _role_of(kind: type) -> Role:
         return "mapping"
     if hasattr(kind, "get_columns") and hasattr(kind, "columns"):
         return "columns"
+    if hasattr(kind, "__dataframe__") and hasattr(kind, "column_names"):
+        return "columns"
     if hasattr(kind, "__array_namespace__") or hasattr(kind, "__array__"):
         return "array"
     if hasattr(kind, "__dataclass_fields__"):
@@ -219,6 +221,10 @@ def _open(
     return _each(x, path, kind, tell, flat)
 
 
+def _named(x: Any) -> Iterator[tuple[str, Any]]:
+    return ((column.name, column) for column in x.get_columns())
+
+
 def _each(x: Any, path: str, kind: Role, tell: Tell, flat: bool) -> Iterator[tuple[str, Any]]:
     """Yield what a container holds, as far as it lets itself be read."""
     try:
@@ -226,8 +232,10 @@ def _each(x: Any, path: str, kind: Role, tell: Tell, flat: bool) -> Iterator[tup
             for key, item in sorted(x.items(), key=itemgetter(0)) if flat else x.items():
                 yield f"{path}[{shown(key)}]", item
         elif kind == "columns":
-            for column in x.get_columns():
-                yield f"{path}[{shown(column.name)}]", column
+            named = hasattr(x, "column_names")  # where a column does not know its own
+            columns = zip(x.column_names, x.columns, strict=True) if named else _named(x)
+            for name, column in columns:
+                yield f"{path}[{shown(name)}]", column
         elif kind == "sequence":
             for index, item in enumerate(x):
                 yield f"{path}[{index}]", item

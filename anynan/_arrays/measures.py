@@ -1,5 +1,6 @@
 """The engine of ``summarize``: exact counts and careful sums, piece by piece."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -59,9 +60,11 @@ def describe(x: Any) -> Summary:
     if held is not x:
         summary = describe(held)
         first = values.place(x, summary.first_bad)
-        if not hasattr(x, "dtype") or not hasattr(x, "shape"):
-            return replace(summary, first_bad=first)
-        return replace(summary, shape=tuple(x.shape), dtype=dtype_name(x), first_bad=first)
+        shape = summary.shape
+        with suppress(Exception):  # nested arrays may have none
+            shape = tuple(x.shape)
+        dtype = dtype_name(x) if hasattr(x, "dtype") else summary.dtype
+        return replace(summary, shape=shape, dtype=dtype, first_bad=first)
     view = on_host(x)
     if view is None:
         return _standard(x)

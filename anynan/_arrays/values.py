@@ -2,6 +2,7 @@
 
 import contextlib
 import numbers
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -44,6 +45,8 @@ def plain(x: Any) -> Any:
     if kind in ("coordinates", "stored"):
         return _with_fill(x)
     if kind == "layout":
+        if getattr(x, "is_nested", False):  # what a narrowed one leaves out is not its own
+            return x.detach().contiguous().values()
         return x if _is_dense(x) else _sparse_values(x)
     if kind == "arrow":
         return _arrow(x)
@@ -65,6 +68,8 @@ def place(x: Any, index: tuple[int, ...] | None) -> tuple[int, ...] | None:
         with contextlib.suppress(Exception):  # where it is no list of coordinates
             return None if index is None else _coordinates(x, kind, index)
         return None
+    if kind == "arrow" and x.type.num_fields:
+        return None  # it is an index into what the column's lists or structs hold
     if index is None or kind != "sparse":
         return index
     whole = _stored(x)
@@ -133,6 +138,8 @@ def _sparse_values(x: Any) -> Any:
 def _coordinates(x: Any, kind: Kind, index: tuple[int, ...]) -> tuple[int, ...] | None:
     """Give the place of a stored element."""
     if kind == "layout":
+        if getattr(x, "is_nested", False):
+            return None
         if _is_dense(x) or "_mkldnn" in str(x.layout):
             return index
         coords = x.detach().to_sparse().coalesce().indices()
@@ -153,11 +160,27 @@ def _coordinates(x: Any, kind: Kind, index: tuple[int, ...]) -> tuple[int, ...] 
 
 
 def _arrow(x: Any) -> Any:
-    """Read a column of Arrow's; nulls are masked."""
+    """Read a column of Arrow's; nulls are masked, of lists and structs what they hold is read."""
+    if x.type.num_fields:
+        parts = [part for part in map(_arrow, _inner(x)) if part.dtype.kind in "fc"]
+        return np.ma.concatenate(parts) if parts else np.empty(0, "U1")  # type: ignore[no-untyped-call]
     found = x.to_numpy(zero_copy_only=False)
     if found.dtype.kind not in "fc":
         return np.empty(0, "U1")
     return np.ma.MaskedArray(found, x.is_null().to_numpy(zero_copy_only=False))
+
+
+def _inner(x: Any) -> Iterator[Any]:
+    """Yield the columns that a column of Arrow's is made of."""
+    if hasattr(x, "chunks"):
+        held = x.chunks
+    elif hasattr(x, "keys"):  # maps, whose values are the items' second field
+        held = [x.items]
+    else:
+        inside = x.flatten()
+        held = inside if isinstance(inside, list) else [inside]
+    for part in held:
+        yield from _inner(part) if part.type.num_fields else (part,)
 
 
 def _column(x: Any) -> Any:

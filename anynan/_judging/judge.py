@@ -27,6 +27,7 @@ from anynan._diagnosis.lineage import PLACING, Replay, Sink, trace
 from anynan._diagnosis.trials import tried
 from anynan._judging import made
 from anynan._judging.actions import Actor, takes_along
+from anynan._readings.history import Cleared
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
 from anynan._readings.readings import Doubt, Held, Reading, Rows, Site, layer_norms
@@ -127,23 +128,23 @@ class Judge(Actor):
             for follower in self.followers:
                 follower.step(rows, self.notes, self.remarks)
 
-    def passed(self, sites: list[Site], bounds: list[float]) -> bool:
+    def passed(self, sites: list[Site], squares: list[float]) -> bool:
         """Take a step of which everything read was clean, at little cost.
 
         Args:
             sites: What was read; a list that is the same object for the same slots.
-            bounds: For each what none of its values exceeds.
+            squares: The sum of squares of each.
 
         Returns:
             False if it is to be judged as any other.
         """
-        local = self._local
-        if self.followers or self._risen or getattr(local, "rows", None) is not None:
+        local = self._local.__dict__  # asked once: it is another for each thread
+        if self.followers or self._risen or local.get("rows") is not None:
             return False
-        step = getattr(local, "next", 0)
-        local.next, local.since = step + 1, made.count()
+        step: int = local.get("next", 0)
+        local["next"], local["since"] = step + 1, made.count()
         self._streak = 0
-        self.monitor.history.add(step, sites, bounds)
+        self.monitor.history.add(Cleared(step, sites, squares))
         return True
 
     @property

@@ -11,7 +11,7 @@ from anynan._readings.kinds import Kinds
 from anynan._readings.readings import Rows, Site
 
 if TYPE_CHECKING:
-    from anynan._readings.history import Entry
+    from anynan._readings.history import Packed
     from anynan._reports.run import Run
 
 # A cell's code; the larger one wins where cells are put together. From FIRST on it tells the
@@ -143,7 +143,7 @@ def _depth(layer: str | None) -> int:
 
 def grids(run: "Run") -> dict[str, Grid]:
     """Return the panels that a run has readings for."""
-    steps: list[Entry | Rows] = [*run.history.entries()]
+    steps: list[Packed | Rows] = [*run.history.entries()]
     if run.open is not None:
         steps.append(run.open)
     steps.sort(key=lambda entry: entry.step)
@@ -181,7 +181,7 @@ def grids(run: "Run") -> dict[str, Grid]:
     }
 
 
-def _in_order(steps: "Sequence[Entry | Rows]") -> Iterable[Site]:
+def _in_order(steps: "Sequence[Packed | Rows]") -> Iterable[Site]:
     """Give every slot, those of the last whole step first and in its order."""
     lists = {id(entry.sites): entry.sites for entry in reversed(steps[-LATEST:])}
     lists |= {id(entry.sites): entry.sites for entry in steps}
@@ -223,7 +223,7 @@ class _Order:
         }
 
 
-def _codes(entry: "Entry | Rows", limits: NDArray[np.float64]) -> NDArray[np.uint16]:
+def _codes(entry: "Packed | Rows", limits: NDArray[np.float64]) -> NDArray[np.uint16]:
     low, high = np.asarray(entry.lo, np.float64), np.asarray(entry.hi, np.float64)
     with np.errstate(all="ignore"):
         size = np.maximum(np.abs(low), np.abs(high))

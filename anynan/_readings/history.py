@@ -4,8 +4,10 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
+from operator import neg
 from threading import RLock
-from typing import TYPE_CHECKING, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,11 +25,12 @@ HISTORY_BYTES = 64 * 2**20
 class Entry:
     """Keep one step of the ring, packed."""
 
-    __slots__ = ("calls", "hi", "lo", "norms", "sites", "stats", "step", "updates")
+    __slots__ = ("calls", "hi", "lo", "nbytes", "norms", "sites", "stats", "step", "updates")
     sites: list[Site]
     calls: list[int]
+    nbytes: int  # at most: shared lists are counted for every step
 
-    def __init__(self, rows: Rows, before: "Entry | None") -> None:
+    def __init__(self, rows: Rows, before: "Packed | None") -> None:
         read = len(rows.lo)
         self.step = rows.step
         sites: list[Site] = rows.sites[:read]
@@ -40,21 +43,42 @@ class Entry:
         self.stats = rows.stats
         self.norms = rows.norms
         self.updates = rows.updates
+        extra = len(self.stats) + len(self.norms) + len(self.updates)
+        self.nbytes = 16 * (len(self.lo) + len(self.sites)) + 64 * extra
 
-    @classmethod
-    def of_bounds(cls, step: int, sites: list[Site], bounds: list[float]) -> Self:
-        """Pack a step of which nothing but bounds is known."""
-        entry = cls.__new__(cls)
-        entry.step, entry.sites, entry.calls = step, sites, [0] * len(sites)
-        entry.lo, entry.hi = array("d", [-bound for bound in bounds]), array("d", bounds)
-        entry.stats, entry.norms, entry.updates = {}, {}, {}
-        return entry
+
+class Cleared:
+    """Keep one step of which nothing is known but that sums of squares were finite.
+
+    Args:
+        step: The step.
+        sites: What was read, each once; the list is shared by the steps.
+        squares: The sum of squares of each, whose root none of its values exceeds.
+    """
+
+    __slots__ = ("nbytes", "sites", "squares", "step")
+    stats: Mapping[int, tuple[float, ...]] = MappingProxyType({})
+    norms: Mapping[int, float] = MappingProxyType({})
+    updates: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
+    def __init__(self, step: int, sites: list[Site], squares: list[float]) -> None:
+        self.step, self.sites, self.squares = step, sites, squares
+        self.nbytes = 128 + 32 * len(squares)
 
     @property
-    def nbytes(self) -> int:
-        """Give at most the memory this takes: shared lists are counted for every step."""
-        extra = len(self.stats) + len(self.norms) + len(self.updates)
-        return 16 * (len(self.lo) + len(self.sites)) + 64 * extra
+    def calls(self) -> list[int]:
+        return [0] * len(self.sites)
+
+    @property
+    def hi(self) -> "array[float]":
+        return array("d", map(math.sqrt, self.squares))
+
+    @property
+    def lo(self) -> "array[float]":
+        return array("d", map(neg, self.hi))
+
+
+Packed = Entry | Cleared
 
 
 class History(Shown):
@@ -66,7 +90,7 @@ class History(Shown):
     def __init__(self, steps: int, nbytes: float | None = None) -> None:
         self._steps = steps
         self._most = nbytes
-        self._entries: deque[Entry] = deque()
+        self._entries: deque[Packed] = deque()
         self._bytes = 0
         self._lock = RLock()
 
@@ -79,12 +103,12 @@ class History(Shown):
         for entry in entries:
             yield from self._unpack(entry)
 
-    def _unpack(self, entry: Entry) -> Iterator[Reading]:
+    def _unpack(self, entry: Packed) -> Iterator[Reading]:
         for order in range(len(entry.sites)):
             yield self._reading(entry, order)
 
     @staticmethod
-    def _reading(entry: Entry, order: int) -> Reading:
+    def _reading(entry: Packed, order: int) -> Reading:
         site, lo, hi = entry.sites[order], entry.lo[order], entry.hi[order]
         stats = entry.stats.get(order, ())
         norm = hi if site.bound else entry.norms.get(order)
@@ -95,13 +119,13 @@ class History(Shown):
         """Give the host memory that the packed readings take."""
         return self._bytes
 
-    def extremes(self) -> "Iterator[tuple[list[Entry], Extreme, Extreme]]":
+    def extremes(self) -> "Iterator[tuple[list[Packed], Extreme, Extreme]]":
         """Give the steps of each list of slots, and where each slot was largest and smallest.
 
         Both are finite magnitudes with places in the list of steps, the oldest of several: -1
         where none was read, Inf where none was above zero.
         """
-        by_sites: dict[int, list[Entry]] = {}
+        by_sites: dict[int, list[Packed]] = {}
         for entry in self.entries():
             by_sites.setdefault(id(entry.sites), []).append(entry)
         for entries in by_sites.values():
@@ -138,7 +162,7 @@ class History(Shown):
             without.add(id(entry.sites))
         return None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Packed]:
         """Return the steps held, packed, oldest first."""
         with self._lock:
             return list(self._entries)
@@ -156,30 +180,21 @@ class History(Shown):
 
     def append(self, rows: Rows) -> None:
         """Pack one finished step, and drop the oldest beyond the bounds."""
-        if not self._steps:
-            return
-        with self._lock:
-            self._add(Entry(rows, self._entries[-1] if self._entries else None))
-
-    def add(self, step: int, sites: list[Site], bounds: list[float]) -> None:
-        """Pack one step of which nothing but bounds is known.
-
-        Args:
-            step: The step.
-            sites: What was read, each once; the list is kept, and shared by the steps.
-            bounds: What none of its values exceeds, for each.
-        """
         if self._steps:
             with self._lock:
-                self._add(Entry.of_bounds(step, sites, bounds))
+                self.add(Entry(rows, self._entries[-1] if self._entries else None))
 
-    def _add(self, entry: Entry) -> None:
+    def add(self, entry: Packed) -> None:
+        """Keep one packed step, and drop the oldest beyond the bounds."""
         entries = self._entries
-        entries.append(entry)
-        self._bytes += entry.nbytes
-        most = HISTORY_BYTES if self._most is None else self._most
-        while len(entries) > 1 and (len(entries) > self._steps or self._bytes > most):
-            self._bytes -= entries.popleft().nbytes
+        with self._lock:
+            entries.append(entry)
+            self._bytes += entry.nbytes
+            most = HISTORY_BYTES if self._most is None else self._most
+            while entries and (
+                len(entries) > self._steps or (self._bytes > most and len(entries) > 1)
+            ):
+                self._bytes -= entries.popleft().nbytes
 
     def clear(self) -> None:
         """Forget every reading."""
@@ -284,9 +299,9 @@ class _Weights:
         self._bound = [order for order in chosen if sites[order].bound]
         self._read = [order for order in chosen if not sites[order].bound]
 
-    def fit(self, entry: Entry) -> bool:
+    def fit(self, entry: Packed) -> bool:
         """Tell whether a step reads the same weights in the same way, as most do."""
         return entry.sites is self._sites and entry.norms.keys() == self._norms
 
-    def norms(self, entry: Entry) -> list[float]:
+    def norms(self, entry: Packed) -> list[float]:
         return [*map(entry.hi.__getitem__, self._bound), *map(entry.norms.__getitem__, self._read)]

@@ -3,14 +3,13 @@
 Only a call that went bad is run again under the recorder, on copies of what it was given.
 """
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,8 +25,8 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows, Site
-from anynan._recorder.errorlog import ErrorLog
-from anynan._recorder.light import Light
+from anynan._recorder.errorlog import STATE, ErrorLog
+from anynan._recorder.light import NUMBERS, Light
 from anynan._recorder.live import LiveTape
 from anynan._recorder.modules import taking_stand_ins
 from anynan._recorder.names import canonical
@@ -38,6 +37,7 @@ from anynan._recorder.tape import given, now
 from anynan._recorder.trackable import change, is_array
 from anynan._recorder.tracked import TrackedArray
 from anynan._recorder.trials import Call, attempt
+from anynan._runtime.context import running as watching
 from anynan.events import Event, Phase
 
 if TYPE_CHECKING:
@@ -215,6 +215,7 @@ class Ends:
         self._draws = True  # until a call is seen to leave the global random numbers alone
         self._sizes = session.options.sizes
         self._sites: dict[tuple[Any, ...], list[Site]] = {}
+        self._logs: list[ErrorLog] = []  # at rest
 
     @property
     def is_running(self) -> bool:
@@ -222,41 +223,60 @@ class Ends:
         return getattr(self._local, "began", None) is not None
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one call, and judge what came out of it."""
-        light = Light(self, fn, args, kwargs) if self._may_be_light(fn) else None
-        if light is None:
-            return self._session.begun(fn, args, kwargs, self._call)
-        log, squared = light.log, list[tuple[Any, float]]()
-        failed = None
-        before = now.get()
+        """Run one call that reaches nothing but its arguments, and judge what came out of it.
+
+        One of plain arrays and numbers is cleared by a sum of each.
+        """
+        session, judge = self._session, self._session.tracker.judge
+        if self._draws or self._sizes or STATE is None or type(fn) is MethodType:
+            return session.in_full(fn, args, kwargs)
+        logs = self._logs
+        log = logs.pop() if logs else None
+        if log is None or log.below is not STATE.get():
+            log = ErrorLog.prepared(STATE)
+        context, failed = copy_context(), None
+        begun = clean = False
         try:
-            now.set(cast(Any, light))  # it makes a tape where one is wanted
-            with log:
-                log.deaf = True
-                if not light.begins_clean():
-                    light = None
-                else:
-                    log.deaf = False
-                    try:
-                        result = fn(*args, **kwargs)
-                    except Exception as error:  # noqa: BLE001  raised again below
-                        failed = error
-                    log.deaf = True
-                    clean = failed is None and light.ends_clean(result, squared)
+            STATE.set(log.state)
+            log.deaf = True
+            light = Light(self, log, context, fn, args, kwargs)
+            if light.begins_clean:
+                begun = True
+                watching.set(light)  # it makes a tape where one is wanted
                 log.deaf = False
+                try:
+                    result = fn(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001  raised again below
+                    failed = error
+                log.deaf = True
+                clean = failed is None and light.ends_clean(result)
         except BaseException:
             deep: EndsTape | None = getattr(self._local, "deep", None)
             if deep is not None and deep.rows is not None:
-                with self._session.tracker.judge.softly():
+                with judge.softly():
                     self._end(deep.rows)
             raise
         finally:
-            now.set(before)
-        if light is None:
-            return self._session.begun(fn, args, kwargs, self._call)
-        clean = failed is None and clean and getattr(self._local, "began", None) is None
-        if clean and self._session.tracker.judge.passed(*self._rows(light, squared)):
-            return result
+            log.deaf = False
+            left = STATE.get()
+            changes = None if left is log.state or left is log.below else log.changes()
+            STATE.set(log.below)
+            watching.set(None)  # no call is watched inside of another
+            if changes is not None:
+                changes()
+        if not begun:
+            logs.append(log)
+            return session.in_full(fn, args, kwargs)
+        if clean and not light.deepened:
+            key = (*light.kinds, *kwargs)
+            sites = self._sites.get(key)
+            if sites is None:
+                sites = self._sites[key] = self._named(light, result)
+            if judge.passed(sites, light.squares):
+                if log.lines:
+                    log.lines = {}
+                logs.append(log)
+                return result
 
         def ran() -> Any:
             if failed is not None:
@@ -269,37 +289,26 @@ class Ends:
         finally:
             failed = None  # it holds this frame, which holds it
 
-    def _may_be_light(self, fn: Callable[..., Any]) -> bool:
-        """Tell whether a call may be looked at by its sums alone, for all that is not arguments."""
-        measured = self._draws or self._sizes or type(fn) is MethodType
-        return not measured and self._session.reached(fn).is_empty
-
-    def _rows(
-        self, light: Light, squared: list[tuple[Any, float]]
-    ) -> tuple[list[Site], list[float]]:
-        """Give what is known of a clean call: of each array a number that none of it exceeds."""
-        read = [(x, square) for x, square, _ in light.held if square == square]
-        given = len(read)
-        read += squared
-        key = (given, *[x.dtype if type(x) is np.ndarray else type(x) for x, _ in read])
-        sites = self._sites.get(key)
-        if sites is None:
-            names = [
-                name
-                for name, x in bound(positional(light.fn), light.args, light.kwargs)
-                if type(x) is np.ndarray and x.dtype.kind == "f"
-            ]
-            one = len(squared) == 1
-            names += ["result" if one else f"result[{i}]" for i in range(len(squared))]
-            site = self._session.tracker.judge.monitor.site
-            sites = self._sites[key] = [
-                site(
-                    None if i < given else "", "input" if i < given else "forward", name,
-                    dtype_name(x), dtype_max(x), bound=True,
-                )
-                for i, (name, (x, _)) in enumerate(zip(names, read, strict=False))
-            ]  # fmt: skip
-        return sites, [math.sqrt(square) for _, square in read]
+    def _named(self, light: Light, result: Any) -> list[Site]:
+        """Name what is known of a clean call: of each array a number that none of it exceeds."""
+        read: list[tuple[str | None, Phase, str, Any]] = [
+            (None, "input", name, x)
+            for name, x in bound(positional(light.fn), light.args, light.kwargs)
+            if type(x) is np.ndarray and x.dtype.kind == "f"
+        ]
+        results = [("result", result)]
+        if type(result) is tuple:
+            results = [(f"result[{i}]", x) for i, x in enumerate(result)]
+        read += [
+            ("", "forward", name, x)
+            for name, x in results
+            if type(x) in NUMBERS or (type(x) is np.ndarray and x.dtype.kind == "f")
+        ]
+        site = self._session.tracker.judge.monitor.site
+        return [
+            site(layer, phase, name, dtype_name(x), dtype_max(x), bound=True)
+            for layer, phase, name, x in read
+        ]
 
     def deepened(self, light: Light) -> EndsTape:
         """Make of a light call one that is looked at in full; its arguments came in clean."""
@@ -311,6 +320,7 @@ class Ends:
         rows = session.tracker.judge.rows()
         tape = EndsTape(session, rows)
         self._local.began, self._local.rows, self._local.deep = began, rows, tape
+        light.deepened = True
         for label, x in began.arrays:
             session.came_in(tape, label, x, began.first(x))
         return tape
@@ -318,7 +328,8 @@ class Ends:
     def _abandon(self) -> None:
         self._local.began = self._local.tape = self._local.deep = None
 
-    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def read(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one call, and look at its ends in full."""
         session = self._session
         rows = session.tracker.judge.rows()
         tape = EndsTape(session, rows)

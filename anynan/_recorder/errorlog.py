@@ -2,7 +2,8 @@
 
 import sys
 import warnings
-from contextvars import Context
+from collections.abc import Callable
+from contextvars import Context, ContextVar, copy_context
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -14,8 +15,26 @@ from anynan.events import Source
 # Lines that are kept of one call.
 MANY = 20
 _KINDS = {
-    "divide by zero": ("divide", 1), "overflow": ("over", 2), "invalid value": ("invalid", 8),
+    "divide by zero": ("divide", 1), "overflow": ("over", 2), "underflow": ("under", 4),
+    "invalid value": ("invalid", 8),
 }  # fmt: skip
+_MODES: Any = {"divide": "log", "over": "log", "invalid": "log"}
+
+
+def _variable() -> ContextVar[Any] | None:
+    """Find where NumPy keeps what it is to do about an error: what ``errstate`` sets."""
+
+    def inside() -> Context:
+        with np.errstate(all="ignore"):
+            return copy_context()
+
+    found = list(Context().run(inside))
+    return found[0] if len(found) == 1 else None
+
+
+# Set by itself where ``errstate``, which makes its state anew, would take longer than a small
+# function; None where NumPy keeps it elsewhere.
+STATE = _variable()
 
 
 class FloatError(NamedTuple):
@@ -38,25 +57,64 @@ class ErrorLog:
     Attributes:
         lines: How often each error happened.
         deaf: True while anynan itself looks at something.
+        below: What NumPy was asked to do, and
+        state: what it is asked to do with this log: values of ``STATE``.
     """
 
-    __slots__ = ("_context", "_errors", "deaf", "lines")
+    __slots__ = ("_asked", "_context", "_errors", "_modes", "below", "deaf", "lines", "state")
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.lines: dict[FloatError, int] = {}
         self.deaf = False
+        # NumPy has one function for all errors, so an underflow's comes here as well.
+        passed_on = context.run(np.geterr)["under"] in ("call", "log")
+        self._modes: Any = {**_MODES, "under": "log"} if passed_on else _MODES
+        self.below: Any = None
+        self.state: Any = None
+
+    @classmethod
+    def prepared(cls, state: ContextVar[Any]) -> Self:
+        """Make a log for calls where NumPy is asked for what it is asked for now."""
+        context, below = Context(), state.get()
+        context.run(state.set, below)  # and nothing else: a log may outlive what a call knew
+        log = cls(context)
+        log.below = below
+        with log:
+            log.state = state.get()
+        return log
 
     def __enter__(self) -> Self:
-        self._errors: Any = np.errstate(divide="log", over="log", invalid="log", call=self)
+        self._errors: Any = np.errstate(**self._modes, call=self)
         self._errors.__enter__()
+        self._asked = np.geterr()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
+        changes = self.changes()
         self._errors.__exit__(kind, error, trace)
+        changes()
+
+    def changes(self) -> Callable[[], object]:
+        """Give what does again, outside of the log, what ``numpy.seterr`` did inside of it."""
+        modes: Any = {k: mode for k, mode in np.geterr().items() if mode != self._asked.get(k)}
+        handler = np.geterrcall()
+
+        def again() -> None:
+            if modes:
+                np.seterr(**modes)
+            if handler is not self:
+                np.seterrcall(handler)
+
+        return again
+
+    def __call__(self, what: str, flag: int) -> None:
+        """Hand an error on to the function that the user gave NumPy."""
+        if not self.deaf:
+            self._wanted("")[1](what, flag)
 
     def write(self, text: str) -> None:
         """Take a line of NumPy's, and do what the user wanted done.
@@ -80,11 +138,10 @@ class ErrorLog:
             raise FloatingPointError(said)
         elif wanted == "print":
             sys.stderr.write(text)
-        elif wanted in ("call", "log"):
-            if wanted == "call":
-                handler(what, flag)
-            else:
-                handler.write(text)
+        elif wanted == "call":
+            handler(what, flag)
+        elif wanted == "log":
+            handler.write(text)
 
     def _wanted(self, kind: str) -> tuple[str, Any]:
         """Ask what the user wants done; a log around this one is anynan's, and knows it, too."""

@@ -32,22 +32,23 @@ class Reached:
 
     Args:
         fn: The function.
+
+    Attributes:
+        is_due: Counts a call; tells whether it is time to look again.
+        is_empty: Whether there was nothing at the last search that a run could change.
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
         self._reach = Reach(fn, KINDS)
+        self.is_due = self._reach.is_due
+        self.is_empty = False
 
     def look(self) -> Self:
-        """Count a call, and search again where it is time to."""
-        if self._reach.is_due():
-            self._reach.search([])
+        """Search for what a call can reach."""
+        self._reach.search([])
+        self.is_empty = self._reach.is_empty
         return self
-
-    @property
-    def is_empty(self) -> bool:
-        """Tell whether there was nothing at the last search that a run could change."""
-        return self._reach.is_empty
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Start":
         """Take what a call begins with."""

@@ -208,9 +208,19 @@ class ArraySession(BaseAdapter):
         """Run one step, and judge what it saw."""
         if now.get() is not None:
             return fn(*args, **kwargs)  # inside another tracked function, which owns the step
-        self.reached(fn).look()
-        if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
+        reached = self._reached
+        if reached is None or reached.fn != fn:
+            reached = self.reached(fn)
+        if reached.is_due():
+            reached.look()
+        if reached.is_empty and self.tracker.judge.level == "step":
             return self.ends.call(fn, args, kwargs)
+        return self.in_full(fn, args, kwargs)
+
+    def in_full(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one step with all that may be wanted of it kept."""
+        if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
+            return self.begun(fn, args, kwargs, self.ends.read)
         return self.begun(fn, args, kwargs, self._call)
 
     def begun(

@@ -183,11 +183,12 @@ class Tracker:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the tracked function (one step) or module."""
-        adapter = self.judge.adapter
+        target, adapter = self._target, self.judge.adapter
+        fn = target() if isinstance(target, weakref.ref) else target
         if adapter is None or self.paused:
-            return self.fn(*args, **kwargs)
+            return fn(*args, **kwargs)
         try:
-            return adapter.call(self.fn, args, kwargs)
+            return adapter.call(fn, args, kwargs)
         except AnomalyError as error:
             shorten(error)
             raise

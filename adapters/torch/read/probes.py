@@ -102,8 +102,8 @@ def _unwrap(x: Any) -> torch.Tensor | None:
     if local is not None:  # a DTensor: its own shard is what this process may look at
         inner = local()
         return inner if isinstance(inner, torch.Tensor) else None
-    if x.is_nested and x.layout is torch.jagged:
-        return x.values()
+    if x.is_nested:  # what a narrowed one leaves out is not its own
+        return x.values() if x.is_contiguous() else x.contiguous().values()
     if hasattr(x, "fake_mode"):
         return None
     return x
@@ -227,12 +227,12 @@ class Reader:
 
     def probe(self, x: Any) -> tuple[float, float] | None:
         """Give both ends of a tensor, None if it holds nothing that could be bad."""
-        values = plain(x)
+        values = plain(_unwrap(x) if x.is_nested else x)
         return None if values is None else read_ends(values)
 
     def summarize(self, x: Any) -> Summary:
         """Summarise a tensor, of a sparse one the stored elements."""
-        return measure(x) if x.layout is _strided else describe(x)
+        return measure(x) if x.layout is _strided and not x.is_nested else describe(x)
 
 
 EXTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
