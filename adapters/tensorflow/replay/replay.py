@@ -124,7 +124,10 @@ class Replays:
                 run = Run(program)
                 run.compiled = step.compiled
                 run.flag(failed=False)
-                if not trial.is_same_fault(run, mender, self._rows(), self._passed(run), reading):
+                passed = self._passed(run)
+                if not trial.is_same_fault(
+                    run, mender, self._rows(), passed, reading, ends=self._ends
+                ):
                     return None
                 return trial.seen(step, Recorder(self._layers, program, run))
         except ReplayError:

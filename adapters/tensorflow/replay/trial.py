@@ -53,16 +53,26 @@ def _nodes(part: Any) -> Any:
 
 
 def is_same_fault(
-    run: Run, mender: Mender, rows: Rows, passed: list[Passed], reading: Reading
+    run: Run, mender: Mender, rows: Rows, passed: list[Passed], reading: Reading, *, ends: bool
 ) -> bool:
-    """Tell whether a second run comes to the first repair as the first run came there."""
+    """Tell whether a second run comes to the first repair as the first run came there.
+
+    Args:
+        run: The second run.
+        mender: What repaired it.
+        rows: The first run's rows.
+        passed: What the second run passed.
+        reading: The first run's bad reading.
+        ends: Whether only the ends of the first run were read.
+    """
     found = [run.bad.get(x.name, False) for x in mender.unrepaired]
     if mender.chosen[0].phase != "backward" and not any(found):
         return False
     layers = {item.layer for item in mender.chosen}
     ahead = takewhile(lambda x: x.phase in ("input", "forward") and x.layer not in layers, passed)
     bad = {(x.layer, x.phase, x.site.tensor, x.call) for x in _bad(rows, reading)}
-    return parting(rows, reading, list(takewhile(lambda x: x.key not in bad, ahead))) is None
+    before = list(takewhile(lambda x: x.key not in bad, ahead))
+    return parting(rows, reading, before, ends=ends) is None
 
 
 def _bad(rows: Rows, last: Reading) -> Iterator[Reading]:
