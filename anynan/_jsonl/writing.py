@@ -21,7 +21,7 @@ from anynan.errors import reason
 from anynan.events import Event, plain
 
 if TYPE_CHECKING:
-    from anynan._readings.history import Entry
+    from anynan._readings.history import Packed
     from anynan._steps.tracker import Tracker
 
 SCHEMA = 1
@@ -150,7 +150,7 @@ class Writer:
                     self._said[kind, text] = None
                     self._write(kind, text=text)
 
-    def _entry(self, entry: "Entry | Rows", **more: Any) -> None:
+    def _entry(self, entry: "Packed | Rows", **more: Any) -> None:
         read = len(entry.lo)
         order = self._order(entry.sites[:read], entry.calls[:read])
         if entry.norms:

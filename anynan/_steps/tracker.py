@@ -184,7 +184,7 @@ class Tracker:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the tracked function (one step) or module."""
         target, adapter = self._target, self.judge.adapter
-        fn = target() if isinstance(target, weakref.ref) else target
+        fn: Any = target() if isinstance(target, weakref.ref) else target
         if adapter is None or self.paused:
             return fn(*args, **kwargs)
         try:
