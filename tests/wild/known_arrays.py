@@ -27,13 +27,20 @@ ROUNDED = (
     "welch asks whether its signal `is` what asarray made of it, which no stand-in can be, and "
     "goes by the formula for two signals, which rounds otherwise"
 )
+SAID = (
+    "after a plain array was taken out the operation and its line come from NumPy's own error log, "
+    "which does not have the operands: an invalid division is 0/0 or inf/inf"
+)
 KNOWN_ARRAYS = [
     Known("libraries", "sklearn.*Imputer", "0/0 after.*", LAST, said="*written_constant*"),
     Known("libraries", "*", "silent", TABLE, said="warning: anynan: the argument * is a *"),
     Known("libraries", "scipy.signal.welch", "identical", ROUNDED, said="*4.4e-16*"),
     Known("libraries", "*", "silent", OUT, said="warning: anynan: a plain array was taken out*"),
     Known("libraries", "*", "0/0 after.*", OUT, said="*no operation*"),
+    Known("libraries", "*", "0/0 after.cause", SAID, level="step", said="*divide*unknown"),
+    Known("libraries", "*", "0/0 before.cause", SAID, level="step", said="*divide*unknown"),
     Known("libraries", "*", "0/0 before.*", OUT, said="*no operation*"),
+    Known("libraries", "*", "NaN argument.*", OUT, said="*forward*no operation*"),
     Known("libraries", "*", "NaN argument.cause", SUSPECT, said="*input, nan, *, no cause"),
     Known("libraries", "*", "0/0 before.detected", REFUSED, said="*ended with *rror(*"),
     Known("libraries", "scipy.sparse.*", "*", CLASS, said="*type not understood*"),
