@@ -36,6 +36,18 @@ KNOWN: list[Known] = [
         "is tracked",
         said="*the model was compiled with run_eagerly=True or jit_compile=False*",
     ),
+    *(
+        Known(
+            "keras_tensorflow",
+            case,
+            "identical",
+            "documented: TensorFlow's graph optimizer regroups sums where nothing else uses the "
+            "values between; without `arithmetic_optimization` and `remapping` it is bit for bit "
+            "the same",
+            level="layer",
+        )
+        for case in ("MobileNetV2", "MobileNetV3Small", "ResNet50")
+    ),
     Known(
         "torchvision",
         "FCOS",
