@@ -10,8 +10,8 @@ operators hold: ``_sequence_nr``, ``_saved_*``, ``_cdata``, ``_schema`` and
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType
 from typing import Any
 
@@ -185,6 +185,22 @@ def raw_values(x: torch.Tensor) -> torch.Tensor:
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """Give the dict in which a module keeps its buffers."""
     return module._buffers
+
+
+@contextmanager
+def forward_hooks_apart(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put what is registered inside into copies of the modules' dicts of forward hooks.
+
+    After an exception PyTorch goes through such a dict itself, and raises over any change of it.
+    """
+    before = [(module, vars(module)["_forward_hooks"]) for module in modules]
+    try:
+        for module, hooks in before:
+            vars(module)["_forward_hooks"] = hooks.copy()
+        yield
+    finally:
+        for module, hooks in before:
+            vars(module)["_forward_hooks"] = hooks
 
 
 def original(module: Any) -> Any:

@@ -122,3 +122,30 @@ def test_arrays_of_the_size_of_a_cache_are_read_alike(dtype: torch.dtype, value:
     ]
     if value is None:
         assert (seen[0].lo, seen[0].hi) == (-3, 5)
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_an_exception_passes_a_module_with_hooks_behind_anynans(level: Any) -> None:
+    class Raising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            if x.sum() < 0:
+                msg = "the program's own"
+                raise KeyError(msg)
+            return y
+
+    model = Raising()
+    with anynan.torch.track(model, level=level):
+        called = []
+        later = model.register_forward_hook(lambda *_: called.append(1))
+        model(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(KeyError, match="the program's own"):
+            model(-torch.ones(1, 2))
+        later.remove()  # it is still where it was put
+        model(torch.ones(1, 2))
+    assert called == [1]
+    assert not model._forward_hooks
