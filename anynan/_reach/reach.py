@@ -103,6 +103,10 @@ class Reach:
         Yields:
             The arguments to call it with.
         """
+        self._began = time.monotonic()
+        if not self._lends_any(args, kwargs):
+            yield args, kwargs
+            return
         swapped: list[tuple[Holder, Items]] = []
         lent: dict[int, Items] = {}
 
@@ -121,7 +125,7 @@ class Reach:
                         swapped.append((holder, lent[id(value)]))
                 args = tuple(lend(f"args[{i}]", value) for i, value in enumerate(args))
                 kwargs = {name: lend(name, value) for name, value in kwargs.items()}
-                self._lent, self._began = lent, time.monotonic()
+                self._lent = lent
                 named = {f"args[{i}]": value for i, value in enumerate(args)} | kwargs
                 named |= {holder.name: holder.get() for holder in self._found.queues}
                 queues = {id(x): (x, name) for name, x in named.items() if is_queue(x)}
@@ -173,6 +177,12 @@ class Reach:
                     holder.set(guard.iterator)
             for items in lent:
                 items.go_on()
+
+    def _lends_any(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether there is anything that a step may take from."""
+        if self._found.iterators or self._found.queues:
+            return True
+        return any(self._may_lend(x) or is_queue(x) for x in (*args, *kwargs.values()))
 
     def _may_lend(self, value: Any) -> bool:
         kind = type(value)

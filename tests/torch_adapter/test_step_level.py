@@ -1,6 +1,7 @@
 """``level="step"``: nothing inside a model is touched, and the report is the same."""
 
 import gc
+import signal
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -230,3 +231,22 @@ def test_no_step_searches_all_objects(level: Any, monkeypatch: pytest.MonkeyPatc
         for _ in range(3):
             step()
     assert not searched
+
+
+@pytest.mark.parametrize(("way", "most"), [("model", 0), ("function", 1)])
+def test_a_clean_step_seldom_takes_over_the_handler_of_interrupts(
+    way: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    step = training(model)
+    with anynan.torch.track(model if way == "model" else step) as tracker:
+        run = step if way == "model" else tracker
+        for _ in range(3):
+            run()
+        held = []
+        real = signal.signal
+        monkeypatch.setattr(signal, "signal", lambda *args: held.append(1) or real(*args))
+        for _ in range(5):
+            run()
+        assert len(held) <= 5 * most * 2  # it is taken, and given back

@@ -101,8 +101,9 @@ class FunctionSession(Session):
         try:
             self._suspend(others)
             return self._step(state, fn, args, kwargs, lent, others)
-        finally:  # again: what puts things back may have been interrupted at any line
-            self._put_back(state, lent, others)
+        finally:  # again, where Ctrl-C came before the step had put things back
+            if state.depth or others:
+                self._put_back(state, lent, others)
 
     def _step(
         self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any,
@@ -118,7 +119,7 @@ class FunctionSession(Session):
                 self._before = {
                     id(p): (weakref.ref(g), version(g)) for p, g in grads if g is not None
                 }
-            self._hook_weights()
+            self._follow_weights()
             self._written = self._writes() if self._by_hand else []
             root = self.start_root(state, fn, None, args, kwargs)
             reached = self.replays.reached
@@ -150,10 +151,10 @@ class FunctionSession(Session):
         """Leave a thread as it was before its step; safe to do again."""
         state.end_operations()
         lent.close()
-        state.depth = 0
         state.idle = state.in_optimizer = False
-        for other in others:
-            other.idle = False
+        while others:
+            others.pop().idle = False
+        state.depth = 0
 
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
@@ -165,23 +166,27 @@ class FunctionSession(Session):
         while self._by_hand:
             self._by_hand.pop().remove()
 
-    @whole
-    def _hook_weights(self) -> None:
+    def _follow_weights(self) -> None:
         """Read gradients as they come where no optimizer is known to take them.
 
         The step may update its weights by hand, or an optimizer that is none of PyTorch's: the
         gradients may be gone as it ends.
         """
         if self.models.stepped or not self.options.backward or self.optimizers.exist():
-            self._unhook_weights()
+            if self._by_hand:
+                self._unhook_weights()
         elif not self._by_hand and not any(
             torch.nn.parameter.is_lazy(p) for _, p in self.models.parameters()
         ):
-            for name, p in self.models.parameters():
-                if p.requires_grad:
-                    site = gradient_site(self.tracker.judge.monitor, name, p)
-                    site = exact_site(self.tracker.judge.monitor, site)
-                    self._by_hand.append(p.register_hook(WeightHook(self.steps, site)))
+            self._hook_weights()
+
+    @whole
+    def _hook_weights(self) -> None:
+        for name, p in self.models.parameters():
+            if p.requires_grad:
+                site = gradient_site(self.tracker.judge.monitor, name, p)
+                site = exact_site(self.tracker.judge.monitor, site)
+                self._by_hand.append(p.register_hook(WeightHook(self.steps, site)))
 
     def _read_gradients(self, state: State) -> None:
         """Read the gradients of a backward pass that no known optimizer took.
