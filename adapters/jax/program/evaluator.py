@@ -5,6 +5,7 @@ computed. Higher-order primitives are rebuilt from JAX's public functions, with 
 carried along; one that is not known is run as it is, and only its results can be read.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,9 +53,19 @@ def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:
 
 def jit_once(fn: Callable[..., Any]) -> Any:
     """Compile what runs once or twice: there the compiler's time counts, not the program's."""
-    if jax.default_backend() != "cpu":
-        return jax.jit(fn)
-    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(fn, compiler_options=_quick()) if jax.default_backend() == "cpu" else jax.jit(fn)
+
+
+@functools.cache
+def _quick() -> dict[str, Any]:
+    """Choose the options of XLA that its compiler for the CPU knows, and is fastest with."""
+    options: dict[str, Any] = {"xla_backend_optimization_level": 0}
+    faster = options | {"xla_cpu_use_fusion_emitters": False}  # half the time
+    try:
+        jax.jit(lambda: 0, compiler_options=faster).lower().compile()
+    except Exception:  # noqa: BLE001  another version of XLA may have no such option
+        return options
+    return faster
 
 
 def silent(eqn: Any) -> bool:

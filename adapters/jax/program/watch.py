@@ -1,5 +1,6 @@
 """The program that runs every step: the function itself, and a few numbers more."""
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from anynan._readings.readings import Site
+from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import UnwatchableError
 from anynan.jax.read import probes
@@ -125,6 +127,7 @@ class Watch:
         self.place = np.zeros(len(self.values), int)
         self.word = np.zeros(len(self.values), bool)
         self.ran = False
+        self._asked: dict[tuple[int, ...], Any] = {}  # by the readings it was asked of
         self.sites: list[Site] | None = None
         self.table: tuple[int, Any] | None = None
         self.donated = program.donated if settings.donate and not keep else ()
@@ -192,6 +195,16 @@ class Watch:
                 fine = fine & ((own == probes.FINE) | kept)
             found.append(jnp.asarray(fine))
         return jnp.stack(found)
+
+    def ask_meant(self, states: list[State], outs: list[Any], arrays: list[Any]) -> Any:
+        """Tell the same of what the program gave, in one call of the device."""
+        key = tuple(state.at for state in states)
+        if key not in self._asked:
+            self._asked[key] = jit_once(functools.partial(self.meant, states))
+        results = {i for s in states for i in (s.weight, *s.rest) if i is not None}
+        return self._asked[key](
+            {i: outs[i] for i in results}, {s.source: arrays[s.source] for s in states}
+        )
 
     def members(self, index: int) -> list[int]:
         """Give the values that one reading is of."""

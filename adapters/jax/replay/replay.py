@@ -52,20 +52,18 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     hidden = joined.keys() - {spot.value for spot in bad}
     together = {joined[i] for i in hidden}
     bad += [spot for spot in spots if spot.value in hidden]
-    # A mask is no failure of its own: what came after it is looked for first.
-    masks = [s for s in bad[1:] if may_mask(probes.KINDS[words[s.value]], s.phase)]
-    bad.sort(key=masks.__contains__)
+    bad = masks_last(bad, words)
     with replay_context():
-        chosen = _slice(program, bad, words, together)
+        chosen = slice_behind(program, bad, words, together)
         if len(chosen) > MOST:
             between = [spot.value for spot in spots if spot.value in chosen]
             found = flags(program, arrays, dict.fromkeys(between, "sum"))
             words.update({index: flag.word for index, flag in found.items()})
             here = {spot.value for spot in watch.spots[:first]}
             more = [s for s in spots if words.get(s.value) and s.value not in here]
-            chosen = _slice(program, more or bad, words, together)
+            chosen = slice_behind(program, more or bad, words, together)
         if bad and bad[0].phase == "backward":  # a forward value may have been masked
-            chosen |= _ahead(program, chosen)
+            chosen |= ahead(program, chosen)
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
         wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
         # A sum does not tell Infs of both signs from NaN.
@@ -148,13 +146,25 @@ def record(
     return result, recorder
 
 
-def _slice(
+def masks_last(bad: list[Spot], words: dict[int, int]) -> list[Spot]:
+    """Sort what is bad: a mask is no failure of its own, what came after it is looked for first."""
+    masks = [s for s in bad[1:] if may_mask(probes.KINDS[words[s.value]], s.phase)]
+    return sorted(bad, key=masks.__contains__)
+
+
+def slice_behind(
     program: Program, bad: list[Spot], words: dict[int, int], together: set[int]
 ) -> set[int]:
     """Give the results of every operation that may have made the first bad values.
 
     The way back from a bad value ends where a value was read and is finite. What comes after
     the first NaN is bad because of it.
+
+    Args:
+        program: What ran.
+        bad: Where bad values are.
+        words: What was read of values, by their numbers.
+        together: Of the bad ones, those read with others.
     """
     operations = program.operations()
     chosen: set[int] = set()
@@ -202,8 +212,13 @@ def behind(program: Program, start: int, words: dict[int, int] | None = None) ->
     return chosen
 
 
-def _ahead(program: Program, chosen: set[int]) -> set[int]:
-    """Give the results of the forward operations that these values go into, if not too many."""
+def ahead(program: Program, chosen: set[int]) -> set[int]:
+    """Give the results of the forward operations that values go into, none if too many.
+
+    Args:
+        program: What ran.
+        chosen: Numbers of the values.
+    """
     graph, operations = program.graph, program.operations()
     found: set[int] = set()
     seen = set(chosen)

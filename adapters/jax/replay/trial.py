@@ -17,7 +17,7 @@ from anynan.jax.program.program import Program
 from anynan.jax.read.spots import Spot
 from anynan.jax.replay.flags import Flag, flags
 from anynan.jax.replay.mender import Mender
-from anynan.jax.replay.replay import MOST, record
+from anynan.jax.replay.replay import MOST, ahead, masks_last, record, slice_behind
 from anynan.jax.replay.steps import Step
 
 _NUMBER = int(MENDED.removeprefix(MARK))
@@ -60,20 +60,31 @@ def _alike(mended: Program, program: Program) -> bool:
 
 def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
     spots = _spots(step, program)
-    found = flags(program, arrays, {s.value: "ends" for s in spots}, extra=("norm",))
+    measured = _losses(program, spots) | _gradients(program)
+    wanted = {s.value: "ends" if s.value in measured else "sum" for s in spots}
+    found = flags(program, arrays, wanted, extra=("norm",))
     seen = Attempt(Replay(), "step" if program.differentiated else "call")
     if not any(flag.word for flag in found.values()):
         if program.differentiated:
             seen.loss, seen.gradient_norm = _loss(program, spots, found), _norm(program, found)
         return seen
+    words = {spot.value: found[spot.value].word for spot in spots}
+    bad = masks_last([spot for spot in spots if words[spot.value]], words)
     operations = program.operations().ops
-    wanted = {i: "sum" for op in operations for i in op.outs}
-    if len(wanted) > 4 * MOST:  # that would take longer than the first look at the step did
-        return None
-    wanted.update((spot.value, "sum") for spot in spots)
-    found = flags(program, arrays, wanted)
-    seen.bad = any(_made_bad(op, found) for op in operations)
-    seen.replay = record(program, arrays, found, spots)[0]
+    slopes = [op for op in operations if _is_slope(op)]
+    chosen = slice_behind(program, bad, words, set())
+    if bad[0].phase == "backward":
+        chosen |= ahead(program, chosen)
+    chosen.update(i for op in slopes for i in (*op.outs, *op.ins))
+    everything = {i for op in operations for i in op.outs}.union(words)
+    for wanted in (chosen, everything):  # what was bad first may be expected to be
+        if len(wanted) > 4 * MOST:  # that would take longer than the first look at the step did
+            return None
+        found = flags(program, arrays, dict.fromkeys(wanted, "sum"))
+        seen.bad = any(_made_bad(op, found) for op in slopes)
+        seen.replay = record(program, arrays, found, spots)[0]
+        if not all(record.expected for record in seen.replay.records):
+            break
     return None if seen.replay.notes else seen
 
 
@@ -88,30 +99,41 @@ def _spots(step: Step, program: Program) -> list[Spot]:
     return [spot for spot in program.spots(backward=True) if spot.value not in meant]
 
 
+def _is_slope(op: Op) -> bool:
+    """Tell whether an operation is the backward pass of a repaired one."""
+    return op.forward is not None and _NUMBER in op.forward.nodes[0].place.marks
+
+
 def _made_bad(op: Op, found: dict[int, Flag]) -> bool:
-    """Tell whether a repaired operation's gradient is bad where what came into it is not."""
-    if op.forward is None or _NUMBER not in op.forward.nodes[0].place.marks:
-        return False
+    """Tell whether an operation's gradient is bad where what came into it is not."""
     bad = any(i in found and found[i].word for i in op.outs)
     return bad and not any(i in found and found[i].word for i in op.ins)
 
 
+def _losses(program: Program, spots: list[Spot]) -> set[int]:
+    """List what may be the loss: the results that are read as one."""
+    return {spot.value for spot in spots if spot.phase == "loss"} & set(program.graph.results)
+
+
+def _gradients(program: Program) -> set[int]:
+    """List the gradients of weights, and what is returned in the place of weights."""
+    returned = {
+        program.graph.results[i]
+        for i, result in enumerate(program.results)
+        if result.source is not None and not result.state
+    }
+    return returned | {spot.value for spot in program.gradients()}
+
+
 def _loss(program: Program, spots: list[Spot], found: dict[int, Flag]) -> float | None:
     """Give the loss, None where several results may be it."""
-    mine = {spot.value for spot in spots if spot.phase == "loss"} & set(program.graph.results)
-    rows = [found[index].row for index in mine]
+    rows = [found[index].row for index in _losses(program, spots)]
     return float(rows[0][1]) if len(rows) == 1 else None
 
 
 def _norm(program: Program, found: dict[int, Flag]) -> float | None:
     """Give the L2 norm over the gradients of all weights, None where one was not seen whole."""
-    graph = program.graph
-    returned = {
-        graph.results[i]
-        for i, result in enumerate(program.results)
-        if result.source is not None and not result.state
-    }
-    mine = [found.get(i) for i in returned | {spot.value for spot in program.gradients()}]
+    mine = [found.get(i) for i in _gradients(program)]
     seen = [f.row[-1] for f in mine if f is not None and f.shard is None and not f.its]
     if not seen or len(seen) < len(mine):
         return None

@@ -161,7 +161,7 @@ class Settlement:
         bad = [s for s in bad if all(outs[i] is not None for i in (*s.rest, s.weight or 0))]
         if not bad:
             return set()
-        flags = np.asarray(watch.meant(bad, outs, arrays))
+        flags = np.asarray(watch.ask_meant(bad, outs, arrays))
         return {state.at for state, flag in zip(bad, flags, strict=True) if flag}
 
     def _suspect(self, step: Step, watch: Watch, read: Any) -> None:
