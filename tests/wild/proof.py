@@ -29,7 +29,8 @@ all at each.
 """
 CANNOT = (
     "*Cannot run*: the program fails without `anynan` too, or needs what is not here. The minutes "
-    "are those of one core, {:.0f} together."
+    "are those of one core, {:.0f} together. *States*: how many of the sources, of the core and "
+    "of the adapters that a suite runs, its rows are of."
 )
 COLUMNS = (
     "suite",
@@ -134,7 +135,7 @@ def _ran(rows: list[Row], cases: dict[str, int]) -> list[tuple[str, ...]]:
         mine = [row for row in rows if row.suite == suite]
         if not mine:
             known = f", of {cases[suite]} cases" if suite in cases else ""
-            lines.append((suite, f"not run{known}", "", "", ""))
+            lines.append((suite, f"not run{known}", "", "", "", ""))
             continue
         ran = {row.case for row in mine}
         skipped = {row.case for row in mine if row.skipped}
@@ -145,6 +146,7 @@ def _ran(rows: list[Row], cases: dict[str, int]) -> list[tuple[str, ...]]:
                 f"{len(ran)} of {total}",
                 str(len(skipped)),
                 f"{_minutes(mine):.1f}",
+                str(len({row.anynan for row in mine})),
                 ", ".join(sorted({row.versions for row in mine})),
             )
         )
@@ -175,13 +177,11 @@ def page(
     rows: list[Row], cases: dict[str, int], known: list[Known], notes: dict[str, str] | None = None
 ) -> str:
     """Make ``docs/proof.md``."""
-    states = {row.anynan for row in rows}
     dates = sorted({row.date for row in rows})
     parts = [
         "# Programs nobody here wrote",
         HEAD.strip(),
-        f"Run {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; "
-        f"{len(states)} state{'s' * (len(states) > 1)} of the sources."
+        f"Run {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
         if rows
         else "Nothing was run yet.",
         f"{sentence(rows)}.",
@@ -190,7 +190,8 @@ def page(
         "## What ran",
         CANNOT.format(_minutes(rows)),
         _markdown(
-            ("suite", "cases", "cannot run", "minutes of a core", "versions"), _ran(rows, cases)
+            ("suite", "cases", "cannot run", "minutes of a core", "states", "versions"),
+            _ran(rows, cases),
         ),
         "## Differences",
     ]

@@ -127,10 +127,10 @@ def versions_of(packages: Iterable[str]) -> str:
     return ", ".join(found)
 
 
-def state_of_anynan() -> str:
-    """Tell one state of the sources from another."""
+def state_of_anynan(adapters: Iterable[str]) -> str:
+    """Tell one state of the sources from another: of the core, and of what a suite adapts to."""
     digest = hashlib.sha256()
-    for folder in ("anynan", "adapters"):
+    for folder in ("anynan", *(f"adapters/{name}" for name in adapters)):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not any(part.is_symlink() for part in path.parents):
                 digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())

@@ -81,7 +81,7 @@ class Runner:
         self._context: Any = multiprocessing.get_context(method)
         if self.suite.fork:
             self._context.set_forkserver_preload([module])
-        self._versions, self._anynan = versions_of(self.suite.packages), state_of_anynan()
+        self._versions, self._anynan = versions_of(suite.packages), state_of_anynan(suite.adapters)
 
     @property
     def key(self) -> tuple[str, str]:
