@@ -39,8 +39,8 @@ def amount(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(small_heap: None) -> Iterator[Any]:
-    """Compute with one thread, as the other tests do, and in a heap that is quickly searched."""
+def _one_thread() -> Iterator[Any]:
+    """Compute with one thread, as the other tests do."""
     if find_spec("torch") is None:
         yield
         return

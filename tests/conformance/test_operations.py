@@ -21,10 +21,7 @@ from tests.conformance.recipes_causes import CAUSES, NOT_IN
 from tests.conformance.recipes_operations import FAULTS, SILENT, StepRecipe
 
 # NumPy says by itself that it divided by zero.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.usefixtures("small_heap"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 # The rule that is run by hand here does not follow these: a number's dtype, an Inf times 0.
 _MEANT_OTHERWISE = {"sine_of_inf", "forced_choice"}

@@ -9,11 +9,6 @@ import torch
 from anynan.torch.update.updates import watching
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _small_heap(small_heap: None) -> None:
-    """Let the searches for scalers and optimizers take little, whatever else is imported."""
-
-
 def _detach_all() -> None:
     for each in watching():
         adapter, each.tracker.judge.adapter = each.tracker.judge.adapter, None
