@@ -77,10 +77,10 @@ def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
         chosen |= ahead(program, chosen)
     chosen.update(i for op in slopes for i in (*op.outs, *op.ins))
     everything = {i for op in operations for i in op.outs}.union(words)
-    for wanted in (chosen, everything):  # what was bad first may be expected to be
-        if len(wanted) > 4 * MOST:  # that would take longer than the first look at the step did
+    for values in (chosen, everything):  # what was bad first may be expected to be
+        if len(values) > 4 * MOST:  # that would take longer than the first look at the step did
             return None
-        found = flags(program, arrays, dict.fromkeys(wanted, "sum"))
+        found = flags(program, arrays, dict.fromkeys(values, "sum"))
         seen.bad = any(_made_bad(op, found) for op in slopes)
         seen.replay = record(program, arrays, found, spots)[0]
         if not all(record.expected for record in seen.replay.records):
