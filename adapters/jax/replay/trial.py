@@ -75,8 +75,8 @@ def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
     chosen = slice_behind(program, bad, words, set())
     if bad[0].phase == "backward":
         chosen |= ahead(program, chosen)
-    chosen.update(i for op in slopes for i in (*op.outs, *op.ins))
     everything = {i for op in operations for i in op.outs}.union(words)
+    chosen |= everything.intersection(i for op in slopes for i in (*op.outs, *op.ins))
     for values in (chosen, everything):  # what was bad first may be expected to be
         if len(values) > 4 * MOST:  # that would take longer than the first look at the step did
             return None
