@@ -188,12 +188,12 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 @contextmanager
-def forward_hooks_apart(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+def forward_hooks_apart(models: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Put what is registered inside into copies of the modules' dicts of forward hooks.
 
     After an exception PyTorch goes through such a dict itself, and raises over any change of it.
     """
-    before = [(module, vars(module)["_forward_hooks"]) for module in modules]
+    before = [(module, vars(module)["_forward_hooks"]) for m in models for module in m.modules()]
     try:
         for module, hooks in before:
             vars(module)["_forward_hooks"] = hooks.copy()

@@ -27,7 +27,7 @@ from anynan.torch.call.state import State, StopReplay
 from anynan.torch.call.threads import Threads
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.graphs.graphs import Graphs
-from anynan.torch.private import count_modes, hook_first, task, without_modes
+from anynan.torch.private import count_modes, forward_hooks_apart, hook_first, task, without_modes
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.read.tensors import tensors
 from anynan.torch.replay.collectives import Sent, replaying
@@ -317,6 +317,7 @@ class Replays:
                 stack.enter_context(self.reached.reach.again())
             stack.enter_context(root.modes())
             stack.enter_context(eager())
+            stack.enter_context(forward_hooks_apart(model for _, model in self._models.living()))
             stack.enter_context(self.scene.layers(watcher, root.calls))
             if saving is not None:
                 watcher.catcher = Catcher(saving)

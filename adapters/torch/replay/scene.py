@@ -13,7 +13,7 @@ from anynan.torch.call.models import Models
 from anynan.torch.call.regions import Regions
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import StorageWeakRef, forward_hooks_apart, storage_number
+from anynan.torch.private import StorageWeakRef, storage_number
 from anynan.torch.read.hooks import CallHook
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
@@ -124,22 +124,20 @@ class Scene:
             while watcher.layers and watcher.layers.pop()[0] != path:
                 pass
 
-        modules = self._models.named(prefix, model)
-        with forward_hooks_apart(modules.values()):
-            try:
-                for path, module in modules.items():
-                    before_it = CallHook(functools.partial(enter, path))
-                    handles.append(
-                        before_it.on(module.register_forward_pre_hook(before_it, prepend=True))
-                    )
-                    after_it = CallHook(functools.partial(leave, path))
-                    handles.append(
-                        after_it.on(module.register_forward_hook(after_it, always_call=True))
-                    )
-                yield
-            finally:
-                for handle in handles:
-                    handle.remove()
+        try:
+            for path, module in self._models.named(prefix, model).items():
+                before_it = CallHook(functools.partial(enter, path))
+                handles.append(
+                    before_it.on(module.register_forward_pre_hook(before_it, prepend=True))
+                )
+                after_it = CallHook(functools.partial(leave, path))
+                handles.append(
+                    after_it.on(module.register_forward_hook(after_it, always_call=True))
+                )
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _arrived(ref: Any, path: str, name: str, call: int, grad: torch.Tensor | None) -> None:
