@@ -1,10 +1,17 @@
 """Run each test of array-api-tests in a tracked function: a plug-in of their pytest."""
 
 import os
+import random
 import warnings
 from typing import Any
 
 import anynan
+
+
+def pytest_runtest_setup() -> None:
+    """Draw the same examples with and without anynan: ``.example()`` is not derandomized."""
+    random.seed(0)
+
 
 if os.environ.get("ANYNAN_WILD_LEVEL"):
     warnings.simplefilter("ignore", anynan.AnynanWarning)

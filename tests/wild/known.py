@@ -57,14 +57,6 @@ KNOWN: list[Known] = [
         said="*suspect nan forward*sqrt sqrt_of_negative",
     ),
     Known(
-        "*",
-        "*",
-        "nan weight.cause",
-        "the weight is right; the cause is that of an older state of the sources, which blamed too "
-        "large a step for a weight that other code had made NaN throughout",
-        said="*optimizer_step_too_large*",
-    ),
-    Known(
         "torch_operators",
         "prod",
         "identical",
@@ -72,14 +64,19 @@ KNOWN: list[Known] = [
         "of `prod`: the last bits differ",
         level="operation",
     ),
-    Known(
-        "torch_operators",
-        "nn.functional.ctc_loss",
-        "silent",
-        "its second result, which nobody reads, is not written where a target is shorter than the "
-        "longest; what was in that memory before is recorded as suspect and contained, never bad",
-        level="operation",
-        said="*suspect nan forward ctc_loss*",
+    *(
+        Known(
+            "torch_operators",
+            case,
+            "silent",
+            f"{what}: what was in that memory is recorded as suspect and contained, never bad",
+            level="operation",
+            said="*suspect n* forward *",
+        )
+        for case, what in (
+            ("nn.functional.ctc_loss", "its second result, read by nobody, is not written whole"),
+            ("new_empty*", "its result is not written"),
+        )
     ),
     *(
         Known(
@@ -106,13 +103,20 @@ KNOWN: list[Known] = [
             ("torch_geometric", "*", "forward * pow power_domain"),
         )
     ),
-    Known(
-        "diffusers",
-        "AutoencoderKL in parts",
-        "scale.*",
-        "encoder and decoder are called past the model, so there is no call to run again: the "
-        "layer is right, and the note says why no operation is named",
-        said="*unknown",
+    *(
+        Known(
+            "diffusers",
+            "AutoencoderKL in parts",
+            what,
+            "encoder and decoder are called past the model, so there is no call to run again: the "
+            f"note says why no operation is named, {layer}",
+            level=level,
+            said="*unknown",
+        )
+        for what, level, layer in (
+            ("scale.*", "*", "and the layer is right"),
+            ("root.*", "step", "and that which layer was first is not known"),
+        )
     ),
     Known(
         "transformers",
