@@ -1,9 +1,9 @@
 """From a bad reading to an event: replay, follow the lineage, name the cause."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 from anynan._arrays.summary import Summary
@@ -31,6 +31,7 @@ _CALL_ALONE = (
     "it was given the first time"
 )
 _UNWATCHED = "outside what is watched"
+_EDGES = 4
 _INFERRED = (
     "that the batch did it is inferred: it was bad before anything else was, and no second run "
     "shows what came of it"
@@ -96,6 +97,8 @@ class Case:
     unshown: bool = False  # a second run was asked for, and did not show it
     of_model: bool = True
     in_order: bool = False
+    unordered: bool = False  # read together, so no trail leads there
+    evidence_of: Callable[[Reading], Evidence] | None = None
 
 
 _GAVE = (
@@ -186,8 +189,42 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         _say_clean(case)
     elif case.replayed is not None:
         case.watched = case.watched or watched or case.replayed.whole
+    if verdict.origin is None:
+        _turn_to_the_likeliest_weight(case)
     event = _operation_event(case, monitor, verdict)
     return _chosen_for_weight(case, monitor, verdict, event) or event
+
+
+def _turn_to_the_likeliest_weight(case: Case) -> None:
+    """Choose among weights whose gradients were only read at the end of a step.
+
+    A model mostly lists its weights in the order in which its layers run, and a backward pass runs
+    from the last to the first: what went bad first stands before one that stayed finite.
+    """
+    reading, rows = case.reading, case.rows
+    if not case.ends or reading.phase != "backward" or reading.site.parameter is None:
+        return
+    read = [rows.reading(i) for i, site in enumerate(rows.sites) if _is_gradient(site)]
+    bad = [other for other in read if other.kind is not None]
+    if len(bad) < 2:
+        return
+    count = f"{len(bad)} of {len(read)}" if len(bad) < len(read) else f"all {len(read)}"
+    said = f"the gradients of {count} weights are bad, and which was first is not known"
+    if case.in_order and case.evidence_of is not None:
+        edges = [a for a, b in pairwise(read) if a.kind is not None and b.kind is None]
+        edges = edges or bad[-1:]
+        names = " or ".join(str(edge.site.parameter) for edge in edges[-_EDGES:])
+        said += f", probably that of {names}: mostly a backward pass runs up the model's list"
+        likeliest = edges[-1]
+        if likeliest.order != reading.order:
+            case.reading, case.kind = likeliest, likeliest.kind or case.kind
+            case.evidence = case.evidence_of(likeliest)
+    case.unordered = True
+    case.notes.append(f"{said}; level='layer' reads them in the order in which they are made")
+
+
+def _is_gradient(site: Site) -> bool:
+    return site.phase == "backward" and site.parameter is not None
 
 
 def _is_placed(case: Case, verdict: Verdict, sinks: list[Sink]) -> bool:
@@ -481,7 +518,7 @@ def _trail(
     case: Case, monitor: Monitor, layer: str | None, phase: Phase, call: int | None = None
 ) -> tuple[tuple[str, float | None], ...]:
     """Give what led to the bad layer, which ends it."""
-    if phase not in ("forward", "backward"):
+    if phase not in ("forward", "backward") or case.unordered:
         return ()
     rows, upto = case.rows, case.reading.order
     if case.ends and case.replayed is not None and case.replayed.passed:  # only the ends were read

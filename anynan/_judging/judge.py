@@ -219,8 +219,8 @@ class Judge(Actor):
         if severity == "suspect" or mask or order in rows.suspect:
             if site.phase == "input" and site.tensor in rows.makers:  # noted where it was made
                 return
-            if value is None and site.tensor == STATE and order in rows.live:
-                value = rows.live[order]()
+            if value is None and site.tensor == STATE:
+                value = _live(rows, order)
             self._note_once(reading, kind, value)
             return
         if site.phase == "backward" and kind in NON_FINITE and rows.pending is None:
@@ -237,8 +237,8 @@ class Judge(Actor):
         phase, order = reading.phase, reading.order
         if phase not in ("input", "forward", "loss"):
             return
-        if value is None and order in rows.live:
-            value = rows.live[order]()
+        if value is None:
+            value = _live(rows, order)
         memory = None if value is None else self._adapter.memory(value)
         if phase == "input":
             found = made.maker(self, value, getattr(self._local, "since", self._since))
@@ -312,8 +312,8 @@ class Judge(Actor):
         key = (reading.layer, reading.phase, kind)
         self._seen[key] += 1
         wanted = self.wants_replay(reading, kind, now=True)
-        if value is None and reading.order in rows.live:
-            value = rows.live[reading.order]()
+        if value is None:
+            value = _live(rows, reading.order)
         together = replayed is not None  # all ranks ran it again
         if replayed is None and rows.seen is not None:
             replayed = rows.seen(reading, value)
@@ -326,6 +326,7 @@ class Judge(Actor):
             ends=self.options.level == "step", came_in=self._came_in(rows, kind),
             of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
             in_order=self._adapter.in_order,
+            evidence_of=lambda other: self._adapter.evidence(other, _live(rows, other.order)),
             meant=self._meant,
             trained=self._trained or not (self.options.backward and self._adapter.sees_training),
         )  # fmt: skip
@@ -902,6 +903,11 @@ class Judge(Actor):
 def _noted(reading: Reading, kind: Kind) -> tuple[Any, ...]:
     """Give what a suspect is counted by."""
     return "noted", reading.layer, reading.phase, kind, reading.site.tensor
+
+
+def _live(rows: Rows, order: int) -> Any:
+    """Give what was read, where it is at hand still."""
+    return rows.live[order]() if order in rows.live else None
 
 
 def _lookup(rows: Rows, order: int, value: Any, *, weak: bool) -> Callable[[], Any]:

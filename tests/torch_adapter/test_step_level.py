@@ -207,6 +207,43 @@ def test_a_bad_batch_and_a_bad_weight_are_told_apart() -> None:
     assert caught.value.event.parameter == "weight"
 
 
+# Where the process compiled anything, the call may be in there: then it is a warning.
+@pytest.mark.filterwarnings("ignore:anynan. the model's own call was not seen")
+def test_that_parts_are_called_past_the_model_is_listed() -> None:
+    seed()
+    model = Net()
+    tracker = anynan.torch.track(model, level="step")
+    model.last(model.first(torch.randn(8, 4))).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    tracker.remove()
+    assert "its parts are called past it" in " ".join(tracker.report().split())
+
+
+@pytest.mark.filterwarnings("ignore:anynan. the model's own call was not seen")
+def test_of_weights_alone_the_likeliest_is_named_and_that_it_is_likely_is_said() -> None:
+    """Parts that are called past the model leave no call to run again."""
+    seed()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, level="step")
+    model.fault.armed = "backward"
+    model.last(model.fault(model.norm(model.first(torch.randn(8, 4))))).square().mean().backward()
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        optimizer.step()
+    tracker.remove()
+    event = caught.value.event
+    assert (event.layer, event.phase, event.parameter) == ("norm", "backward", "norm.bias")
+    assert event.operation is None
+    assert event.summary is not None
+    assert event.summary.shape == (4,)
+    assert not event.trail
+    assert event.notes[-1] == (
+        "the gradients of 4 of 6 weights are bad, and which was first is not known, probably that "
+        "of norm.bias: mostly a backward pass runs up the model's list; level='layer' reads them "
+        "in the order in which they are made"
+    )
+
+
 def test_batch_norm_keeps_its_statistics_through_a_second_run() -> None:
     seed()
     model = Net()

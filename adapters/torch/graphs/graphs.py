@@ -90,16 +90,12 @@ class Graphs:
             True if that is why, or may be: which models a graph of somebody else's code runs
             cannot be told. The graphs are dropped then.
         """
+        if self._models.options.level == "step":  # nothing is wanted of a graph's inside
+            if not called:
+                self._say_unseen()
+            return not called
         if not is_compiler_loaded():
             return False
-        if self._models.options.level == "step":  # nothing is wanted of a graph's inside
-            if not called and count_graphs():
-                self._tracker.judge.say(
-                    "the model's own call is inside compiled code, so of it the gradients of the "
-                    "weights are watched alone: track what torch.compile returned, or the training "
-                    "step"
-                )
-            return not called
         models = [model for _, model in self._models.living()]
         if called and not any(has_graphs(model) for model in models):
             return False
@@ -126,6 +122,21 @@ class Graphs:
             "(torch.compiler.reset), and is compiled again, with the hooks, when it runs"
         )
         return True
+
+    def _say_unseen(self) -> None:
+        """Say that a model's own call was not seen, only that its weights got gradients."""
+        what = "so of it the gradients of the weights are watched alone: track"
+        judge = self._tracker.judge
+        if is_compiler_loaded() and count_graphs():
+            judge.say(
+                "the model's own call was not seen: it is inside compiled code, or its parts are "
+                f"called past it, {what} what torch.compile returned, or the training step"
+            )
+        else:
+            judge.remark(
+                "the model's own call was not seen, its parts are called past it, "
+                f"{what} the training step"
+            )
 
     # What it wrote.
 

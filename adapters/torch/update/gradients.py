@@ -98,7 +98,9 @@ class Gradients:
                     _write_norms(slots, rows, sites, norms)
         if not slots.deferred:
             if written is not None:
-                for order, grad in self._confirm(rows, written):
+                bad = self._confirm(rows, written)
+                rows.live.update((order, weakref.ref(grad)) for order, grad in bad)
+                for order, grad in bad:
                     self._steps.flag(state, rows, order, grad)
             with state.aside():
                 self._steps.tracker.judge.guard(rows)
@@ -109,8 +111,8 @@ class Gradients:
                 else:
                     self._steps.settle(state)
                 if written is not None:
-                    for order, grad in self._confirm(rows, written):
-                        rows.live[order] = weakref.ref(grad)
+                    bad = self._confirm(rows, written)
+                    rows.live.update((order, weakref.ref(grad)) for order, grad in bad)
                 if not skipped:
                     self._steps.tracker.judge.review(rows)
                     self._steps.tracker.judge.guard(rows)
