@@ -30,7 +30,7 @@ demo: $(VENV)/demo.stamp ## Break a small model and print the report
 # One thread per test process: they share the cores already.
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/test.stamp ## Run the tests
-	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The conformance suite, the tracker itself, and the demo from beginning to end.
 test-jax-older: export OMP_NUM_THREADS = 1

@@ -24,7 +24,6 @@ def run(backend, checks):
             "KERAS_BACKEND": backend,
             "PYTHONPATH": os.pathsep.join([*roots, os.environ.get("PYTHONPATH", "")]),
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # compiling takes most of the time
             "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         },
         cwd=HERE.parents[1],

@@ -36,7 +36,7 @@ SUITES = {
         seconds=900,
     ),
     "keras_tensorflow": Suite(
-        ("keras", "tensorflow_cpu"), ("keras", "tensorflow"), fork=True, seconds=900
+        ("keras", "tensorflow_cpu"), ("keras", "tensorflow"), fork=True, seconds=900, gigabytes=8
     ),
     "keras_torch": Suite(("keras", "torch"), ("keras", "torch"), fork=True, seconds=600),
     "keras_jax": Suite(("keras", "jax"), ("keras", "jax"), fork=True, seconds=600),
