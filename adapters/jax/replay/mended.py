@@ -81,13 +81,7 @@ class Mended:
             RepairError: If what comes out has not the form of what the operation gives.
         """
         with jax.named_scope(MENDED):
-            step: Callable[..., Any] = self._own
-            for item in reversed(found):
-                if item.expression:
-                    step = functools.partial(self._expression, item, step)
-                else:
-                    step = functools.partial(self._filled, item, step)
-            new = step()
+            new = repairs.around(found, self._own, self._expression, self._filled)()
         shapes, form = jax.tree.flatten(self._shape)
         made = [_like(x, shape) for x, shape in zip(jax.tree.leaves(new), shapes, strict=True)]
         return jax.tree.unflatten(form, made)

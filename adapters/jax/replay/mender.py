@@ -18,9 +18,10 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive, primitives
 
-from anynan._diagnosis.rules.repair import Repair, RepairError
+from anynan._diagnosis.rules.repair import BaseMender, Repair, RepairError
 from anynan._diagnosis.sources import is_library
 from anynan._reach.patches import Patches
+from anynan.errors import reason
 from anynan.jax.graphs import lines, names
 from anynan.jax.graphs.bodies import CUSTOM, JITS
 from anynan.jax.replay.mended import of_call, of_primitive, word_of
@@ -33,26 +34,19 @@ _AGAIN = frozenset({"bind", "_true_bind", "bind_with_trace", "eval_jaxpr"})
 _TRACES = re.compile("_*trace_(to|for)_")
 
 
-class Mender:
+class Mender(BaseMender):
     """Put repaired operations in the place of those that made bad values.
 
     Args:
-        chosen: What to repair; one that is named later stands inside of one named before.
+        repairs: What to repair; one that is named later stands inside of one named before.
     """
 
-    def __init__(self, chosen: Sequence[Repair]) -> None:
-        self._chosen = list(chosen)
-        self._names = {item.operation for item in chosen}
-        self._used: set[Repair] = set()
+    def __init__(self, repairs: Sequence[Repair]) -> None:
+        super().__init__(repairs)
         self._wholes: dict[FrameType, Whole] = {}
         self._tally: Tally | None = None
-        self._lost = self._busy = False
+        self._busy = False
         self._thread = get_ident()
-
-    @property
-    def whole(self) -> bool:
-        """Tell whether every repair took its place."""
-        return not self._lost and self._used == set(self._chosen)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -64,15 +58,16 @@ class Mender:
         apart = context()
         if apart is None:
             raise RepairError(jax.__version__)
-        functions = not self._names.isdisjoint(names.FUNCTIONS.values())
+        functions = not self.names.isdisjoint(names.FUNCTIONS.values())
         with apart(object()), Patches() as patches:
             for primitive in _primitives():
-                if functions or primitive.name in JITS or word_of(primitive, {}) in self._names:
+                if functions or primitive.name in JITS or word_of(primitive, {}) in self.names:
                     patches.put(primitive, "bind", self._in_place(primitive))
             if functions:
                 patches.change(jax.custom_jvp, "__call__", self._in_place_of_a_call)
             yield
-        self._lost = self._lost or any(item.open for item in self._wholes.values())
+        if any(item.open for item in self._wholes.values()):
+            self.lost = "a function did not come to its end"
         self._wholes.clear()  # they hold frames
 
     def _in_place(self, primitive: Any) -> Callable[..., Any]:
@@ -117,16 +112,21 @@ class Mender:
 
     def _mended(self, found: list[Repair], make: Callable[[], Any], real: Callable[[], Any]) -> Any:
         """Run an operation repaired; as it is where that cannot be."""
+        try:
+            with self._aside(), context()(object()):  # its function may be in the middle of a trace
+                new = make()(found)
+        except Exception as error:  # noqa: BLE001  then nothing is told of this run
+            self.lost = reason(error)
+            return real()
+        self.took(found)
+        return new
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Repair nothing inside."""
         self._busy = True
         try:
-            with context()(object()):  # its own function may be in the middle of a trace
-                new = make()(found)
-            self._used.update(found)
-        except Exception:  # noqa: BLE001  then nothing is told of this run
-            self._lost = True
-            return real()
-        else:
-            return new
+            yield
         finally:
             self._busy = False
 
@@ -136,14 +136,12 @@ class Mender:
         """Bind a part of a function of JAX's: its last gives what the function gives, repaired."""
         whole = self._wholes.get(frame)
         if whole is None:
-            self._busy = True
             try:
-                whole = Whole(frame, self._counts)
-            except Exception:  # noqa: BLE001  then nothing is told of this run
-                self._lost = True
+                with self._aside():
+                    whole = Whole(frame, self._counts)
+            except Exception as error:  # noqa: BLE001  then nothing is told of this run
+                self.lost = reason(error)
                 return real()
-            finally:
-                self._busy = False
             self._wholes[frame] = whole
         if whole.passed:
             return real()
@@ -151,14 +149,11 @@ class Mender:
         if primitive.name in CUSTOM:  # JAX waits for what its function leaves behind
             real()
         if whole.position > len(whole.shapes):
-            self._lost = True
+            self.lost = "a function ran otherwise than before"
             return real()
         if whole.open:
-            self._busy = True
-            try:
+            with self._aside():
                 return whole.blank(primitive)
-            finally:
-                self._busy = False
         new = self._mended(found, lambda: whole.mended, lambda: None)
         if new is None:
             return real()
@@ -212,12 +207,12 @@ class Mender:
         if whole in (None, word):
             whole, around = word, None
         # What a library's own function is traced to serves its calls from other lines, too.
-        if whole not in self._names or frame is None or not _AGAIN.isdisjoint(way):
+        if whole not in self.names or frame is None or not _AGAIN.isdisjoint(way):
             return [], None
         if any(map(_TRACES.match, way)):
             return [], None
         source = lines.source_here(sys._getframe(2))
-        return [item for item in self._chosen if source and item.is_of(whole, source, None)], around
+        return self.of(whole, source, None) if whole and source else [], around
 
 
 @functools.cache

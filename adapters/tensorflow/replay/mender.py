@@ -14,8 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._diagnosis.rules import repair as repairs
-from anynan._diagnosis.rules.repair import Repair, RepairError
+from anynan._diagnosis.rules.repair import BaseMender, Repair, RepairError, around
 from anynan._reach.patches import Patches
+from anynan.errors import reason
 from anynan.tensorflow.graphs import lines, names
 from anynan.tensorflow.graphs.operations import BACKWARD, arguments, is_float
 from anynan.tensorflow.graphs.traces import Traces
@@ -54,32 +55,24 @@ class Words:
         return tf.eye(tf.shape(x)[-1], dtype=x.dtype)
 
 
-class Mender:
+class Mender(BaseMender):
     """Put repaired operations in the place of those that made bad values.
 
     Args:
-        chosen: What to repair; one that is named later stands inside of one named before.
+        repairs: What to repair; one that is named later stands inside of one named before.
         traces: Are told where repairs stand.
 
     Attributes:
-        chosen: The repairs.
         unrepaired: What the operations of the first repair gave as they were.
     """
 
-    def __init__(self, chosen: Sequence[Repair], traces: Traces) -> None:
+    def __init__(self, repairs: Sequence[Repair], traces: Traces) -> None:
+        super().__init__(repairs)
         self.unrepaired: list[Any] = []
-        self.chosen, self._traces = list(chosen), traces
-        self._names = {item.operation for item in chosen}
-        self._used: set[Repair] = set()
-        self._lost = self._busy = False
+        self._traces, self._busy = traces, False
         self._given: dict[int, Any] = {}
         self._graph: Any = None
         self._thread = get_ident()
-
-    @property
-    def whole(self) -> bool:
-        """Tell whether every repair took its place."""
-        return not self._lost and self._used == set(self.chosen)
 
     def enter(self) -> None:
         """Take the graph that is traced for the one to repair: no other is changed."""
@@ -107,7 +100,7 @@ class Mender:
     def _made(self, kind: str, name: Any = None, **given: Any) -> Any:
         """Make an operation, and its repair beside it if it is one of those."""
         made = self._make(kind, name, **given)
-        if self._busy or get_ident() != self._thread or names.operation(kind) not in self._names:
+        if self._busy or get_ident() != self._thread or names.operation(kind) not in self.names:
             return made
         *about, node, results = made
         found = self._wanted(node)
@@ -116,14 +109,14 @@ class Mender:
         self._busy = True
         try:
             new = self._mended(node, list(results), given, found)
-        except Exception:  # noqa: BLE001  then nothing is told of this run
-            self._lost = True
+        except Exception as error:  # noqa: BLE001  then nothing is told of this run
+            self.lost = reason(error)
             return made
         finally:
             self._busy = False
-        self._used.update(found)
+        self.took(found)
         self._given.update((id(x), x) for x in new)
-        if self.chosen[0] in found:
+        if self.repairs[0] in found:
             self.unrepaired += [x for x in results if is_float(x)]
         return (*about, node, new)
 
@@ -135,8 +128,7 @@ class Mender:
         if graph is not self._graph or BACKWARD in node.name.split("/"):
             return []
         name, source = names.operation(node.type), lines.source(node.traceback)
-        layer = self._traces.of(node.graph).running
-        return [item for item in self.chosen if item.is_of(name, source, layer)]
+        return self.of(name, source, self._traces.of(node.graph).running)
 
     def _mended(
         self, node: Any, results: list[Any], given: dict[str, Any], found: list[Repair]
@@ -150,13 +142,12 @@ class Mender:
         operands = {names.operand(node.type, i): x for i, x in enumerate(floats)}
         with tf.name_scope(_SCOPE) as scope:
             trace.repairs[scope.rstrip("/")] = names.operation(node.type)
-            step: Callable[..., Any] = functools.partial(self._own, node, given)
-            for item in reversed(found):
-                if item.expression:
-                    step = functools.partial(_expression, item, step, operands)
-                else:
-                    step = functools.partial(_filled, item, step, floats, scope)
-            new = step()
+            new = around(
+                found,
+                functools.partial(self._own, node, given),
+                functools.partial(_expression, operands),
+                functools.partial(_filled, floats, scope),
+            )()
             many = list(new) if isinstance(new, list | tuple) else [new]
             return [_like(x, was) for x, was in zip(many, results, strict=True)]
 
@@ -178,12 +169,12 @@ class Mender:
         return results[0] if len(results) == 1 else results
 
 
-def _expression(item: Repair, own: Callable[..., Any], operands: dict[str, Any], *new: Any) -> Any:
+def _expression(operands: dict[str, Any], item: Repair, own: Callable[..., Any], *new: Any) -> Any:
     given = {**operands, **dict(zip(operands, new, strict=False))}
     return repairs.run(item, Words(), own, given, _PARAMS)
 
 
-def _filled(item: Repair, own: Callable[..., Any], floats: list[Any], scope: str, *new: Any) -> Any:
+def _filled(floats: list[Any], scope: str, item: Repair, own: Callable[..., Any], *new: Any) -> Any:
     """Make it with 0 in the place of the bad values that it makes, and of its gradient's."""
 
     def made(*given: Any) -> Any:

@@ -66,9 +66,9 @@ def is_same_fault(
         ends: Whether only the ends of the first run were read.
     """
     found = [run.bad.get(x.name, False) for x in mender.unrepaired]
-    if mender.chosen[0].phase != "backward" and not any(found):
+    if mender.repairs[0].phase != "backward" and not any(found):
         return False
-    layers = {item.layer for item in mender.chosen}
+    layers = {item.layer for item in mender.repairs}
     ahead = takewhile(lambda x: x.phase in ("input", "forward") and x.layer not in layers, passed)
     bad = {(x.layer, x.phase, x.site.tensor, x.call) for x in _bad(rows, reading)}
     before = list(takewhile(lambda x: x.key not in bad, ahead))

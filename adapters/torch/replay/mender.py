@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from anynan._diagnosis.rules import repair as repairs
-from anynan._diagnosis.rules.repair import Repair, RepairError
-from anynan.events import Source
+from anynan._diagnosis.rules.repair import BaseMender, Repair, RepairError, around
 from anynan.torch.private import arguments_of, functional, node_number
 from anynan.torch.replay.operands import flat
 
@@ -56,7 +55,7 @@ class _Repaired:
     repairs: list[Repair]
 
 
-class Mender:
+class Mender(BaseMender):
     """Put repaired operations in the place of those that made bad values.
 
     It works below autograd, as the watcher does, and so meets what composite functions run. The
@@ -64,29 +63,20 @@ class Mender:
     gradient of the repair.
 
     Args:
-        chosen: What to repair; one that is named later stands inside of one named before.
+        repairs: What to repair; one that is named later stands inside of one named before.
 
     Attributes:
         bad: Whether the gradient of a repair was bad where what came in was not.
-        lost: Why nothing can be told of this run, empty if something can.
         losses: Losses that were seen, the last one that which was returned.
         gradient_norm: Over the gradients of all weights, once the run has ended.
     """
 
-    def __init__(self, chosen: Sequence[Repair]) -> None:
-        self._chosen = list(chosen)
-        self.names = frozenset(item.operation for item in chosen)
-        self.lost = ""
+    def __init__(self, repairs: Sequence[Repair]) -> None:
+        super().__init__(repairs)
         self.losses: list[float] = []
         self.gradient_norm: float | None = None
         self.bad = False
-        self._used: set[Repair] = set()
         self._made: dict[int, _Repaired] = {}
-
-    @property
-    def whole(self) -> bool:
-        """Tell whether every repair took its place."""
-        return not self.lost and self._used == set(self._chosen)
 
     @property
     def loss(self) -> float | None:
@@ -94,10 +84,6 @@ class Mender:
         return self.losses[-1] if len(set(self.losses)) == 1 else None
 
     # The forward pass.
-
-    def of(self, name: str, source: Source | None, layer: str | None) -> list[Repair]:
-        """Choose the repairs of an operation."""
-        return [item for item in self._chosen if item.is_of(name, source, layer)]
 
     def mend(
         self, found: list[Repair], func: Any, arguments: dict[str, Any], out: Any,
@@ -131,7 +117,7 @@ class Mender:
         except Exception as error:  # noqa: BLE001  then nothing is told of this run
             self.lost = f"{type(error).__name__}: {error}"
             return out
-        self._used.update(found)
+        self.took(found)
         if number is not None:
             self._made[number] = made
         if new is out:
@@ -155,16 +141,9 @@ class Mender:
             found: The repairs.
             out: What it gave unrepaired, where that is known.
         """
-        step: Callable[..., Any] = functools.partial(_own, made.func, arguments)
-        for item in reversed(found):
-            if item.expression:
-                if arguments.get("rounding_mode") is not None:
-                    raise RepairError(made.func)
-                given = {name: x for name, x in arguments.items() if x is not None}
-                step = functools.partial(_expression, item, step, given)
-            else:
-                step = functools.partial(_filled, step)
-        new = step()
+        given = {name: x for name, x in arguments.items() if x is not None}
+        own = functools.partial(_own, made.func, arguments)
+        new = around(found, own, functools.partial(_expression, given), _filled)()
         if out is None:
             return new
         return _like(new, out)
@@ -246,14 +225,16 @@ def _takes_operand(argument: Any) -> bool:
     return str(argument.type) in _TENSORS or argument.name in ("other", "exponent")
 
 
-def _expression(item: Repair, own: Callable[..., Any], given: dict[str, Any], *new: Any) -> Any:
+def _expression(given: dict[str, Any], item: Repair, own: Callable[..., Any], *new: Any) -> Any:
+    if "rounding_mode" in given:
+        raise RepairError(item.operation)
     names = [name for name in given if name in ("self", "A", "input", "other", "exponent")]
     given = {**given, **dict(zip(names, new, strict=False))}
     params = {**given, "keepdim": given.get("keepdim", False)}
     return repairs.run(item, Words(), own, given, params)
 
 
-def _filled(own: Callable[..., Any], *new: Any) -> Any:
+def _filled(_: Repair, own: Callable[..., Any], *new: Any) -> Any:
     out = own(*new)
     if isinstance(out, tuple | list):
         return type(out)(_fill(x) for x in out)

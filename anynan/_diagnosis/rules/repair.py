@@ -7,10 +7,11 @@ What is shown and what is run is therefore the same text.
 """
 
 import ast
+import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,6 +84,57 @@ class Repair:
             return layer == self.layer
         # A line that calls a library's layers says nothing of which of them is meant.
         return source.via is None or None in (layer, self.layer) or layer == self.layer
+
+
+class BaseMender:
+    """Hold the repairs of one second run, and whether each took its place.
+
+    Args:
+        repairs: What to repair; one that is named later stands inside of one named before.
+
+    Attributes:
+        repairs: The same.
+        names: What their operations are called.
+        lost: Why nothing can be told of the run, empty if something can.
+    """
+
+    def __init__(self, repairs: Sequence[Repair]) -> None:
+        self.repairs = list(repairs)
+        self.names = frozenset(item.operation for item in repairs)
+        self.lost = ""
+        self._used: set[Repair] = set()
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether every repair took its place."""
+        return not self.lost and self._used == set(self.repairs)
+
+    def of(self, name: str, source: Source | None, layer: str | None) -> list[Repair]:
+        """Choose the repairs of an operation."""
+        return [item for item in self.repairs if item.is_of(name, source, layer)]
+
+    def took(self, found: Iterable[Repair]) -> None:
+        """Note repairs that took their place."""
+        self._used.update(found)
+
+
+def around(
+    found: Sequence[Repair],
+    own: Callable[..., Any],
+    expression: Callable[..., Any],
+    filled: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Put repairs around an operation, each around those that are named after it.
+
+    Args:
+        found: The repairs.
+        own: Runs the operation itself.
+        expression: Runs a repair's code around what is inside: ``expression(repair, inside)``.
+        filled: Puts 0 in the place of bad values of what is inside, likewise.
+    """
+    for item in reversed(found):
+        own = functools.partial(expression if item.expression else filled, item, own)
+    return own
 
 
 def split(fix: str, operation: str) -> tuple[str, str]:
