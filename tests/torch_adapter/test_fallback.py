@@ -348,6 +348,31 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
     assert "track the training step" in event.cause.fix
 
 
+@pytest.mark.parametrize("level", ["layer", "operation"])
+def test_a_gradient_is_named_in_the_part_that_made_it(level: Any) -> None:
+    """What comes bad into a part may be of the making of the part that took what it gave."""
+
+    class Root(nn.Module):
+        def forward(self, x: torch.Tensor, how: str) -> torch.Tensor:
+            return x + torch.sqrt(0 * x) if how == "bad" else x
+
+    model = nn.ModuleDict({"first": nn.Linear(4, 4), "root": Root(), "last": nn.Linear(4, 1)})
+
+    def step(how: str) -> None:
+        loss = model["last"](model["root"](model["first"](torch.ones(2, 4)), how)).sum()
+        (loss * (0 * loss).sqrt() if how == "loss" else loss).backward()
+
+    tracker = anynan.torch.track(model, level=level, action="record")
+    for how in ("good", "bad", "loss"):
+        step(how)
+    tracker.remove()
+    events = bad(tracker)
+    assert [event.layer for event in events] == ["root", None]
+    assert (events[0].phase, events[0].kind) == ("backward", "posinf")
+    assert events[0].operation is not None
+    assert events[0].operation.name == "sqrt"
+
+
 # No optimizer of PyTorch's to wait for.
 
 

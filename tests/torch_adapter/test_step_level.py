@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -207,16 +209,41 @@ def test_a_bad_batch_and_a_bad_weight_are_told_apart() -> None:
     assert caught.value.event.parameter == "weight"
 
 
-# Where the process compiled anything, the call may be in there: then it is a warning.
-@pytest.mark.filterwarnings("ignore:anynan. the model's own call was not seen")
-def test_that_parts_are_called_past_the_model_is_listed() -> None:
-    seed()
-    model = Net()
-    tracker = anynan.torch.track(model, level="step")
-    model.last(model.first(torch.randn(8, 4))).sum().backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    tracker.remove()
-    assert "its parts are called past it" in " ".join(tracker.report().split())
+# Where the process compiled anything, the call may be in there, which is a warning.
+UNCOMPILED = """
+import torch, anynan
+from tests.torch_adapter.test_step_level import Net, seed
+
+seed()
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+tracker = anynan.torch.track(model, level="step")
+try:
+    for step in range(4):
+        if step == 3:
+            model.fault.armed = "{phase}"
+        optimizer.zero_grad()
+        loss = model.last(model.fault(model.norm(model.first(torch.randn(8, 4))))).square().mean()
+        loss.backward()
+        optimizer.step()
+except anynan.NonFiniteError as error:
+    event = error.event
+    print(event.step, event.phase, event.layer, event.operation.source.text)
+tracker.remove()
+print(" ".join(tracker.report().split()))
+"""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_parts_that_are_called_past_the_model_are_watched_from_the_second_step(phase: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", UNCOMPILED.format(phase=phase)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    first, _, rest = run.stdout.partition("\n")
+    assert first == f"3 {phase} fault {LINES[phase]}", run.stderr
+    assert "its parts are called past it" in rest
 
 
 @pytest.mark.filterwarnings("ignore:anynan. the model's own call was not seen")

@@ -80,6 +80,10 @@ class Graphs:
         """Tell whether a layer ran inside a graph since its readings were last taken."""
         return any(layer.ran is not None for board in self.boards for layer in board.layers)
 
+    def hides(self) -> bool:
+        """Tell whether a call that nobody saw may be inside compiled code."""
+        return is_compiler_loaded() and count_graphs() > 0
+
     def missed(self, *, called: bool) -> bool:
         """See to a model that ran without a hook of its layers: a graph compiled before ``track``.
 
@@ -91,9 +95,7 @@ class Graphs:
             cannot be told. The graphs are dropped then.
         """
         if self._models.options.level == "step":  # nothing is wanted of a graph's inside
-            if not called:
-                self._say_unseen()
-            return not called
+            return False
         if not is_compiler_loaded():
             return False
         models = [model for _, model in self._models.living()]
@@ -122,21 +124,6 @@ class Graphs:
             "(torch.compiler.reset), and is compiled again, with the hooks, when it runs"
         )
         return True
-
-    def _say_unseen(self) -> None:
-        """Say that a model's own call was not seen, only that its weights got gradients."""
-        what = "so of it the gradients of the weights are watched alone: track"
-        judge = self._tracker.judge
-        if is_compiler_loaded() and count_graphs():
-            judge.say(
-                "the model's own call was not seen: it is inside compiled code, or its parts are "
-                f"called past it, {what} what torch.compile returned, or the training step"
-            )
-        else:
-            judge.remark(
-                "the model's own call was not seen, its parts are called past it, "
-                f"{what} the training step"
-            )
 
     # What it wrote.
 

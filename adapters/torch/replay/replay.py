@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -34,7 +35,7 @@ from anynan.torch.replay.collectives import Sent, replaying
 from anynan.torch.replay.kept import Kept
 from anynan.torch.replay.mender import Mender, norm_of
 from anynan.torch.replay.saving import Catcher
-from anynan.torch.replay.scene import Scene
+from anynan.torch.replay.scene import Scene, arrived
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
 from anynan.torch.weights.scalers import Scalers
@@ -111,7 +112,24 @@ class Replays:
             raise ReplayError(msg)
         if any(root.fn is None for root in roots):
             raise ReplayError(GONE)
-        return self.again(state, reading, roots)
+        result = self.again(state, reading, roots)
+        beyond = self._beyond(state, reading) if result.incoming and not result.sinks else []
+        if beyond:  # what came in bad may have been made in the part that took what this one gave
+            found = self.again(state, reading, beyond, handed=True)
+            result = found if found.sinks else result
+        return result
+
+    def _beyond(self, state: State, reading: Reading) -> list[RootCall]:
+        """List the parts' calls into which no bad gradient came, for a bad one."""
+        if not self._models.parts or reading.phase != "backward":
+            return []
+        return [
+            root
+            for root in state.living_roots()
+            if root.fn is not None
+            and root.gradients
+            and not any(grad is None or nonfinite(grad) for grad in root.gradients.values())
+        ]
 
     def _before_loss(self, state: State, reading: Reading) -> Replay:
         """Run the model's call again where it gave -Inf: the loss is made outside of it."""
@@ -201,7 +219,7 @@ class Replays:
 
     def again(
         self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False,
-        ending: bool = False,
+        ending: bool = False, handed: bool = False,
         mender: Mender | None = None,
     ) -> Replay:  # fmt: skip
         """Run calls again, and leave no trace; where all ranks do so, none stops early.
@@ -213,6 +231,7 @@ class Replays:
             together: Whether all ranks run theirs at this moment.
             mender: What repairs operations on the way, in a run that goes to its end.
             ending: Whether an exception of the program's is what they are run for.
+            handed: Whether the gradients of what other parts handed to them are looked at.
 
         Raises:
             ReplayError: If they cannot be run on this rank alone.
@@ -244,7 +263,7 @@ class Replays:
                     watcher = self._run(
                         root, reading, result, kept, interrupts,
                         whole=root is state.root and state.in_step, together=together,
-                        ending=ending, mender=mender,
+                        ending=ending, handed=handed, mender=mender,
                     )  # fmt: skip
                     if not result.sinks:
                         result.records, result.sinks = watcher.records, watcher.sinks
@@ -295,7 +314,8 @@ class Replays:
 
     def _run(
         self, root: RootCall, reading: Reading, result: Replay, kept: Kept,
-        interrupts: Interrupts, *, whole: bool, together: bool, ending: bool, mender: Mender | None,
+        interrupts: Interrupts, *, whole: bool, together: bool, ending: bool, handed: bool,
+        mender: Mender | None,
     ) -> Watcher:  # fmt: skip
         root = replace(root, args=_cut(root.args), kwargs=_cut(root.kwargs))
         if not root.random.is_now():
@@ -322,6 +342,8 @@ class Replays:
             if saving is not None:
                 watcher.catcher = Catcher(saving)
                 stack.enter_context(watcher.catcher.within(self._models, root))
+            if handed:
+                _look_behind(root, watcher, reading)
             stack.enter_context(Seam(watcher, leaf=kept.gradient))
             try:
                 if together:
@@ -398,6 +420,15 @@ def _matches(reading: Reading, watcher: Watcher, sink: Sink) -> bool:
     if sink.masks or sink.phase != reading.phase or sink.layer != reading.layer:
         return False
     return reading.site.parameter is None
+
+
+def _look_behind(root: RootCall, watcher: Watcher, reading: Reading) -> None:
+    """Show the watcher the gradients of what other calls handed to this one."""
+    for name, x in tensors((root.args, root.kwargs), "input", objects=True):
+        if x.grad_fn is not None:
+            x.register_hook(
+                functools.partial(arrived, weakref.ref(watcher), reading.layer, name, None)
+            )
 
 
 def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> None:

@@ -116,9 +116,7 @@ class Scene:
                 for name, x in tensors(output, "output", objects=True):
                     watcher.check_sink("forward", path, name, x, call=first)
                     if x.requires_grad:
-                        handle = x.register_hook(
-                            functools.partial(_arrived, weak, path, name, call)
-                        )
+                        handle = x.register_hook(functools.partial(arrived, weak, path, name, call))
                         if x.grad_fn is None:  # a leaf outlives the run
                             handles.append(handle)
             while watcher.layers and watcher.layers.pop()[0] != path:
@@ -140,7 +138,18 @@ class Scene:
                 handle.remove()
 
 
-def _arrived(ref: Any, path: str, name: str, call: int, grad: torch.Tensor | None) -> None:
+def arrived(
+    ref: Any, path: str | None, name: str, call: int | None, grad: torch.Tensor | None
+) -> None:
+    """Show a watcher the gradient that came to what a layer gave.
+
+    Args:
+        ref: The watcher, held weakly.
+        path: The layer's path.
+        name: Which of its outputs.
+        call: Which call of it in the step; None where the first run has no such place.
+        grad: The gradient.
+    """
     found = ref()
     if found is not None and grad is not None:
         label = "grad" if name == "output" else f"grad of {name}"

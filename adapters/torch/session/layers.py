@@ -83,7 +83,7 @@ class Layers:
         self.grown = registered.count
         fixed = {} if ends else self._graphs.add(first, model)
         for module, path in ((root, prefix),) if ends else first.items():
-            hook = ForwardHook(self._steps, path, fixed.get(path), self._called_past)
+            hook = ForwardHook(self._steps, path, fixed.get(path), self.called_past)
             self.handles.append(hook.on(module.register_forward_hook(hook)))
         self.handles.append(leave.on(root.register_forward_hook(leave, always_call=True)))
         models.parts = models.parts or (models.fn is None and has_own_loop(root))
@@ -129,7 +129,7 @@ class Layers:
         self.install()
         return True
 
-    def _called_past(self) -> None:
+    def called_past(self) -> None:
         """Note that a layer was called without its model, and be ready the next time."""
         if self._models.parts or self._models.fn is not None:
             return
@@ -140,12 +140,16 @@ class Layers:
     @whole
     def _hook_parts(self, prefix: str, model: torch.nn.Module) -> None:
         """Take a call of each part of a model for a call of the model: something to run again."""
+        ends = self._steps.options.level == "step"
         for path, part in parts(prefix, model):
             enter, leave = self._root_hooks(path)
-            self.handles += [
-                enter.on(part.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)),
-                leave.on(part.register_forward_hook(leave, always_call=True)),
-            ]
+            self.handles.append(
+                enter.on(part.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+            )
+            if ends:
+                hook = ForwardHook(self._steps, path, None, self.called_past)
+                self.handles.append(hook.on(part.register_forward_hook(hook)))
+            self.handles.append(leave.on(part.register_forward_hook(leave, always_call=True)))
 
     def _root_hooks(self, path: str) -> tuple[RootEnter, RootExit]:
         enter, leave = self._enter(), self._leave()

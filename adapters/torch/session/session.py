@@ -61,6 +61,7 @@ class Session(BaseAdapter):
         )
         self.updates = self.updates_type(self.steps, models, self.optimizers)
         self.layers = Layers(models, self.steps, self.enter_root, self.exit_root)
+        self.updates.called_past = self.layers.called_past
         self._gone = False
 
     # Attaching.

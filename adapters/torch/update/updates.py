@@ -4,6 +4,7 @@ import atexit
 import functools
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +41,10 @@ class Updates:
 
     Attributes:
         ran_before: Whether layers were read in a step that ended before its update.
+        called_past: Called where parts of a model were called past it.
     """
+
+    called_past: Callable[[], None]
 
     def __init__(self, steps: Steps, models: Models, optimizers: Optimizers) -> None:
         self.tracker, self.steps, self.models = steps.tracker, steps, models
@@ -125,10 +129,25 @@ class Updates:
         seen = self.ran_before or any(
             other.rows is not None for other in self.steps.threads.states if other is not state
         )
-        if not seen and not self.steps.graphs.missed(called=False):
-            self.tracker.judge.say(
+        judge, graphs = self.tracker.judge, self.steps.graphs
+        if seen or graphs.missed(called=False):
+            return
+        if judge.options.level != "step":
+            judge.say(
                 "weights got gradients, but none of the watched layers was seen running: "
                 "layers inside a compiled graph, or called past the model, are not watched"
+            )
+        elif graphs.hides():
+            judge.say(
+                "the model's own call was not seen: it is inside compiled code, or its parts are "
+                "called past it, so of it the gradients of the weights are watched alone: track "
+                "what torch.compile returned, or the training step"
+            )
+        else:
+            self.called_past()
+            judge.remark(
+                "the model's own call was not seen, its parts are called past it: of the first "
+                "step the gradients of the weights were read alone, then each part is watched"
             )
 
     def fail(self, state: State, rows: Rows) -> None:
