@@ -2,7 +2,9 @@
 
 import gc
 import importlib
+import itertools
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ if find_spec("tensorflow") is not None and find_spec("torch") is not None:
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
+_tests = itertools.count(1)
 _CHOSEN = pytest.StashKey[list[Backend]]()
 
 # The same examples every time, and nothing written beside the code.
@@ -50,6 +53,15 @@ def _small_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _small_heap_still() -> Iterator[None]:
+    """Do so now and then in a long module, too: traces and compiled code pile up there."""
+    yield
+    if not next(_tests) % 50:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
