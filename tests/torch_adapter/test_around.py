@@ -130,7 +130,7 @@ def test_buffers_that_another_thread_updates_keep_its_updates() -> None:
 
 @pytest.mark.parametrize(
     "draw",
-    [lambda: float(torch.rand(())), random.random, np.random.rand],
+    [lambda: float(torch.rand((), dtype=torch.float64)), random.random, np.random.rand],
     ids=["torch", "python", "numpy"],
 )
 def test_random_numbers_of_another_thread_do_not_repeat(draw: Callable[[], float]) -> None:
