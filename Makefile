@@ -18,7 +18,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test chaos test-cuda-build test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean
+.PHONY: help demo test chaos test-cuda-build jax-older test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -35,10 +35,13 @@ test: $(VENV)/test.stamp ## Run the tests
 # The conformance suite, the tracker itself, and the demo from beginning to end.
 test-jax-older: export OMP_NUM_THREADS = 1
 test-jax-older: ## Run what matters of the tests with an older JAX, in .venv-jax
-	$(MAKE) $(OLDER) .venv-jax/jax.stamp
+	$(MAKE) jax-older
 	.venv-jax/bin/python -m pytest -n $(JOBS) --backends jax.numpy \
 		tests/conformance tests/jax_adapter/test_tracking.py $(ARGS)
 	.venv-jax/bin/python -m anynan demo --framework jax --bug mask
+
+jax-older:
+	$(MAKE) $(OLDER) .venv-jax/jax.stamp
 
 # CHAOS=20 walks twenty times as many random programs as the tests do.
 chaos: export OMP_NUM_THREADS = 1
