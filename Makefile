@@ -11,7 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
 CONSTRAINTS := tests/constraints.txt
-INSTALL := $(RUN) -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
+# Most of what is installed is never imported: Python compiles a module where it is.
+INSTALL := $(RUN) -m pip install --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 REQUIREMENTS := pyproject.toml $(CONSTRAINTS)
 OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 
