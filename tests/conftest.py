@@ -37,6 +37,8 @@ if find_spec("tensorflow") is not None and find_spec("torch") is not None:
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
+# One test of these is a process of up to a minute: begun last, one core waits for the other.
+_FIRST = ("tests/wild/", "tests/keras_backends/")
 _tests = itertools.count(1)
 _CHOSEN = pytest.StashKey[list[Backend]]()
 
@@ -97,6 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
     if config.getoption("--chaos") or "long" in config.getoption("markexpr"):
         return
     left = [item for item in items if item.get_closest_marker("long")]

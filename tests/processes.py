@@ -1,6 +1,7 @@
 """Python programs in processes of their own, which find the anynan that is tested."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,10 @@ from pathlib import Path
 import anynan
 
 ROOT = Path(anynan.__file__).parents[1]
+# Not the folder alone: a checkout is called that too, and an environment lies in it.
+_OURS = re.compile(
+    rf"\banynan/(?:{'|'.join(path.name for path in (ROOT / 'anynan').iterdir())})\b.*"
+)
 
 
 def python(*words: object, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
@@ -17,3 +22,8 @@ def python(*words: object, cwd: Path, timeout: float = 300) -> subprocess.Comple
         capture_output=True, encoding="utf-8", check=False, cwd=cwd, timeout=timeout,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
     )  # fmt: skip
+
+
+def frames_of_ours(said: str) -> list[str]:
+    """Return what a traceback shows of anynan's own files."""
+    return _OURS.findall(said)

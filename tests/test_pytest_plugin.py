@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import python
+from tests.processes import frames_of_ours, python
 
 TESTS = """
 import pytest
@@ -127,7 +127,7 @@ def test_a_test_fails_with_the_report(folder: Path) -> None:
     assert report.startswith("NaN first appeared in the forward pass of step 0\n")
     assert "op      log                     test_it.py:8 in forward" in report
     assert "fix     keep the argument positive" in report
-    assert "anynan/" not in report
+    assert not frames_of_ours(report)
     assert "gradient of sqrt" in shown["test_in_the_backward_pass"]
     assert "AssertionError: mine" in shown["test_fails_by_itself"]
     assert re.search(r"^-+ Captured anynan call -+$", shown["test_fails_by_itself"], re.MULTILINE)

@@ -6,7 +6,7 @@ import jax
 
 from anynan._bundle.arrays import SHOW
 from anynan._bundle.calls import Words, refuse
-from anynan._bundle.script import Dialect
+from anynan._bundle.script import Dialect, of_numpy
 from anynan.jax.replay.saving import PLACES
 
 _HEAD = f"""
@@ -50,18 +50,10 @@ def _dtype(name: str) -> str:
     return f"jax.numpy.dtype({name!r})"
 
 
-def _ready(dtype: str) -> str | None:
-    if dtype.startswith("complex"):
-        return f'x.view("{dtype}")[..., 0]'
-    if dtype == "bfloat16" or dtype.startswith("float8"):
-        return f'x.view(jax.numpy.dtype("{dtype}"))'
-    return None
-
-
 DIALECT = Dialect(
     "jax",
     _HEAD,
     Words(_dtype, _NAMES, {name: f"jax.lax.{name}" for name in _OBJECTS}),
     _function,
-    _ready,
+    of_numpy("jax.numpy.dtype({})"),
 )

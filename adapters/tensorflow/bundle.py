@@ -4,7 +4,7 @@ import re
 
 from anynan._bundle.arrays import SHOW
 from anynan._bundle.calls import Words, refuse
-from anynan._bundle.script import Dialect
+from anynan._bundle.script import Dialect, of_numpy
 
 _HEAD = f"""
 from pathlib import Path
@@ -38,12 +38,6 @@ def _dtype(name: str) -> str:
     return f"tf.{name}"
 
 
-def _ready(dtype: str) -> str | None:
-    if dtype.startswith("complex"):
-        return f'x.view("{dtype}")[..., 0]'
-    if dtype == "bfloat16" or dtype.startswith("float8"):
-        return f'x.view(tf.as_dtype("{dtype}").as_numpy_dtype)'
-    return None
-
-
-DIALECT = Dialect("tensorflow", _HEAD, Words(_dtype), _function, _ready)
+DIALECT = Dialect(
+    "tensorflow", _HEAD, Words(_dtype), _function, of_numpy("tf.as_dtype({}).as_numpy_dtype")
+)

@@ -45,6 +45,23 @@ class Dialect:
     gradient: Callable[[str, list[str], list[str | None]], list[str]] | None = None
 
 
+def of_numpy(lacking: str) -> Callable[[str], str | None]:
+    """Make the ``ready`` of a framework that takes the arrays of NumPy.
+
+    Args:
+        lacking: The code of a dtype that NumPy does not have, with ``{}`` for its name.
+    """
+
+    def ready(dtype: str) -> str | None:
+        if dtype.startswith("complex"):
+            return f'x.view("{dtype}")[..., 0]'
+        if dtype == "bfloat16" or dtype.startswith("float8"):
+            return f"x.view({lacking.format(repr(dtype))})"
+        return None
+
+    return ready
+
+
 def script(
     dialect: Dialect,
     event: Event,
