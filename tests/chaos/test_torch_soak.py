@@ -3,6 +3,7 @@
 import gc
 import sys
 import warnings
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def held(model: Any) -> dict[str, int]:
     [("model", {"action": "skip"}), ("step", {"patience": 3, "read": "step"})],
     ids=["model", "step"],
 )
-@pytest.mark.parametrize("steps", [600, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", [600, pytest.param(21_000, marks=pytest.mark.long)])
 def test_nothing_piles_up(target: str, options: dict[str, Any], steps: int) -> None:
     fault = Fault()
     model = torch.nn.Sequential(
@@ -52,16 +53,16 @@ def test_nothing_piles_up(target: str, options: dict[str, Any], steps: int) -> N
         warnings.simplefilter("ignore")
         for i in range(steps):
             run(i)
-            if i + 1 in {steps // 2, steps}:
+            if (i + 1) % (steps // 3) == 0:
                 seen += tracker.count("bad")
                 tracker.clear()  # events are the program's to forget: the rest must not grow
                 counts.append(held(model))
     assert seen == steps // 100
-    first, last = counts
     for what in ("tensors", "hooks", "hooks of weights"):
-        assert first[what] == last[what]
-    assert last["objects"] - first["objects"] < 100
-    assert last["blocks"] - first["blocks"] < 1000
+        assert len({count[what] for count in counts}) == 1
+    # What piles up does so each time; what a cache keeps, as another cause is first told, once.
+    for what, most in ("objects", 100), ("blocks", 1000):
+        assert min(after[what] - before[what] for before, after in pairwise(counts)) < most
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     tracker.remove()
     assert held(model)["hooks"] == 0

@@ -273,6 +273,8 @@ def interrupt(fired: threading.Event) -> None:
     fired.set()
 
 
+# Python lets nothing out of what is called as garbage is collected.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_in_a_replay_leaves_nothing_behind() -> None:
     """Ctrl-C at many moments of a step whose second run takes most of the time."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), Bad(0.004))
