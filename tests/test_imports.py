@@ -134,6 +134,20 @@ def test_the_keras_adapter_loads_no_other_before_a_model_needs_it() -> None:
     assert _by_name()["keras"] == ["keras"]
 
 
+def test_a_report_of_pytorch_does_not_wait_for_the_compiler() -> None:
+    pytest.importorskip("torch")
+    done = _python(
+        "import torch, anynan\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Tanh())\n"
+        "model[1].forward = lambda x: (x * 0 - 1).log()\n"
+        "tracker = anynan.torch.track(model, action='record')\n"
+        "model(torch.ones(1, 1))\n"
+        "assert tracker.events[0].operation.name == 'log'\n"
+        "print(*({'torch._dynamo', 'sympy'} & set(sys.modules)))"
+    )
+    assert (done.stderr, done.stdout.split()) == ("", [])
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("shadow", ["an empty module", "nothing"])
 def test_missing_framework_is_one_line(adapter: str, shadow: str, tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 __all__ = [
-    "BatchNorm", "LoaderIterator", "StorageWeakRef", "TorchDispatchMode", "current_mode",
-    "tree_leaves", "tree_map", "without_modes",
+    "BatchNorm", "DispatchMode", "LoaderIterator", "StorageWeakRef", "current_mode", "tree_leaves",
+    "tree_map", "without_modes",
 ]  # fmt: skip
 
 BatchNorm = _BatchNorm
@@ -285,6 +285,22 @@ def skip(code: CodeType) -> None:
     if strategy is not None:
         nothing = _frames._FrameAction.SKIP
         _frames.set_code_exec_strategy(code, strategy(nothing, nothing))
+
+
+class DispatchMode(TorchDispatchMode):
+    """See every operation below autograd, past the compiler.
+
+    PyTorch wraps the method of each such mode, so that it is not compiled: as the first operation
+    comes it imports the compiler for that, which takes over a second, and each one pays a little.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return not hasattr(_frames, "_FrameExecStrategy")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
+        skip(cls.__torch_dispatch__.__code__)
 
 
 def hook_guards() -> Any:

@@ -10,14 +10,14 @@ import anynan
 HERE = Path(__file__).parent
 
 
-def run(backend, checks):
-    """Run the checks of a file, and fail with what the process says."""
+def run(backend, *checks):
+    """Run the checks of some files, and fail with what the process says."""
     roots = [str(HERE.parents[1]), str(Path(anynan.__file__).parents[1])]
     done = subprocess.run(
         [
             sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider",
             "-o", "filterwarnings=error::anynan.AnynanWarning",  # Keras and PyTorch have their own
-            str(HERE / checks),
+            *(str(HERE / file) for file in checks),
         ],
         env={
             **os.environ,

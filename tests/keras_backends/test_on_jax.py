@@ -7,8 +7,7 @@ from tests.keras_backends.processes import run
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.mark.parametrize("checks", ["checks.py", "jax_checks.py", "compare_checks.py"])
-def test_on_jax(checks):
+def test_on_jax():
     pytest.importorskip("jax")
     pytest.importorskip("keras")
-    run("jax", checks)
+    run("jax", "checks.py", "jax_checks.py", "compare_checks.py")

@@ -7,8 +7,7 @@ from tests.keras_backends.processes import run
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.mark.parametrize("checks", ["checks.py", "torch_checks.py", "compare_checks.py"])
-def test_on_torch(checks):
+def test_on_torch():
     pytest.importorskip("torch")
     pytest.importorskip("keras")
-    run("torch", checks)
+    run("torch", "checks.py", "torch_checks.py", "compare_checks.py")

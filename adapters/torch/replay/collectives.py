@@ -9,7 +9,7 @@ from torch import distributed
 
 from anynan._diagnosis.evidence import ReplayError
 from anynan._reach.patches import Patches
-from anynan.torch.private import StorageWeakRef, TorchDispatchMode, moved, storage_number
+from anynan.torch.private import DispatchMode, StorageWeakRef, moved, storage_number
 from anynan.torch.read.probes import local, nonfinite
 from anynan.torch.replay.operands import flat
 
@@ -58,7 +58,7 @@ def replaying(weights: Iterable[torch.Tensor], *, together: bool) -> Iterator[No
         yield
 
 
-class _NoCollectives(TorchDispatchMode):
+class _NoCollectives(DispatchMode):
     """Stop a replay that only this rank runs where it would wait for the others."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def inner_modules() -> Iterator[None]:
         yield
 
 
-class Sent(TorchDispatchMode):
+class Sent(DispatchMode):
     """Follow a watcher's bad values through collectives, which it lets pass unread.
 
     Their results arrive later, and to run one again, as the watcher does with an operation that

@@ -24,7 +24,7 @@ from anynan._diagnosis.sources import is_anynans, user_source
 from anynan._runtime import context
 from anynan.events import Source
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import StorageWeakRef, TorchDispatchMode
+from anynan.torch.private import DispatchMode, StorageWeakRef
 from anynan.torch.private import node as _node
 from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
@@ -133,7 +133,7 @@ class Ran:
         return operands.wide(self.func, self.args, self.kwargs)
 
 
-class Watcher(TorchDispatchMode):
+class Watcher(DispatchMode):
     """Record operations with bad results while entered.
 
     Attributes:
