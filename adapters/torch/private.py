@@ -2,7 +2,7 @@
 
 Plain names stand for PyTorch's own functions, without a call in between, since hooks call them
 for every reading. Two values are read where they are needed for that reason, too:
-``forward_ad._current_level`` in ``read/probes.py`` and ``compiler._is_compiling_flag`` in
+``forward_ad._current_level`` in ``read/probes.py`` and the two flags of ``compiler`` in
 ``step/hooks.py``. ``replay/watcher.py`` and ``replay/operands.py`` read what nodes, storages and
 operators hold: ``_sequence_nr``, ``_saved_*``, ``_cdata``, ``_schema`` and
 ``_unsafe_preserve_version_counter``.
@@ -223,8 +223,8 @@ PROXY = torch._C._TorchDispatchModeKey.PROXY
 """The kind of mode under which ``make_fx`` builds a graph."""
 level = torch._C._functorch.maybe_current_level
 """Give the level of the function transform that runs, None outside of all."""
-depth = torch._C._functorch.get_dynamic_layer_stack_depth
-"""Give the same in code that is being compiled, 0 outside of all."""
+_transform = torch._C._functorch.peek_interpreter_stack
+_Transform = torch._C._functorch.CInterpreter
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 """Tell whether a tensor stands for many, as inside ``vmap``."""
 current_mode = _get_current_dispatch_mode
@@ -236,6 +236,11 @@ without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_mode
 def count_modes() -> int:
     """Count the dispatch modes that are entered."""
     return torch._C._len_torch_dispatch_stack()
+
+
+def is_transforming() -> bool:
+    """Tell whether a function transform runs, in code that is being compiled, too."""
+    return isinstance(_transform(), _Transform)
 
 
 # Backward passes.

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,23 @@ def test_buffers_that_another_thread_updates_keep_its_updates() -> None:
         for _ in range(3):
             model(torch.ones(1, 2))
     assert int(model.count) == len(calls)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="the system does not tell who waits"
+)
+def test_a_library_s_thread_that_waits_does_not_forbid_a_second_run() -> None:
+    """As that of the compiler's workers does."""
+    out, into = os.pipe()
+    thread = threading.Thread(target=lambda: os.read(out, 1))
+    thread.start()
+    model = nn.Sequential(nn.Dropout(), Bad())
+    tracker = anynan.torch.track(model, action="record")
+    model(torch.ones(3, 2))
+    os.write(into, b"x")
+    thread.join()
+    assert tracker.events[0].operation is not None
+    assert tracker.events[0].operation.name == "divide"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anynan.torch.private import depth
+from anynan.torch.private import is_transforming
 
 # Inductor takes its inputs to be aligned to 16 bytes, and copies those that are not: a pair has
 # the room of four numbers.
@@ -85,7 +85,7 @@ class Layer:
 
     def trace(self, output: Any, backward: bool) -> None:
         """Take in a layer's outputs, in code that is being compiled."""
-        if depth():  # a transform's values are those of no single call
+        if is_transforming():  # a transform's values are those of no single call
             self.board.transformed = True
             return
         for x in _leaves(output):
@@ -179,8 +179,8 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
         for item in value.values():
             yield from _leaves(item)
     elif hasattr(value, "__dataclass_fields__"):
-        for item in vars(value).values():
-            yield from _leaves(item)
+        for name in value.__dataclass_fields__:
+            yield from _leaves(getattr(value, name, None))
 
 
 def _ending(paths: list[str]) -> list[str]:

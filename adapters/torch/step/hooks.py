@@ -26,7 +26,6 @@ _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _compiler = torch.compiler
 _is_dynamo = torch.compiler.is_dynamo_compiling
-_is_exporting = torch.compiler.is_exporting
 _expectations = context._expected.get
 
 
@@ -189,10 +188,13 @@ class ForwardHook(Hook):
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Write the readings of the outputs, in order."""
-        if _is_dynamo() or _compiler._is_compiling_flag or is_tracing() or mode(PROXY) is not None:
-            if self.fixed is not None and _is_dynamo() and not _is_exporting():
+        if _is_dynamo():
+            # To older compilers `is_exporting()` is true of all that they trace.
+            if self.fixed is not None and not _compiler._is_exporting_flag:
                 self.fixed.trace(output, self.backward)
-            elif self.steps.options.level != "step":
+            return
+        if _compiler._is_compiling_flag or is_tracing() or mode(PROXY) is not None:
+            if self.steps.options.level != "step":
                 say_traced(self.steps.tracker.judge.say)
             return
         threads = self.threads
