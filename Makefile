@@ -62,7 +62,7 @@ test-installs: ## Try the oldest and the newest frameworks, each installed by it
 
 # Its builds on the registry are for CUDA: some gigabytes.
 test-oldest-torch: ## Try the oldest PyTorch
-	$(MAKE) PARTS=torch SET=oldest-torch WHAT='torch==2.6.0' try
+	$(MAKE) PARTS=torch SET=oldest-torch WHAT='torch==2.8.0' try
 
 try:
 	$(MAKE) VENV=.venv-try/$(SET) .venv-try/$(SET)/python.stamp

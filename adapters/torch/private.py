@@ -282,14 +282,9 @@ def is_compiler_loaded() -> bool:
 
 
 def skip(code: CodeType) -> None:
-    """Leave a function, and what it calls, to Python where a compiled module calls it.
-
-    Before 2.7 hooks are compiled alone, and nothing is to be done.
-    """
-    strategy = getattr(_frames, "_FrameExecStrategy", None)
-    if strategy is not None:
-        nothing = _frames._FrameAction.SKIP
-        _frames.set_code_exec_strategy(code, strategy(nothing, nothing))
+    """Leave a function, and what it calls, to Python where a compiled module calls it."""
+    nothing = _frames._FrameAction.SKIP
+    _frames.set_code_exec_strategy(code, _frames._FrameExecStrategy(nothing, nothing))
 
 
 class DispatchMode(TorchDispatchMode):
@@ -301,7 +296,7 @@ class DispatchMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return not hasattr(_frames, "_FrameExecStrategy")
+        return False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]

@@ -172,7 +172,7 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
     """Walk the tensors of an output; written so that it can be traced."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _leaves(item)
     elif isinstance(value, dict):
