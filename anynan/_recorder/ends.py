@@ -20,7 +20,7 @@ from anynan._arrays.probe import Span, probe
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.evidence import ReplayError
-from anynan._diagnosis.lineage import OpRecord, Replay, Sink
+from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.policy import reading_kind
@@ -29,7 +29,6 @@ from anynan._recorder.errorlog import STATE, ErrorLog
 from anynan._recorder.light import NUMBERS, Light
 from anynan._recorder.live import LiveTape
 from anynan._recorder.modules import taking_stand_ins
-from anynan._recorder.names import canonical
 from anynan._recorder.reached import SMALL, mark
 from anynan._recorder.saving import inputs
 from anynan._recorder.state import State
@@ -454,8 +453,7 @@ class Ends:
 
     def _run_again(self, began: Began) -> Replay:
         session = self._session
-        tape = self._local.tape = LiveTape(session, None)
-        tape.judged = False
+        tape = self._local.tape = LiveTape.again(session)
         start = session.start_of(began.fn)
         again = start.again(session.tracker.judge.say, tape)
         taking = taking_stand_ins([x for _, x in began.arrays])
@@ -500,18 +498,12 @@ class Ends:
 
     def _logged(self, began: Began, reading: Reading, why: str) -> Replay:
         """Tell what NumPy's own error log says of the first run."""
-        lines = began.log.lines
-        if not lines:
+        if not began.log.lines:
             raise ReplayError(why)
         note = f"{why}; NumPy's error log of the first run has: {began.log}"
-        if len(lines) > 1:
+        record = began.log.told(0)
+        if record is None:
             raise ReplayError(note)
-        (error,) = lines
-        name = error.name.removeprefix("scalar ")
-        record = OpRecord(
-            0, canonical(name), f"numpy.{name}", "", "forward", None,
-            source=error.source, said=error.what,
-        )  # fmt: skip
         sink = Sink(reading.phase, reading.layer, reading.site.tensor, (0,), reading.kind or "nan")
         return Replay([record], [sink], [note])
 

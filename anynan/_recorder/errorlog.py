@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.sources import user_source
+from anynan._recorder.names import canonical
 from anynan.events import Source
 
 # Lines that are kept of one call.
@@ -61,11 +63,14 @@ class ErrorLog:
         state: what it is asked to do with this log: values of ``STATE``.
     """
 
-    __slots__ = ("_asked", "_context", "_errors", "_modes", "below", "deaf", "lines", "state")
+    __slots__ = (
+        "_asked", "_context", "_errors", "_modes", "_under", "below", "deaf", "lines", "state",
+    )  # fmt: skip
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.lines: dict[FloatError, int] = {}
+        self._under: dict[tuple[str, ...], dict[str, str]] = {}
         self.deaf = False
         # NumPy has one function for all errors, so an underflow's comes here as well.
         passed_on = context.run(np.geterr)["under"] in ("call", "log")
@@ -143,6 +148,20 @@ class ErrorLog:
         elif wanted == "log":
             handler.write(text)
 
+    def under(self, state: dict[str, str]) -> dict[str, str]:
+        """Give what NumPy would be asked to do without this log.
+
+        Args:
+            state: What it is asked to do, as ``numpy.geterr`` tells.
+        """
+        key = tuple(state.values())
+        known = self._under.get(key)
+        if known is None:  # the same in every operation
+            known = self._under[key] = {
+                k: self._wanted(k)[0] if mode == "log" else mode for k, mode in state.items()
+            }
+        return known
+
     def _wanted(self, kind: str) -> tuple[str, Any]:
         """Ask what the user wants done; a log around this one is anynan's, and knows it, too."""
         handler: Any = self
@@ -151,6 +170,21 @@ class ErrorLog:
             wanted, handler = state.get(kind, "ignore"), handler._context.run(np.geterrcall)
             if wanted != "log" or not isinstance(handler, ErrorLog):
                 return wanted, handler
+
+    def told(self, index: int) -> OpRecord | None:
+        """Give the one error that was noted as an operation; None where there were more.
+
+        Args:
+            index: Of the record.
+        """
+        if len(self.lines) != 1:
+            return None
+        (error,) = self.lines
+        name = error.name.removeprefix("scalar ")
+        return OpRecord(
+            index, canonical(name), f"numpy.{name}", "", "forward", None,
+            source=error.source, said=error.what,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         found = []

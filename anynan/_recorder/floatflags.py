@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from anynan._recorder.errorlog import ErrorLog
 from anynan._reports.notices import warn
 
 # Below this number of elements a reading of the result costs less than a look at the flags.
 WORTH = 2**13
 
 _STATES = ("warn", "ignore")
+_TAKEN = ("call", "log")  # by the one function that NumPy has for all errors
 _ASKED = frozenset(
     {
         "add", "subtract", "multiply", "divide", "true_divide", "negative", "positive", "exp",
@@ -43,10 +45,13 @@ class Flags:
     def __init__(self) -> None:
         self.seen: list[str] = []
         state: Any = np.geterr()
+        if "log" in state.values() and isinstance(log := np.geterrcall(), ErrorLog):
+            state = log.under(state)
         self.state: dict[str, Any] = state
         self.usable = (
             state["divide"] in _STATES and state["over"] in _STATES and state["invalid"] in _STATES
-        )
+            and state["under"] not in _TAKEN
+        )  # fmt: skip
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call a function and collect its flags."""

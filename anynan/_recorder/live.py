@@ -5,7 +5,9 @@ place of a second run.
 """
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.records import Given, Origin
 from anynan._diagnosis.sources import user_source
 from anynan._readings.policy import reading_kind
+from anynan._readings.readings import Rows
+from anynan._recorder.errorlog import ErrorLog
 from anynan._recorder.floatflags import WORTH, Flags, honest
 from anynan._recorder.records import light, make_record
 from anynan._recorder.tape import Tape
@@ -24,6 +28,9 @@ from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked, s
 from anynan._runtime import context
 from anynan.errors import reason
 from anynan.events import Event, Phase
+
+if TYPE_CHECKING:
+    from anynan._recorder.session import ArraySession
 
 # Operations that can only pass values on.
 CARRYING = frozenset(
@@ -47,17 +54,47 @@ class LiveTape(Tape):
         sinks: Where bad values arrived.
         judged: False in a second run of a call, which only collects.
         passed: What left its scope in a second run.
+        log: NumPy's errors outside of what is watched, in a first run.
     """
 
     judged = True
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self, session: "ArraySession", rows: Rows | None, log: ErrorLog | None = None
+    ) -> None:
+        super().__init__(session, rows)
+        self.log = log
         self.records: list[OpRecord] = []
         self.sinks: list[Sink] = []
         self.passed: list[Passed] = []
+        self._told: OpRecord | None = None  # by the log
         self._answers: dict[int, tuple[TrackedArray, tuple[int, ...]]] = {}
         self._last: tuple[int, ...] = ()
+
+    @classmethod
+    def again(cls, session: "ArraySession") -> Self:
+        """Make the tape of a second run: it collects only, and NumPy says nothing twice."""
+        with np.errstate(all="ignore"):
+            tape = cls(session, None, ErrorLog(copy_context()))
+        tape.judged = False
+        return tape
+
+    def hearing(self) -> AbstractContextManager[object]:
+        """Note what NumPy finds wrong out of sight."""
+        return nullcontext() if self.log is None else self.log
+
+    def _run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        flags: Flags | None,
+    ) -> Any:  # fmt: skip
+        log = self.log
+        if log is None:
+            return super()._run(function, args, kwargs, flags)
+        lines, log.lines = log.lines, {}  # what is in sight is looked at
+        try:
+            return super()._run(function, args, kwargs, flags)
+        finally:
+            log.lines = lines
 
     def _clean(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[TrackedArray],
@@ -179,7 +216,7 @@ class LiveTape(Tape):
                 x._cell.bad = True
                 self.bad_inputs.add(id(x._raw))
             else:
-                parents = self.parents(x) or self.lost()
+                parents = self.parents(x) or self.lost() or self._out_of_sight()
                 overwritten = not parents and x._cell.label is not None and not x._cell.bad
                 self.sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
                 if not parents:
@@ -204,6 +241,8 @@ class LiveTape(Tape):
         else:
             known, came_bad = self.inputs.get(id(x)), id(x) in self.bad_inputs
             parents = () if known is not None else self.lost()
+        if not parents and not came_bad and id(given.array) not in self.unwritten:
+            parents = self._out_of_sight()
         if parents:
             return Origin(parents)
         found = self.from_outside(given.name, known, came_bad=came_bad)
@@ -218,7 +257,22 @@ class LiveTape(Tape):
 
     def history(self, x: TrackedArray) -> tuple[int, ...]:
         """Give the records that made this array bad."""
-        return self.parents(x) or self.lost()
+        return self.parents(x) or self.lost() or self._out_of_sight()
+
+    def unseen(self) -> str:
+        """Say why a bad value has no operation that made it, and what NumPy says of that."""
+        said, log = super().unseen(), self.log
+        heard = log is not None and log.lines and self.leaky
+        return f"{said}; NumPy's error log has: {log}" if heard else said
+
+    def _out_of_sight(self) -> tuple[int, ...]:
+        """Blame the one error that NumPy noted while plain arrays were about."""
+        log = self.log
+        if log is None or not log.lines or not self.leaky or self.bad_inputs:
+            return ()
+        self.notes.append(self.unseen())
+        self._told = log.told(-1)  # before all others
+        return () if self._told is None else (self._told.index,)
 
     def replay(self) -> Replay:
         """Give the records so far; they are placed now that it is known whether scopes are used."""
@@ -226,7 +280,8 @@ class LiveTape(Tape):
             if record.phase == "value":
                 record.layer, record.phase = self.placed(record.layer)
         notes = list(dict.fromkeys(self.notes))
-        return Replay(list(self.records), list(self.sinks), notes, whole=True)
+        records = self.records if self._told is None else [self._told, *self.records]
+        return Replay(list(records), list(self.sinks), notes, whole=True)
 
 
 def _large(found: list[TrackedArray]) -> bool:

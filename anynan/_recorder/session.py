@@ -25,6 +25,7 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
 from anynan._recorder.ends import Ends
+from anynan._recorder.errorlog import ErrorLog
 from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
 from anynan._recorder.live import LiveTape
 from anynan._recorder.parting import parting
@@ -151,8 +152,7 @@ class ArraySession(BaseAdapter):
         return None
 
     def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
-        tape = LiveTape(self, None)
-        tape.judged = False
+        tape = LiveTape.again(self)
         into, start = collecting.get(), self.start_of(fn)
         with start.again(self.tracker.judge.say, tape):
             if into is not None:
@@ -256,7 +256,7 @@ class ArraySession(BaseAdapter):
         lazy = self._is_lazy(args, kwargs)
         began = copy_context()
         self._local.random = np.random.get_state() if lazy else None  # noqa: NPY002
-        tape: Tape = LazyTape(self, rows) if lazy else LiveTape(self, rows)
+        tape: Tape = LazyTape(self, rows) if lazy else LiveTape(self, rows, ErrorLog(began))
         tape.given = given(args, kwargs)
         self._local.call = Call(tape, fn, args, kwargs, began)
         try:
@@ -335,7 +335,8 @@ class ArraySession(BaseAdapter):
             values = [value for _, value in watched]
             named = dict(zip(kwargs, values[len(args) :], strict=True))
             try:
-                result = fn(*values[: len(args)], **named)
+                with tape.hearing():
+                    result = fn(*values[: len(args)], **named)
             except Exception:
                 with _ours(tape, "what the call had handed out"):
                     for x in tape.handed:

@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from types import FrameType
@@ -90,6 +91,10 @@ class Tape:
         except Exception as error:  # noqa: BLE001  what we cannot read, the user still can use
             where = f" of {layer}" if layer else ""
             self.failed(f"the {tensor}{where}, a {type_name(x._raw)},", error)
+
+    def hearing(self) -> AbstractContextManager[object]:
+        """Hear what NumPy finds wrong while the function runs."""
+        return nullcontext()
 
     def replay(self) -> Replay:
         """Give what was seen so far."""
@@ -274,10 +279,7 @@ class Tape:
         if target is not None:
             target._cell.written = True
             self.about_to_write(target)
-        if flags is None:
-            result = function(*plain, **options)
-        else:
-            result = flags.run(function, plain, options)
+        result = self._run(function, plain, options, flags)
         word = canonical(name)
         results: list[TrackedArray] = []
         try:
@@ -307,6 +309,13 @@ class Tape:
         if flags is not None and flags.seen:
             flags.warn(_warned(name, ufunc, plain))
         return out
+
+    def _run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        flags: Flags | None,
+    ) -> Any:  # fmt: skip
+        """Call a function on plain arrays."""
+        return function(*args, **kwargs) if flags is None else flags.run(function, args, kwargs)
 
     def failed(self, what: str, error: Exception) -> None:
         """Say that something could not be looked at; the function goes on."""
