@@ -71,6 +71,12 @@ def gamma(x: Array) -> Any:
     return gammaln(x - 1)  # bad
 
 
+def bessel(x: Array) -> Any:
+    from scipy.special import y0
+
+    return y0(x - 2)  # bad
+
+
 def inverse(x: Array) -> Any:
     return np.linalg.slogdet(np.outer(x, x))  # bad
 
@@ -97,6 +103,7 @@ FAULTS = [
     Fault("epsilon_underflow", "log", log_half, HALF * 0, "1e-08 rounds to 0 in float16", NEGINF),
     Fault("logit_of_zero_or_one", "logit", logit, ONES, "logit(1.0) at [0]"),
     Fault("lgamma_pole", "lgamma", gamma, ONES, "lgamma(0.0) at [0]"),
+    Fault("special_function_domain", "bessel_y0", bessel, ONES, "bessel_y0(-1.0) at [0]"),
     Fault("singular_matrix", "slogdet", inverse, ONES, options=NEGINF),
     Fault("bad_input", None, identity, np.array([1.0, NAN]), "1 of 2 rows is bad: 1"),
     Fault("bad_label", None, lambda target: target, np.array([1.0, NAN]), "1 of 2 rows"),

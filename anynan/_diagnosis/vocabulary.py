@@ -54,6 +54,8 @@ _FUNCTIONS = (
     Word("atan", 1, "inverse tangent"),
     Word("atan2", 2, "angle of a point", "everywhere; its gradient, where x and y are not both 0"),
     Word("atanh", 1, "inverse hyperbolic tangent", "-1 < x < 1", (-1.0, 1.0)),
+    Word("bessel_y0", 1, "Bessel function Y, order 0", "x > 0", (0.0, _INF)),
+    Word("bessel_y1", 1, "Bessel function Y, order 1", "x > 0", (0.0, _INF)),
     Word("cos", 1, "cosine"),
     Word("cosh", 1, "hyperbolic cosine"),
     Word("digamma", 1, "slope of lgamma", "x neither 0 nor a negative whole number"),
@@ -64,16 +66,21 @@ _FUNCTIONS = (
     Word("expm1", 1, "exp(x) - 1"),
     Word("hypot", 2, "sqrt(x**2 + y**2)", "everywhere; its gradient, where not both are 0"),
     Word("igamma", 2, "regularised incomplete gamma function", "a > 0 and x >= 0"),
+    Word("igammac", 2, "1 - igamma(a, x)", "a > 0 and x >= 0"),
     Word("lgamma", 1, "log of the gamma function", "x neither 0 nor a negative whole number"),
     Word("log", 1, "natural logarithm", "x > 0", (0.0, _INF)),
     Word("log10", 1, "logarithm to base 10", "x > 0", (0.0, _INF)),
     Word("log1p", 1, "log(1 + x)", "x > -1", (-1.0, _INF)),
     Word("log2", 1, "logarithm to base 2", "x > 0", (0.0, _INF)),
     Word("logit", 1, "log(p / (1 - p))", "0 < p < 1", (0.0, 1.0)),
+    Word("modified_bessel_k0", 1, "modified Bessel function K, order 0", "x > 0", (0.0, _INF)),
+    Word("modified_bessel_k1", 1, "modified Bessel function K, order 1", "x > 0", (0.0, _INF)),
     Word("ndtri", 1, "quantile of the normal distribution", "0 < p < 1", (0.0, 1.0)),
     Word("polygamma", 2, "slopes of digamma", "x neither 0 nor a negative whole number"),
     Word("pow", 2, "x ** y", "x > 0; or x = 0 and y >= 0; or y a whole number and x other than 0"),
     Word("rsqrt", 1, "1 / sqrt(x)", "x > 0", (0.0, _INF)),
+    Word("scaled_modified_bessel_k0", 1, "exp(x) * modified_bessel_k0(x)", "x > 0", (0.0, _INF)),
+    Word("scaled_modified_bessel_k1", 1, "exp(x) * modified_bessel_k1(x)", "x > 0", (0.0, _INF)),
     Word("sigmoid", 1, "1 / (1 + exp(-x))"),
     Word("sin", 1, "sine"),
     Word("sinc", 1, "sin(pi x) / (pi x)"),
@@ -82,6 +89,7 @@ _FUNCTIONS = (
     Word("tan", 1, "tangent"),
     Word("xlog1py", 2, "x * log(1 + y), 0 where x is 0", "y > -1", (-1.0, _INF)),
     Word("xlogy", 2, "x * log(y), 0 where x is 0", "y > 0", (0.0, _INF)),
+    Word("zeta", 2, "Hurwitz zeta function", "x > 1 and q > 0"),
 )
 _REDUCTIONS = (
     Word("all", 1, "is every element true"),
@@ -232,6 +240,12 @@ def bounds(name: str) -> tuple[float, float]:
     if found is None:
         raise KeyError(name)
     return found
+
+
+def domain(name: str) -> str:
+    """Say of which finite operands an operation is finite; empty for a name that is not known."""
+    word = WORDS.get(name)
+    return "" if word is None else word.domain
 
 
 def table() -> str:

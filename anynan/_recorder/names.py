@@ -23,7 +23,9 @@ _WORDS = {
     "true_divide.outer": "divide", "divide.outer": "divide", "putmask": "setitem",
     "copyto": "setitem", "place": "setitem", "put": "setitem", "fill_diagonal": "setitem",
     "cholesky_ex": "cholesky", "eigvalsh": "eigh", "inv_ex": "inv", "to": "astype",
-    "gammaln": "lgamma", "psi": "digamma",
+    "gammaln": "lgamma", "psi": "digamma", "gammainc": "igamma", "gammaincc": "igammac",
+    "y0": "bessel_y0", "y1": "bessel_y1", "k0": "modified_bessel_k0", "k1": "modified_bessel_k1",
+    "k0e": "scaled_modified_bessel_k0", "k1e": "scaled_modified_bessel_k1",
     "type": "astype", "clone": "copy", "linalg_norm": "vector_norm", "special_softmax": "softmax",
 }  # fmt: skip
 # Their results hold whatever was in memory.

@@ -38,7 +38,7 @@ class Ops:
         self.array = functools.partial(jnp.array, dtype=None)
         self.log_softmax = functools.partial(jax.nn.log_softmax, axis=-1)
         self.logit, self.xlogy = jax.scipy.special.logit, jax.scipy.special.xlogy
-        self.rsqrt, self.lgamma = jax.lax.rsqrt, jax.lax.lgamma
+        self.rsqrt, self.lgamma, self.igamma = jax.lax.rsqrt, jax.lax.lgamma, jax.lax.igamma
         self.sample_var = functools.partial(jnp.var, ddof=1)
 
     def __getattr__(self, name: str) -> Any:

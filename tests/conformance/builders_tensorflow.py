@@ -44,6 +44,7 @@ class Ops:
         self.stop_gradient, self.array = tf.stop_gradient, tf.constant
         self.log1p, self.atanh, self.acosh, self.sin = tf.math.log1p, tf.atanh, tf.acosh, tf.sin
         self.xlogy, self.rsqrt, self.lgamma = tf.math.xlogy, tf.math.rsqrt, tf.math.lgamma
+        self.igamma = tf.math.igamma
         self.remainder, self.atan2, self.mean = tf.math.floormod, tf.atan2, tf.reduce_mean
         self.log_softmax = functools.partial(tf.nn.log_softmax, axis=-1)
         self.astype, self.float32, self.linalg = tf.cast, tf.float32, tf.linalg

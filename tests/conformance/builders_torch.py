@@ -37,6 +37,7 @@ class Ops:
         self.losses_of_class_1 = functools.partial(nn.functional.cross_entropy, target=target)
         self.logit, self.xlogy, self.rsqrt = torch.logit, torch.xlogy, torch.rsqrt
         self.lgamma, self.linalg, self.astype = torch.lgamma, torch.linalg, Tensor.to
+        self.igamma = torch.special.gammainc
         self.var = functools.partial(torch.var, correction=0)
         self.sample_var = torch.var
 

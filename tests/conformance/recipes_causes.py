@@ -99,6 +99,10 @@ def lgamma(ops: Any, x: Any) -> Any:
     return ops.lgamma(x)  # bad
 
 
+def incomplete_gamma(ops: Any, x: Any) -> Any:
+    return ops.igamma(ops.stop_gradient(x) * 0 + 2, x)  # bad
+
+
 def exp_with_a_large_gradient(ops: Any, x: Any) -> Any:
     grown = ops.exp(x)  # bad
     return (grown - ops.stop_gradient(grown)) * 1e10
@@ -263,6 +267,11 @@ CAUSES = (
         kind="posinf", operation="lgamma", cause="lgamma_pole", evidence="lgamma(0.0) at [0, 1]",
     ),
     StepRecipe(
+        "incomplete_gamma_below_zero", (((1, -3),),), incomplete_gamma,
+        kind="nan", operation="igamma", cause="special_function_domain",
+        evidence="igamma(2.0, -3.0) at [0, 1]",
+    ),
+    StepRecipe(
         "exp_with_a_large_gradient", (((1, 80),),), exp_with_a_large_gradient,
         phase="backward", kind="posinf", operation="exp", cause="exp_gradient_overflow",
         evidence="a gradient up to 1e+10 times exp up to 5.54",
@@ -355,6 +364,7 @@ NOT_IN: dict[str, dict[str, str]] = {
         "torch": "the first derivative is written as 0 there, the second one is in its own tests",
     },
     "lgamma_of_zero": {"array": _LACKING},
+    "incomplete_gamma_below_zero": {"array": _LACKING},
     "masked_log_softmax": {"array": _LACKING},
     "forced_choice": {"array": _LACKING},
     "masked_target": {

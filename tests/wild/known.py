@@ -12,8 +12,7 @@ HIDDEN = (
 # What a column means in one suite, where it is not what one expects.
 NOTES = {
     "torch_operators": "The faults are PyTorch's own samples whose result is NaN or Inf by nature. "
-    "All are detected and nearly all have their operation; the cause is `unknown` for the "
-    "incomplete gamma and the Bessel functions, because no rule knows where they are defined.",
+    "All are detected and nearly all have their operation and cause.",
     "libraries": "Not silent are the calls that take a plain array out of the tracked one, for "
     "compiled code: a warning names the line and says that nothing is watched there. None is an "
     "alarm. After such a call (`0/0 after`) a bad result is detected, and operation and line come "
@@ -83,15 +82,12 @@ KNOWN: list[Known] = [
             ("new_empty*", "its result is not written"),
         )
     ),
-    *(
-        Known(
-            "torch_operators",
-            case,
-            "by nature.cause",
-            "no rule knows the domain of this function: the operation is named",
-            said="*unknown*",
-        )
-        for case in ("*igamma*", "special.*bessel_*", "special.zeta", "torch._scaled_mm")
+    Known(
+        "torch_operators",
+        "torch._scaled_mm",
+        "by nature.cause",
+        "no rule knows what its result overflows: the operation is named",
+        said="*unknown*",
     ),
     Known(
         "torch_operators",

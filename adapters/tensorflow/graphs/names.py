@@ -26,7 +26,10 @@ TYPES = {
     "SparseSoftmaxCrossEntropyWithLogits": "cross_entropy", "CTCLossV2": "ctc_loss",
     "StatelessWhile": "while", "StatelessIf": "cond", "If": "cond", "Case": "cond",
     "PartitionedCall": "function", "StatefulPartitionedCall": "function",
-    "Erfinv": "erfinv", "Ndtri": "ndtri", "Cumsum": "cumsum", "Cumprod": "cumprod",
+    "BesselK0": "modified_bessel_k0", "BesselK0e": "scaled_modified_bessel_k0",
+    "BesselK1": "modified_bessel_k1", "BesselK1e": "scaled_modified_bessel_k1",
+    "BesselY0": "bessel_y0", "BesselY1": "bessel_y1", "Igamma": "igamma", "Igammac": "igammac",
+    "Zeta": "zeta", "Erfinv": "erfinv", "Ndtri": "ndtri", "Cumsum": "cumsum", "Cumprod": "cumprod",
     "CumulativeLogsumexp": "logsumexp", "ArgMax": "argmax", "All": "all", "Any": "any",
     "TopKV2": "top_k", "RandomUniform": "random", "RandomStandardNormal": "random",
 }  # fmt: skip

@@ -20,7 +20,7 @@ from anynan._diagnosis.rules.evidence import (
     times,
 )
 from anynan._diagnosis.rules.situation import BOTH, FORWARD, OTHER, SELF, Rule, Situation
-from anynan._diagnosis.vocabulary import bounds
+from anynan._diagnosis.vocabulary import bounds, domain
 
 _LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "xlog1py"})
 _QUOTIENTS = frozenset({"divide", "floor_divide", "addcdiv", "reciprocal", "rsqrt"})
@@ -313,6 +313,48 @@ def _lgamma(s: Situation) -> str | None:
     return _called(s)
 
 
+# Functions that a mask seldom guards: their words say where they are defined.
+_SPECIAL = frozenset(
+    {
+        "bessel_y0", "bessel_y1", "entropy", "modified_bessel_k0", "modified_bessel_k1", "ndtri",
+        "scaled_modified_bessel_k0", "scaled_modified_bessel_k1",
+    }
+)  # fmt: skip
+_SPECIAL_OF_TWO = frozenset({"igamma", "igammac", "zeta"})
+
+
+def _special_domain(s: Situation) -> str | None:
+    if s.operation in _SPECIAL_OF_TWO:
+        values = [real(item.value) for item in s.operands[:2]]
+        if len(values) < 2 or None in values:
+            return None
+        first, second = (float(value) for value in values if value is not None)
+        inside = first > 1 and second > 0
+        if s.operation != "zeta":
+            inside = first >= 0 and second >= 0 and (first > 0 or second > 0)
+        return None if inside else f"{s.operation}({literal(first)}, {literal(second)}){at(s)}"
+    low, high = bounds(s.operation)
+    outside = below(s, SELF, low)
+    outside = above(s, SELF, high) if outside is None else outside
+    if outside is not None:
+        known = same(s.value(*SELF), outside)
+        return _called(s) if known else f"the input reaches {literal(outside)}"
+    edges = [edge for edge in (low, high) if math.isfinite(edge)]
+    on = s.made("posinf", "neginf") and holds(
+        s, SELF, lambda v: v in edges, lambda x: x.min in edges or x.max in edges
+    )
+    return _called(s) if on else None
+
+
+def _special_wording(s: Situation) -> tuple[str, str]:
+    cause = f"{{op}} is finite for {domain(s.operation)} only"
+    if s.operation in _SPECIAL_OF_TWO:
+        return cause, "keep both arguments there: clamp them, or mask them before the call"
+    if s.operation == "ndtri":
+        return cause, "clamp the probability: `{op}(clip(p, {margin}, 1 - {margin}))`"
+    return cause, "keep the argument there: `{op}(maximum(x, {eps}))`"
+
+
 def _trig_of_inf(s: Situation) -> str | None:
     found = holds(s, SELF, math.isinf, infinite)
     return _called(s) if found and s.made("nan") else None
@@ -486,6 +528,15 @@ RULES = (
         _lgamma,
         "{op} is infinite at 0 and at the negative whole numbers",
         "keep the argument positive: `{op}(maximum(x, {eps}))`",
+    ),
+    Rule(
+        "special_function_domain",
+        _SPECIAL | _SPECIAL_OF_TWO,
+        FORWARD,
+        _special_domain,
+        "{op} is finite on a part of the numbers only",
+        "keep what it is given there: clamp it, or mask it before the call",
+        wording=_special_wording,
     ),
     Rule(
         "trig_of_inf",
