@@ -45,6 +45,9 @@ def run(case: str) -> Iterator[Row]:
     if not there:
         yield Row("torch_operators", case, skipped="not for the CPU")
         return
+    if entry.name.removeprefix("new_").startswith("empty"):
+        yield Row("torch_operators", case, skipped="its result is whatever was in memory")
+        return
     dtype = torch.float32 if torch.float32 in there else min(there, key=str)
     learns = entry.supports_autograd and dtype.is_floating_point
 
