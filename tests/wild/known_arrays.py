@@ -18,10 +18,6 @@ LAST = (
     "documented: a bad result of plain arrays is put down to the last bad value that was taken "
     "out, here the missing values that the function writes for the imputer"
 )
-SUSPECT = (
-    "the library refuses the NaN with an exception of its own; beside it the argument is recorded "
-    "as a suspect, which has no cause"
-)
 TABLE = "documented: operations on tables and labelled arrays are not watched, which is said"
 ROUNDED = (
     "welch asks whether its signal `is` what asarray made of it, which no stand-in can be, and "
@@ -41,7 +37,6 @@ KNOWN_ARRAYS = [
     Known("libraries", "*", "0/0 before.cause", SAID, said="*divide*unknown"),
     Known("libraries", "*", "0/0 before.*", OUT, said="*no operation*"),
     Known("libraries", "*", "NaN argument.*", OUT, said="*forward*no operation*"),
-    Known("libraries", "*", "NaN argument.cause", SUSPECT, said="*input, nan, *, no cause"),
     Known("libraries", "*", "0/0 before.detected", REFUSED, said="*ended with *rror(*"),
     Known("libraries", "scipy.sparse.*", "*", CLASS, said="*type not understood*"),
     Known("libraries", "statsmodels.ARIMA", "*", CLASS, said="*unrecognized data structures*"),
