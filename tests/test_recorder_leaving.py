@@ -578,3 +578,37 @@ def test_two_errors_out_of_sight_name_no_operation(read: str) -> None:
     event = event_of(mixed, np.ones(3), read=read, level="layer")
     assert event.operation is None or event.operation.name == "add"
     assert any("log at" in note and "divide at" in note for note in event.notes)
+
+
+HOLED = np.array([1.0, NAN, 1.0])
+
+
+@READS
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_what_was_bad_before_is_not_put_down_to_an_error_out_of_sight(
+    read: str, level: str
+) -> None:
+    def mixed(x: Any) -> Any:
+        hidden = np.asarray(x) - 1
+        masked = np.nan_to_num(hidden / hidden)
+        return x + masked + HOLED
+
+    event = event_of(mixed, np.ones(3), read=read, level=level)
+    assert event.operation is not None
+    assert event.operation.name == "add"
+    assert tag_of(event) == "bad_input"
+
+
+@READS
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_an_error_that_makes_no_such_value_is_not_blamed(read: str, level: str) -> None:
+    def mixed(x: Any) -> Any:
+        hidden = np.asarray(x) - 1
+        np.maximum(np.log(hidden), 0)  # made -Inf, which is gone
+        hidden[0] = NAN
+        return x + hidden
+
+    event = event_of(mixed, np.ones(3), read=read, level=level)
+    assert event.operation is not None
+    assert event.operation.name == "add"
+    assert any("log at test_recorder_leaving.py" in note for note in event.notes)

@@ -501,10 +501,11 @@ class Ends:
         if not began.log.lines:
             raise ReplayError(why)
         note = f"{why}; NumPy's error log of the first run has: {began.log}"
-        record = began.log.told(0)
+        kind = reading.kind or "nan"
+        record = began.log.told(0, kind)
         if record is None:
             raise ReplayError(note)
-        sink = Sink(reading.phase, reading.layer, reading.site.tensor, (0,), reading.kind or "nan")
+        sink = Sink(reading.phase, reading.layer, reading.site.tensor, (0,), kind)
         return Replay([record], [sink], [note])
 
 

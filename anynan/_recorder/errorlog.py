@@ -12,7 +12,7 @@ import numpy as np
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.sources import user_source
 from anynan._recorder.names import canonical
-from anynan.events import Source
+from anynan.events import Kind, Source
 
 # Lines that are kept of one call.
 MANY = 20
@@ -171,15 +171,21 @@ class ErrorLog:
             if wanted != "log" or not isinstance(handler, ErrorLog):
                 return wanted, handler
 
-    def told(self, index: int) -> OpRecord | None:
-        """Give the one error that was noted as an operation; None where there were more.
+    def told(self, index: int, kind: Kind) -> OpRecord | None:
+        """Give the one error that was noted as an operation.
 
         Args:
             index: Of the record.
+            kind: What it is to have made.
+
+        Returns:
+            None where there were more, or where the one makes no such value.
         """
         if len(self.lines) != 1:
             return None
         (error,) = self.lines
+        if (error.what == "invalid value") != (kind == "nan"):
+            return None
         name = error.name.removeprefix("scalar ")
         return OpRecord(
             index, canonical(name), f"numpy.{name}", "", "forward", None,

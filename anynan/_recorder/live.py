@@ -27,7 +27,7 @@ from anynan._recorder.tape import Tape
 from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked, strip
 from anynan._runtime import context
 from anynan.errors import reason
-from anynan.events import Event, Phase
+from anynan.events import Event, Kind, Phase
 
 if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
@@ -216,7 +216,7 @@ class LiveTape(Tape):
                 x._cell.bad = True
                 self.bad_inputs.add(id(x._raw))
             else:
-                parents = self.parents(x) or self.lost() or self._out_of_sight()
+                parents = self.parents(x) or self.lost() or self._out_of_sight(x._raw, kind)
                 overwritten = not parents and x._cell.label is not None and not x._cell.bad
                 self.sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
                 if not parents:
@@ -241,8 +241,8 @@ class LiveTape(Tape):
         else:
             known, came_bad = self.inputs.get(id(x)), id(x) in self.bad_inputs
             parents = () if known is not None else self.lost()
-        if not parents and not came_bad and id(given.array) not in self.unwritten:
-            parents = self._out_of_sight()
+        if not parents and not came_bad and given.known is not None and given.known.kind:
+            parents = self._out_of_sight(given.array, given.known.kind)
         if parents:
             return Origin(parents)
         found = self.from_outside(given.name, known, came_bad=came_bad)
@@ -257,7 +257,17 @@ class LiveTape(Tape):
 
     def history(self, x: TrackedArray) -> tuple[int, ...]:
         """Give the records that made this array bad."""
-        return self.parents(x) or self.lost() or self._out_of_sight()
+        known = self.parents(x) or self.lost()
+        if known or (span := probe(x._raw)) is None:
+            return known
+        return self._out_of_sight(x._raw, reading_kind(*span))
+
+    def lend(self, raw: Any) -> Any:
+        """Put an array under watch that the function reaches past its arguments."""
+        x = super().lend(raw)
+        if is_tracked(x):
+            x._cell.bad = not is_finite(raw)
+        return x
 
     def unseen(self) -> str:
         """Say why a bad value has no operation that made it, and what NumPy says of that."""
@@ -265,14 +275,20 @@ class LiveTape(Tape):
         heard = log is not None and log.lines and self.leaky
         return f"{said}; NumPy's error log has: {log}" if heard else said
 
-    def _out_of_sight(self) -> tuple[int, ...]:
+    def _out_of_sight(self, raw: Any, kind: Kind | None) -> tuple[int, ...]:
         """Blame the one error that NumPy noted while plain arrays were about."""
         log = self.log
         if log is None or not log.lines or not self.leaky or self.bad_inputs:
             return ()
-        self.notes.append(self.unseen())
-        self._told = log.told(-1)  # before all others
-        return () if self._told is None else (self._told.index,)
+        if kind is None or id(raw) in self.unwritten or self.session.was_there(raw):
+            return ()
+        told = log.told(-1, kind)  # before all others
+        if told is None:
+            self.notes.append(self.unseen())
+            return ()
+        self._told = told
+        self.notes.append(f"{self.unseen()}, which probably made it")
+        return (told.index,)
 
     def replay(self) -> Replay:
         """Give the records so far; they are placed now that it is known whether scopes are used."""

@@ -121,6 +121,13 @@ class Start:
             for what in present.put_back():
                 say(f"a second run could not put back {what}")
 
+    def had(self, x: Any) -> bool:
+        """Tell whether an array was there, and held what it holds now."""
+        _, known = self._known.get(id(x), (None, None))
+        if isinstance(known, np.ndarray):
+            return bool(known.tobytes() == x.tobytes())
+        return known is not None and bool(mark(x) == known)
+
     def _as_it_was(self, name: str, x: Any) -> Any:
         _, known = self._known.get(id(x), (None, None))
         if isinstance(known, np.ndarray):

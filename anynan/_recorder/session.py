@@ -250,6 +250,11 @@ class ArraySession(BaseAdapter):
         start: Start | None = getattr(self._local, "start", None)
         return Reached(fn).look().begin((), {}) if start is None else start
 
+    def was_there(self, raw: Any) -> bool:
+        """Tell whether an array is one that this thread's call began with, and as it was."""
+        start: Start | None = getattr(self._local, "start", None)
+        return start is not None and start.had(raw)
+
     def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one step under a tape."""
         rows = self.tracker.judge.rows()
