@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
@@ -52,11 +53,11 @@ def run(_: argparse.Namespace) -> int:
     _say("numpy", f"{_version('numpy')}, array-api-compat {_version('array-api-compat')}")
     _say("", "watched: functions over arrays, and single arrays")
     status = FINE
-    for name in ADAPTERS:
-        lines, works = _asked(name)
-        for i, line in enumerate(lines):
-            _say(name if i == 0 else "", line)
-        status = status if works else BAD
+    with ThreadPoolExecutor() as pool:  # each waits for a process
+        for name, (lines, works) in zip(ADAPTERS, pool.map(_asked, ADAPTERS), strict=True):
+            for i, line in enumerate(lines):
+                _say(name if i == 0 else "", line)
+            status = status if works else BAD
     readers = [f"{name} {_version(name) or 'not installed'}" for name in _READERS]
     _say("scan", ", ".join(readers))
     return status
