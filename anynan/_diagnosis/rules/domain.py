@@ -277,13 +277,20 @@ def _power_wording(s: Situation) -> tuple[str, str] | None:
 _INVERSES = frozenset({"acos", "asin", "atanh", "erfinv", "acosh"})
 
 
-def _inverse_domain(s: Situation) -> str | None:
+def _beyond(s: Situation) -> str | None:
+    """Quote an argument outside of what its function has a value for."""
     low, high = bounds(s.operation)
     outside = below(s, SELF, low)
     outside = above(s, SELF, high) if outside is None else outside
-    if outside is not None:
-        known = same(s.value(*SELF), outside)
-        return _called(s) if known else f"the input reaches {literal(outside)}"
+    if outside is None:
+        return None
+    known = same(s.value(*SELF), outside)
+    return _called(s) if known else f"the input reaches {literal(outside)}"
+
+
+def _inverse_domain(s: Situation) -> str | None:
+    if (found := _beyond(s)) is not None:
+        return found
     # At +-1 itself these two are infinite.
     edge = s.operation in ("atanh", "erfinv") and s.made("posinf", "neginf")
     on = edge and holds(
@@ -333,13 +340,9 @@ def _special_domain(s: Situation) -> str | None:
         if s.operation != "zeta":
             inside = first >= 0 and second >= 0 and (first > 0 or second > 0)
         return None if inside else f"{s.operation}({literal(first)}, {literal(second)}){at(s)}"
-    low, high = bounds(s.operation)
-    outside = below(s, SELF, low)
-    outside = above(s, SELF, high) if outside is None else outside
-    if outside is not None:
-        known = same(s.value(*SELF), outside)
-        return _called(s) if known else f"the input reaches {literal(outside)}"
-    edges = [edge for edge in (low, high) if math.isfinite(edge)]
+    if (found := _beyond(s)) is not None:
+        return found
+    edges = [edge for edge in bounds(s.operation) if math.isfinite(edge)]
     on = s.made("posinf", "neginf") and holds(
         s, SELF, lambda v: v in edges, lambda x: x.min in edges or x.max in edges
     )
