@@ -1,15 +1,14 @@
 """Which other threads are at work while a step would run again."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from anynan._runtime.threads import busy_threads
+from tests.threads import the_system_tells, waiting_for_a_pipe
 
 
 @contextmanager
@@ -32,19 +31,10 @@ def beside(work: Callable[[], object], name: str) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/schedstat").exists(), reason="the system does not tell who waits"
-)
+@the_system_tells
 def test_a_thread_that_waits_for_a_pipe_is_not_at_work() -> None:
-    """As those of compilers' workers, notebooks and loggers do, in code of their own."""
-    out, into = os.pipe()
-    waits = threading.Thread(target=lambda: os.read(out, 1))
-    waits.start()
-    assert not busy_threads()
-    os.write(into, b"x")
-    waits.join()
-    os.close(out)
-    os.close(into)
+    with waiting_for_a_pipe():
+        assert not busy_threads()
 
 
 @pytest.mark.parametrize("how", ["python", "numpy"])

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anynan
 from anynan import NonFiniteError
+from tests.threads import the_system_tells, waiting_for_a_pipe
 
 
 class Bad(nn.Module):
@@ -129,19 +129,13 @@ def test_buffers_that_another_thread_updates_keep_its_updates() -> None:
     assert int(model.count) == len(calls)
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/schedstat").exists(), reason="the system does not tell who waits"
-)
+@the_system_tells
 def test_a_library_s_thread_that_waits_does_not_forbid_a_second_run() -> None:
     """As that of the compiler's workers does."""
-    out, into = os.pipe()
-    thread = threading.Thread(target=lambda: os.read(out, 1))
-    thread.start()
     model = nn.Sequential(nn.Dropout(), Bad())
     tracker = anynan.torch.track(model, action="record")
-    model(torch.ones(3, 2))
-    os.write(into, b"x")
-    thread.join()
+    with waiting_for_a_pipe():
+        model(torch.ones(3, 2))
     assert tracker.events[0].operation is not None
     assert tracker.events[0].operation.name == "divide"
 
