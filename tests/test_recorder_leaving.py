@@ -569,14 +569,15 @@ def test_an_operand_that_was_made_out_of_sight_is_found_in_the_error_log(
 
 
 @READS
-def test_two_errors_out_of_sight_name_no_operation(read: str) -> None:
+def test_of_two_errors_out_of_sight_none_is_named_and_both_are_told(read: str) -> None:
     def mixed(x: Any) -> Any:
         hidden = np.asarray(x) - 1
         unused = np.log(hidden - 1)
         return x + hidden / hidden + unused * 0
 
     event = event_of(mixed, np.ones(3), read=read, level="layer")
-    assert event.operation is None or event.operation.name == "add"
+    assert event.operation is not None
+    assert event.operation.name == "add", "where the value came into sight"
     assert any("log at" in note and "divide at" in note for note in event.notes)
 
 

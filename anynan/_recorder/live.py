@@ -54,7 +54,7 @@ class LiveTape(Tape):
         sinks: Where bad values arrived.
         judged: False in a second run of a call, which only collects.
         passed: What left its scope in a second run.
-        log: NumPy's errors outside of what is watched, in a first run.
+        log: NumPy's errors outside of what is watched; none where the ends alone are read.
     """
 
     judged = True
@@ -216,7 +216,7 @@ class LiveTape(Tape):
                 x._cell.bad = True
                 self.bad_inputs.add(id(x._raw))
             else:
-                parents = self.parents(x) or self.lost() or self._out_of_sight(x._raw, kind)
+                parents = self._made_by(x, kind)
                 overwritten = not parents and x._cell.label is not None and not x._cell.bad
                 self.sinks.append(Sink(phase, layer, tensor, parents, kind, overwritten))
                 if not parents:
@@ -257,10 +257,8 @@ class LiveTape(Tape):
 
     def history(self, x: TrackedArray) -> tuple[int, ...]:
         """Give the records that made this array bad."""
-        known = self.parents(x) or self.lost()
-        if known or (span := probe(x._raw)) is None:
-            return known
-        return self._out_of_sight(x._raw, reading_kind(*span))
+        span = probe(x._raw)
+        return self._made_by(x, None if span is None else reading_kind(*span))
 
     def lend(self, raw: Any) -> Any:
         """Put an array under watch that the function reaches past its arguments."""
@@ -274,6 +272,9 @@ class LiveTape(Tape):
         said, log = super().unseen(), self.log
         heard = log is not None and log.lines and self.leaky
         return f"{said}; NumPy's error log has: {log}" if heard else said
+
+    def _made_by(self, x: TrackedArray, kind: Kind | None) -> tuple[int, ...]:
+        return self.parents(x) or self.lost() or self._out_of_sight(x._raw, kind)
 
     def _out_of_sight(self, raw: Any, kind: Kind | None) -> tuple[int, ...]:
         """Blame the one error that NumPy noted while plain arrays were about."""

@@ -123,18 +123,21 @@ class Start:
 
     def had(self, x: Any) -> bool:
         """Tell whether an array was there, and held what it holds now."""
-        _, known = self._known.get(id(x), (None, None))
-        if isinstance(known, np.ndarray):
-            return bool(known.tobytes() == x.tobytes())
-        return known is not None and bool(mark(x) == known)
+        known = self._at_first(x)
+        return known is not None and _is_same(x, known)
 
     def _as_it_was(self, name: str, x: Any) -> Any:
-        _, known = self._known.get(id(x), (None, None))
+        known = self._at_first(x)
         if isinstance(known, np.ndarray):
             return known.copy()
-        if known is not None and mark(x) != known:
+        if known is not None and not _is_same(x, known):
             self.missed.append(MISSED.format(f"{name} (written in place, too large to keep)"))
         return x.copy()
+
+    def _at_first(self, x: Any) -> Any:
+        """Give the copy or the mark of an array that was there, or None."""
+        _, known = self._known.get(id(x), (None, None))
+        return known
 
 
 @contextmanager
@@ -158,3 +161,10 @@ def mark(x: Any) -> bytes:
     flat = x.reshape(-1) if x.flags.c_contiguous else x.flat
     held: bytes = np.asarray(flat[:: max(x.size // _SAMPLE, 1)]).tobytes()
     return held
+
+
+def _is_same(x: Any, known: Any) -> bool:
+    """Tell whether an array holds what its copy or its mark says."""
+    if isinstance(known, np.ndarray):
+        return bool(known.tobytes() == x.tobytes())
+    return mark(x) == known
