@@ -1,6 +1,7 @@
 """Thousands of steps with a fault every hundred: what is kept stays bounded."""
 
 import gc
+import logging
 import sys
 import warnings
 from itertools import pairwise
@@ -32,7 +33,9 @@ def held(model: Any) -> dict[str, int]:
     ids=["model", "step"],
 )
 @pytest.mark.parametrize("steps", [600, pytest.param(21_000, marks=pytest.mark.long)])
-def test_nothing_piles_up(target: str, options: dict[str, Any], steps: int) -> None:
+def test_nothing_piles_up(
+    target: str, options: dict[str, Any], steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
     fault = Fault()
     model = torch.nn.Sequential(
         torch.nn.Linear(8, 8), torch.nn.Tanh(), fault, torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)
@@ -46,6 +49,7 @@ def test_nothing_piles_up(target: str, options: dict[str, Any], steps: int) -> N
         (model(x[i % 16]) - y[i % 16]).square().mean().backward()
         adam.step()
 
+    caplog.set_level(logging.CRITICAL + 1, "anynan")  # pytest keeps all that is logged
     tracker = anynan.torch.track(model if target == "model" else step, history=50, **options)
     run = step if target == "model" else tracker
     counts, seen = [], 0
