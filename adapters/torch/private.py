@@ -227,6 +227,8 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _Transform = torch._C._functorch.CInterpreter
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 """Tell whether a tensor stands for many, as inside ``vmap``."""
+within = torch._C._functorch.get_unwrapped
+"""Give what a function transform has wrapped."""
 current_mode = _get_current_dispatch_mode
 """Give the innermost dispatch mode that is entered."""
 without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes

@@ -167,4 +167,4 @@ def _is_same(x: Any, known: Any) -> bool:
     """Tell whether an array holds what its copy or its mark says."""
     if isinstance(known, np.ndarray):
         return bool(known.tobytes() == x.tobytes())
-    return mark(x) == known
+    return bool(mark(x) == known)

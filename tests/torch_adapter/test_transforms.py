@@ -160,6 +160,74 @@ def test_a_function_transform_is_said_once(name: str, read: Any) -> None:
     watches(model, tracker)
 
 
+class Ratio(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y / x
+
+
+class Length(Ratio):
+    def forward(self, x: Tensor) -> Tensor:
+        r = (x * x).sum(-1, keepdim=True).sqrt()
+        return self.layer(x) * r  # type: ignore[no-any-return]
+
+
+STEPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "vmap": lambda model, x: torch.vmap(model)(x),
+    "grad": lambda model, x: torch.func.grad(lambda z: model(z).sum())(x),
+    "gradients of each sample": lambda model, x: torch.vmap(
+        torch.func.grad(lambda z: model(z).sum())
+    )(x),
+    "jacrev": lambda model, x: torch.vmap(torch.func.jacrev(model))(x),
+    "jacfwd": lambda model, x: torch.vmap(torch.func.jacfwd(model))(x),
+    "hessian": lambda model, x: torch.vmap(torch.func.hessian(lambda z: model(z).sum()))(x),
+    "jvp": lambda model, x: torch.func.jvp(model, (x,), (torch.ones_like(x),))[1],
+    "vjp": lambda model, x: torch.func.vjp(model, x)[1](torch.ones_like(x))[0],
+}
+BY_FORWARD = ("jvp", "jacfwd", "hessian")
+
+
+@pytest.mark.filterwarnings("ignore:anynan. the layers of the model inside a function transform")
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((Ratio, name) for name in STEPS),
+        *((Length, name) for name in STEPS if name != "vmap"),
+    ],
+)
+def test_a_step_runs_again_inside_its_transforms(kind: type[Ratio], name: str, level: Any) -> None:
+    def step(x: Tensor) -> None:
+        STEPS[name](model, x).square().mean().backward()
+
+    torch.manual_seed(0)
+    model = kind()
+    tracker = anynan.torch.track(step, level=level)
+    x = torch.randn(4, 2)
+    step(x)
+    tracker(x)
+    x[2] = 0
+    with pytest.raises(NonFiniteError) as caught:
+        tracker(x)
+    event = caught.value.event
+    assert event.operation is not None
+    assert event.cause is not None
+    assert event.operation.source is not None
+    found = (event.operation.name, event.cause.tag, event.operation.source.text)
+    if kind is Ratio:
+        assert found == ("divide", "divide_by_zero", "return y / x")
+    elif name in BY_FORWARD:  # the slope is made as the value is, of a division
+        assert found == ("divide", "divide_by_zero", "r = (x * x).sum(-1, keepdim=True).sqrt()")
+    else:
+        slope = "norm_gradient_at_zero"
+        assert found == ("sqrt", slope, "r = (x * x).sum(-1, keepdim=True).sqrt()")
+    assert not event.notes
+
+
 def test_fake_tensors_are_said_once() -> None:
     model = net()
     tracker = anynan.torch.track(model)

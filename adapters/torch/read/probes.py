@@ -16,6 +16,7 @@ from anynan.torch.private import (
     level,
     raw_values,
     set_grad_enabled,
+    within,
 )
 
 NATIVE = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -69,7 +70,9 @@ def plain(x: Any) -> torch.Tensor | None:
 
 
 def local(x: torch.Tensor) -> torch.Tensor:
-    """Return the shard of a DTensor that this rank holds; any other tensor as it is."""
+    """Return what holds the values: a DTensor's shard of this rank, what a transform wraps."""
+    while isinstance(x, torch.Tensor) and is_transformed(x):
+        x = within(x)
     if type(x) is torch.Tensor or not hasattr(x, "to_local"):
         return x
     return x.detach().to_local()  # type: ignore[attr-defined, no-any-return]

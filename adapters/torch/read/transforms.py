@@ -19,8 +19,9 @@ def _capturing() -> bool:
 # While a CUDA graph is captured nothing may be read, and its replays call no hook.
 capturing = _capturing if torch.backends.cuda.is_built() else _never
 TRANSFORMED = (
-    "the model inside a function transform (vmap, grad, jvp and the like of torch.func) is not "
-    "watched: its values are those of no single call"
+    "the layers of the model inside a function transform (vmap, grad, jvp and the like of "
+    "torch.func) are not read: their values are those of no single call; track the step, which "
+    "is read at what comes of them, and runs again in there"
 )
 _NO_CHECK = "is not watched: a check there would become a part of the graph"
 

@@ -18,6 +18,7 @@ from anynan.torch.call.state import State
 from anynan.torch.private import (
     buffers_of,
     give_saved_tensors_hooks,
+    is_transformed,
     scale_of,
     set_scale,
     storage_number,
@@ -97,7 +98,7 @@ class Kept:
 
     def gradient(self, p: torch.Tensor) -> None:
         """Take a leaf's gradient away until the end: what the replay adds up is apart."""
-        if id(p) in self._gradients:
+        if id(p) in self._gradients or is_transformed(p):  # a transform's own
             return
         self._gradients[id(p)] = p
         grad, data = p.grad, p.data

@@ -211,12 +211,8 @@ def _saved(node: Any) -> tuple[list[tuple[str, torch.Tensor]], list[str]]:
     if hasattr(node, "saved_tensors"):
         with suppress(Exception):
             found += [(f"saved[{i}]", x) for i, x in enumerate(node.saved_tensors)]
-    tensors = [
-        (name, local(x))
-        for name, x in found
-        if isinstance(x, torch.Tensor) and plain(x) is not None
-    ]
-    return tensors, locked
+    tensors = [(name, local(x)) for name, x in found if isinstance(x, torch.Tensor)]
+    return [(name, x) for name, x in tensors if plain(x) is not None], locked
 
 
 def add_counts(record: OpRecord, named: list[tuple[str, Any]], arguments: dict[str, Any]) -> None:

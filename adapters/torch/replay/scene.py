@@ -13,7 +13,7 @@ from anynan.torch.call.models import Models
 from anynan.torch.call.regions import Regions
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import StopReplay
-from anynan.torch.private import StorageWeakRef, storage_number
+from anynan.torch.private import StorageWeakRef, is_transformed, storage_number
 from anynan.torch.read.hooks import CallHook
 from anynan.torch.read.probes import local
 from anynan.torch.read.tensors import tensors
@@ -114,6 +114,8 @@ class Scene:
                 # What checkpointing runs again was passed before.
                 first = None if watcher.in_backward() else call
                 for name, x in tensors(output, "output", objects=True):
+                    if is_transformed(x):  # nor did the first run read it
+                        continue
                     watcher.check_sink("forward", path, name, x, call=first)
                     if x.requires_grad:
                         handle = x.register_hook(functools.partial(arrived, weak, path, name, call))

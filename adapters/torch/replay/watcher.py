@@ -38,6 +38,10 @@ from anynan.torch.replay.saving import Catcher
 _OVERWRITING = frozenset({"copy", "fill", "zero", "random"})
 # So many frames may be between an operation and the function that prints a tensor.
 _DEEP = 6
+# Characters of what PyTorch says of an operation that could not be looked at.
+_LONG = 160
+# So many function transforms may be inside of each other.
+_NESTED = 8
 _WRAPPERS = ("torch/_dynamo/eval_frame.py", "torch/_compile.py", "utils/_python_dispatch.py")
 
 
@@ -279,7 +283,7 @@ class Watcher(DispatchMode):
 
     def blind(self, what: str) -> None:
         """Note an operation that could not be looked at."""
-        self.outside.setdefault(-1, ("unknown", what))
+        self.outside.setdefault(-1, ("unknown", (what.splitlines() or [what])[0][:_LONG]))
 
     def _look(
         self, func: Any, shape: Shape, args: Any, kwargs: Any, out: Any, written: list[Any],
@@ -403,7 +407,7 @@ class Watcher(DispatchMode):
 
     def _remember(self, name: str, seq: int, native: bool, frame: FrameType | None) -> Made:
         node = _node() if native else None
-        first = None if node is None else self._made.get(node._sequence_nr())
+        first = None if node is None else self._made_by(node)
         if first is not None:  # a gradient of a gradient belongs where the first one does
             made = Made(first.name, first.layer, first.call, first.source, first.expected)
         else:
@@ -411,6 +415,20 @@ class Watcher(DispatchMode):
             made = Made(name, layer, call, self.line(frame), context.expectations())
         self._made[seq] = made
         return made
+
+    def _made_by(self, node: Any) -> Made | None:
+        """Find what made a backward node.
+
+        Each function transform that an operation is inside of gives it one more node, the
+        outermost first, and it runs once, under the last one's number.
+        """
+        number = node._sequence_nr()
+        made = self._made.get(number)
+        if made is not None:
+            return made
+        around = range(number + 1, number + _NESTED)
+        made = next((self._made[i] for i in around if i in self._made), None)
+        return made if made is not None and made.name == node_name(node.name()) else None
 
     def line(self, frame: FrameType | None = None) -> Source | None:
         """Find the user's line, inside the call that is watched."""
@@ -425,7 +443,7 @@ class Watcher(DispatchMode):
 
     def _record(self, ran: Ran, out: torch.Tensor) -> OpRecord:
         node = _node() if ran.backward else None
-        made = None if node is None else self._made.get(node._sequence_nr())
+        made = None if node is None else self._made_by(node)
         if not ran.backward:
             record = self._forward_record(ran)
         elif ran.native and node is not None:
@@ -573,6 +591,8 @@ def _prints() -> bool:
 
 
 def _ends(x: Any) -> tuple[float, float] | None:
+    if x._is_zerotensor():  # a derivative that is 0 everywhere: it has no memory
+        return None
     values = plain(x)
     return None if values is None else read_ends(values)
 
