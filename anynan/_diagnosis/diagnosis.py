@@ -8,10 +8,10 @@ from typing import Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.agreement import Passed, parting
-from anynan._diagnosis.causes import Situation, advise, explain
+from anynan._diagnosis.causes import UNKNOWN, Situation, advise, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink, Token, Verdict, trace
-from anynan._diagnosis.rules.circumstance import is_label
+from anynan._diagnosis.rules.circumstance import PROBABLE, is_label
 from anynan._diagnosis.rules.evidence import seen
 from anynan._diagnosis.rules.overflow import WRITTEN
 from anynan._diagnosis.rules.repair import Repair
@@ -742,11 +742,12 @@ def _parameter_event(
         return None
     label = outside.label if outside is not None else reading.site.parameter
     write: OpRecord | None = None
+    made: OpRecord | None = None
     sink = verdict.sink
     if outside is None and sink is not None and sink.phase == "parameter":
-        label = sink.label
+        label, made = sink.label, verdict.origin
         if reading.step not in case.updates:  # the code itself wrote it, and no optimizer
-            write = verdict.origin
+            write = made
     chosen: BadParameter = next((item for item in bad if item.name == label), bad[0])
     updated = bool(case.updates) and not chosen.buffer and chosen.held
     written = updated or write is not None
@@ -754,23 +755,27 @@ def _parameter_event(
     step = case.updates[-1] if updated and len(case.updates) == 1 else reading.step
     since = None if case.clean is None or write is not None else (case.clean, reading.step)
     kind = chosen.summary.kind or case.kind
-    cause = explain(
-        Situation(
-            phase=phase,
-            kind=kind,
-            layer=chosen.layer,
-            tensor=chosen.name,
-            parameter=chosen.name,
-            summary=chosen.summary,
-            since=since,
-            gradient=chosen.gradient,
-            state=chosen.state,
-            settings=chosen.settings,
-            record=write,
-            unread=case.unread,
-            growth=monitor.history.curve(reading.site),
-        )
+    situation = Situation(
+        phase=phase,
+        kind=kind,
+        layer=chosen.layer,
+        tensor=chosen.name,
+        parameter=chosen.name,
+        summary=chosen.summary,
+        since=since,
+        gradient=chosen.gradient,
+        state=chosen.state,
+        settings=chosen.settings,
+        record=write,
+        unread=case.unread,
+        growth=monitor.history.curve(reading.site),
     )
+    cause = explain(situation)
+    if write is None and made is not None and cause.tag in PROBABLE and chosen.name == label:
+        # What is known of the optimizer does not say it: its own arithmetic may.
+        within = explain(replace(situation, record=made))
+        if within.tag != UNKNOWN:
+            write, cause = made, within
     if chosen.buffer and outside is None and reading.phase != "parameter":
         case.notes.append(_INFERRED_OF_BUFFER)
     others = sum(item.buffer <= chosen.buffer for item in bad) - 1

@@ -587,6 +587,17 @@ def test_adam_in_half_precision(*, parameters: bool) -> None:
     assert event.step == 0
 
 
+@pytest.mark.parametrize("parameters", [True, False])
+def test_adam_whose_eps_is_0(*, parameters: bool) -> None:
+    net = nn.Linear(2, 2, bias=False)
+    step = training(net, torch.optim.Adam(net.parameters(), eps=0.0))
+    x = torch.tensor([[1.0, 0.0]])
+    event = first_bad_update(step, x, x, parameters=parameters)
+    assert event.cause is not None
+    assert tag_of(event) == "optimizer_epsilon_underflow"
+    assert event.cause.text.startswith("the optimizer's eps is 0")
+
+
 @circumstance("weight_written")
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("where", [(1, 0), ...])
@@ -633,6 +644,50 @@ def test_a_setting_of_the_optimizer_that_is_not_finite(kind: Any, name: str, val
     event = first_bad_update(training(net, optimizer), x, x, parameters=True)
     assert tag_of(event) == "optimizer_setting_bad"
     assert evidence_of(event) == f"{name} is {value}"
+
+
+def test_a_schedule_that_gives_a_finite_rate_again_after_the_update() -> None:
+    net = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step else math.nan)
+
+    def step(x: Tensor) -> None:
+        update(x)
+        rates.step()
+
+    update = training(net, optimizer)
+    x = torch.ones(1, 2)
+    event = first_bad_update(step, x, x, parameters=False)
+    assert tag_of(event) == "optimizer_setting_bad"
+    assert evidence_of(event) == "lr is nan"
+
+
+class Trust(torch.optim.SGD):
+    """Scale each update by the length of its weight, as LARS and LAMB do."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                trust = p.norm() / p.grad.norm()
+                p.sub_(p.grad * trust, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_operation_inside_of_an_optimizer_is_named_where_all_are_watched(
+    *, whole: bool
+) -> None:
+    net = nn.Linear(2, 2, bias=False)
+    step = training(net, Trust(net.parameters(), lr=0.1))
+    x = torch.zeros(1, 2)
+    with anynan.torch.track(step if whole else net, level="operation") as tracked:
+        event = caught(lambda: [(tracked if whole else step)(x) for _ in range(2)])
+    assert (event.phase, event.parameter) == ("optimizer", "weight")
+    if whole:  # a model's own call is over as its optimizer steps
+        assert event.operation is not None
+        assert event.operation.source is not None
+        assert event.operation.source.text == "trust = p.norm() / p.grad.norm()"
+        assert tag_of(event) == "divide_by_zero"
 
 
 def test_a_learning_rate_that_is_too_large_is_named_beside_the_gradient() -> None:

@@ -92,6 +92,7 @@ class Updates:
         if rows is None:
             return
         self.ran_before = False
+        self.optimizers.note(optimizer)
         scaler = current()
         scale = None
         if scaler is not None:

@@ -57,6 +57,20 @@ class Optimizers:
         self._monitor, self._models = monitor, models
         self._held: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self.known: bool | None = None
+        self._bad: weakref.WeakKeyDictionary[Any, dict[int, dict[str, float]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the numbers of an update that are not finite: a schedule may set others after it."""
+        found = {
+            i: {name: x}
+            for i, group in enumerate(optimizer.param_groups)
+            for name, x in group.items()
+            if isinstance(x, float) and x - x != 0
+        }
+        if found or optimizer in self._bad:
+            self._bad[optimizer] = found
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         """List the watched parameters that an optimizer holds, with their gradient slots."""
@@ -98,7 +112,8 @@ class Optimizers:
         """Give the numbers that an optimizer works with where it updates a weight."""
         found: dict[str, float] = {}
         for optimizer in list(self._held):
-            for group in optimizer.param_groups:
+            bad = self._bad.get(optimizer, {})
+            for number, group in enumerate(optimizer.param_groups):
                 if any(p is other for other in group["params"]):
                     for name, value in group.items():
                         many = value if isinstance(value, tuple) else (value,)
@@ -106,6 +121,7 @@ class Optimizers:
                             single = isinstance(x, torch.Tensor) and x.numel() == 1
                             if single or (isinstance(x, float | int) and not isinstance(x, bool)):
                                 found[f"{name}[{i}]" if len(many) > 1 else name] = float(x)
+                    found |= bad.get(number, {})
         return found
 
     def holds(self, p: torch.Tensor) -> bool:

@@ -210,12 +210,21 @@ def _optimizer_epsilon(s: Situation) -> str | None:
     if not _updating(s) or moment is None or moment[1].bad or not moment[1].zero:
         return None
     name, state = moment
-    eps = s.param("eps")
+    eps = s.param("eps") if s.record is not None else s.settings.get("eps")
     lost = eps is not None and eps <= limits(state.dtype)[1] / 2
     # The usual 1e-8 is 0 in this dtype; a given eps decides for itself.
     if not (lost or (eps is None and limits(state.dtype)[1] / 2 >= 1e-8)):
         return None
     return f"{state.zero} of {plural(state.size, 'element')} of {name} are 0 in {state.dtype}"
+
+
+def _no_epsilon(s: Situation) -> tuple[str, str] | None:
+    if s.settings.get("eps") != 0:
+        return None
+    return (
+        "the optimizer's eps is 0, so the update is divided by 0 where no gradient has come yet",
+        "give it an eps again: 1e-8 is the usual one in float32, 1e-4 in half precision",
+    )
 
 
 def _optimizer_state(s: Situation) -> str | None:
@@ -467,6 +476,7 @@ OPTIMIZER = (
         _optimizer_epsilon,
         "the optimizer's eps rounds to 0 in the dtype of its state, so the update is divided by 0",
         "keep the weights in float32 and only the computation in half precision, or set eps=1e-4",
+        wording=_no_epsilon,
     ),
     Rule(
         "optimizer_state_bad",
@@ -500,6 +510,9 @@ OPTIMIZER = (
         wording=_step_wording,
     ),
 )
+
+# What an update's own operation says better, where it was watched.
+PROBABLE = frozenset(rule.tag for rule in OPTIMIZER if not rule.sure)
 
 # After the rules of the operations, which know more; before the plain overflow.
 GROWTH = (
