@@ -171,6 +171,10 @@ FIRES: dict[str, list[Situation]] = {
         case(op("reciprocal", INF, self=0.0)),
         case(op("rsqrt", INF, self=0.0)),
         case(op("floor_divide", INF, self=1.0, other=0.0)),
+        case(op("layer_norm", self=held(1.0, 1.0), params={"eps": 0.0})),
+        case(
+            op("batch_norm", self=1.0, running_var=held(0.0, 1.0), params={"eps": 0.0}),
+        ),
     ],
     "inf_over_inf": [case(op("divide", self=INF, other=INF))],
     "remainder_by_zero": [case(op("remainder", self=1.0, other=0.0))],
@@ -178,6 +182,7 @@ FIRES: dict[str, list[Situation]] = {
         case(op("sqrt", self=-0.5)),
         case(op("rsqrt", self=held(-1.0, 2.0))),
         case(op("sqrt", self=held(-1e-9, 2.0))),
+        case(op("batch_norm", self=1.0, running_var=held(-1.0, 1.0), params={"eps": 1e-5})),
     ],
     "power_domain": [
         case(op("pow", INF, self=0.0, params={"exponent": -1})),
@@ -384,7 +389,14 @@ MISSES: list[tuple[str, Situation]] = [
     ("divide_by_zero", case(op("divide", INF, self=1e38, other=1e-10))),
     ("divide_by_zero", case(op("multiply", self=1.0, other=0.0))),
     ("inf_over_inf", case(op("divide", self=INF, other=1.0))),
+    ("divide_by_zero", case(op("layer_norm", self=held(1.0, INF), params={"eps": 0.0}))),
+    ("divide_by_zero", case(op("layer_norm", self=held(1.0, 1.0), params={"eps": 1e-5}))),
+    (
+        "divide_by_zero",
+        case(op("batch_norm", self=1.0, running_var=held(1.0, 1.0), params={"eps": 0.0})),
+    ),
     ("sqrt_of_negative", case(op("sqrt", self=-0.0))),
+    ("sqrt_of_negative", case(op("batch_norm", self=-1.0, running_var=held(1.0, 1.0)))),
     ("power_domain", case(op("pow", INF, self=-2.0, params={"exponent": 3}))),
     ("power_domain", case(op("pow", INF, self=1e30, params={"exponent": 2}))),
     ("epsilon_underflow", case(op("divide", self=0.0, other=0.0, text="x / (y + 1e-8)"))),

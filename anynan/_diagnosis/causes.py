@@ -2,7 +2,7 @@
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.rules import RULES, Rule, Situation
-from anynan._diagnosis.rules.evidence import called, facts, literal, seen
+from anynan._diagnosis.rules.evidence import called, facts, infinite, literal, seen
 from anynan._diagnosis.rules.repair import split
 from anynan._diagnosis.rules.situation import BACKWARD, BOTH, FORWARD
 from anynan.errors import reason
@@ -92,6 +92,14 @@ def _unknown(s: Situation) -> Cause:
         if (name := called(s, item))
     )
     origin = "the gradient of {op}" if s.where == "backward" else "{op}"
+    if s.where != "backward" and any(infinite(item.summary) for item in s.operands):
+        return Cause(
+            UNKNOWN,
+            "{op} was given Inf and made {kind} of it; no rule of anynan fits".format(**names),
+            "find where this Inf is put in; a mask's -Inf is for a softmax or a maximum: leave it "
+            "out of what is summed, as a loss is (label smoothing sums over every class)",
+            values,
+        )
     finite = all(item.summary is not None and not item.summary.bad for item in s.operands)
     given = " from finite operands" if finite and s.operands else ""
     return Cause(

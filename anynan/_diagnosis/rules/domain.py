@@ -7,6 +7,7 @@ from anynan._diagnosis.rules.evidence import (
     above,
     at,
     below,
+    finite_operands,
     group,
     holds,
     infinite,
@@ -25,6 +26,8 @@ from anynan._diagnosis.vocabulary import bounds, domain
 _LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "xlog1py"})
 _QUOTIENTS = frozenset({"divide", "floor_divide", "addcdiv", "reciprocal", "rsqrt"})
 _DIVISOR = (*OTHER, "tensor2")
+_NORMS = frozenset({"layer_norm", "batch_norm", "group_norm", "rms_norm"})
+_SPREAD = ("running_var",)
 
 
 def _called(s: Situation, names: tuple[str, ...] = SELF) -> str:
@@ -165,7 +168,19 @@ def _epsilon_wording(s: Situation) -> tuple[str, str] | None:
     )
 
 
+def _no_spread(s: Situation) -> str | None:
+    if s.param("eps") != 0 or not s.made("nan", "posinf", "neginf") or not finite_operands(s):
+        return None
+    kept = s.summary_of(*_SPREAD)
+    if kept is None:
+        return "finite values without a spread, and eps is 0"
+    where = f"{kept.zero} of {plural(kept.size, 'element')} of running_var are 0, and eps is 0"
+    return where if kept.zero else None
+
+
 def _divide_by_zero(s: Situation) -> str | None:
+    if s.operation in _NORMS:
+        return _no_spread(s)
     if s.operation in ("reciprocal", "rsqrt"):
         return _called(s) if is_zero(s, SELF) else None
     if not is_zero(s, _DIVISOR):
@@ -180,6 +195,14 @@ def _divide_by_zero(s: Situation) -> str | None:
 
 
 def _divide_wording(s: Situation) -> tuple[str, str] | None:
+    if s.operation in _NORMS:
+        return (
+            "{op} divides by the spread of the values, which is 0 here, and its eps is 0",
+            (
+                "give {op} an eps again, such as {eps}, and find out why these values are all the "
+                "same (padding, a dead channel)"
+            ),
+        )
     if s.operation == "rsqrt":
         return "1 / sqrt(0) is Inf", "add eps inside: `rsqrt(x + {eps})`"
     if s.operation == "reciprocal":
@@ -226,6 +249,9 @@ def _remainder(s: Situation) -> str | None:
 
 
 def _sqrt_of_negative(s: Situation) -> str | None:
+    if s.operation == "batch_norm":
+        low = below(s, _SPREAD, 0.0)
+        return None if low is None or not s.made("nan") else f"running_var goes down to {low:.4g}"
     low = below(s, SELF, 0.0)
     if low is None or not s.made("nan"):
         return None
@@ -235,6 +261,14 @@ def _sqrt_of_negative(s: Situation) -> str | None:
 
 
 def _sqrt_wording(s: Situation) -> tuple[str, str] | None:
+    if s.operation == "batch_norm":
+        return (
+            "a running variance is negative, and its square root is NaN",
+            (
+                "find what wrote it (an average of weights, a conversion, a checkpoint), and "
+                "reset the layer's running statistics"
+            ),
+        )
     summary, low = s.summary_of(*SELF), below(s, SELF, 0.0)
     if summary is None or summary.max is None or low is None:
         return None
@@ -405,7 +439,7 @@ RULES = (
     ),
     Rule(
         "epsilon_underflow",
-        _QUOTIENTS | _LOGS | {"sqrt", "layer_norm", "batch_norm", "group_norm", "rms_norm"},
+        _QUOTIENTS | _LOGS | _NORMS | {"sqrt"},
         BOTH,
         _lost_epsilon,
         "the small constant that should keep this away from 0 is probably lost to rounding in "
@@ -470,7 +504,7 @@ RULES = (
     ),
     Rule(
         "divide_by_zero",
-        _QUOTIENTS,
+        _QUOTIENTS | _NORMS,
         FORWARD,
         _divide_by_zero,
         "0/0 is NaN, and any other number divided by 0 is Inf",
@@ -497,7 +531,7 @@ RULES = (
     ),
     Rule(
         "sqrt_of_negative",
-        frozenset({"sqrt", "rsqrt"}),
+        frozenset({"sqrt", "rsqrt", "batch_norm"}),
         FORWARD,
         _sqrt_of_negative,
         "the square root of a negative number is NaN",
