@@ -10,6 +10,7 @@ from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan.events import STATE, Source
 
 INF, NAN = math.inf, math.nan
+NOISE = ((396, 62.5), (397, 0.29), (398, 8.6), (399, 18.9))
 CLIMB = ((396, 0.9), (397, 3.1), (398, 48.0), (399, 7200.0))
 
 
@@ -450,4 +451,9 @@ MISSES: list[tuple[str, Situation]] = [
     ("ctc_target_too_long", case(op("ctc_loss", INF, log_probs=-INF))),
     ("optimizer_setting_bad", case(phase="optimizer", settings={"lr": 1e38, "max_norm": INF})),
     ("growth_without_training", case(growth=CLIMB)),
+    ("learning_rate_divergence", case(op("pow", INF, self=held(3e24)), growth=NOISE)),
+    (
+        "cosine_of_zero_vector",
+        case(op("divide", self=0.0, other=0.0, text="w = w / w.sum()  # normalize(w)")),
+    ),
 ]

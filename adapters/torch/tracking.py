@@ -108,6 +108,12 @@ def untrack(target: Any) -> None:
 def start(target: Any, options: Options) -> Tracker:
     """Watch a target with options that were checked."""
     refuse_target(target, "model or function")
+    if isinstance(target, torch.jit.ScriptModule):
+        msg = (
+            "track() cannot watch what torch.jit scripted or traced, which takes no hooks: track "
+            "the module that it was made from, or the step function that calls it"
+        )
+        raise TypeError(msg)
     if isinstance(target, torch.nn.Module):
         return _track_model(target, options)
     if not callable(target):

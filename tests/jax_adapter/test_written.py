@@ -61,7 +61,9 @@ def test_a_nan_of_the_code_is_reported_as_its_own(name):
         anynan.jax.track(fn)(X)
     event, text = caught.value.event, str(caught.value)
     assert event.cause.tag == "written_constant", text
-    assert event.cause.text == "the code itself writes this NaN"
+    spelled = name not in ("closure", "list", "default", "looked up", "flax")
+    said = "the code itself writes this NaN" if spelled else "this NaN came as a plain number or a"
+    assert event.cause.text.startswith(said)
     assert event.operation.name == (operation or event.operation.name)
     assert event.phase in ("forward", "loss")
     assert "batch" not in text

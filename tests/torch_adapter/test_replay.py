@@ -826,3 +826,90 @@ def test_warn_prints_the_same_report() -> None:
     assert text.startswith("NaN first appeared in the forward pass of step 0")
     assert "op      log" in text
     assert "model = Body(lambda x: torch.log(-1 - x.abs()))" in text
+
+
+# What comes after an update in the same step.
+
+
+def adversarial(bad: bool) -> tuple[Callable[[torch.Tensor], torch.Tensor], list[nn.Module]]:
+    """Update a critic and then its opponent, in one step."""
+    torch.manual_seed(0)
+    maker, critic = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
+    optimizers = [torch.optim.Adam(m.parameters(), 0.1) for m in (critic, maker)]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        scores = critic(x), critic(maker(x).detach())
+        (scores[1] - scores[0]).mean().backward()
+        optimizers[0].step()
+        loss = torch.log(critic(maker(x)) * (0 if bad else 1)).mean()
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[1].step()
+        return loss
+
+    return step, [maker, critic]
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_the_loss_of_a_second_model_after_the_update_of_the_first(level: Any) -> None:
+    step, _ = adversarial(bad=True)
+    event = step_event(step, torch.ones(3, 2), level=level)
+    assert event.operation is not None
+    assert event.operation.source is not None
+    assert event.operation.name == "log"
+    assert "critic(maker(x))" in event.operation.source.text
+    assert event.cause is not None
+    assert event.cause.tag == "log_of_zero"
+
+
+def test_a_second_run_past_an_update_makes_none() -> None:
+    runs = []
+    for tracked in (False, True):
+        step, models = adversarial(bad=True)
+        run = anynan.torch.track(step, action="record") if tracked else step
+        run(torch.ones(3, 2))
+        runs.append([x.clone() for m in models for x in m.state_dict().values()])
+        runs[-1] += [p.grad.clone() for m in models for p in m.parameters() if p.grad is not None]
+    assert all(torch.equal(a, b) or (a != a).any() for a, b in zip(*runs, strict=True))
+    assert len(runs[0]) == len(runs[1])
+
+
+def test_a_metric_of_nothing_after_the_update() -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "accuracy": net(x[:0]).argmax(-1).float().mean()}
+
+    event = step_event(step, batch())
+    assert event.operation is not None
+    assert (event.operation.name, event.tensor) == ("mean", "result['accuracy']")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_scripted_part_is_left_alone_and_said() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(self.norm(x))
+
+    scripted = torch.jit.script(Part())  # type: ignore[no-untyped-call]
+    model = nn.Sequential(nn.Linear(4, 4), scripted)
+    for target in (model, lambda x: model(x).sum(), lambda x: scripted(x).sum()):
+        count = int(scripted.norm.num_batches_tracked)
+        with pytest.warns(AnynanWarning, match="scripted or traced takes no hooks"):
+            tracker = anynan.torch.track(target)
+        event = failing(lambda tracker=tracker: tracker(batch()))
+        assert event.operation is not None
+        assert event.operation.name == "log"
+        assert not event.notes
+        assert int(scripted.norm.num_batches_tracked) == count + 1
+        tracker.remove()
+    with pytest.raises(TypeError, match="track the module that it was made from"):
+        anynan.torch.track(scripted)

@@ -24,6 +24,7 @@ class Models:
 
     Attributes:
         refs: Each model, held weakly, behind the prefix of its paths.
+        scripted: Those that take no hooks.
         hooked: The layers that are hooked, with their paths.
         parts: Whether a call of a part of a model counts as a call of the model.
         handed: Whether what comes in with a graph is another model's, and no batch.
@@ -33,6 +34,7 @@ class Models:
     def __init__(self, options: Options, fn: Callable[..., Any] | None = None) -> None:
         self.options, self.fn = options, fn
         self.refs: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        self.scripted: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.hooked: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self.parts = self.handed = False
         self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -63,9 +65,14 @@ class Models:
         return {path: module for path, module in named.items() if path in chosen}
 
     def named(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-        """Map paths to modules; of a wrapper and what it wraps, which share one, the inner."""
+        """Map paths to modules; of a wrapper and what it wraps, which share one, the inner.
+
+        Scripted and traced ones are left out: they take no hooks.
+        """
         found: dict[str, torch.nn.Module] = {}
         for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
             path = join(prefix, clean_path(name, model))
             # A compiled module and what it was compiled from have one path: hooks on the first
             # run outside the graph.

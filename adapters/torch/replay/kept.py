@@ -72,9 +72,13 @@ class Kept:
         self._restores.append(("the random numbers", self._put_random_back))
         for p in _parameters(models, roots):
             self.gradient(p)
-        for _, model in models.living():
+        for model in (*(model for _, model in models.living()), *models.scripted):
             for module in model.modules():
-                self._module(module)
+                if isinstance(module, torch.jit.ScriptModule):  # what it holds is not Python's
+                    for name, x in module.named_buffers(recurse=False):
+                        self._restores.append((name, _content(x)))
+                else:
+                    self._module(module)
         busy = busy_threads()
         if reached is not None and busy:
             self.apart = next(iter(busy.values()))

@@ -17,6 +17,7 @@ from anynan.torch.call.state import State
 from anynan.torch.private import task, version
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.read.tensors import tensors
+from anynan.torch.session.layers import SCRIPTED
 from anynan.torch.session.session import Session, session_of
 from anynan.torch.step.hooks import WeightHook, keep_gradients, read_before
 from anynan.torch.weights.optimizers import Held, exact_site, gradient_site
@@ -52,7 +53,15 @@ class FunctionSession(Session):
         models.refs = [(prefix, ref) for prefix, ref in models.refs if ref() is not None]
         known = {id(ref()) for _, ref in models.refs}
         found = find_modules(self.models.fn, args, kwargs)
-        new = {name: model for name, model in found.items() if id(model) not in known}
+        scripted = [m for m in found.values() if isinstance(m, torch.jit.ScriptModule)]
+        if scripted:
+            models.scripted.update(scripted)
+            self.tracker.judge.say(SCRIPTED)
+        new = {
+            name: model
+            for name, model in found.items()
+            if id(model) not in known and model not in models.scripted
+        }
         if not new:
             return False
         alone = not models.refs and len(new) == 1
@@ -83,7 +92,7 @@ class FunctionSession(Session):
             first, self._searched = not self._searched, True
             if self._find(args, kwargs):
                 self.steps.check_weights()
-            if first and not self.models.refs:
+            if first and not self.models.refs and not self.models.scripted:
                 self.tracker.judge.say(
                     f"no module was found in {getattr(fn, '__name__', fn)!r}: only its inputs, "
                     "its results and the optimizers it steps are watched; pass the model as an "

@@ -14,6 +14,11 @@ from anynan.torch.session.parts import has_own_loop, parts
 from anynan.torch.step.hooks import ForwardHook, RootEnter, RootExit
 from anynan.torch.step.steps import Steps
 
+SCRIPTED = (
+    "what torch.jit scripted or traced takes no hooks, so its layers are not watched: what comes "
+    "out of it is, where a layer around it or the step is tracked"
+)
+
 
 class Layers:
     """Put hooks on layers, and take them off.
@@ -63,6 +68,8 @@ class Layers:
     def hook(self, prefix: str, model: torch.nn.Module) -> None:
         """Hook the layers of a model, and its own call."""
         models = self._models
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            self._tracker.judge.say(SCRIPTED)
         chosen = models.paths(prefix, model)
         ends = self._steps.options.level == "step"
         # Of a compiled module the outer one: its hooks run outside the graph.

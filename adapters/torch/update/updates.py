@@ -208,11 +208,12 @@ class Updates:
             self.steps.close(state)
 
     def _end_replay(self, state: State, optimizer: torch.optim.Optimizer) -> None:
-        """Make no update in a second run; a function's ends here."""
+        """Make no update in a second run; it ends here where the first had come no further."""
         if self.models.fn is not None or self.optimizers.held(optimizer).parameters:
-            if task() == state.base:
+            # Else the weights are those after the update, and what comes then took them so; in
+            # the middle of a backward pass there is more to see, too.
+            if task() == state.base and not (self.models.fn is not None and state.updated):
                 raise StopReplay
-            # In the middle of a backward pass there is more to see: only no update is made.
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     p.grad = None

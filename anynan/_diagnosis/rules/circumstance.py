@@ -207,7 +207,12 @@ def _rate(s: Situation) -> str:
 
 def _optimizer_epsilon(s: Situation) -> str | None:
     moment = _second_moment(s)
-    if not _updating(s) or moment is None or moment[1].bad or not moment[1].zero:
+    if not _updating(s):
+        return None
+    divisor = None if s.record is None else s.summary_of("other")
+    if moment is None and divisor is not None and divisor.zero and not divisor.bad:
+        return f"{divisor.zero} of {plural(divisor.size, 'element')} of the divisor are 0"
+    if moment is None or moment[1].bad or not moment[1].zero:
         return None
     name, state = moment
     eps = s.param("eps") if s.record is not None else s.settings.get("eps")
@@ -347,7 +352,10 @@ def _jump(s: Situation) -> str:
 def _climb(s: Situation) -> str | None:
     if s.record is not None and s.record.wide is not None and s.dtype == "float16":
         return None  # that the value fits float32 is the better story
-    if not rising(s.growth) or not _overflowed(s):
+    if not _overflowed(s):
+        return None
+    beyond = math.inf if s.kind in ("large", "spike") else limits(s.dtype)[0]
+    if not rising(s.growth, beyond):
         return None
     end = "" if s.record is None else f"; then {s.operation} overflowed {s.dtype}"
     return told(s.growth) + end

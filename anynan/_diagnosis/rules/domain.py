@@ -130,12 +130,15 @@ def _kl_div(s: Situation) -> str | None:
 # Division.
 
 
+_NORMALISING = re.compile(r"cosine_similarity|CosineSim|normalize\(")
+
+
 def _zero_vector(s: Situation) -> str | None:
     if s.operation == "weight_norm":
         weight = s.summary_of("v", *SELF)
         zeros = weight is not None and not weight.bad and weight.zero
         return f"the weight holds {plural(zeros, 'zero')}" if zeros and s.made("nan") else None
-    normalising = any(word in s.line for word in ("cosine_similarity", "normalize", "CosineSim"))
+    normalising = _NORMALISING.search(s.line.partition("#")[0]) is not None
     if not normalising or not is_zero(s, _DIVISOR if s.operation == "divide" else SELF):
         return None
     index = None if s.output is None else s.output.first_bad

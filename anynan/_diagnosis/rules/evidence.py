@@ -204,13 +204,28 @@ def curve(growth: tuple[tuple[int, float], ...]) -> list[tuple[int, float]]:
     return [(step, value) for step, value in growth if math.isfinite(value) and value > 0]
 
 
-def rising(growth: tuple[tuple[int, float], ...]) -> bool:
-    """Tell whether a reading grew tenfold or more and was still growing at the end."""
+# Decades that an operation's result may be above the reading that is made of it, and growth may
+# come to in one step, as a multiple of what it came to in the last.
+_ABOVE, _FASTER = 8.0, 8.0
+
+
+def rising(growth: tuple[tuple[int, float], ...], limit: float = math.inf) -> bool:
+    """Tell whether a reading grew tenfold or more and was still growing at the end.
+
+    Args:
+        growth: Its sizes by step.
+        limit: What it is beyond now: one more step of such growth must have been able to take it
+            there. Infinite where that is not asked.
+    """
     points = [value for _, value in curve(growth)][-20:]
     if len(points) < 3:
         return False
     a, b, c = points[-3:]
-    return a < b < c and c >= 10 * min(points)
+    if not a < b < c or c < 10 * min(points):
+        return False
+    before, last = math.log10(b / a), math.log10(c / b)
+    reach = last * max(1.0, last / before) * _FASTER + _ABOVE
+    return math.isinf(limit) or math.log10(limit / c) <= reach
 
 
 def told(growth: tuple[tuple[int, float], ...]) -> str:

@@ -1,6 +1,7 @@
 """Rules for the forward pass: numbers too large, and arithmetic with Inf."""
 
 import math
+import re
 
 from anynan._diagnosis.lineage import Operand
 from anynan._diagnosis.rules.evidence import (
@@ -371,6 +372,25 @@ def _written(s: Situation) -> str | None:
     return f"{called(s, item) or 'an operand'} is the constant {literal(item.value)}"
 
 
+_LITERAL = re.compile(r"nan|inf", re.IGNORECASE)
+
+
+def _elsewhere(s: Situation) -> tuple[str, str] | None:
+    """Tell of a number that the line uses and does not spell."""
+    if not s.line or _LITERAL.search(s.line.partition("#")[0]):
+        return None
+    return (
+        (
+            "this {kind} came as a plain number or a constant: the code writes it elsewhere, or "
+            "computed it where nothing is watched (.item(), NumPy, Python's own numbers)"
+        ),
+        (
+            "look at where this number is made, and check it there: anynan.check(x); if it is "
+            "meant, say so with anynan.expect(..., reason=...)"
+        ),
+    )
+
+
 SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "attention", "cross_entropy"})
 
 RULES = (
@@ -477,6 +497,7 @@ WRITTEN = Rule(
     _written,
     "the code itself writes this {kind}",
     "if it is meant, say so with anynan.expect(..., reason=...), or give the place a finite value",
+    wording=_elsewhere,
 )
 
 # After the rules of growth: an overflow at the end of a climb has the climb as its cause.
