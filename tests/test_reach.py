@@ -1,9 +1,11 @@
 """What code can reach: found by name, kept, put back into the same objects."""
 
 import gc
+import io
 import random
 import weakref
 from collections import OrderedDict, defaultdict, deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +47,45 @@ def test_what_a_function_reaches_is_put_back_where_it_was() -> None:
     assert vars(own) == {"n": 0, "by_name": {"a": 1}, "recent": deque([1])}
     assert own.by_name is by_name
     assert dice.getstate() == first
+
+
+class Counted:
+    total = 0
+    text = "kept"
+
+
+class Slotted:
+    __slots__ = ("n", "seen", "unset")
+
+    def __init__(self) -> None:
+        self.n, self.seen = 0, [1]
+
+
+def test_slots_and_attributes_of_classes_and_functions_are_put_back(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("1\n2\n3\n")
+    slotted, memory, counted = Slotted(), io.StringIO("a\nb\n"), Counted()
+
+    def step() -> str:
+        Counted.total += 1
+        type(counted).text = "changed"
+        slotted.n += 1
+        slotted.seen.append(2)
+        step.calls += 1  # type: ignore[attr-defined]
+        return memory.readline() + lines.readline()
+
+    step.calls = 0  # type: ignore[attr-defined]
+    with (tmp_path / "lines").open() as lines:
+        reach, kept = begun(step)
+        seen = slotted.seen
+        first = step()
+        step()
+        assert reach.put_back(kept) == []
+        assert (Counted.total, Counted.text, slotted.n) == (0, "kept", 0)
+        assert slotted.seen is seen
+        assert seen == [1]
+        assert step.calls == 0  # type: ignore[attr-defined]
+        assert step() == first
+    assert reach.put_back(reach.now([])) == []  # the file is closed by now
 
 
 def test_arguments_are_looked_through_at_every_step() -> None:

@@ -1,6 +1,7 @@
 """The state of everything a search found, at one moment."""
 
 import copy
+import io
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -145,12 +146,24 @@ def _same(a: Any, b: Any) -> bool:
     return a is b
 
 
+def _place(stream: io.IOBase) -> Undo:
+    """Take a stream's place; it has none while lines are taken from it, or once it is closed."""
+    try:
+        at = stream.tell()
+    except (OSError, ValueError):
+        return lambda: None
+    return lambda: stream.closed or stream.tell() == at or stream.seek(at)
+
+
 def generator_state(item: Any) -> Undo:
     """Take a random generator's state; what is returned puts it back.
 
     Args:
-        item: NumPy's or Python's, or any with ``get_state`` and ``set_state``.
+        item: NumPy's or Python's, or any with ``get_state`` and ``set_state``; or a stream, whose
+            place it is.
     """
+    if isinstance(item, io.IOBase):
+        return _place(item)
     if isinstance(item, np.random.Generator):
         bits, held = item.bit_generator, copy.deepcopy(item.bit_generator.state)
         return lambda: setattr(bits, "state", held)

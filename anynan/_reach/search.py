@@ -3,6 +3,7 @@
 import dis
 import functools
 import inspect
+import io
 import random
 import sys
 import types
@@ -116,6 +117,62 @@ class Default(Holder):
         return True
 
 
+class Slot(Holder):
+    """Say which slot of an object something is in; those are no dict's.
+
+    Args:
+        name: How the code reaches it.
+        owner: Gives the object, or None.
+        slot: What its class has under the slot's name.
+    """
+
+    __slots__ = ("_slot",)
+
+    def __init__(
+        self, name: str, owner: Callable[[], Any], slot: types.MemberDescriptorType
+    ) -> None:
+        super().__init__(name, owner)
+        self._slot = slot
+
+    def get(self) -> Any:
+        """Return what is held now, None if nothing is."""
+        try:
+            return self._slot.__get__(self.space())
+        except (AttributeError, TypeError):
+            return None
+
+    def set(self, value: Any) -> bool:
+        """Hold something else there; tell whether that could be done."""
+        try:
+            self._slot.__set__(self.space(), value)
+        except (AttributeError, TypeError):
+            return False
+        return True
+
+
+class OfClass(Holder):
+    """Say which attribute of a class something is.
+
+    Args:
+        kind: The class.
+        key: The attribute's name.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, kind: type, key: str) -> None:
+        super().__init__(f"{kind.__name__}.{key}", functools.partial(_itself, kind), key)
+
+    def get(self) -> Any:
+        """Return what is held now, None if nothing is."""
+        return vars(self.space()).get(self.key)
+
+    def set(self, value: Any) -> bool:
+        """Give the class another; no code of a metaclass runs."""
+        type.__setattr__(self.space(), self.key, value)
+        return True
+
+
 def container_kind(value: Any) -> Any:
     """Give the built-in type whose methods reach into a container, None if it is none.
 
@@ -200,10 +257,13 @@ class Search:
         self._kinds = kinds
         self._seen: dict[int, Any] = {}
         self._stored: set[str] = set()
+        self._classes: dict[type, None] = {}
         if fn is not None:
             self._code(fn, 0)
         for holder in more:
             self._value(holder, 1)
+        for kind in self._classes:
+            self._class(kind)
 
     def _code(self, fn: Any, depth: int) -> None:
         """Walk what a callable's code reads: its cells, its globals, what it is bound to."""
@@ -227,6 +287,10 @@ class Search:
             self._function(fn, type(owner), depth)
 
     def _function(self, fn: types.FunctionType, owner: type, depth: int) -> None:
+        reads, written, stored = names(fn.__code__)
+        self._stored |= stored
+        if namespace(fn):
+            self.found.spaces.append((weak(fn.__name__, fn), None))
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
             holder = Holder(name, functools.partial(_itself, cell))
             self.found.plain.append(holder)
@@ -237,8 +301,6 @@ class Search:
             self._value(Default(name, fn, i), depth)
         for name in fn.__kwdefaults__ or ():
             self._value(Holder(name, functools.partial(getattr, fn, "__kwdefaults__"), name), depth)
-        reads, written, stored = names(fn.__code__)
-        self._stored |= stored
         for name in reads | written:
             if name in fn.__globals__:
                 holder = Holder(name, functools.partial(_itself, fn.__globals__), name)
@@ -270,8 +332,13 @@ class Search:
                 self._seen[id(value)] = value
                 self.found.arrays.append(holder)
             return
+        if issubclass(kind, io.IOBase) and id(value) not in self._seen and _goes_back(value):
+            self.found.generators.append(holder)
         if is_iterator(kind) and not is_own(kind):  # a program's own has its state in attributes
             self.found.iterators.append(holder)
+        if issubclass(kind, type):
+            self._classes[value] = None
+            return
         if id(value) in self._seen or len(self._seen) > LIMIT:
             return
         if issubclass(kind, types.FunctionType | types.MethodType | functools.partial):
@@ -283,7 +350,7 @@ class Search:
             self.found.generators.append(holder)
         elif is_queue(value):
             self.found.queues.append(holder)
-        elif issubclass(kind, type | types.ModuleType | types.CodeType | types.FrameType):
+        elif issubclass(kind, types.ModuleType | types.CodeType | types.FrameType):
             return
         elif issubclass(kind, CONTAINERS) or kind is tuple:
             self._container(value, holder, depth)
@@ -293,9 +360,26 @@ class Search:
             for name, item in kinds.inner(value):
                 if item is not None:
                     self._value(fixed(f"{holder.name}.{name}", item), depth + 1)
-            if is_own(kind) and namespace(value) is not None:
+            if not is_own(kind):
+                return
+            self._classes[kind] = None
+            for name, slot in slots(kind).items():
+                own = Slot(f"{holder.name}.{name}", holder.get, slot)
+                self.found.plain.append(own)
+                self._value(own, depth + 1)
+            if namespace(value) is not None:
                 self.found.spaces.append((holder, None))
                 self._attributes(value, holder, depth)
+
+    def _class(self, kind: type) -> None:
+        """Note those plain attributes of a class that the code sets somewhere."""
+        for owner in kind.__mro__ if is_own(kind) else ():
+            held = vars(owner) if is_own(owner) else {}
+            self.found.plain += [
+                OfClass(owner, name)
+                for name in self._stored.intersection(held)
+                if isinstance(held[name], PLAIN)
+            ]
 
     def _container(self, value: Any, holder: Holder, depth: int) -> None:
         if type(value) is not tuple:
@@ -332,8 +416,27 @@ def _found(kind: type, name: str) -> Any:
     return next((vars(owner)[name] for owner in kind.__mro__ if name in vars(owner)), None)
 
 
+def _goes_back(stream: Any) -> bool:
+    """Tell whether a stream can be read again from an earlier place, and is no log."""
+    memory = isinstance(stream, io.StringIO | io.BytesIO)
+    if stream.closed or not (stream.seekable() and stream.readable()):
+        return False
+    return memory or not stream.writable()
+
+
 def _itself(space: Any) -> Any:
     return space
+
+
+@lru_cache(maxsize=1024)
+def slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """Give the slots of a class and of those it is made of, by name."""
+    return {
+        name: slot
+        for owner in reversed(kind.__mro__)
+        for name, slot in vars(owner).items()
+        if isinstance(slot, types.MemberDescriptorType) and is_own(owner)
+    }
 
 
 def _nothing() -> None:

@@ -563,3 +563,32 @@ def test_a_scaler_excuses_no_bad_forward_value(mode: str) -> None:
     assert (event.layer, event.phase, event.step) == ("1", "forward", 0)
     assert event.cause is not None
     assert event.cause.tag == "divide_by_zero"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_an_encoder_that_nests_its_padded_rows(read: Any) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    net = nn.TransformerEncoder(layer, 2).eval()
+    x, padded = torch.randn(2, 3, 8), torch.tensor([[False, False, True], [False, True, True]])
+    with torch.no_grad():
+        expected = net(x, src_key_padding_mask=padded)
+        with anynan.torch.track(net, read=read) as tracker:
+            for _ in range(2):
+                got = net(x, src_key_padding_mask=padded)
+            assert torch.allclose(got, expected, atol=1e-6)
+            assert tracker.events == ()
+            x[0, 0] = math.nan
+            with pytest.raises(anynan.NonFiniteError):
+                net(x, src_key_padding_mask=padded)
+                tracker.check()
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_a_part_that_is_compiled_by_itself(level: Any) -> None:
+    body = torch.compile(nn.Linear(3, 3), backend="eager")
+    net = nn.Sequential(body, nn.Linear(3, 1))
+    with anynan.torch.track(net, level=level) as tracker:
+        for _ in range(2):
+            net(torch.randn(2, 3)).square().mean().backward()
+    assert tracker.events == ()

@@ -51,6 +51,8 @@ def plain(x: Any) -> torch.Tensor | None:
         x = _unwrap(x)
         if x is None:
             return None
+    elif x.is_nested:
+        x = x.values()
     if x.dtype not in NATIVE:
         if x.dtype in COMPLEX:
             x = x.detach()
@@ -157,6 +159,8 @@ def ends_into(x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
         if hidden:  # inside: Ctrl-C may come as it returns
             set_grad_enabled(False)
         _aminmax(x, out=pair)
+    except NotImplementedError:  # nested, of a strided layout: asking each time would cost more
+        return False
     finally:
         if hidden:
             set_grad_enabled(True)

@@ -111,7 +111,11 @@ class ModelSession(Session):
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
         state.trained = keep_gradients(self.steps, state, root, output) or state.trained
-        if len(state.calls) < 2 and any(module.children()) and not self.graphs.ran_now():
+        if (
+            len(state.calls) < 2
+            and next(module.children(), None) is not None
+            and not self.graphs.ran_now()
+        ):
             self.graphs.missed(called=True)
         over = not state.trained and not again
         if self.models.parts and torch.is_grad_enabled():
