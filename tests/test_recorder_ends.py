@@ -2,11 +2,11 @@
 
 import gc
 import inspect
-import io
 import sys
 import threading
 import warnings
 import weakref
+from array import array
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -96,11 +96,11 @@ def test_a_large_argument_that_was_written_into_is_not_run_again() -> None:
 
 
 def test_where_the_second_run_is_another_the_error_log_names_the_line() -> None:
-    calls = io.BytesIO()  # whose position cannot be put back
+    calls = array("b")  # which is not put back
 
     def first_time(x: Any) -> Any:
-        calls.write(b"1")
-        if calls.tell() > 1:
+        calls.append(1)
+        if len(calls) > 1:
             return x
         return np.sqrt(x - 2)
 
@@ -129,11 +129,11 @@ def test_what_is_made_of_an_array_that_was_handed_out_is_found_in_the_error_log(
 
 
 def test_several_lines_in_the_error_log_name_none() -> None:
-    calls = io.BytesIO()
+    calls = array("b")
 
     def twice(x: Any) -> Any:
-        calls.write(b"1")
-        if calls.tell() > 1:
+        calls.append(1)
+        if len(calls) > 1:
             return x
         y = np.nan_to_num(np.sqrt(x - 2))
         return np.log(x - 2) + y

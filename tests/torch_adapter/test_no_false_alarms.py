@@ -7,6 +7,7 @@ false alarm fails. ``test_these_programs_are_watched`` shows that the silence is
 import gc
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -592,3 +593,48 @@ def test_a_part_that_is_compiled_by_itself(level: Any) -> None:
         for _ in range(2):
             net(torch.randn(2, 3)).square().mean().backward()
     assert tracker.events == ()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_an_output_that_cannot_be_reduced_is_said_and_let_pass(level: Any, read: Any) -> None:
+    class Masking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.given = torch.masked.masked_tensor(x.detach(), x.detach() > 0)
+            return self.given
+
+    net = Masking()
+    with (
+        pytest.warns(anynan.AnynanWarning, match="a MaskedTensor whose values cannot be reduced"),
+        anynan.torch.track(net, level=level, read=read) as tracker,
+    ):
+        assert net(torch.randn(2, 3)) is net.given
+    assert tracker.events == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_more_statistics_of_eight_bits(dtype: torch.dtype) -> None:
+    class Narrow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to(dtype)
+
+    net = Narrow()
+    with anynan.torch.track(net, stats=["mean", "norm", "rms"]) as tracker:
+        net(torch.ones(4))
+    assert tracker.events == ()
+
+
+def test_each_layer_with_an_optimizer_of_its_own() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizers = [torch.optim.Adam(net[0].parameters()), torch.optim.SGD(net[2].parameters())]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with anynan.torch.track(net) as tracker:
+            for _ in range(3):
+                net(torch.randn(2, 3)).square().mean().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+    assert tracker.notes == ()

@@ -31,6 +31,7 @@ DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
 DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
 _CHUNK = 1 << 18
 _Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
 _aminmax = torch.aminmax
 _grad_enabled = torch.is_grad_enabled
 _strided = torch.strided
@@ -71,6 +72,17 @@ def plain(x: Any) -> torch.Tensor | None:
     return x.detach() if x.requires_grad or _dual._current_level >= 0 else x  # type: ignore[no-any-return]
 
 
+def readable(x: Any) -> torch.Tensor | None:
+    """Return ``plain`` values, None also where a tensor's class does not let them be reduced."""
+    try:
+        values = plain(x)
+        if values is not None and type(values) is not _Tensor and type(values) is not _Parameter:
+            ends(values)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+    return values
+
+
 def local(x: torch.Tensor) -> torch.Tensor:
     """Return what holds the values: a DTensor's shard of this rank, what a transform wraps."""
     while isinstance(x, torch.Tensor) and is_transformed(x):
@@ -109,9 +121,8 @@ def _unwrap(x: Any) -> torch.Tensor | None:
         return inner if isinstance(inner, torch.Tensor) else None
     if x.is_nested:  # what a narrowed one leaves out is not its own
         return x.values() if x.is_contiguous() else x.contiguous().values()
-    if hasattr(x, "fake_mode"):
-        return None
-    return x
+    # Of a masked tensor what is masked may hold anything, and it warns of each reduction.
+    return None if hasattr(x, "fake_mode") or hasattr(x, "get_mask") else x
 
 
 def _values(x: torch.Tensor) -> torch.Tensor | None:
@@ -242,13 +253,19 @@ class Reader:
         return measure(x) if x.layout is _strided and not x.is_nested else describe(x)
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype in NATIVE else x.to(torch.float32)
+
+
 EXTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "mean": lambda x: x.mean(dtype=torch.float32 if x.dtype != torch.float64 else None),
+    "mean": lambda x: _wide(x).mean(dtype=torch.float32 if x.dtype != torch.float64 else None),
     "norm": lambda x: torch.linalg.vector_norm(
-        x, dtype=torch.float32 if x.dtype != torch.float64 else None
+        _wide(x), dtype=torch.float32 if x.dtype != torch.float64 else None
     ),
     "rms": lambda x: (
-        torch.linalg.vector_norm(x, dtype=torch.float32 if x.dtype != torch.float64 else None)
+        torch.linalg.vector_norm(
+            _wide(x), dtype=torch.float32 if x.dtype != torch.float64 else None
+        )
         / math.sqrt(x.numel())
     ),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from anynan._readings.readings import Rows, Site
-from anynan.torch.read.probes import EXTRA, NATIVE, ends, ends_into, plain
+from anynan.torch.read.probes import EXTRA, NATIVE, ends, ends_into, plain, readable
 
 Placed = Callable[[list[float]], None]
 _FLOATS = (torch.float32, torch.float64)
@@ -32,7 +32,7 @@ class ImmediateSlots:
         if entry is not None and x.is_cpu and ends_into(x, entry[0]):
             lo, hi = entry[1]
         else:
-            values = plain(x)
+            values = readable(x)
             if values is None:
                 return None
             low, high = ends(values)
@@ -94,7 +94,7 @@ class DeferredSlots:
         """
         bank = self._open.get((x.dtype, x.device))
         if bank is None or not ends_into(x, bank.pairs[bank.used]):
-            values = plain(x)
+            values = readable(x)
             if values is None:
                 return None
             bank = self._bank(values.dtype, values.device)

@@ -49,6 +49,6 @@ def say_unseen(say: Callable[[str], None], path: str, x: torch.Tensor) -> None:
         say("the model on fake tensors is not watched: they hold no values")
     else:
         say(
-            f"the output of {path or 'the model'} is not watched: {type(x).__name__} of a layout "
-            "without values"
+            f"the output of {path or 'the model'} is not watched: a {type(x).__name__} whose "
+            "values cannot be reduced"
         )

@@ -28,7 +28,7 @@ from anynan.torch.private import DispatchMode, StorageWeakRef
 from anynan.torch.private import node as _node
 from anynan.torch.private import sequence as _sequence
 from anynan.torch.private import task as _task
-from anynan.torch.read.probes import local, plain, read_ends
+from anynan.torch.read.probes import local, plain, read_ends, readable
 from anynan.torch.replay import collectives, operands
 from anynan.torch.replay.mender import Mender
 from anynan.torch.replay.names import canonical, node_name
@@ -593,7 +593,7 @@ def _prints() -> bool:
 def _ends(x: Any) -> tuple[float, float] | None:
     if x._is_zerotensor():  # a derivative that is 0 everywhere: it has no memory
         return None
-    values = plain(x)
+    values = readable(x)
     return None if values is None else read_ends(values)
 
 

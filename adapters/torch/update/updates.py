@@ -52,6 +52,7 @@ class Updates:
         self.gradients = Gradients(steps)
         self.moves = Moves(steps.options.updates)
         self.ran_before = False
+        self._since = 1000  # updates since layers were read
 
     @whole
     def watch(self) -> None:
@@ -92,6 +93,8 @@ class Updates:
         if rows is None:
             return
         self.ran_before = False
+        ran = any(site.phase == "forward" for site in rows.sites)
+        self._since = 0 if ran else self._since + 1
         self.optimizers.note(optimizer)
         scaler = current()
         scale = None
@@ -127,8 +130,13 @@ class Updates:
     def say_unseen(self, state: State) -> None:
         """Say that weights got gradients from layers that nobody saw running."""
         # Another thread or step may have seen them.
-        seen = self.ran_before or any(
-            other.rows is not None for other in self.steps.threads.states if other is not state
+        # So may the step before, of which this is another optimizer's update.
+        seen = (
+            self.ran_before
+            or self._since + 1 < len(self.optimizers.mine())
+            or any(
+                other.rows is not None for other in self.steps.threads.states if other is not state
+            )
         )
         judge, graphs = self.tracker.judge, self.steps.graphs
         if seen or graphs.missed(called=False):
