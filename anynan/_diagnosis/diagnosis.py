@@ -754,6 +754,11 @@ def _parameter_event(
     phase: Phase = "optimizer" if written else "parameter"
     step = case.updates[-1] if updated and len(case.updates) == 1 else reading.step
     since = None if case.clean is None or write is not None else (case.clean, reading.step)
+    if chosen.name in case.meant:
+        since = None
+        case.notes.append(
+            f"{chosen.name} was bad as it was first looked at: nothing spoilt it here"
+        )
     kind = chosen.summary.kind or case.kind
     situation = Situation(
         phase=phase,

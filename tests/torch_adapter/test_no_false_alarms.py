@@ -638,3 +638,20 @@ def test_each_layer_with_an_optimizer_of_its_own() -> None:
                 for optimizer in optimizers:
                     optimizer.zero_grad()
     assert tracker.notes == ()
+
+
+def test_a_buffer_that_was_bad_from_the_beginning_has_no_step_at_which_it_was_good() -> None:
+    crit = nn.CrossEntropyLoss(weight=1 / torch.tensor([5.0, 3.0, 0.0]))
+    net = nn.Linear(3, 3)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss: Tensor = crit(net(x), y)
+        return loss
+
+    with anynan.torch.track(step) as tracker:
+        tracker(torch.randn(2, 3), torch.tensor([0, 1]))  # the class of the Inf is not there
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            tracker(torch.randn(2, 3), torch.tensor([0, 2]))
+    event = caught.value.event
+    assert (event.parameter, event.since) == ("crit.weight", None)
+    assert "go back to the weights of step" not in str(caught.value)
