@@ -1,5 +1,6 @@
 """A second run of a step: from the state of the first, believed only where it saw the same."""
 
+import ctypes
 import random
 
 import keras
@@ -254,10 +255,16 @@ def test_a_layer_is_not_unmade():
 class Hidden:
     """Count where nobody looks."""
 
-    __slots__ = ("calls",)
-
     def __init__(self):
-        self.calls = 0
+        self._held = ctypes.c_long()
+
+    @property
+    def calls(self):
+        return self._held.value
+
+    @calls.setter
+    def calls(self, count):
+        self._held.value = count
 
 
 def test_a_second_run_that_differs_is_not_believed():
