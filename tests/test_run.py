@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import anynan
-from anynan._cli.run import NOTHING
+from anynan._cli.ending import BEFORE, NOTHING
+from anynan._reports.report import folded
+from anynan._steps.everywhere import Found
 from tests.processes import frames_of_ours, python
 
 PROGRAM = """
@@ -59,7 +62,7 @@ def test_the_exit_status_and_the_traceback_are_the_programs(end: str, tmp_path: 
     done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
     assert done.returncode == ENDS[end]
     plain = python("p.py", cwd=tmp_path)
-    said = done.stderr.replace(f"{NOTHING}\n", "")
+    said = done.stderr.replace(f"{NOTHING}\n", "").replace(f"{BEFORE}\n", "")
     assert said == plain.stderr.replace('File "p.py"', f'File "{tmp_path}/p.py"')
 
 
@@ -287,3 +290,138 @@ def test_ranks_that_lightning_starts_agree_on_what_one_of_them_found(tmp_path: P
     assert (done.returncode, done.stdout.count("done")) == (0, 2), done.stderr
     assert done.stderr.count("op      log                     ranks.py:11 in training_step") == 2
     assert done.stderr.count("do not act together") == 0
+
+
+DYING = {
+    "int(np.array([np.nan])[0])": "ValueError",
+    "assert np.isfinite(np.inf)": "AssertionError",
+    "raise RuntimeError('the loss is not finite')": "RuntimeError",
+    "sys.exit('Loss is nan, stopping')": "SystemExit",
+    "np.seterr(all='raise'); np.log(np.zeros(1))": "FloatingPointError",
+}
+
+
+@pytest.mark.parametrize("end", DYING)
+def test_a_program_that_dies_of_a_nan_is_never_told_that_nothing_went_bad(
+    end: str, tmp_path: Path
+) -> None:
+    (tmp_path / "p.py").write_text(f"import sys, numpy as np\ndef f():\n    {end}\nf()\n")
+    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"\nanynan: the program died of NaN or Inf: {DYING[end]} at p.py:3 in f: " in (
+        f"\n{done.stderr}"
+    )
+    assert "nothing went bad" not in done.stderr
+    assert NOTHING not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "raise ValueError(\"mode 'inf' is unknown\")",
+        "raise KeyError(float('nan'))",
+        "open('nan.csv')",
+        "assert 1 > 2, 'info'",
+        "np.seterr(all='raise'); np.exp(np.array([-1e4]))",
+    ],
+)
+def test_an_exception_that_only_names_a_name_is_no_nan(end: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(f"import sys, numpy as np\ndef f():\n    {end}\nf()\n")
+    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "died" not in done.stderr
+    assert done.stderr.endswith(f"{BEFORE}\n")
+
+
+MASKED = """
+import torch
+from torch.distributions import Categorical
+actor = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+def act(x):
+    logits = actor(x).masked_fill(x[:, :1] > 0.5, float("-inf"))
+    return Categorical(logits=logits).sample()
+print(act(torch.tensor([[0.1, 0, 0, 0], [0.9, 0, 0, 0]])))
+"""
+
+
+def test_what_the_models_made_was_fine_and_the_program_died_of_what_came_after(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "p.py").write_text(MASKED)
+    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    assert "died of NaN or Inf: ValueError at p.py:7 in act: return Categorical(" in done.stderr
+    assert "nothing went bad" not in done.stderr
+    assert "anynan: Sequential: nothing bad was read in 1 step" in done.stderr
+    assert "track `act` to see it" in done.stderr
+
+
+OWN = """
+import anynan, numpy as np
+@anynan.track(action="warn")
+def f(x):
+    return x / x
+with np.errstate(all="ignore"):
+    f(np.ones(2))
+    f(np.full(2, BAD))
+"""
+
+
+@pytest.mark.parametrize(("value", "told", "status"), [("0.0", "1 bad", 1), ("2.0", "nothing", 0)])
+def test_what_a_program_tracks_by_itself_is_counted_and_not_overlooked(
+    value: str, told: str, status: int, tmp_path: Path
+) -> None:
+    (tmp_path / "p.py").write_text(OWN.replace("BAD", value))
+    done = python("-m", "anynan", "run", "--fail", "p.py", cwd=tmp_path)
+    assert done.returncode == status
+    assert f"anynan: the program tracks by itself: 1 tracker, {told}" in done.stderr
+    assert "was seen running" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--fail",)])
+def test_the_exit_status_tells_of_what_was_bad_where_that_is_asked_for(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAIN)
+    bad = python("-m", "anynan", "run", *words, "train.py", "layer", cwd=tmp_path)
+    assert (bad.returncode, bad.stdout) == (len(words), "done\n")
+    assert python("-m", "anynan", "run", *words, "train.py", cwd=tmp_path).returncode == 0
+
+
+def test_what_an_adapter_found_bad_at_the_end_counts_and_what_it_did_not_read_is_named() -> None:
+    found = Found()
+    with anynan.track(np.negative, action="record") as tracker:
+        found.add(tracker)
+        tracker(np.ones(2))
+        found.unwatched("code outside of every model: anynan.track(function)")
+        (clean, unread) = found.lines()
+        assert clean.startswith("anynan: negative: nothing went bad in 1 step")
+        assert unread == "  unwatched code outside of every model: anynan.track(function)"
+        found.harm("w holds NaN as the program ends")
+        harm, clean, _ = found.lines()
+        assert harm == "anynan: w holds NaN as the program ends"
+        assert clean.startswith("anynan: negative: nothing bad was read in 1 step")
+
+
+@pytest.mark.parametrize("name", ["none/r.html", "r.pdf", "p.py/r.md", "folder.html"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "p.py").write_text("print('ran')")
+    (tmp_path / "folder.html").mkdir()
+    done = python("-m", "anynan", "run", "--report", name, "p.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"anynan run: --report {name}: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_same_again_is_one_line_with_a_count() -> None:
+    step = anynan.track(lambda x: np.log(x) / np.inf, action="record", level="operation")
+    with np.errstate(all="ignore"):
+        for _ in range(5):
+            step(-np.ones(2))
+    lines = folded(step.events)
+    assert len(lines) == 1
+    assert lines[0].endswith("; 5 times, to step 4")
+    assert step.report().count("event     ") == 1

@@ -76,12 +76,12 @@ def run(program: Callable[[], None]) -> tuple[int, BaseException | None]:
     """Run a program to its end.
 
     Returns:
-        Its exit status, and what it was ended by, if that was shown.
+        Its exit status, and the exception that it ended by, if any.
     """
     try:
         program()
     except SystemExit as error:
-        return _status(error.code), None
+        return _status(error.code), error
     except BaseException as error:  # noqa: BLE001  whatever it is, it is the program's
         _show(error)
         # As a shell tells of a program that a signal ended.

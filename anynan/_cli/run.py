@@ -9,19 +9,17 @@ from typing import Any
 
 from anynan._cli import program
 from anynan._cli.again import watched_again
+from anynan._cli.ending import SHOWN, Ending, Own
 from anynan._recorder.errorlog import ErrorLog
-from anynan._reports.report import render, render_line, render_markdown
+from anynan._reports.logs import listeners
+from anynan._reports.report import render, render_markdown
 from anynan._steps.everywhere import Found, watch_everything
 from anynan.events import Event
 from anynan.options import ACTIONS, LEVELS, Options
 
 USAGE = 2
 FAILED = 1
-SHOWN = 10
-NOTHING = (
-    "anynan: no model or compiled function was seen running, and NumPy met no overflow, "
-    "division by zero or invalid value"
-)
+FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -39,6 +37,10 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--action", choices=ACTIONS, default="warn",
         help="what happens where something is bad; default: warn",
     )  # fmt: skip
+    parser.add_argument(
+        "--fail", action="store_true",
+        help="exit with 1 where something was bad and the program's own status is 0",
+    )  # fmt: skip
     parser.add_argument("--level", choices=LEVELS, default="step", help="default: step")
     parser.add_argument(
         "--report", metavar="FILE",
@@ -54,32 +56,42 @@ def run(chosen: argparse.Namespace) -> int:
     """Run the program.
 
     Returns:
-        Its own exit status; 1 where that is 0, something was bad and ``raise`` was asked for.
+        Its own exit status; 1 where that is 0, something was bad and this was asked for.
     """
     try:
+        if chosen.report:
+            _refuse_report(chosen.report)
         begin = program.load(chosen.program, chosen.arguments, module=chosen.module)
     except program.Missing as error:
         print(f"anynan run: {error}", file=sys.stderr)
         return USAGE
-    found, errors = Found(), ErrorLog(copy_context())
+    found, own, errors = Found(), Own(), ErrorLog(copy_context())
+    listeners.append(own.hear)
     end = watch_everything(Options(action=chosen.action, level=chosen.level), found)
     with errors, watched_again(_given(chosen), _own_name(chosen)):
-        status, shown = program.run(begin)
+        status, ended_by = program.run(begin)
     end()
-    bad = found.bad()
-    if bad and chosen.action in ("record", "skip") and shown is None:
-        print(f"\n{render(bad[0], which=found.several)}\n", file=sys.stderr)
-    lines = [*found.lines(SHOWN), *_floats(errors)]
-    _sum_up(lines, bad, which=found.several)
+    listeners.remove(own.hear)
+    ending = Ending(found, own, _floats(errors), ended_by)
+    shown = ended_by is not None and not isinstance(ended_by, SystemExit)
+    quiet = chosen.action in ("record", "skip") and not shown
+    for event in found.bad()[: int(quiet)]:
+        print(f"\n{render(event, which=found.several)}\n", file=sys.stderr)
+    lines = ending.lines()
+    if ending.harmed or _rank() == "0":  # of several ranks the first one says that all is well
+        for line in (*lines, *ending.listed()):
+            print(line, file=sys.stderr, flush=True)
     if chosen.report:
-        _write(chosen.report, lines, found)
-    return FAILED if bad and chosen.action == "raise" and not status else status
+        _write(chosen.report, lines, found, ending.events)
+    fails = chosen.fail or chosen.action == "raise"
+    return FAILED if ending.harmed and fails and not status else status
 
 
 def _given(chosen: argparse.Namespace) -> list[str]:
     """Give the options as they were given."""
     report = ["--report", os.path.abspath(chosen.report)] if chosen.report else []
-    return ["--action", chosen.action, "--level", chosen.level, *report]
+    fail = ["--fail"] if chosen.fail else []
+    return ["--action", chosen.action, "--level", chosen.level, *fail, *report]
 
 
 def _own_name(chosen: argparse.Namespace) -> str:
@@ -103,18 +115,26 @@ def _floats(errors: ErrorLog) -> list[str]:
     ]
 
 
-def _sum_up(told: list[str], bad: list[Event], *, which: bool) -> None:
-    """Say at the end what came of it; of several ranks the first one does, if all is well."""
-    if not bad and _rank() != "0":
+def _refuse_report(path: str) -> None:
+    """Refuse a file that no report could be written to, before the program has run for hours.
+
+    Raises:
+        Missing: If its ending is unknown, or its folder is missing or cannot be written to.
+    """
+    end, folder = os.path.splitext(path)[1], os.path.dirname(os.path.abspath(path))
+    if end not in FORMS:
+        known = ", ".join(filter(None, FORMS))
+        msg = f"--report {path}: {end} is no form of a report; choose from {known}"
+    elif not os.path.isdir(folder):
+        msg = f"--report {path}: there is no folder {folder}"
+    elif os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        msg = f"--report {path}: it cannot be written"
+    else:
         return
-    lines = told or [NOTHING]
-    lines += [f"  event     {render_line(event, which=which)}" for event in bad[:SHOWN]]
-    if len(bad) > SHOWN:
-        lines.append(f"  event     {len(bad) - SHOWN} more")
-    print(*lines, sep="\n", file=sys.stderr, flush=True)
+    raise program.Missing(msg)
 
 
-def _write(path: str, lines: list[str], found: Found) -> None:
+def _write(path: str, lines: list[str], found: Found, events: list[Event]) -> None:
     stem, end = os.path.splitext(path)
     if _rank() != "0":
         stem += f"-rank{_rank()}"
@@ -125,10 +145,10 @@ def _write(path: str, lines: list[str], found: Found) -> None:
                 run.to_html(f"{stem}-{i + 1}{end}" if i else path)
             return
         if end == ".jsonl":
-            text = "".join(f"{json.dumps(event.to_dict())}\n" for event in found.events)
+            text = "".join(f"{json.dumps(event.to_dict())}\n" for event in events)
         else:
             form = render_markdown if end == ".md" else render
-            parts = ["\n".join(lines), *map(form, found.events)]
+            parts = ["\n".join(lines), *map(form, events)]
             text = "\n\n".join(part.rstrip() for part in parts) + "\n"
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

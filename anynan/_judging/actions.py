@@ -1,6 +1,5 @@
 """Act on an event: raise, warn, skip the update, call back."""
 
-import itertools
 import threading
 import weakref
 from collections import Counter, deque
@@ -30,9 +29,6 @@ def takes_along(error: BaseException) -> bool:
     """Tell whether an exception may be because of a bad value: no end of a loop or a program is."""
     passing = StopIteration, StopAsyncIteration, AnomalyError
     return isinstance(error, Exception) and not isinstance(error, passing)
-
-
-_turn = itertools.count()
 
 
 class Actor:
@@ -106,14 +102,14 @@ class Actor:
         event = self._signed(event)
         with self._lock:
             self._counts["expected" if event.expected else event.severity] += 1
-            self._keep(event)
-        log(event)
+        self._keep(event)
 
     def _keep(self, event: Event) -> None:
-        """List an event, and have it written where the run is."""
+        """List an event, log it, and have it written where the run is."""
+        turn = log(event)
         with self._lock:
             self._events.append(event)
-            self._turns.append(next(_turn))
+            self._turns.append(turn)
             for follower in self.followers:
                 follower.event(event)
 
@@ -135,17 +131,20 @@ class Actor:
             carried.append(event)
             return
         softly = getattr(self._local, "softly", None)
-        action: Any = softly or environment() or self.options.action
+        action: Any = environment() or self.options.action
+        if softly is not None and action != "record":
+            action = softly
         patient = softly is None and self._streak <= self.options.patience
         if action == "off" or (action == "record" and not patient):
             return
         if patient:
             rows.skip = True
-            note = (
-                f"skipped {self._streak} of {self.options.patience} bad steps in a row that "
-                "patience= allows"
-            )
-            warn(self._told(event, note))
+            if action != "record":
+                note = (
+                    f"skipped {self._streak} of {self.options.patience} bad steps in a row that "
+                    "patience= allows"
+                )
+                warn(self._told(event, note))
         elif action == "raise":
             kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError
             raise kind(self._text(event), event, self._tracker())
@@ -157,6 +156,11 @@ class Actor:
                 warn(self._told(event, "the update of this step is dropped"))
         elif isinstance(action, Callable):  # type: ignore[arg-type]
             action(event)
+
+    def _warn_of(self, suspect: Event) -> None:
+        """Warn of a suspect in a line, unless everything is only recorded."""
+        if (environment() or self.options.action) != "record":
+            warn(render_line(suspect, which=self._among_others))
 
     def _text(self, event: Event) -> str:
         here = None if self.adapter is None else self.adapter.rank()  # it may be removed by now

@@ -33,7 +33,6 @@ from anynan._readings.norms import FEWEST, Guard
 from anynan._readings.readings import Doubt, Held, Reading, Rows, Site, layer_norms
 from anynan._reports.escaping import prose
 from anynan._reports.notices import warn
-from anynan._reports.report import render_line
 from anynan.errors import reason
 from anynan.events import NON_FINITE, STATE, Event, Kind
 from anynan.options import Options, environment
@@ -601,7 +600,7 @@ class Judge(Actor):
         else:
             self._record(event)
             if event.expected is None:
-                warn(render_line(event, which=self._among_others))
+                self._warn_of(event)
 
     def guard(self, rows: Rows, norm: float | None = None) -> None:
         """Judge the gradient norms read since the last time: a jump, or next to nothing.
@@ -833,7 +832,7 @@ class Judge(Actor):
         event = self._suspect(reading, kind, summary=summary, expected=expected, cause=cause)
         self._keep(event)
         if kind not in NON_FINITE and expected is None:
-            warn(render_line(event, which=self._among_others))
+            self._warn_of(event)
 
     def _note_state(self, reading: Reading, kind: Kind, value: Any) -> None:
         """Note a buffer that is bad as it is found: it may be meant so."""

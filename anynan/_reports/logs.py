@@ -1,6 +1,8 @@
 """One record of Python's logging for each event, to the logger ``anynan``."""
 
+import itertools
 import logging
+from collections.abc import Callable
 
 from anynan._reports.report import render_line
 from anynan.errors import reason
@@ -9,14 +11,20 @@ from anynan.events import Event
 _logger = logging.getLogger("anynan")
 _logger.addHandler(logging.NullHandler())  # nothing is printed where nobody asked for it
 
+_turns = itertools.count()
+listeners: list[Callable[[int, Event], object]] = []  # what hears of every event of this process
 
-def log(event: Event) -> None:
+
+def log(event: Event) -> int:
     """Log an event: its line is the message, its facts are ``record.anynan``.
 
     Bad is an error, suspect a warning, expected an information.
 
     Args:
         event: What happened.
+
+    Returns:
+        Its number among all events of this process, in the order in which they came.
     """
     level = logging.ERROR if event.severity == "bad" else logging.WARNING
     if event.expected is not None:
@@ -27,3 +35,7 @@ def log(event: Event) -> None:
         except Exception as error:  # noqa: BLE001  what was found must not be lost
             line, facts = f"an event could not be told: {reason(error)}", {}
         _logger.log(level, "%s", line, extra={"anynan": facts})
+    turn = next(_turns)
+    for listen in listeners:
+        listen(turn, event)
+    return turn

@@ -10,7 +10,7 @@ from anynan._outlook.lines import outlook
 from anynan._readings.norms import FEWEST
 from anynan._readings.readings import layer_norms
 from anynan._reports.escaping import name as printed
-from anynan._reports.report import render_line
+from anynan._reports.report import folded
 
 if TYPE_CHECKING:
     from anynan._readings.history import History
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from anynan._reports.run import Run
     from anynan._steps.tracker import Tracker
 
+CLEAN = "nothing went bad"  # in what was read
 SHOWN_EVENTS = 10
 SHOWN_LAYERS = 5
 LINE = 1000
@@ -157,12 +158,13 @@ def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
     if not last:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
     bad, count = run.counts["bad"], max(run.step, max(last) + 1)
-    text = f"{group(bad)} bad" if bad else "nothing went bad"
+    text = f"{group(bad)} bad" if bad else CLEAN
     text += (
         f" in {plural(count, 'step')}: {plural(len(run.layers), 'layer')}, "
         f"{plural(len(run.history.last()), 'reading')} in the last step"
     )
-    for layer, reading in list(best.items())[:1]:
+    # What was finite before it went bad says nothing of how a run ended.
+    for layer, reading in [] if bad else list(best.items())[:1]:
         text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
     return printed(f"anynan: {run.name}: {text}", LINE)
 
@@ -214,7 +216,7 @@ def overview(run: "Run", told: Sequence[str] | None = None) -> str:
     )
     lines += numbers(history, best)
     lines += outlook(run) if told is None else told
-    lines += [f"  event     {render_line(event)}" for event in run.events[-SHOWN_EVENTS:]]
+    lines += [f"  event     {line}" for line in folded(run.events)[-SHOWN_EVENTS:]]
     lines += [f"  allowed   {text}" for text in run.allowed]
     lines += [f"  note      {note}" for note in (*run.notes, *run.remarks, *run.damage)]
     never = run.unseen

@@ -6,7 +6,8 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anynan._arrays.summary import Summary
@@ -139,6 +140,23 @@ def render_line(event: Event, *, which: bool = False) -> str:
     if event.expected is not None:
         text += f" ({event.expected})"
     return " ".join(text.split())
+
+
+def folded(events: Iterable[Event], *, which: bool = False) -> list[str]:
+    """Give each event a line, and those that differ by their step alone one with a count.
+
+    Args:
+        events: What happened, oldest first.
+        which: Say which model each is about: several are tracked.
+    """
+    alike: dict[str, list[Event]] = {}
+    for event in events:
+        alike.setdefault(render_line(replace(event, step=0), which=which), []).append(event)
+    lines = []
+    for first, *more in alike.values():
+        line = render_line(first, which=which)
+        lines.append(f"{line}; {1 + len(more)} times, to step {more[-1].step}" if more else line)
+    return lines
 
 
 def render_rich(event: Event, *, calls: int | None = None) -> "Text":

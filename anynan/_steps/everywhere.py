@@ -9,7 +9,7 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from anynan._reports.overview import all_clear
+from anynan._reports.overview import CLEAN, all_clear
 from anynan._reports.run import Run, of
 from anynan._runtime.about import ADAPTERS
 from anynan._runtime.imports import when_imported
@@ -18,16 +18,23 @@ from anynan.errors import reason
 from anynan.events import Event
 from anynan.options import Options
 
+READ = "nothing bad was read"  # where "nothing went bad" would be taken for more
+
 
 class Found:
     """Hold what was found to watch, and what was seen there.
 
     Attributes:
         notes: What could not be watched, each said once.
+        harms: What was bad though no tracker read it, each said once.
+        added: How many trackers were taken up.
     """
 
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.harms: list[str] = []
+        self.added = 0
+        self._unwatched: list[str] = []
         self._trackers: list[Tracker] = []
         self._ended: list[_Seen] = []
         self._lock = threading.RLock()
@@ -38,12 +45,35 @@ class Found:
         with self._lock:
             self._let_go()
             self._trackers.append(tracker)
+            self.added += 1
 
     def fail(self, what: str, error: Exception) -> None:
         """Note what could not be watched: the program must not learn of it by an exception."""
         note = f"{what} is not watched: {reason(error)}"
         if note not in self.notes:
             self.notes.append(note)
+
+    def unwatched(self, what: str) -> None:
+        """Note what runs in the program and is not read, with what would watch it.
+
+        The closing lines name it, so that "nothing went bad" is not taken to be said of it.
+
+        Args:
+            what: Such as ``"code between Net and backward(): anynan.torch.track(step)"``.
+        """
+        if what not in self._unwatched:
+            self._unwatched.append(what)
+
+    def harm(self, what: str) -> None:
+        """Note something bad that no tracker read: it counts like a bad event.
+
+        What undoes ``watch_all`` may still call this: it runs when the program is over.
+
+        Args:
+            what: Such as ``"net.weight holds NaN as the program ends"``.
+        """
+        if what not in self.harms:
+            self.harms.append(what)
 
     def has(self, tracker: Tracker) -> bool:
         """Tell whether this tracker was taken up here."""
@@ -69,17 +99,21 @@ class Found:
         with self._lock:
             return [*self._ended, *map(_seen, self._trackers)]
 
-    @property
-    def events(self) -> list[Event]:
-        """List what was seen, in the order in which it was."""
+    def numbered(self) -> list[tuple[int, Event]]:
+        """List what was seen in the order in which it was, with its number among all events."""
         pairs = (
             pair for seen in self._all() for pair in zip(seen.turns, seen.events, strict=False)
         )
-        return [event for _, event in sorted(pairs, key=itemgetter(0))]
+        return sorted(pairs, key=itemgetter(0))
+
+    @property
+    def events(self) -> list[Event]:
+        """List what was seen, in the order in which it was."""
+        return [event for _, event in self.numbered()]
 
     def bad(self) -> list[Event]:
         """List what was bad and not expected, in the order in which it was seen."""
-        return [event for event in self.events if _is_bad(event)]
+        return [event for event in self.events if is_bad(event)]
 
     @property
     def several(self) -> bool:
@@ -91,26 +125,30 @@ class Found:
         ran = [seen for seen in self._ended if seen.line and seen.run is not None]
         return [seen.run for seen in sorted(ran, key=lambda seen: seen.first) if seen.run]
 
-    def lines(self, most: int | None = None) -> list[str]:
+    def lines(self, most: int | None = None, *, harmed: bool = False) -> list[str]:
         """Say of each that ran what came of it, and of the rest why not.
 
         Args:
             most: How many of those that stayed clean are listed; all by default.
+            harmed: Whether the program came to harm by something that was not read.
         """
-        told, clean, all_ = [], 0, self._all()
+        harmed = harmed or bool(self.harms)
+        clear = READ if harmed else CLEAN
+        told, clean, all_ = [f"anynan: {harm}" for harm in self.harms], 0, self._all()
         if most is not None:  # what was there to the end is worth more than what was dropped
             all_.sort(key=lambda seen: seen.run is None)
         for seen in all_:
             clean += bool(seen.line and not seen.bad)
             if seen.line and (seen.bad or most is None or clean <= most):
-                told.append(seen.line)
+                told.append(seen.line.replace(CLEAN, clear, 1))
         if most is not None and clean > most:
-            told.append(f"anynan: nothing went bad in {clean - most} more")
+            told.append(f"anynan: {clear} in {clean - most} more")
         with self._lock:
             notes = list(self.notes)
         for seen in all_:
             notes += [note for note in seen.notes if note not in notes]
-        return told + [f"  note      {note}" for note in notes]
+        told += [f"  note      {note}" for note in notes]
+        return told + [f"  unwatched {what}" for what in self._unwatched]
 
 
 class _Seen(NamedTuple):
@@ -133,13 +171,13 @@ class _Seen(NamedTuple):
     @property
     def bad(self) -> bool:
         """Tell whether something was bad and not expected."""
-        return any(map(_is_bad, self.events))
+        return any(map(is_bad, self.events))
 
     @property
     def first(self) -> float:
         """Give the number of the first bad event; it is beyond all others without any."""
         pairs = zip(self.turns, self.events, strict=False)
-        return next((turn for turn, event in pairs if _is_bad(event)), math.inf)
+        return next((turn for turn, event in pairs if is_bad(event)), math.inf)
 
 
 def _seen(tracker: Tracker) -> _Seen:
@@ -148,7 +186,8 @@ def _seen(tracker: Tracker) -> _Seen:
     return _Seen(all_clear(of(tracker)) if ran else "", events, turns, tracker.notes)
 
 
-def _is_bad(event: Event) -> bool:
+def is_bad(event: Event) -> bool:
+    """Tell whether an event is bad and was not expected."""
     return event.severity == "bad" and event.expected is None
 
 

@@ -82,9 +82,10 @@ class Watched(Generic[T]):
             text = f"anynan: {unread}"
             warn(text)
         bad = [finding for finding in found if finding.severity == "bad"]
-        self.events += [
-            _event(finding, [], number) for finding in found if finding.severity == "suspect"
-        ]
+        for finding in found:
+            if finding.severity == "suspect":
+                self.events.append(_event(finding, [], number))
+                log(self.events[-1])
         if not bad:
             return True
         event = _event(bad[0], bad[1:], number)

@@ -124,6 +124,8 @@ class Tracker:
         judge: What adapters write readings into, and what acts on them.
     """
 
+    begun = 0  # how many were, in this process
+
     def __init__(self, target: Any, options: Options, name: str) -> None:
         self._target = target
         self.name = name
@@ -230,6 +232,7 @@ class Tracker:
         self.judge.adapter = adapter
         with _lock:
             _watching[id(self)] = weakref.ref(self)
+            Tracker.begun += 1
         try:
             adapter.attach()
         except BaseException:

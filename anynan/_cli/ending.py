@@ -1,0 +1,156 @@
+"""How a program ended that ``anynan run`` ran: what was read and what was not, what was bad."""
+
+import os
+import re
+from collections import deque
+
+from anynan._diagnosis.rules.evidence import plural
+from anynan._diagnosis.sources import is_library, located
+from anynan._judging.actions import MAX_EVENTS
+from anynan._reports.escaping import name as printed
+from anynan._reports.report import folded
+from anynan._steps.everywhere import Found, is_bad
+from anynan._steps.tracker import Tracker
+from anynan.errors import AnomalyError, reason
+from anynan.events import Event, Source
+
+SHOWN = 10
+NOTHING = (
+    "anynan: no model or compiled function was seen running, and NumPy met no overflow, "
+    "division by zero or invalid value"
+)
+BEFORE = "anynan: the program ended before a model or compiled function was seen running"
+# What says so in the words of NumPy, SciPy, scikit-learn, PyTorch, JAX and TensorFlow.
+_NAMES = re.compile(
+    r"(?<!\w)(nans?|[+-]?infs?|infinity|infinities|non-?finite|not finite)(?!\w)", re.IGNORECASE
+)
+_ASKS = re.compile(r"(?<![a-z])(isnan|isinf|isfinite|nan|inf)(?![a-z])", re.IGNORECASE)
+_QUOTED = re.compile(r"(?<!\w)(['\"])[^'\"\n]*\1(?!\w)")
+# These speak of names and files.
+_OF_NAMES = (ImportError, OSError, LookupError, NameError, AttributeError, SyntaxError)
+
+
+class Own:
+    """Hear of what the program tracks by itself."""
+
+    def __init__(self) -> None:
+        self._before = Tracker.begun
+        self._heard: deque[tuple[int, Event]] = deque(maxlen=MAX_EVENTS)
+
+    def hear(self, turn: int, event: Event) -> None:
+        """Take up an event, whoever told it; a direct check is told where it stands."""
+        if event.phase != "value":
+            self._heard.append((turn, event))
+
+    def trackers(self, found: Found) -> int:
+        """Count the program's own trackers: those that were not found for it."""
+        return max(0, Tracker.begun - self._before - found.added)
+
+    def events(self, found: Found) -> list[tuple[int, Event]]:
+        """List what the program's own trackers told, with the number of each."""
+        others = {turn for turn, _ in found.numbered()}
+        return [(turn, event) for turn, event in self._heard if turn not in others]
+
+
+class Ending:
+    """Hold how the program ended.
+
+    Args:
+        found: What was watched.
+        own: What the program tracked by itself.
+        met: What NumPy met, in lines.
+        error: What the program ended by, if it was an exception.
+    """
+
+    def __init__(self, found: Found, own: Own, met: list[str], error: BaseException | None) -> None:
+        self._found, self._met, self._error = found, met, error
+        self._own = own.events(found)
+        self._trackers = own.trackers(found)
+        self._source = None if error is None else _place(error)
+        self._death = _death(error, self._source)
+        pairs = sorted([*found.numbered(), *self._own], key=lambda pair: pair[0])
+        self.events = [event for _, event in pairs]
+        self.bad = list(filter(is_bad, self.events))
+
+    @property
+    def harmed(self) -> bool:
+        """Tell whether something was bad, by whatever was seen of it."""
+        return bool(self.bad or self._found.harms or self._death)
+
+    def lines(self) -> list[str]:
+        """Say what was watched, what came of it, and what was not watched."""
+        told = [f"anynan: {self._death}"] if self._death else []
+        if self._trackers or self._own:
+            bad = sum(is_bad(event) for _, event in self._own)
+            told.append(
+                f"anynan: the program tracks by itself: {plural(self._trackers, 'tracker')}, "
+                f"{bad or 'nothing'} bad told"
+            )
+        told += [*self._found.lines(SHOWN, harmed=bool(self._death)), *self._met]
+        if not any(line.startswith("anynan: ") for line in told):
+            told[:0] = _unseen(self._error)
+        if self._death and not self.bad:
+            function = "" if self._source is None else printed(self._source.function)
+            way = f": track `{function}` to see it" if function.isidentifier() else ""
+            told.append(f"  note      nothing that was read was bad, so it was made elsewhere{way}")
+        return told
+
+    def listed(self) -> list[str]:
+        """List what was bad, in the order in which it was seen."""
+        lines = folded(self.bad, which=self._found.several)
+        more = [f"{len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+        return [f"  event     {line}" for line in lines[:SHOWN] + more]
+
+
+def _unseen(error: BaseException | None) -> list[str]:
+    if _told_by_us(error):
+        return []
+    return [NOTHING if error is None or isinstance(error, SystemExit) else BEFORE]
+
+
+def _told_by_us(error: BaseException | None) -> bool:
+    """Tell whether an exception is a report of anynan's, or was raised from one."""
+    while error is not None:
+        if isinstance(error, AnomalyError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _death(error: BaseException | None, source: Source | None) -> str:
+    """Say that the program died of a NaN or an Inf, where its exception names one."""
+    if error is None or _told_by_us(error) or isinstance(error, _OF_NAMES):
+        return ""
+    if not _names_one(error, source):
+        return ""
+    text = f"the program died of NaN or Inf: {type(error).__name__}"
+    if source is not None:
+        file, function = os.path.basename(source.file), source.function
+        text += f" at {printed(file)}:{source.line} in {printed(function)}"
+        text += f": {printed(source.text)}" if source.text else ""
+    return text
+
+
+def _names_one(error: BaseException, source: Source | None) -> bool:
+    """Tell whether an exception names NaN or Inf itself, or the line of its assertion does."""
+    text = reason(error)
+    if isinstance(error, FloatingPointError):
+        return "underflow" not in text
+    if _NAMES.search(_QUOTED.sub("", text)):
+        return True
+    asked = isinstance(error, AssertionError) and source is not None
+    return asked and _ASKS.search(source.text if source else "") is not None
+
+
+def _place(error: BaseException) -> Source | None:
+    """Give the innermost line of the program's own that an exception passed."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not is_library(code.co_filename):
+            found = located(
+                code, traceback.tb_lineno, offset=traceback.tb_lasti,
+                scope=traceback.tb_frame.f_globals,
+            )  # fmt: skip
+        traceback = traceback.tb_next
+    return found
