@@ -9,7 +9,7 @@ from typing import Any
 
 
 def when_imported(name: str, then: Callable[[], object]) -> Callable[[], None]:
-    """Call a function after a module was imported; at once if it was already.
+    """Call a function once a module is whole; at once if it was imported already.
 
     Args:
         name: Of the module.
@@ -18,12 +18,45 @@ def when_imported(name: str, then: Callable[[], object]) -> Callable[[], None]:
     Returns:
         What takes it back, if it was not called yet.
     """
-    if name in sys.modules:
+    module = sys.modules.get(name)
+    if module is not None:
+        spec = getattr(module, "__spec__", None)
+        if getattr(spec, "_initializing", False) and type(spec) in (ModuleSpec, _Loading):
+            assert spec is not None
+            return _when_whole(spec, then)
         then()
         return lambda: None
     finder = _Waiting(name, then)
     sys.meta_path.insert(0, finder)
     return finder.leave
+
+
+def _when_whole(spec: ModuleSpec, then: Callable[[], object]) -> Callable[[], None]:
+    """Call a function when an import that is under way has succeeded."""
+    spec.__class__ = _Loading
+    waiting: list[Callable[[], object]] = spec.__dict__.setdefault(_WAITING, [])
+    waiting.append(then)
+
+    def leave() -> None:
+        if then in waiting:
+            waiting.remove(then)
+
+    return leave
+
+
+_WAITING = "_anynan_waiting"
+
+
+class _Loading(ModuleSpec):
+    """Be the spec of a module while it is imported: Python notes there when that is over."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            waiting = self.__dict__.pop(_WAITING, [])
+            object.__setattr__(self, "__class__", ModuleSpec)
+            while waiting and self.name in sys.modules:
+                waiting.pop(0)()
 
 
 class _Waiting(MetaPathFinder):

@@ -165,3 +165,83 @@ def test_the_first_call_of_a_process_may_be_inside_a_jit():
         assert float(step(jnp.ones(3))) == 0
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_what_the_callers_trace_made_is_no_number(recwarn):
+    @jax.jit
+    def objective(params, seed):
+        drawn = jax.random.normal(jax.random.key(seed), (4, *params.shape))
+        return jnp.mean(jax.vmap(lambda p, r: jnp.sum((p + r) ** 2), (None, 0))(params, drawn))
+
+    def update(function):
+        return jax.jit(lambda seed, params: jax.grad(function)(params, seed))
+
+    plain = update(objective)(0, jnp.zeros(2)).tolist()
+    tracked = anynan.jax.track(objective, action="record")
+    assert update(tracked)(0, jnp.zeros(2)).tolist() == plain
+    inner = anynan.jax.track(objective, action="record")
+    whole = anynan.jax.track(update(inner), action="record")  # a trace tells what is static
+    assert whole(0, jnp.zeros(2)).tolist() == plain
+    assert tracked.notes == inner.notes == whole.notes == ()
+    assert not recwarn.list
+
+
+def test_numbers_inside_the_callers_jit_are_no_step_of_their_own():
+    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), action="record")
+    table = jnp.ones(3)
+    assert float(jax.jit(lambda y: tracked(table) + y)(1.0)) == 1
+    assert float(jax.grad(lambda y: tracked(table) + y)(1.0)) == 1
+    jax.jit(lambda y: tracked(-table) + y)(1.0)
+    jax.effects_barrier()
+    assert [event.kind for event in tracked.events] == ["nan"]
+
+
+def test_the_gradients_come_out_where_they_cannot_be_read(monkeypatch):
+    from anynan.jax.session import taps
+
+    monkeypatch.setattr(taps, "Layers", fail)
+    tracked = anynan.jax.track(lambda x: jnp.sum(x**2))
+    with pytest.warns(anynan.AnynanWarning, match="gradients.*were not read.*broken inside"):
+        assert jax.grad(tracked)(jnp.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["static_arguments", "flatten"])
+def test_arguments_that_cannot_be_taken_apart_are_handed_on(name, monkeypatch):
+    from anynan.jax.program import signature
+
+    monkeypatch.setattr(signature, name, fail)
+    tracked = anynan.jax.track(jax.jit(jnp.sin))
+    with pytest.warns(anynan.AnynanWarning, match="runs unwatched.*broken inside"):
+        assert float(tracked(jnp.zeros(()))) == 0
+
+
+def test_what_cannot_be_named_is_traced_by_the_function_itself(monkeypatch):
+    from anynan.jax.program import program
+
+    monkeypatch.setattr(program, "named", fail)
+    tracked = anynan.jax.track(jax.jit(jnp.sin))
+    with pytest.warns(anynan.AnynanWarning, match="runs unwatched.*broken inside"):
+        assert float(tracked(jnp.zeros(()))) == 0
+    assert float(tracked(jnp.zeros(()))) == 0
+
+
+def test_a_cached_partial_of_nnx_trains_on():
+    nnx = pytest.importorskip("flax.nnx")
+    optax = pytest.importorskip("optax")
+
+    def trained(wrap):
+        model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.sgd(1e-3), wrt=nnx.Param)
+
+        @wrap
+        @nnx.jit
+        def step(model, optimizer, x):
+            gradients = nnx.grad(lambda m: jnp.mean(m(x) ** 2))(model)
+            optimizer.update(model, gradients)
+
+        cached = nnx.cached_partial(step, model, optimizer)
+        for _ in range(3):
+            cached(jnp.ones((4, 2)))
+        return model.kernel[...].tolist()
+
+    assert trained(anynan.jax.track) == trained(lambda step: step)

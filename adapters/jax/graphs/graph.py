@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend import core as jc
 
@@ -119,9 +120,7 @@ class Graph:
             ins.append(value.index)
         consts = []
         for var, held in zip(closed.jaxpr.constvars, closed.consts, strict=True):
-            value = self._value(var, ())
-            value.constant, value.known = held, True
-            consts.append(value.index)
+            consts.append(self._const(held, var, ()))
         self.arguments = ins
         self.results = self._walk(closed.jaxpr, consts, ins, (), (), "", ())
         for index in self.results:
@@ -176,9 +175,7 @@ class Graph:
 
         def read(var: Any) -> int:
             if isinstance(var, jc.Literal):
-                value = self._value(var, path, loops)
-                value.constant, value.known = var.val, True
-                return value.index
+                return self._const(var.val, var, path, loops)
             return env[var]
 
         for i, eqn in enumerate(jaxpr.eqns):
@@ -271,9 +268,11 @@ class Graph:
             for var, value in zip(eqn.outvars, outside, strict=True)
         ]
 
-    def _const(self, held: Any, var: Any, path: Path) -> int:
-        value = self._value(var, path)
-        value.constant, value.known = held, True
+    def _const(self, held: Any, var: Any, path: Path, loops: int = 0) -> int:
+        value = self._value(var, path, loops)
+        # What is of the caller's own trace has no number yet.
+        value.known = not isinstance(held, jax.core.Tracer)
+        value.constant = held if value.known else None
         return value.index
 
     # Who reads what.

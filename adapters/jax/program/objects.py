@@ -71,7 +71,10 @@ def objects_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Objects | None:
     kinds = tuple(kind for kind in given if isinstance(kind, type))
     found: dict[Hashable, Any] = {i: x for i, x in enumerate(args) if isinstance(x, kinds)}
     found.update((key, x) for key, x in kwargs.items() if isinstance(x, kinds))
-    return Objects(found) if found else None
+    if not found:
+        return None
+    with nnx.update_context("anynan"):  # takes what cached_partial holds ready for nnx.jit
+        return Objects(found)
 
 
 def _word(key: Hashable) -> str:

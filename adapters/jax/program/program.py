@@ -21,7 +21,7 @@ from anynan.jax.program.objects import Objects
 from anynan.jax.program.scopes import merges, named
 from anynan.jax.program.settings import Settings
 from anynan.jax.program.signature import Flat, Leaf, Slot
-from anynan.jax.program.trace import UnwatchableError, under_way
+from anynan.jax.program.trace import UntraceableError, UnwatchableError, under_way
 from anynan.jax.read.probes import checkable
 from anynan.jax.read.readings import Emission, Plan, Probe
 from anynan.jax.read.spots import Spot
@@ -77,7 +77,7 @@ class Program:
                 "a jax.jit of your own, or track the part that jax.jit can compile; "
                 "anynan.track watches code that runs as it is"
             )
-            raise TypeError(msg) from error
+            raise UntraceableError(msg) from error
         finally:
             marker.reset(token)
         self.roots = frozenset(roots)

@@ -155,12 +155,9 @@ def merges(fn: Any) -> bool:
 
 
 def _bases() -> tuple[type, ...]:
-    found = []
-    for name in ("flax.nnx", "equinox"):
-        module = sys.modules.get(name)
-        if module is not None:
-            found.append(module.Module)
-    return tuple(found)
+    modules = (sys.modules.get(name) for name in ("flax.nnx", "equinox"))
+    kinds = (getattr(module, "Module", None) for module in modules)  # one may not be whole yet
+    return tuple(kind for kind in kinds if isinstance(kind, type))
 
 
 def _is_module(item: Any) -> bool:

@@ -1,14 +1,40 @@
 """Whether this thread traces a program, and what cannot be watched."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import local
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jc
 
 _state = local()
 
 
 class UnwatchableError(Exception):
     """Say that a function was traced, and its program could not be taken apart."""
+
+
+class UntraceableError(TypeError):
+    """Say that a function needs numbers where a trace has none."""
+
+
+def traced(arrays: Any) -> bool:
+    """Tell whether a call comes from inside a transformation of the caller's."""
+    return any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, arrays)))
+
+
+@functools.cache
+def _eager() -> Any:
+    with jax.ensure_compile_time_eval():
+        return jc.get_opaque_trace_state()
+
+
+def staged() -> bool:
+    """Tell whether what is computed here becomes a part of a caller's program."""
+    return jc.get_opaque_trace_state() != _eager() and traced([jnp.negative(0)])
 
 
 def tracing() -> bool:

@@ -18,12 +18,19 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter, Rise
 from anynan._steps.tracker import Tracker
-from anynan.errors import AnomalyError
+from anynan.errors import AnomalyError, reason
 from anynan.jax.program import signature
 from anynan.jax.program.objects import Objects, objects_of
 from anynan.jax.program.program import Program
 from anynan.jax.program.settings import Settings
-from anynan.jax.program.trace import UnwatchableError, tracing
+from anynan.jax.program.trace import (
+    UntraceableError,
+    UnwatchableError,
+    staged,
+    traced,
+    tracing,
+    under_way,
+)
 from anynan.jax.program.watch import Watches
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
@@ -32,7 +39,7 @@ from anynan.jax.replay.mender import context
 from anynan.jax.replay.steps import Step, weakly
 from anynan.jax.session.moves import sample, weights_of
 from anynan.jax.session.settlement import Settlement
-from anynan.jax.session.taps import Taps, traced
+from anynan.jax.session.taps import Taps
 from anynan.jax.session.unread import Unread
 from anynan.jax.session.verdicts import Verdicts
 from anynan.options import Options
@@ -132,40 +139,56 @@ class Session(BaseAdapter):
         """Run one step, read it and judge it."""
         if tracing():  # inside another tracked function, which sees all of this
             return fn(*args, **kwargs)
-        if self._static is None:
-            self._static = signature.static_arguments(fn, args, kwargs)
         given = args, kwargs
-        objects = objects_of(args, kwargs)
-        made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
-        if objects is not None:
-            args, kwargs = objects.swapped(args, kwargs)
-            made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
-        flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
-        key = _key(flat, objects)
-        if key in self._blind:
-            return fn(*given[0], **given[1])
+        key: Hashable = None
+        failed: Exception | None = None
         try:
-            watches = self.watches(made, inner, flat, objects)
-            program = watches.program
-            if traced(flat.arrays) or traced(program.closed.consts):
-                self._refuse_inside()
-                taps = Taps(program, self.verdicts.bad_words, self.told)
-                return taps.run(flat.arrays, backward=self.options.backward)
+            objects = objects_of(args, kwargs)
+            if self._static is None:
+                with under_way():
+                    self._static = signature.static_arguments(fn, args, kwargs)
+            made, inner = fn, None if inspect.isfunction(fn) else getattr(fn, "__wrapped__", None)
+            if objects is not None:
+                args, kwargs = objects.swapped(args, kwargs)
+                made, inner = objects.pure(fn), None if inner is None else objects.pure(inner)
+            flat = signature.flatten(args, kwargs, self._static, plain=self.settings.plain)
+            key = _key(flat, objects)
+        except Exception as error:  # noqa: BLE001  the function's own comes again when it is run
+            failed = error
+        if failed is None and key not in self._blind:
+            try:
+                watches = self.watches(made, inner, flat, objects)
+            except UntraceableError as error:
+                raise TypeError(str(error)) from error.__cause__
+            except UnwatchableError as error:
+                failed = error
+        if failed is not None or key in self._blind:
+            return self._unwatched(key, failed, fn, given)
+        program = watches.program
+        if traced(flat.arrays) or traced(program.closed.consts) or staged():
+            self._refuse_inside()
+            taps = Taps(program, self.verdicts.bad_words, self.told, self.tracker.judge.say)
+            return taps.run(flat.arrays, backward=self.options.backward)
+        try:
             risen = self.tracker.judge.level != self.options.level
             watch = watches.get(self.verdicts.exact(watches), keep=risen)
             rows = self.tracker.judge.rows()
             kept = sample(self.options.updates, rows.step, program, flat.arrays)
         except UnwatchableError as error:
-            return self._unwatched(key, error, fn, given)
+            failed = error
+        if failed is not None:
+            return self._unwatched(key, failed, fn, given)
         try:
             outs, words = watch(self.verdicts.table(watch), flat.arrays)
         except UnwatchableError as error:
-            return self._unwatched(key, error, fn, given)
+            failed = error
         except Exception as error:
             self.tracker.judge.close_step()
             died = Step(watch, list(flat.arrays), [], None, rows)
             self.settlement.broken(died, error, self.verdicts.table(watch))
             raise
+        if failed is not None:
+            return self._unwatched(key, failed, fn, given)
         self.tracker.judge.close_step()
         hold = weakly if self.light else list
         ran = Step(watch, hold(flat.arrays), hold(outs), words, rows)
@@ -195,14 +218,18 @@ class Session(BaseAdapter):
         return out
 
     def _unwatched(
-        self, key: Hashable, error: Exception, fn: Callable[..., Any], given: Any
+        self, key: Hashable, error: Exception | None, fn: Callable[..., Any], given: Any
     ) -> Any:
         """Run a function as it is, from now on, whose program cannot be watched."""
-        self._blind.add(key)
-        self.tracker.judge.say(
-            f"{self.tracker.name} runs unwatched: its program could not be taken apart ({error})"
-        )
-        return fn(*given[0], **given[1])
+        out = fn(*given[0], **given[1])
+        if error is not None:
+            if key is not None:
+                self._blind.add(key)
+            why = str(error) if isinstance(error, UnwatchableError) else reason(error)
+            self.tracker.judge.say(
+                f"{self.tracker.name} runs unwatched: its program could not be taken apart ({why})"
+            )
+        return out
 
     def watches(
         self,
@@ -211,12 +238,22 @@ class Session(BaseAdapter):
         flat: signature.Flat,
         objects: Objects | None,
     ) -> Watches:
-        """Give what runs a function for this kind of arguments; traced when first asked for."""
+        """Give what runs a function for this kind of arguments; traced when first asked for.
+
+        Raises:
+            UntraceableError: If the function cannot be traced, by its own nature.
+            UnwatchableError: If it cannot be watched.
+        """
         key = _key(flat, objects)
         found = self._programs.get(key)
         if found is None:
             with self._lock:
-                program = Program(fn, flat, self.settings, objects, inner)
+                try:
+                    program = Program(fn, flat, self.settings, objects, inner)
+                except (UntraceableError, UnwatchableError):
+                    raise
+                except Exception as error:
+                    raise UnwatchableError(reason(error)) from error
                 program.pick(self.options.layers, self.options.exclude)
                 self._refuse(program)
                 self._say(program)

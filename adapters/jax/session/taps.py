@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from anynan.errors import AnomalyError, reason
 from anynan.jax.graphs.bodies import CUSTOM
 from anynan.jax.graphs.graph import Graph
 from anynan.jax.graphs.layers import Layers
@@ -22,11 +23,6 @@ from anynan.jax.read.readings import Plan, Probe
 from anynan.jax.read.spots import Spot
 
 
-def traced(arrays: Any) -> bool:
-    """Tell whether a call comes from inside a transformation of the caller's."""
-    return any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, arrays)))
-
-
 class Taps:
     """Run a tracked function as a part of the caller's program.
 
@@ -34,6 +30,7 @@ class Taps:
         program: The function.
         bad_words: Says which words of a reading are bad.
         told: Takes readings of which one is bad: what they are of, their types, their words.
+        say: Notes what is not watched.
     """
 
     def __init__(
@@ -41,8 +38,10 @@ class Taps:
         program: Program,
         bad_words: Callable[[Spot], Any],
         told: Callable[[list[Spot], list[Any], Any], None],
+        say: Callable[[str], None],
     ) -> None:
         self._program, self._bad_words, self._told = program, bad_words, told
+        self._say = say
 
     def run(self, arrays: list[Any], *, backward: bool) -> Any:
         """Run the function.
@@ -88,7 +87,14 @@ class Taps:
             return outs, back
 
         def behind(back: Any, gradients: Any) -> tuple[Any, ...]:
-            return self._backward(back, gradients)
+            try:
+                return self._backward(back, gradients)
+            except (AnomalyError, jax.errors.JaxRuntimeError):
+                raise
+            except Exception as error:  # noqa: BLE001  ours, or it comes again from the rule itself
+                found: tuple[Any, ...] = back(gradients)
+                self._say(f"the gradients inside a caller's grad were not read: {reason(error)}")
+                return found
 
         watched.defvjp(ahead, behind)
         try:

@@ -1,0 +1,68 @@
+"""What waits for a module is called once it is whole, whoever imports it and from where."""
+
+import importlib
+import sys
+
+import pytest
+
+from anynan._runtime.imports import when_imported
+
+INNER = "made = True\n"
+OUTER = "import {inner}\nlate = True\n"
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Write a module that imports another while it is imported itself."""
+    (tmp_path / "waited_inner.py").write_text(INNER)
+    (tmp_path / "waited_outer.py").write_text(OUTER.format(inner="waited_inner"))
+    (tmp_path / "waited_broken.py").write_text("import waited_inner\nraise OSError('no disk')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    finders = list(sys.meta_path)
+    yield
+    for name in ("waited_inner", "waited_outer", "waited_broken"):
+        sys.modules.pop(name, None)
+    assert sys.meta_path == finders
+
+
+@pytest.mark.usefixtures("modules")
+@pytest.mark.parametrize("first", ["waited_inner", "waited_outer"])
+def test_a_module_is_whole_when_it_is_told_of(first):
+    seen = []
+
+    def outer():
+        seen.append(sys.modules["waited_outer"].late)
+
+    leave = []
+    when_imported("waited_inner", lambda: leave.append(when_imported("waited_outer", outer)))
+    importlib.import_module(first)
+    assert seen == [True] * (first == "waited_outer")
+    importlib.import_module("waited_outer")
+    assert seen == [True]
+    assert type(sys.modules["waited_outer"].__spec__) is type(pytest.__spec__)
+    when_imported("waited_outer", outer)
+    assert seen == [True, True]
+
+
+@pytest.mark.usefixtures("modules")
+def test_an_import_that_fails_is_not_told_of():
+    seen = []
+    when_imported(
+        "waited_inner", lambda: when_imported("waited_broken", lambda: seen.append("told"))
+    )
+    with pytest.raises(OSError, match="no disk"):
+        importlib.import_module("waited_broken")
+    assert seen == []
+
+
+@pytest.mark.usefixtures("modules")
+def test_what_waits_for_an_import_under_way_can_be_taken_back():
+    seen = []
+
+    def inner():
+        when_imported("waited_outer", lambda: seen.append("told"))()
+
+    when_imported("waited_inner", inner)
+    importlib.import_module("waited_outer")
+    assert seen == []
