@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ OUTER = "import {inner}\nlate = True\n"
 
 
 @pytest.fixture
-def modules(tmp_path, monkeypatch):
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Write a module that imports another while it is imported itself."""
     (tmp_path / "waited_inner.py").write_text(INNER)
     (tmp_path / "waited_outer.py").write_text(OUTER.format(inner="waited_inner"))
@@ -28,13 +30,13 @@ def modules(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("first", ["waited_inner", "waited_outer"])
-def test_a_module_is_whole_when_it_is_told_of(first):
-    seen = []
+def test_a_module_is_whole_when_it_is_told_of(first: str) -> None:
+    seen: list[object] = []
 
-    def outer():
+    def outer() -> None:
         seen.append(sys.modules["waited_outer"].late)
 
-    leave = []
+    leave: list[Callable[[], None]] = []
     when_imported("waited_inner", lambda: leave.append(when_imported("waited_outer", outer)))
     importlib.import_module(first)
     assert seen == [True] * (first == "waited_outer")
@@ -46,8 +48,8 @@ def test_a_module_is_whole_when_it_is_told_of(first):
 
 
 @pytest.mark.usefixtures("modules")
-def test_an_import_that_fails_is_not_told_of():
-    seen = []
+def test_an_import_that_fails_is_not_told_of() -> None:
+    seen: list[object] = []
     when_imported(
         "waited_inner", lambda: when_imported("waited_broken", lambda: seen.append("told"))
     )
@@ -57,10 +59,10 @@ def test_an_import_that_fails_is_not_told_of():
 
 
 @pytest.mark.usefixtures("modules")
-def test_what_waits_for_an_import_under_way_can_be_taken_back():
-    seen = []
+def test_what_waits_for_an_import_under_way_can_be_taken_back() -> None:
+    seen: list[object] = []
 
-    def inner():
+    def inner() -> None:
         when_imported("waited_outer", lambda: seen.append("told"))()
 
     when_imported("waited_inner", inner)

@@ -33,6 +33,13 @@ UNUSED = {
         "overflow_in_dtype",
     ),
     "jacobian": (jax.jacrev(lambda x: jnp.log(x)), (X,), "log_of_zero"),
+    "updated": (  # the loss goes on behind it, and nobody takes that either
+        lambda w, keep: (
+            w - 0.1 * jax.grad(lambda w: (w * keep).sum() / keep.sum() + (w**2).sum())(w)
+        ),
+        (MINUS, jnp.zeros(2)),
+        "divide_by_zero",
+    ),
     "auxiliary": (jax.grad(lambda x: (jnp.log(x).sum(), x), has_aux=True), (X,), "log_of_zero"),
 }
 
@@ -54,11 +61,18 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("value", [False, True], ids=["grad", "value_and_grad"])
+STEPS = {
+    "grad": jax.grad,
+    "value_and_grad": jax.value_and_grad,
+    "update": lambda fn: lambda w: w - 0.1 * jax.grad(fn)(w),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", HIDDEN)
-def test_a_value_that_was_masked_is_a_trap(name, value):
+def test_a_value_that_was_masked_is_a_trap(name, step):
     fn, x = HIDDEN[name]
-    event = event_of((jax.value_and_grad if value else jax.grad)(fn), x)
+    event = event_of(STEPS[step](fn), x)
     assert event.cause.tag == "where_gradient_trap"
     word = "where" if name in ("select", "later") else name
     assert f"hidden again by {word}" in event.cause.evidence or "is exactly 0" in (

@@ -62,7 +62,8 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
             here = {spot.value for spot in watch.spots[:first]}
             more = [s for s in spots if words.get(s.value) and s.value not in here]
             chosen = slice_behind(program, more or bad, words, together)
-        if bad and bad[0].phase == "backward":  # a forward value may have been masked
+        # A forward value may have been masked, or nobody took it but its gradient.
+        if bad and bad[0].phase in ("backward", "optimizer"):
             chosen |= ahead(program, chosen)
         wanted: dict[int, Any] = dict.fromkeys(chosen, "sum")
         wanted.update(dict.fromkeys(_before(spots, chosen), "span"))
