@@ -215,8 +215,11 @@ class Judge(Actor):
             rows.spread += 1
             return
         mask = site.parameter is None and key in self.monitor.downgraded
-        if severity == "suspect" or mask or order in rows.suspect:
+        meant = mask or order in rows.suspect
+        if severity == "suspect" or meant:
             if site.phase == "input" and site.tensor in rows.makers:  # noted where it was made
+                return
+            if not meant and self._tell_left(rows, reading, kind, value, replayed):
                 return
             if value is None and site.tensor == STATE:
                 value = _live(rows, order)
@@ -310,33 +313,8 @@ class Judge(Actor):
         """Find what a bad reading came from; None if it is a mask or was expected."""
         key = (reading.layer, reading.phase, kind)
         self._seen[key] += 1
-        wanted = self.wants_replay(reading, kind, now=True)
-        if value is None:
-            value = _live(rows, reading.order)
-        together = replayed is not None  # all ranks ran it again
-        if replayed is None and rows.seen is not None:
-            replayed = rows.seen(reading, value)
+        event, case = self._investigate(rows, reading, kind, value, later, replayed)
         tracker = self._tracker()
-        case = Case(
-            reading, kind, rows, self._adapter.evidence(reading, value), later,
-            clean=self._clean, updates=list(self._updates), replayed=replayed,
-            seen=replayed is not None, together=together, unread=self._unread(),
-            watched=rows.seen is not None or self.options.level == "operation",
-            ends=self.options.level == "step", came_in=self._came_in(rows, kind),
-            of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
-            in_order=self._adapter.in_order,
-            evidence_of=lambda other: self._adapter.evidence(other, _live(rows, other.order)),
-            meant=self._meant,
-            trained=self._trained or not (self.options.backward and self._adapter.sees_training),
-        )  # fmt: skip
-        if replayed is None and wanted:
-            self._run_again(case, key)
-        elif replayed is None and self.options.replay:
-            case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
-        try:
-            event = diagnose(case, self.monitor)
-        except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
-            event = bare(case, error)
         if event is None:
             self.monitor.downgraded[key] = "only placed values (a mask)"
             self._note_once(reading, kind, value)
@@ -371,6 +349,71 @@ class Judge(Actor):
             self._saved = True
             event = replace(event, notes=(*event.notes, self._save_first(reading, event)))
         return event
+
+    def _investigate(
+        self, rows: Rows, reading: Reading, kind: Kind, value: Any, later: int,
+        replayed: Replay | None,
+    ) -> tuple[Event | None, Case]:  # fmt: skip
+        """Put together what is known of a bad reading, with a second run where one is wanted."""
+        key = (reading.layer, reading.phase, kind)
+        wanted = self.wants_replay(reading, kind, now=True)
+        if value is None:
+            value = _live(rows, reading.order)
+        together = replayed is not None  # all ranks ran it again
+        if replayed is None and rows.seen is not None:
+            replayed = rows.seen(reading, value)
+        tracker = self._tracker()
+        case = Case(
+            reading, kind, rows, self._adapter.evidence(reading, value), later,
+            clean=self._clean, updates=list(self._updates), replayed=replayed,
+            seen=replayed is not None, together=together, unread=self._unread(),
+            watched=rows.seen is not None or self.options.level == "operation",
+            ends=self.options.level == "step", came_in=self._came_in(rows, kind),
+            of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
+            in_order=self._adapter.in_order,
+            evidence_of=lambda other: self._adapter.evidence(other, _live(rows, other.order)),
+            meant=self._meant,
+            trained=self._trained or not (self.options.backward and self._adapter.sees_training),
+        )  # fmt: skip
+        if replayed is None and wanted:
+            self._run_again(case, key)
+        elif replayed is None and self.options.replay:
+            case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
+        try:
+            return diagnose(case, self.monitor), case
+        except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
+            return bare(case, error), case
+
+    def _tell_left(
+        self, rows: Rows, reading: Reading, kind: Kind, value: Any, replayed: Replay | None
+    ) -> bool:
+        """Warn, once, of -Inf that the whole model or function gives and that arithmetic made.
+
+        Returns:
+            False where it may be a mask: nothing shows that an operation computed it.
+        """
+        site = reading.site
+        looks, told = ("left", site.layer), ("left", site.layer, site.tensor)
+        end = kind == "neginf" and site.phase == "forward" and not site.layer
+        if not end or rows.holding or self._seen[told] or self._seen[looks] >= MAX_REPLAYS:
+            return False
+        if not self.options.replay:
+            return False
+        self._seen[looks] += 1
+        event, _ = self._investigate(rows, reading, kind, value, 0, replayed)
+        if event is None or event.expected is not None:
+            return False
+        if event.operation is None and event.phase != "input":
+            return False
+        self._seen[told] += 1
+        self._seen[_noted(reading, kind)] += 1
+        event = self._signed(replace(event, severity="suspect"))
+        self._record(event)
+        self._seen["left", event.operation] += 1
+        first = self._seen["left", event.operation] == 1
+        if first and (environment() or self.options.action) not in ("record", "off"):
+            warn(self._text(event))
+        return True
 
     # Bundles.
 

@@ -158,7 +158,10 @@ def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
     if not last:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
     bad, count = run.counts["bad"], max(run.step, max(last) + 1)
+    suspects = [e for e in run.events if e.severity == "suspect" and e.operation and not e.expected]
     text = f"{group(bad)} bad" if bad else CLEAN
+    if suspects and not bad:  # an operation made them: no all-clear
+        text = f"0 bad, {len(suspects)} suspect"
     text += (
         f" in {plural(count, 'step')}: {plural(len(run.layers), 'layer')}, "
         f"{plural(len(run.history.last()), 'reading')} in the last step"
