@@ -43,7 +43,7 @@ def tracked(name: str, body: Callable[[Any, Any], Any], **options: Any) -> tuple
     xp = library(name)
     if name == "torch":
 
-        class Model(xp.nn.Module):  # type: ignore[misc, name-defined]
+        class Model(xp.nn.Module):  # type: ignore[name-defined]
             def forward(self, x: Any) -> Any:
                 return body(xp, x)
 
@@ -51,7 +51,7 @@ def tracked(name: str, body: Callable[[Any, Any], Any], **options: Any) -> tuple
         return anynan.torch.track(model, **options), model
     if name == "tensorflow":
 
-        class Module(xp.Module):  # type: ignore[misc, name-defined]
+        class Module(xp.Module):  # type: ignore[name-defined]
             def __call__(self, x: Any) -> Any:
                 return body(xp, x)
 

@@ -542,7 +542,7 @@ def test_a_clean_call_of_plain_arrays_calls_little() -> None:
         tracked(x)
     finally:
         sys.setprofile(None)
-    assert len(calls) <= 11
+    assert len(calls) <= 13
 
 
 def test_limits_are_read_in_every_call() -> None:
@@ -585,3 +585,178 @@ def test_a_bound_beside_an_exact_reading_is_no_growth() -> None:
     curve = tracked.history.curve(site)
     assert [step for step, _ in curve] == [1, 2, 3]
     assert curve[-1][1] < 1.1 * curve[0][1]
+
+
+def python_calls(tracked: Any, *args: Any) -> int:
+    for _ in range(5):
+        tracked(*args)
+    calls: list[str] = []
+    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
+    try:
+        tracked(*args)
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+@pytest.mark.parametrize("count", [1, 5, 50, 200])
+def test_further_arguments_cost_no_python_calls(count: int) -> None:
+    arrays = [np.ones(10) for _ in range(count)]
+    named = {f"w{i}": x for i, x in enumerate(arrays)}
+    assert python_calls(anynan.track(lambda *xs: xs[0] + 1), *arrays) <= 14
+    assert python_calls(anynan.track(lambda xs: xs[0] + 1), arrays) <= 14
+    assert python_calls(anynan.track(lambda d: d["w0"] + 1), named) <= 14
+    assert python_calls(anynan.track(lambda x: x[0][0]["w0"] + 1), ([named], 1.0)) <= 14
+
+
+SCALE = [np.full(3, 2.0) for _ in range(50)]
+
+
+def test_what_the_code_reaches_costs_little() -> None:
+    few = python_calls(anynan.track(lambda x: x * SCALE[0]), np.ones(3))
+    assert few <= 250
+
+
+def test_a_second_run_begins_with_the_containers_as_they_were() -> None:
+    def step(params: dict[str, Any], seen: list[Any], x: Any) -> Any:
+        seen.append(x)
+        params["w"] = params["w"] - 1.0
+        params["count"] = len(seen)
+        return np.sqrt(params["w"]).sum() * len(seen)
+
+    tracked = anynan.track(step)
+    params: dict[str, Any] = {"w": np.array([1.0, 3.0]), "count": 0}
+    seen: list[Any] = []
+    kept = params["w"]
+    with np.errstate(all="ignore"):
+        tracked(params, seen, np.ones(2))
+        held = params["w"]
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            tracked(params, seen, np.ones(2))
+    event = caught.value.event
+    assert event.cause is not None
+    assert event.cause.tag == "sqrt_of_negative"
+    assert event.notes == ()
+    assert kept.tolist() == [1.0, 3.0]
+    assert held.tolist() == [0.0, 2.0]
+    assert params["w"].tolist() == [-1.0, 1.0]
+    assert (params["count"], len(seen)) == (2, 2)
+
+
+def test_an_array_that_the_call_puts_into_a_container_is_no_input() -> None:
+    def step(params: dict[str, Any], x: Any) -> float:
+        params["w"] = np.log(params["w"] - x)
+        return 0.0
+
+    tracked = anynan.track(step)
+    params = {"w": np.array([9.0])}
+    tracked({"w": np.array([9.0])}, np.ones(1))
+    tracked({"w": np.array([9.0])}, np.ones(1))
+    with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(params, np.full(1, 10.0))
+    event = caught.value.event
+    assert (event.phase, event.cause and event.cause.tag) == ("forward", "log_of_negative")
+
+
+class Dense:
+    """State two attributes below what the tracked method is bound to."""
+
+    def __init__(self) -> None:
+        self.weight, self.speed = np.ones((2, 2)), np.zeros((2, 2))
+
+    def update(self, gradient: Any) -> None:
+        self.speed = 0.9 * self.speed + 0.1 * gradient**2 - 0.5
+        self.weight = self.weight - gradient / np.sqrt(self.speed)
+
+
+class Network:
+    def __init__(self) -> None:
+        self.layers = [Dense()]
+
+    def step(self, x: Any) -> float:
+        out = x @ self.layers[0].weight
+        self.layers[0].update(x.T @ out)
+        return float((out**2).mean())
+
+
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_state_two_attributes_down_is_told_in_the_step_that_spoils_it(level: Any) -> None:
+    network = Network()
+    event = failing(network.step, np.full((2, 2), 0.1), level=level)
+    assert event.step == 0
+    assert event.operation is not None
+    assert event.operation.name == "sqrt"
+    assert event.operation.source is not None
+    assert event.operation.source.line == line_of(Dense.update, "np.sqrt")
+    assert type(network.layers[0].weight) is np.ndarray
+
+
+WEIGHT = np.ones(3)
+
+
+def test_a_global_that_the_call_spoils_is_told_in_that_step() -> None:
+    def update(x: Any) -> float:
+        global WEIGHT  # noqa: PLW0603
+        WEIGHT = WEIGHT / x
+        return 0.0
+
+    event = failing(update, np.array([1.0, 0.0, 1.0]))
+    assert event.operation is not None
+    assert event.operation.name == "divide"
+
+
+TABLE = np.ones(3)
+
+
+def test_state_that_was_bad_already_or_is_set_so_is_no_news() -> None:
+    """Without an operation that makes a NaN, a NaN in what the code reaches may be meant."""
+
+    def clear(x: Any) -> float:
+        TABLE[:] = np.nan
+        return float(x.sum())
+
+    tracked = anynan.track(clear)
+    for _ in range(3):
+        tracked(np.ones(2))
+    assert tracked.events == ()
+
+
+def silent(rho: Any) -> int:
+    u = rho / rho
+    return int(np.isfinite(u).sum())
+
+
+def test_a_nan_in_a_call_that_gives_nothing_to_read_is_told_once() -> None:
+    tracked = anynan.track(silent)
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always", anynan.AnynanWarning)
+        for i in range(5):
+            tracked(np.array([1.0, float(i % 2)]))
+    (text,) = [str(w.message) for w in caught if issubclass(w.category, anynan.AnynanWarning)]
+    assert "Suspect: NaN first appeared in `silent`" in text
+    assert "invalid value in divide" in text
+    (event,) = tracked.events
+    assert event.operation is not None
+    assert event.operation.source is not None
+    assert event.operation.source.line == line_of(silent, "rho / rho")
+    assert "nothing went bad" not in tracked.report()
+
+
+def test_a_nan_in_a_call_whose_result_is_finite_stays_silent() -> None:
+    tracked = anynan.track(lambda x: np.where(x > 0, np.log(x), 0.0))
+    with np.errstate(all="ignore"):
+        for _ in range(4):
+            tracked(np.array([-1.0, 1.0]))
+    assert tracked.events == ()
+
+
+def test_the_cause_is_named_after_many_iterations_that_hid_the_same() -> None:
+    def fit(x: Any) -> Any:
+        loss = x
+        for _ in range(200):
+            loss = -np.log(x) * x
+        return loss
+
+    event = failing(fit, np.array([1.0, 0.0]))
+    assert event.cause is not None
+    assert event.cause.tag == "log_of_zero"

@@ -10,6 +10,7 @@ from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
     DETAILED,
+    SMALL,
     Builder,
     Given,
     Origin,
@@ -81,7 +82,9 @@ def test_a_record_that_another_explains_is_not_looked_at() -> None:
     assert builder().fresh(begun(), result, [Given("self", known=KNOWN)])
     assert builder().fresh(begun(), result, [Given("self", known=infinite, key="written")])
     assert not builder().fresh(begun(), result, [Given("self", known=KNOWN, key="written")])
-    assert not builder().fresh(begun(index=DETAILED), result, [])
+    large = Given("result", np.zeros(SMALL + 1), KNOWN)
+    assert not builder().fresh(begun(index=DETAILED), large, [])
+    assert builder().fresh(begun(index=DETAILED), Given("result", np.zeros(2)), [])
 
 
 @pytest.mark.parametrize(("operand", "wide"), [(2.0, 1e40), (INF, None)])

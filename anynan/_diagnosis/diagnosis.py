@@ -859,8 +859,11 @@ def norm_event(
     )
 
 
-def contained(record: OpRecord, rows: Rows, evidence: Evidence) -> Event:
-    """Tell of an operation whose bad values came to no harm."""
+CONTAINED = "contained: its bad values reached no layer output, loss or gradient"
+
+
+def contained(record: OpRecord, rows: Rows, evidence: Evidence, note: str) -> Event:
+    """Tell of an operation whose bad values came to no harm that is known."""
     summary = record.output
     kind = None if summary is None else summary.kind
     return Event(
@@ -882,7 +885,7 @@ def contained(record: OpRecord, rows: Rows, evidence: Evidence) -> Event:
         ),
         expected=record.expected,
         rank=evidence.rank,
-        notes=("contained: its bad values reached no layer output, loss or gradient",),
+        notes=(note,),
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """From what an adapter knows of an operation to its record: one look for every backend."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from anynan.errors import reason
 
 # Records of one replay whose arrays are measured: the first ones tell the story.
 DETAILED = 200
+SMALL = 1000  # elements: arrays of so many are measured in any record
 # What may be kept of a program's arrays to be measured.
 KEPT = 256 * 2**20
 # What a gradient was handed that is none of its forward operation's own arrays.
@@ -81,7 +83,7 @@ class Builder:
 
         Where a NaN came in that another record wrote, that one was looked at.
         """
-        if record.index >= DETAILED:
+        if record.index >= DETAILED and not _are_small((result, *operands)):
             return False
         if result.known is not None and not result.known.nan:
             return True
@@ -167,6 +169,12 @@ class Builder:
         with suppress(Exception):
             item.parents = self._origin(given, record).parents
         return item
+
+
+def _are_small(given: Iterable[Given]) -> bool:
+    """Tell whether a full look at these takes no longer than it took to record them."""
+    arrays = (x.array for x in given if x.array is not None)
+    return all(math.prod(array.shape) <= SMALL for array in arrays)
 
 
 def _any_bad(operands: Iterable[Operand]) -> bool:

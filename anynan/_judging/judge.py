@@ -14,6 +14,7 @@ from anynan._bundle.folders import free, refuse_full
 from anynan._diagnosis.agreement import parting, same_end
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import (
+    CONTAINED,
     Arrival,
     Case,
     bare,
@@ -23,7 +24,7 @@ from anynan._diagnosis.diagnosis import (
     shows,
 )
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
-from anynan._diagnosis.lineage import PLACING, Replay, Sink, trace
+from anynan._diagnosis.lineage import PLACING, OpRecord, Replay, Sink, trace
 from anynan._diagnosis.trials import tried
 from anynan._judging import made
 from anynan._judging.actions import Actor, takes_along
@@ -407,13 +408,29 @@ class Judge(Actor):
             return False
         self._seen[told] += 1
         self._seen[_noted(reading, kind)] += 1
-        event = self._signed(replace(event, severity="suspect"))
-        self._record(event)
-        self._seen["left", event.operation] += 1
-        first = self._seen["left", event.operation] == 1
-        if first and (environment() or self.options.action) not in ("record", "off"):
-            warn(self._text(event))
+        self._tell_suspect(event)
         return True
+
+    def tell_record(self, rows: Rows, record: OpRecord, note: str) -> None:
+        """Warn, once, of an operation that made a bad value of which no more is known.
+
+        Args:
+            rows: The open rows.
+            record: The operation.
+            note: What is known.
+        """
+        self._tell_suspect(contained(record, rows, self._known(), note))
+
+    def _tell_suspect(self, event: Event) -> None:
+        """Record a suspect with its operation, and warn of it; one seen before is only counted."""
+        event = self._signed(replace(event, severity="suspect"))
+        self._seen["told", event.operation] += 1
+        if self._seen["told", event.operation] > 1:
+            self._counts["suspect"] += 1
+            return
+        self._record(event)
+        if (environment() or self.options.action) not in ("record", "off"):
+            warn(self._text(event))
 
     # Bundles.
 
@@ -583,7 +600,7 @@ class Judge(Actor):
             self._seen[key] += 1
             if self._seen[key] > 1:  # listed once, counted every time
                 continue
-            self._keep(self._signed(contained(record, rows, self._known())))
+            self._keep(self._signed(contained(record, rows, self._known(), CONTAINED)))
         if verdict.sink is not None and rows.failed is None and rows.held is None:
             self._surface(rows, verdict.sink, seen)
 

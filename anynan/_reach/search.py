@@ -57,7 +57,12 @@ class Holder:
             space = self.space()
             if self.key is _WHOLE:
                 return space.cell_contents
-            kind: Any = container_kind(space) or tuple
+            kind: Any = type(space)
+            if kind is dict:
+                return space.get(self.key)
+            if kind is list:
+                return space[self.key]
+            kind = container_kind(space) or tuple
             # A dict of the program's own may make what is missing, where it is indexed.
             get = kind.get if issubclass(kind, dict) else kind.__getitem__
             return get(space, self.key)
@@ -178,7 +183,10 @@ def container_kind(value: Any) -> Any:
 
     A subclass may forbid what it inherits, and no code of its own is to run.
     """
-    return next((kind for kind in CONTAINERS if issubclass(type(value), kind)), None)
+    exact = type(value)
+    if exact is dict or exact is list:
+        return exact
+    return next((kind for kind in CONTAINERS if issubclass(exact, kind)), None)
 
 
 def fixed(name: str, value: Any) -> Holder:

@@ -26,7 +26,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.errorlog import STATE, ErrorLog
-from anynan._recorder.light import NUMBERS, Light
+from anynan._recorder.light import NUMBERS, Light, named
 from anynan._recorder.live import LiveTape
 from anynan._recorder.modules import taking_stand_ins
 from anynan._recorder.reached import SMALL, mark
@@ -41,6 +41,13 @@ from anynan.events import Event, Phase
 
 if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
+
+
+_SHAPES = 1000  # kinds of arguments and results whose names are kept
+UNREAD = (
+    "NumPy's error log of this call has: {log}. The call returned and wrote nothing that could be "
+    "read, so whether this does harm is not known: return the arrays, or give them to anynan.check"
+)
 
 
 class EndsTape(LiveTape):
@@ -104,18 +111,20 @@ class Began:
         self.given = bound(positional(fn), args, kwargs)
         self._copies: dict[int, Any] = {}
         self._marks: dict[int, bytes] = {}
+        self.random = np.random.get_state() if draws else None  # noqa: NPY002
+        self.containers = () if light is None else light.containers
+        if light is not None:
+            self.context, self.log = light.context, light.log
+            self.arrays = list(light.arrays())
+            for x, _, kept in light.held:
+                (self._marks if type(kept) is bytes else self._copies)[id(x)] = kept
+            return
         self.arrays = [
             (label, x)
             for name, value in self.given
             for label, x in leaves(value, name)
             if is_array(x) and _host(x) is not None
         ]
-        self.random = np.random.get_state() if draws else None  # noqa: NPY002
-        if light is not None:
-            self.context, self.log = light.context, light.log
-            for x, _, kept in light.held:
-                (self._marks if type(kept) is bytes else self._copies)[id(x)] = kept
-            return
         for _, x in self.arrays:
             view = _host(x)
             if view.nbytes <= SMALL:
@@ -222,12 +231,12 @@ class Ends:
         return getattr(self._local, "began", None) is not None
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one call that reaches nothing but its arguments, and judge what came out of it.
+        """Run one call, and judge what came out of it.
 
         One of plain arrays and numbers is cleared by a sum of each.
         """
         session, judge = self._session, self._session.tracker.judge
-        if self._draws or self._sizes or STATE is None or type(fn) is MethodType:
+        if self._draws or self._sizes or STATE is None:
             return session.in_full(fn, args, kwargs)
         logs = self._logs
         log = logs.pop() if logs else None
@@ -235,11 +244,14 @@ class Ends:
             log = ErrorLog.prepared(STATE)
         context, failed = copy_context(), None
         begun = clean = False
+        state: State | None = None
         try:
             STATE.set(log.state)
             log.deaf = True
             light = Light(self, log, context, fn, args, kwargs)
             if light.begins_clean:
+                if type(fn) is MethodType:
+                    state = State(fn, [], session.is_near)
                 begun = True
                 watching.set(light)  # it makes a tape where one is wanted
                 log.deaf = False
@@ -249,6 +261,11 @@ class Ends:
                     failed = error
                 log.deaf = True
                 clean = failed is None and light.ends_clean(result)
+                if clean and state is not None:
+                    clean = next(state.spoilt(result), None) is None
+                if clean and log.lines:
+                    read = light.gave or (state is not None and state.looked)
+                    clean = read and session.is_reached_clean()
         except BaseException:
             deep: EndsTape | None = getattr(self._local, "deep", None)
             if deep is not None and deep.rows is not None:
@@ -270,6 +287,8 @@ class Ends:
             key = (*light.kinds, *kwargs)
             sites = self._sites.get(key)
             if sites is None:
+                if len(self._sites) > _SHAPES:  # as of a list that grows
+                    self._sites.clear()
                 sites = self._sites[key] = self._named(light, result)
             if judge.passed(sites, light.squares):
                 if log.lines:
@@ -284,24 +303,20 @@ class Ends:
 
         try:
             tape = self.deepened(light)
-            return self._judged(tape, self._local.began, None, ran)
+            return self._judged(tape, self._local.began, state, ran)
         finally:
             failed = None  # it holds this frame, which holds it
 
     def _named(self, light: Light, result: Any) -> list[Site]:
         """Name what is known of a clean call: of each array a number that none of it exceeds."""
+        given = named(bound(positional(light.fn), light.args, light.kwargs))
         read: list[tuple[str | None, Phase, str, Any]] = [
-            (None, "input", name, x)
-            for name, x in bound(positional(light.fn), light.args, light.kwargs)
-            if type(x) is np.ndarray and x.dtype.kind == "f"
+            (None, "input", name, x) for name, x in given if _holds_floats(x)
         ]
-        results = [("result", result)]
-        if type(result) is tuple:
-            results = [(f"result[{i}]", x) for i, x in enumerate(result)]
         read += [
             ("", "forward", name, x)
-            for name, x in results
-            if type(x) in NUMBERS or (type(x) is np.ndarray and x.dtype.kind == "f")
+            for name, x in named([("result", result)])
+            if type(x) in NUMBERS or _holds_floats(x)
         ]
         site = self._session.tracker.judge.monitor.site
         return [
@@ -340,18 +355,19 @@ class Ends:
             with began.log:
                 return fn(*args, **kwargs)
 
-        return self._judged(tape, began, state, run)
+        return self._judged(tape, began, state, run, fresh=True)
 
     def _judged(
-        self, tape: EndsTape, began: Began, state: State | None, run: Callable[[], Any]
-    ) -> Any:
+        self, tape: EndsTape, began: Began, state: State | None, run: Callable[[], Any],
+        *, fresh: bool = False,
+    ) -> Any:  # fmt: skip
         session, rows = self._session, tape.rows
         judge = session.tracker.judge
         assert rows is not None
         before = now.get()
         try:
             now.set(tape)
-            if state is not None:
+            if fresh:
                 session.read_given(tape, began.given)
             try:
                 result = run()
@@ -365,8 +381,9 @@ class Ends:
             session.read_result(tape, result)
             self._written(tape, began, [x for _, x in leaves(result, "result")])
             state = state or State(began.fn, began.given, session.is_near)
-            for path, x in state.spoilt(result):
-                session.arrive(tape, path, x)
+            heard = bool(began.log.lines or rows.doubts)
+            session.read_state(tape, state, result, heard=heard)
+            self._tell_unread(began, state, rows)
         except BaseException:
             with judge.softly():
                 self._end(rows)
@@ -376,6 +393,15 @@ class Ends:
             tape.close()
         self._end(rows)
         return result
+
+    def _tell_unread(self, began: Began, state: State, rows: Rows) -> None:
+        """Warn of NaN that NumPy noted in a call of which nothing that came out could be read."""
+        if state.looked or any(site.phase != "input" for site in rows.sites):
+            return
+        record = began.log.first_nan()
+        if record is not None:
+            note = UNREAD.format(log=began.log)
+            self._session.tracker.judge.tell_record(rows, record, note)
 
     def _written(self, tape: EndsTape, began: Began, done: Any) -> None:
         """Read what the call wrote into its arguments."""
@@ -454,7 +480,7 @@ class Ends:
     def _run_again(self, began: Began) -> Replay:
         session = self._session
         tape = self._local.tape = LiveTape.again(session)
-        start = session.start_of(began.fn)
+        start = session.start_of(began.fn, began.containers)
         again = start.again(session.tracker.judge.say, tape)
         taking = taking_stand_ins([x for _, x in began.arrays])
         with again, began.lent() as (args, kwargs), taking:
@@ -507,6 +533,10 @@ class Ends:
             raise ReplayError(note)
         sink = Sink(reading.phase, reading.layer, reading.site.tensor, (0,), kind)
         return Replay([record], [sink], [note])
+
+
+def _holds_floats(x: Any) -> bool:
+    return type(x) is np.ndarray and x.dtype.kind == "f"
 
 
 def _host(x: Any) -> Any:

@@ -46,6 +46,18 @@ class FloatError(NamedTuple):
     name: str
     source: Source | None
 
+    def makes(self, kind: Kind) -> bool:
+        """Tell whether it makes values of this kind."""
+        return (self.what == "invalid value") == (kind == "nan")
+
+    def record(self, index: int) -> OpRecord:
+        """Tell of it as an operation of which no more is known."""
+        name = self.name.removeprefix("scalar ")
+        return OpRecord(
+            index, canonical(name), f"numpy.{name}", "", "forward", None,
+            source=self.source, said=self.what,
+        )  # fmt: skip
+
 
 class ErrorLog:
     """Note what NumPy finds wrong while it runs, and where.
@@ -184,13 +196,12 @@ class ErrorLog:
         if len(self.lines) != 1:
             return None
         (error,) = self.lines
-        if (error.what == "invalid value") != (kind == "nan"):
-            return None
-        name = error.name.removeprefix("scalar ")
-        return OpRecord(
-            index, canonical(name), f"numpy.{name}", "", "forward", None,
-            source=error.source, said=error.what,
-        )  # fmt: skip
+        return error.record(index) if error.makes(kind) else None
+
+    def first_nan(self) -> OpRecord | None:
+        """Give the first error that made NaN as an operation, None if none did."""
+        found = (error for error in self.lines if error.makes("nan"))
+        return next((error.record(0) for error in found), None)
 
     def __str__(self) -> str:
         found = []

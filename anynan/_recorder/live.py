@@ -291,6 +291,10 @@ class LiveTape(Tape):
         self.notes.append(f"{self.unseen()}, which probably made it")
         return (told.index,)
 
+    def heard(self) -> bool:
+        """Tell whether an operation made NaN or Inf, or NumPy noted so."""
+        return bool(self.records or (self.log is not None and self.log.lines))
+
     def replay(self) -> Replay:
         """Give the records so far; they are placed now that it is known whether scopes are used."""
         for record in self.records:

@@ -1,14 +1,16 @@
 """What the code of a call reaches: kept as the call begins, and found so by a second run."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from anynan._diagnosis.evidence import ReplayError
-from anynan._reach import MISSED, Exhausted, Kinds, Reach
+from anynan._reach import MISSED, Exhausted, Kinds, Reach, container_state, refill
+from anynan._recorder.state import is_clean
+from anynan._recorder.tracked import is_tracked
 from anynan._runtime import context
 from anynan._runtime.threads import busy_threads
 
@@ -69,6 +71,7 @@ class Start:
         given: Its arguments by name, those that are no arrays.
 
     Attributes:
+        held: Containers among the arguments that were kept elsewhere, with keys and items.
         missed: What the last second run did not find as the first had.
     """
 
@@ -76,6 +79,7 @@ class Start:
         self._reach, self._given, self._kept = reach, given, reach.now(given)
         self._random = random.getstate()
         self.missed: list[str] = []
+        self.held: Sequence[tuple[Any, tuple[Any, ...] | None, tuple[Any, ...]]] = ()
         self._known: dict[int, tuple[Any, Any]] = {}
         for holder in self._kept.arrays[:MANY]:
             x = holder.get()
@@ -96,6 +100,7 @@ class Start:
         reach, self.missed = self._reach, []
         present, drawn = reach.now(self._given), np.random.get_state()  # noqa: NPY002
         python = random.getstate()
+        held = [container_state(value) for value, _, _ in self.held]
         arrays = [(holder, holder.get()) for holder in self._kept.arrays]
         busy = busy_threads()
         try:
@@ -104,6 +109,8 @@ class Start:
             else:
                 self.missed = [MISSED.format(what) for what in reach.put_back(self._kept)]
                 random.setstate(self._random)
+            for value, keys, then in self.held:
+                refill(value, then if keys is None else tuple(zip(keys, then, strict=True)))
             for holder in self._kept.arrays:
                 x = holder.get()
                 if isinstance(x, np.ndarray):
@@ -118,8 +125,34 @@ class Start:
             random.setstate(python)
             for holder, x in arrays:
                 holder.set(x)
+            for undo in held:
+                if undo is not None:
+                    undo()
             for what in present.put_back():
                 say(f"a second run could not put back {what}")
+
+    def spoilt(self) -> Iterator[tuple[str, Any]]:
+        """Yield what the code reaches past its arguments and that this call made bad.
+
+        Under the recorder that is what its operations wrote.
+        """
+        done: set[int] = set()
+        for holder in self._kept.arrays[:MANY]:
+            x = holder.get()
+            plain = x._raw if is_tracked(x) else x
+            if id(x) in done or not isinstance(plain, np.ndarray) or is_clean(plain):
+                continue
+            done.add(id(x))
+            known = self._at_first(x)
+            if is_tracked(x):
+                made = bool(x._tape.parents(x))
+            elif known is None:
+                made = True
+            else:  # of a large one only some elements are known
+                before = np.frombuffer(known, x.dtype) if isinstance(known, bytes) else known
+                made = not _is_same(x, known) and is_clean(before)
+            if made:
+                yield holder.name, x
 
     def had(self, x: Any) -> bool:
         """Tell whether an array was there, and held what it holds now."""

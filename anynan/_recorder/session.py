@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from fnmatch import fnmatchcase
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -213,15 +214,19 @@ class ArraySession(BaseAdapter):
             reached = self.reached(fn)
         if reached.is_due():
             reached.look()
-        if reached.is_empty and self.tracker.judge.level == "step":
+        if self.tracker.judge.level != "step":
+            return self.in_full(fn, args, kwargs)
+        if reached.is_empty and type(fn) is not MethodType:
             return self.ends.call(fn, args, kwargs)
-        return self.in_full(fn, args, kwargs)
+        return self.begun(fn, args, kwargs, self.ends.call)
 
     def in_full(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one step with all that may be wanted of it kept."""
-        if self.tracker.judge.level == "step" and self._are_near(args, kwargs):
-            return self.begun(fn, args, kwargs, self.ends.read)
-        return self.begun(fn, args, kwargs, self._call)
+        near = self.tracker.judge.level == "step" and self._are_near(args, kwargs)
+        run = self.ends.read if near else self._call
+        if getattr(self._local, "start", None) is not None:  # it was kept already
+            return run(fn, args, kwargs)
+        return self.begun(fn, args, kwargs, run)
 
     def begun(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -245,10 +250,22 @@ class ArraySession(BaseAdapter):
             reached = self._reached = Reached(fn)
         return reached
 
-    def start_of(self, fn: Callable[..., Any]) -> Start:
-        """Give what this thread's call began with; what is there now where it is over."""
+    def start_of(self, fn: Callable[..., Any], held: Sequence[Any] = ()) -> Start:
+        """Give what this thread's call began with; what is there now where it is over.
+
+        Args:
+            fn: The function.
+            held: Containers among its arguments, with the keys and items that they held.
+        """
         start: Start | None = getattr(self._local, "start", None)
-        return Reached(fn).look().begin((), {}) if start is None else start
+        start = Reached(fn).look().begin((), {}) if start is None else start
+        start.held = held
+        return start
+
+    def is_reached_clean(self) -> bool:
+        """Tell whether this thread's call made nothing bad that its code reaches."""
+        start: Start | None = getattr(self._local, "start", None)
+        return start is None or next(start.spoilt(), None) is None
 
     def was_there(self, raw: Any) -> bool:
         """Tell whether an array is one that this thread's call began with, and as it was."""
@@ -350,8 +367,7 @@ class ArraySession(BaseAdapter):
             with _ours(tape, "what the call left behind"):
                 self.read_result(tape, result)
                 self._read_written(tape, watched, known, result)
-                for path, x in state.spoilt(result):
-                    self.arrive(tape, path, x)
+                self.read_state(tape, state, result, heard=tape.heard())
             return unwrap(result)
         finally:
             now.set(before)
@@ -386,6 +402,24 @@ class ArraySession(BaseAdapter):
         """Read what a call returns."""
         for label, x in self._leaves(result, "result"):
             self.arrive(tape, label, x, result=True)
+
+    def read_state(self, tape: Tape, state: State, result: Any, *, heard: bool) -> None:
+        """Read what the call made bad in objects, and past its arguments.
+
+        Args:
+            tape: The call's.
+            state: What the objects held when it began.
+            result: What it returned.
+            heard: Whether something was seen to make NaN or Inf; else only objects are looked at.
+        """
+        start: Start | None = getattr(self._local, "start", None)
+        done = set(tape.inputs)
+        reached = start.spoilt() if heard and start is not None else ()
+        for path, x in (*state.spoilt(result), *reached):
+            raw = x._raw if is_tracked(x) else x
+            if id(raw) not in done:
+                done.add(id(raw))
+                self.arrive(tape, path, x)
 
     def _read_written(
         self, tape: Tape, watched: list[tuple[str, Any]], given: set[int], result: Any

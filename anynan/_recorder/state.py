@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
+import numpy as np
+
 from anynan._arrays.containers import attributes, leaves
+from anynan._arrays.probe import is_clean as is_finite
 from anynan._arrays.probe import probe
 from anynan._reach import is_own
 from anynan._readings.policy import reading_kind
@@ -22,6 +25,9 @@ class State:
         fn: The tracked function; what it is bound to is looked at as well.
         given: The arguments by name.
         near: Tells whether an array can be looked at without a wait for a device.
+
+    Attributes:
+        looked: Whether the objects held any array when the call ended.
     """
 
     def __init__(
@@ -30,7 +36,7 @@ class State:
         self._objects = list(given)
         if type(fn) is MethodType:
             self._objects.append(("self", fn.__self__))
-        self._near = near
+        self._near, self.looked = near, False
         # The arrays are kept: an id may be used again once one is gone.
         self._before = {id(x): (x, self._is_clean(x)) for _, _, x in self._arrays(self._objects)}
 
@@ -53,6 +59,7 @@ class State:
             if id(x) in done:
                 continue
             done.add(id(x))
+            self.looked = True
             if is_tracked(x):
                 yield path, x
             elif not self._is_clean(x):
@@ -61,12 +68,14 @@ class State:
                     yield path, x
 
     def _is_clean(self, x: Any) -> bool:
-        return is_tracked(x) or not self._near(x) or is_clean(x)
+        if type(x) is not np.ndarray and (is_tracked(x) or not self._near(x)):
+            return True
+        return is_clean(x)
 
     def unwrap(self) -> None:
         """Leave no tracked array behind."""
         for _, value in self._objects:
-            unwrap(value, 1)
+            unwrap(value)
 
     def _arrays(self, objects: list[tuple[str, Any]]) -> Iterator[tuple[str, Any, Any]]:
         for name, value in objects:
@@ -86,6 +95,8 @@ def _silent(_: str) -> None:
 def is_clean(x: Any) -> bool:
     """Tell whether an array in host memory is finite; one that cannot be read counts as such."""
     try:
+        if is_finite(x):
+            return True
         span = probe(x)
     except Exception:  # noqa: BLE001  it is read where it is used
         return True

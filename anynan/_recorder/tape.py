@@ -96,6 +96,10 @@ class Tape:
         """Hear what NumPy finds wrong while the function runs."""
         return nullcontext()
 
+    def heard(self) -> bool:
+        """Tell whether anything was seen to make NaN or Inf."""
+        return False
+
     def replay(self) -> Replay:
         """Give what was seen so far."""
         raise NotImplementedError
