@@ -28,7 +28,7 @@ from anynan.jax.tracking import checked
 from anynan.keras import seams
 from anynan.keras.jax_calls import Calls
 from anynan.keras.jax_steps import Part, Steps
-from anynan.keras.layers import Weight, layers_of, refuse_unbuilt, weights_of
+from anynan.keras.layers import Weight, layers_of, weights_of
 from anynan.options import Training
 
 # What keeps sessions alive where nobody keeps their tracker; the models themselves do not.
@@ -53,7 +53,6 @@ def track(model: Any, **options: Unpack[KerasOnJax]) -> Tracker:
     first = session_of(model)
     if first is not None:
         make_way(first.tracker, name, "keras")
-    refuse_unbuilt(model)
     tracker = Tracker(weakref.ref(model), chosen, name)
     session = KerasSession(model, tracker, keep_inputs=keep)
     weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
@@ -84,15 +83,44 @@ class KerasSession(BaseAdapter):
 
     def __init__(self, model: Any, tracker: Tracker, *, keep_inputs: bool) -> None:
         super().__init__(tracker)
-        options = self.options
         self.keep_inputs = keep_inputs
         self._model = weakref.ref(model)
-        layers = layers_of(model)
-        self.chosen = frozenset(choose(layers, options.layers, options.exclude))
-        self.paths = {id(layer): path for path, layer in layers.items()}
-        self._kept = [weakref.ref(layer) for layer in layers.values()]
-        self.weights: list[Weight] = weights_of(layers)
+        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.chosen: set[str] = set()
+        self.weights: list[Weight] = []
+        self._take_up(whole=all(layer.built for layer in layers_of(model).values()))
         self.calls = Calls(self)
+
+    def _take_up(self, *, whole: bool) -> None:
+        """Name the layers and weights that there are now; what has a name keeps it."""
+        options, layers = self.options, layers_of(self.model())
+        named = dict(self._paths)
+        for path, layer in layers.items():
+            name = path
+            while layer not in named and name in named.values():
+                name += "_"
+            named.setdefault(layer, name)
+        self._paths.update(named)
+        layers = {path: layer for layer, path in named.items()}
+        self.chosen |= choose(layers, options.layers, options.exclude, whole=whole).keys()
+        self.weights = weights_of(layers)
+        self._built = all(layer.built for layer in layers.values())
+
+    def grow(self) -> None:
+        """Watch the layers and weights that came since, if some were not there yet."""
+        if not self._built:
+            self._take_up(whole=False)
+
+    def path(self, layer: Any) -> str | None:
+        """Give a layer's path; one that runs in a call of the model may have come since."""
+        path = self._paths.get(layer)
+        if path is None and layer not in self._foreign and self.calls.running():
+            self._take_up(whole=False)
+            path = self._paths.get(layer)
+            if path is None:
+                self._foreign.add(layer)
+        return path
 
     # Life.
 
@@ -109,8 +137,8 @@ class KerasSession(BaseAdapter):
         model = self.model()
         seams.watch(self)
         _watching.add(self)
-        owners = {seams.owner_of(type(x), "__call__"): None for ref in self._kept if (x := ref())}
-        for owner in owners:
+        owners = {seams.owner_of(type(x), "__call__"): None for x in self._paths}
+        for owner in (keras.layers.Layer, *owners):
             seams.change(owner, "__call__", _layer_call)
         seams.change(keras.layers.Layer, "stateless_call", _stateless_call)
         if isinstance(model, keras.Model):
@@ -247,7 +275,7 @@ def _layer_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         run = functools.partial(original, self)
         for session in seams.sessions():
-            path = session.paths.get(id(self))
+            path = session.path(self)
             if path is not None and not session.tracker.paused:
                 return session.calls.layer(run, self, path, args, kwargs)
         return run(*args, **kwargs)
@@ -258,7 +286,7 @@ def _layer_call(original: Any) -> Any:
 def _stateless_call(original: Any) -> Any:
     def stateless_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         for session in seams.sessions():
-            path = session.paths.get(id(self))
+            path = session.path(self)
             if path is not None and tracing() and not session.tracker.paused:
                 with jax.named_scope(LAYER + path):
                     return original(self, *args, **kwargs)

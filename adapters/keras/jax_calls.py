@@ -87,6 +87,10 @@ class Calls:
         """Give the call that is judged at this moment."""
         return getattr(self._local, "judged", None)
 
+    def running(self) -> bool:
+        """Tell whether a call of the model is running in this thread."""
+        return bool(self._local.__dict__.get("stack"))
+
     def layer(
         self, run: Callable[..., Any], layer: Any, path: str, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
@@ -118,6 +122,7 @@ class Calls:
     def _root(
         self, run: Callable[..., Any], layer: Any, path: str, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
+        self.owner.grow()
         call = self._local.call = Call(layer, path, args, kwargs)
         for name, value in _arguments(layer, args, kwargs).items():
             call.take(None, "input", name, value)

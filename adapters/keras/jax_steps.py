@@ -143,6 +143,7 @@ class Steps:
         """Name the variables, and make the function."""
         owner = self._owner()
         assert owner is not None
+        owner.grow()
         weights = {id(w.variable): w.name for w in owner.weights}
         self._names = [
             _unique([_name(group, v, weights, model) for v in _variables(model, group)])

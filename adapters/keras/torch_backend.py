@@ -25,7 +25,6 @@ from anynan.keras.layers import (
     is_symbolic,
     layers_of,
     moments_of,
-    refuse_unbuilt,
     weights_of,
 )
 from anynan.options import Options
@@ -63,6 +62,10 @@ class KerasModels(Models):
                     if name:
                         found[join(prefix, join(path, name))] = module
         return found
+
+    def whole(self, layers: dict[str, torch.nn.Module]) -> bool:
+        """Tell whether every layer is built: one that is not may make others."""
+        return all(getattr(layer, "built", True) for layer in layers.values())
 
     def weights(self) -> list[Weight]:
         """List the variables of the model that hold a value."""
@@ -122,7 +125,6 @@ class KerasSession(ModelSession):
     updates: KerasUpdates
 
     def __init__(self, model: Any, tracker: Tracker) -> None:
-        refuse_unbuilt(model)
         super().__init__(model, tracker, KerasModels(tracker.judge.options))
         self.steps.marked = _mark
         self._flags = threading.local()  # where each thread is in a step of Keras

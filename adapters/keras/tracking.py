@@ -50,7 +50,7 @@ def track(target: Any = None, **options: Unpack[KerasOptions]) -> Any:
     which backend, and those of TensorFlow, PyTorch and JAX how.
 
     Args:
-        target: A built model.
+        target: A model. Layers that it builds or makes later are watched from then on.
         **options: As for the backend's own ``track``.
 
     Returns:
@@ -58,7 +58,7 @@ def track(target: Any = None, **options: Unpack[KerasOptions]) -> Any:
 
     Raises:
         TypeError: If the target is no Keras model, or an option is of the wrong type or unknown.
-        ValueError: If the model is tracked already or is not built, a pattern matches no layer,
+        ValueError: If the model is tracked already, a pattern matches no layer of a built one,
             or an option has an impossible value.
         NotImplementedError: If Keras runs on another backend.
         NonFiniteError: If a weight is bad already.

@@ -31,7 +31,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
 
     def look(model: Any) -> None:
         try:
-            if not model.built or model in known:
+            if model in known:
                 return
             known.add(model)
             if not is_tracked(model):
@@ -60,7 +60,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         return call
 
     patches = Patches()
-    # Whatever goes over batches makes a list of callbacks, once its model is built.
+    # Whatever goes over batches makes a list of callbacks.
     patches.change(keras.callbacks.CallbackList, "set_model", told)
     for name in BATCHES:
         patches.change(keras.Model, name, before)

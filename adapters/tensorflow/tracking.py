@@ -46,7 +46,7 @@ def track(target: Any = None, **options: Unpack[Training]) -> Any:
 
     Raises:
         TypeError: If the target is none of these, or an option is of the wrong type or unknown.
-        ValueError: If the target is tracked already, is not built, a pattern matches no layer,
+        ValueError: If the target is tracked already, a pattern matches no layer,
             or an option has an impossible value.
         NonFiniteError: If a weight is bad already.
 
@@ -124,11 +124,9 @@ def _track(target: Any, options: Options) -> Tracker:
 
 def _track_model(model: Any, options: Options) -> Tracker:
     """Watch a Keras model on the TensorFlow backend."""
-    from anynan.keras.layers import refuse_unbuilt
     from anynan.tensorflow.session.models import ModelSession
 
     _refuse_twice(model)
-    refuse_unbuilt(model)
     tracker = Tracker(weakref.ref(model), options, type(model).__name__)
     return ModelSession(model, tracker).start()
 
@@ -143,14 +141,13 @@ def _track_module(module: Any, options: Options) -> Tracker:
         )
         raise TypeError(msg)
     tracker = Tracker(weakref.ref(module), options, type(module).__name__)
-    return Session(modules_of(module), module, tracker).start()
+    return Session(functools.partial(modules_of, module), module, tracker).start()
 
 
 def _track_function(fn: Any, options: Options) -> Tracker:
     """Watch a function, and the models that it uses."""
-    layers, keras = layers_in(fn)
     tracker = Tracker(fn, options, getattr(fn, "__name__", type(fn).__name__))
-    session = Session(layers, None, tracker, keras=keras)
+    session = Session(functools.partial(layers_in, fn), None, tracker)
     session.layers.weights.add_all("", variables_in(fn))
     return session.start()
 

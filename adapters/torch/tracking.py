@@ -149,7 +149,9 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
         raise ValueError(msg)
     tracker = Tracker(weakref.ref(model), options, name)
     session = _session(model, tracker)
-    if not session.models.paths("", model):  # patterns that match nothing fail here, too
+    # Patterns that match nothing fail here, too.
+    models = session.models
+    if not models.paths("", model) and models.whole(models.named("", model)):
         msg = f"exclude={options.exclude!r} leaves no layer of this {name} to watch"
         raise ValueError(msg)
     for x in same:

@@ -9,7 +9,11 @@ Patterns = Pattern | Iterable[Pattern] | None
 
 
 def choose(
-    layers: dict[str, Any], keep: Patterns = None, exclude: Patterns = None
+    layers: dict[str, Any],
+    keep: Patterns = None,
+    exclude: Patterns = None,
+    *,
+    whole: bool = True,
 ) -> dict[str, Any]:
     """Return the layers that ``keep`` chooses and ``exclude`` does not cover.
 
@@ -20,13 +24,14 @@ def choose(
         layers: Layer path -> layer.
         keep: Patterns to keep; None keeps everything.
         exclude: Patterns to leave out.
+        whole: False where layers may come later, so that a pattern need not match yet.
 
     Raises:
         TypeError: If a pattern is neither a string nor a predicate.
         ValueError: If a pattern matches no layer.
     """
-    kept = set(layers) if keep is None else _matching("layers", keep, layers)
-    left_out = set() if exclude is None else _matching("exclude", exclude, layers)
+    kept = set(layers) if keep is None else _matching("layers", keep, layers, whole=whole)
+    left_out = set() if exclude is None else _matching("exclude", exclude, layers, whole=whole)
     return {
         path: layer
         for path, layer in layers.items()
@@ -38,7 +43,7 @@ def _inside(path: str, outer: str) -> bool:
     return path == outer or not outer or path.startswith(outer + ".")
 
 
-def _matching(option: str, patterns: Patterns, layers: dict[str, Any]) -> set[str]:
+def _matching(option: str, patterns: Patterns, layers: dict[str, Any], *, whole: bool) -> set[str]:
     found: set[str] = set()
     items = [patterns] if isinstance(patterns, str) or callable(patterns) else patterns
     if not isinstance(items, Iterable) or isinstance(items, bytes):
@@ -56,7 +61,7 @@ def _matching(option: str, patterns: Patterns, layers: dict[str, Any]) -> set[st
         else:
             msg = f"{option}= takes globs or predicates, not {type(pattern).__name__}: {pattern!r}"
             raise TypeError(msg)
-        if not hits:
+        if not hits and whole:
             msg = f"{option}={pattern!r} matches no layer{_nearest(pattern, layers)}"
             raise ValueError(msg)
         found |= hits

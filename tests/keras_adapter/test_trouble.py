@@ -60,12 +60,6 @@ def test_copies_saving_and_checkpoints_know_nothing_of_it(tmp_path):
     assert not any("anynan" in name for name, _ in found)
 
 
-def test_unbuilt_model_is_refused():
-    model = keras.Sequential([keras.layers.Dense(2)])
-    with pytest.raises(ValueError, match="this Sequential is not built yet"):
-        anynan.keras.track(model)
-
-
 def test_tracking_twice_is_refused():
     model = models.functional(keras.layers.Dense(4, name="inner"))
     message = "is tracked already, by <anynan.Tracker watching"

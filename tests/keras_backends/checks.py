@@ -379,9 +379,41 @@ def test_patterns_and_nested_models():
     assert not seams.sessions()
 
 
+class Late(keras.Model):
+    """Build its layers when it first runs, and make one of them only then."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(4, name="first")
+
+    def build(self, shape):
+        self.inner = Log(name="inner")
+        super().build(shape)
+
+    def call(self, x):
+        return self.inner(-keras.ops.abs(self.first(x)))
+
+
+def test_a_model_that_fit_builds_is_watched_from_its_first_batch():
+    model = Late()
+    model.compile("sgd", "mse")
+    monitor = anynan.keras.Monitor()
+    with pytest.warns(anynan.AnynanWarning, match="logarithm of a negative number"):
+        model.fit(*data(), batch_size=4, verbose=0, callbacks=[monitor])
+    event = monitor.events[0]
+    assert (event.step, event.layer, event.operation.name) == (0, "inner", "log")
+    assert layers(monitor.tracker, "forward") == {"", "first", "inner"}
+
+
+def test_a_plain_call_that_builds_a_model_is_watched():
+    model = Late()
+    with anynan.keras.track(model, action="record", layers="inner") as tracker:
+        model(data()[0])
+    event = tracker.events[0]
+    assert (event.step, event.layer, event.operation.name) == (0, "inner", "log")
+
+
 def test_what_cannot_be_tracked_is_refused():
-    with pytest.raises(ValueError, match="this Sequential is not built yet"):
-        anynan.keras.track(keras.Sequential([keras.layers.Dense(2)]))
     with pytest.raises(TypeError, match="takes a Keras model, not int"):
         anynan.keras.track(3)
     with pytest.raises(TypeError, match="not the class Model"):

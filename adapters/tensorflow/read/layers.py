@@ -1,6 +1,7 @@
 """What is watched: layers by path, the model they are of, their variables."""
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from anynan._readings.patterns import choose
@@ -12,22 +13,74 @@ class Layers:
     """Know what is watched, and keep none of it alive.
 
     Args:
-        layers: By path.
+        find: Gives the layers that there are now, by path.
         model: What was tracked, None for a function.
         options: Which layers are wanted.
 
     Attributes:
-        chosen: The layers that are read.
+        chosen: Paths of the layers that are read.
         looped: Paths of those that ran inside a loop or a branch of a graph.
         weights: Their variables.
     """
 
-    def __init__(self, layers: dict[str, Any], model: Any, options: Options) -> None:
-        self.chosen = choose(layers, options.layers, options.exclude)
+    def __init__(self, find: Callable[[], dict[str, Any]], model: Any, options: Options) -> None:
+        self._find, self._options = find, options
+        self._model = weakref.ref(model) if model is not None else None
+        layers = find()
+        self._known = {path: weakref.ref(layer) for path, layer in layers.items()}
+        self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.chosen = self._choose(layers, whole=self.whole())
         self.looped: set[str] = set()
         self.weights = Weights(layers)
-        self._known = {path: weakref.ref(layer) for path, layer in layers.items()}
-        self._model = weakref.ref(model) if model is not None else None
+
+    def whole(self) -> bool:
+        """Tell whether every layer is built: else some, or their weights, are still to come."""
+        return all(getattr(layer, "built", True) for layer in self.alive().values())
+
+    def _choose(self, layers: dict[str, Any], *, whole: bool) -> set[str]:
+        return set(choose(layers, self._options.layers, self._options.exclude, whole=whole))
+
+    def lacks(self, layer: Any) -> bool:
+        """Tell whether a layer that runs in a step of these is to be looked for among them."""
+        return layer not in self._foreign
+
+    def grow(
+        self, layer: Any = None, sources: Sequence[Any] = ()
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Take up what came since: layers, and the variables of all of them.
+
+        Args:
+            layer: One that runs, and was not known.
+            sources: Variables that were not known: of a function's step they are weights.
+
+        Returns:
+            The new layers by path, and the new variables.
+        """
+        alive = self.alive()
+        known = {id(one) for one in alive.values()}
+        fresh: dict[str, Any] = {}
+        for path, one in self._find().items():
+            if id(one) not in known:
+                name = path
+                while name in alive or name in fresh:
+                    name += "_"
+                fresh[name] = one
+        if layer is not None and not any(layer is one for one in fresh.values()):
+            if self._model is None:
+                fresh |= _adopted(layer, known)
+            else:
+                self._foreign.add(layer)
+        if fresh:
+            alive |= fresh
+            self._known = {path: weakref.ref(one) for path, one in alive.items()}
+            self.chosen = self._choose(alive, whole=False)
+        made = [x for path, one in alive.items() for x in self.weights.add(path, one)]
+        for x in sources:
+            if self._model is None:
+                made += self.weights.add_all("", [(str(x.name).partition(":")[0], x)])
+            else:
+                self.weights.pass_over(x)
+        return fresh, made
 
     def model(self) -> Any:
         """Give the tracked model, None if there is none or it is gone."""
@@ -40,4 +93,12 @@ class Layers:
 
     def expected(self) -> list[str]:
         """List the layers that ought to be read when they run."""
-        return [path for path in self.chosen if path and path not in self.looped]
+        return [path for path in self._known if path in self.chosen - self.looped - {""}]
+
+
+def _adopted(layer: Any, known: set[int]) -> dict[str, Any]:
+    """Give what is new of a layer of Keras that nothing holds by a name, by its own."""
+    from anynan.keras.layers import layers_of
+
+    found = {f"{layer.name}.{path}".rstrip("."): one for path, one in layers_of(layer).items()}
+    return {path: one for path, one in found.items() if id(one) not in known}

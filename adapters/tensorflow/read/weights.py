@@ -16,6 +16,7 @@ class Weights:
     def __init__(self, layers: dict[str, Any]) -> None:
         self._of: dict[str, tuple[weakref.ref[Any], str, bool]] = {}
         self._names: dict[int, str] = {}
+        self._others: dict[int, weakref.ref[Any]] = {}
         self._ends: Any = None
         for path, layer in layers.items():
             self.add(path, layer)
@@ -25,12 +26,12 @@ class Weights:
         """List the names."""
         return list(self._of)
 
-    def add(self, path: str, layer: Any) -> None:
-        """Name the variables that a layer holds itself."""
-        self.add_all(path, own_variables(layer), getattr(layer, "_trainable_variables", ()))
+    def add(self, path: str, layer: Any) -> list[Any]:
+        """Name the variables that a layer holds itself, and give those that were not known."""
+        return self.add_all(path, own_variables(layer), getattr(layer, "_trainable_variables", ()))
 
-    def add_all(self, path: str, variables: list[tuple[str, Any]], weights: Any = ()) -> None:
-        """Name variables.
+    def add_all(self, path: str, variables: list[tuple[str, Any]], weights: Any = ()) -> list[Any]:
+        """Name variables, and give those that were not known.
 
         Args:
             path: Of the layer.
@@ -38,22 +39,40 @@ class Weights:
             weights: Those that are weights though they may be frozen.
         """
         kept = {id(raw(x)) for x in weights}
+        made = []
         for local, variable in variables:
             held = raw(variable)
-            if held is None or id(held) in self._names:
+            if held is None or self.name(held) is not None:
                 continue
+            made.append(held)
             name = f"{path}.{local}" if path else local
             while name in self._of:
                 name += "_"
             trainable = bool(getattr(variable, "trainable", True)) or id(held) in kept
             self._of[name] = (weakref.ref(held), path, not trainable)
             self._names[id(held)] = name
+            self._ends = None
+        return made
 
     def name(self, x: Any) -> str | None:
         """Give a variable's name, None if it is none of these."""
         held = raw(x)
         name = None if held is None else self._names.get(id(held))
         return name if name is not None and self._of[name][0]() is held else None
+
+    def misses(self, x: Any) -> bool:
+        """Tell whether something is a variable that was never asked for before."""
+        held = raw(x)
+        if held is None or self.name(held) is not None:
+            return False
+        other = self._others.get(id(held))
+        return other is None or other() is not held
+
+    def pass_over(self, x: Any) -> None:
+        """Have a variable that is none of these not looked for again."""
+        held = raw(x)
+        if self.name(held) is None:
+            self._others[id(held)] = weakref.ref(held)
 
     def layer(self, name: str) -> str:
         """Give the layer that owns a variable."""

@@ -73,6 +73,9 @@ class State(threading.local):
     # What a step called outside of graphs, and its path.
     roots: list[tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     seen: dict[Any, int] = field(default_factory=dict)
+    # Whether a layer was built in the call that runs, and what variables of now began with.
+    building: bool = False
+    grown: list[tuple[Any, Any]] = field(default_factory=list)
 
     def collect(self, graph: Any) -> Frame:
         """Begin to collect readings."""

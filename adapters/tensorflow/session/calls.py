@@ -15,6 +15,7 @@ from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments,
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.replay.steps import State, Step
 from anynan.tensorflow.session.steps import Steps
+from anynan.tensorflow.session.targets import is_keras
 from anynan.tensorflow.session.updates import Updates
 
 STALE = (
@@ -45,7 +46,7 @@ class Calls:
         state: What this thread knows.
         steps: Begins and ends steps.
         updates: Knows the loss scaler.
-        keras: True where layers of Keras are among them.
+        grow: Takes up layers and weights that came since.
         inner: True to read the gradients of layers' outputs in graphs, too.
     """
 
@@ -59,14 +60,14 @@ class Calls:
         state: State,
         steps: Steps,
         updates: Updates,
+        grow: Callable[..., None],
         *,
-        keras: bool,
         inner: bool,
     ) -> None:
         self._tracker, self._options, self._layers = tracker, options, layers
         self._traces, self._boards, self._state = traces, boards, state
         self._steps, self._updates = steps, updates
-        self._keras, self._inner = keras, inner
+        self._grow, self._inner = grow, inner
         self._ends = options.level == "step"
         # Functions that hold checks, and those that were asked for tracked weights.
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -80,7 +81,8 @@ class Calls:
         """Run a layer, and read what comes out."""
         state, graph = self._state, here()
         outer = state.frame
-        if self._builds(graph, outer, args, kwargs):
+        state.building = state.building or not getattr(layer, "built", True)
+        if self._builds(layer, graph, outer, args, kwargs):
             return run(*args, **kwargs)
         if outer is not None and outer.graph is not graph and is_loop(graph):
             self._inside(path)
@@ -115,17 +117,20 @@ class Calls:
             if fresh:
                 state.frame = outer
         if fresh:
+            if state.building:
+                state.building = False
+                self._grow()
             self.flush(frame, backward=False)
         return out
 
-    def _builds(self, graph: Any, outer: Frame | None, args: Any, kwargs: Any) -> bool:
+    def _builds(self, layer: Any, graph: Any, outer: Frame | None, args: Any, kwargs: Any) -> bool:
         """Tell whether Keras only finds out shapes, here or in the call that begins."""
         while graph is not None and is_loop(graph):
             graph = graph.outer_graph
         if graph is not None:
             # A function that is traced meanwhile may be called on numbers later.
             return "scratch_graph" in str(getattr(graph, "name", ""))
-        if not self._keras or outer is not None:
+        if outer is not None or not is_keras(layer):
             return False
         from anynan.keras.layers import is_symbolic, symbolic
 
@@ -192,6 +197,9 @@ class Calls:
         """Ask for the gradients of the layers' outputs too, and read all of them."""
         state, graph = self._state, here()
         flat = tf.nest.flatten(sources)
+        new = [x for x in flat if self._layers.weights.misses(x)]
+        if new:
+            self._grow(sources=new)
         mine = [(i, name) for i, x in enumerate(flat) if (name := self._layers.weights.name(x))]
         if not mine or not self._options.backward:
             return run(target, sources, *args, **kwargs)
@@ -246,7 +254,7 @@ class Calls:
             out = self.compiling(run, fn, *args, **kwargs)
         except tf.errors.OpError as error:  # another is of the tracing: nothing ran
             if not state.depth and self._holds(fn, args, kwargs):
-                self._follow(Step(fn, args, kwargs, kept))
+                self._follow(Step(fn, args, kwargs, kept + state.grown))
                 if not state.held and state.frame is None:
                     self.broken(error)
             raise
@@ -259,7 +267,7 @@ class Calls:
             return out
         self._known.add(fn)
         forward_only = not any(block.backward for block, _ in written)
-        self._follow(Step(fn, args, kwargs, kept))
+        self._follow(Step(fn, args, kwargs, kept + state.grown))
         state.backward = state.backward or not forward_only
         weights = self._layers.weights.trainable
         state.updated = state.updated or any(

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ class ModelSession(Session):
     """Watch a Keras model."""
 
     def __init__(self, model: Any, tracker: Tracker) -> None:
-        super().__init__(layers_of(model), model, tracker, keras=True)
+        super().__init__(functools.partial(_layers, weakref.ref(model)), model, tracker)
+        self._built = self.layers.whole()
 
     def renew(self) -> None:
         """Drop the functions that Keras traced: it makes them anew when it needs them."""
@@ -58,6 +60,9 @@ class ModelSession(Session):
     def held(self, fn: Any, args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
         """Run one batch as one step; without a function, what is compiled says how."""
         state, steps = self.state, self.steps
+        if not self._built:  # Keras built it after it was tracked
+            self.grow()
+            self._built = self.layers.whole()
         if fn is None or state.depth:
             return run()
         if state.open:
@@ -72,3 +77,8 @@ class ModelSession(Session):
         finally:
             if state.open:
                 steps.end()
+
+
+def _layers(model: "weakref.ref[Any]") -> dict[str, Any]:
+    found = model()
+    return {} if found is None else layers_of(found)

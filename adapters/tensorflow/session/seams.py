@@ -41,9 +41,7 @@ class Seams:
                 held.append((weakref.ref(layer), session, path))
         for owner in dict.fromkeys(_owner(type(layer), "__call__") for layer in layers.values()):
             self._change(owner, "__call__", _layer_call)
-        for owner in {_owner(type(x), "assign") for x in session.layers.weights.trainable()}:
-            for name in ("assign", "assign_add", "assign_sub"):
-                self._change(owner, name, _assign)
+        self.install_weights(session.layers.weights.trainable())
         if any(name == "gradient" for _, name, _ in self._changed):
             return
         for name, make in (("gradient", _gradient), ("jacobian", _jacobian)):
@@ -53,14 +51,17 @@ class Seams:
         self._change(tf.GradientTape, "__exit__", _exit)
         self._change(type(tf.function(_nothing)), "__call__", _function_call)
 
-    def install_optimizers(self, keras: Any) -> None:
-        """Change Keras's optimizers, which train modules and functions, too."""
-        self._change(keras.optimizers.Optimizer, "apply", _apply)
-        self._change(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
+    def install_weights(self, weights: list[Any]) -> None:
+        """Change how a program updates weights by itself."""
+        for owner in {_owner(type(x), "assign") for x in weights}:
+            for name in ("assign", "assign_add", "assign_sub"):
+                self._change(owner, name, _assign)
 
     def install_keras(self, keras: Any) -> None:
-        """Change what Keras trains with."""
-        self.install_optimizers(keras)
+        """Change what Keras trains with, and its layers: they may come later."""
+        self._change(keras.layers.Layer, "__call__", _layer_call)
+        self._change(keras.optimizers.Optimizer, "apply", _apply)
+        self._change(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 
@@ -112,6 +113,10 @@ def _owner(cls: type, name: str) -> type:
 def _layer_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         run = functools.partial(original, self)
+        known = [who for ref, who, _ in SEAMS.layers.get(id(self), ()) if ref() is self]
+        for session in SEAMS.sessions:
+            if session not in known and not session.paused:
+                session.adopt(self)
         for ref, session, path in SEAMS.layers.get(id(self), ()):
             if ref() is self and not session.paused:
                 run = functools.partial(session.calls.layer, run, self, path)

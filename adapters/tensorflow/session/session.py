@@ -35,33 +35,30 @@ class Session(BaseAdapter):
     """Watch layers for one tracker.
 
     Args:
-        layers: By path.
+        find: Gives the layers that there are now, by path.
         model: What was tracked, None for a function.
         tracker: Judges.
-        keras: True where layers of Keras are among them.
     """
 
     backend = "tensorflow"
 
     def __init__(
         self,
-        layers: dict[str, Any],
+        find: Callable[[], dict[str, Any]],
         model: Any,
         tracker: Tracker,
-        *,
-        keras: bool = False,
     ) -> None:
         super().__init__(tracker)
-        self._keras = keras
         options = self.options
         self.paused = False
         self._waiting: Callable[[], None] = _nothing
-        self.layers = Layers(layers, model, options)
+        self.layers = Layers(find, model, options)
         weights = self.layers.weights
         norms = Guard(options.policy).on
         # What an update did to a weight is judged by the gradient it got.
         sizes = norms or options.sizes or options.parameters
-        replicas = weights.replicas()
+        layers = self.layers.alive()
+        replicas = max([weights.replicas(), *map(_replicas, layers.values())])
         rows = 3 * len(layers) + 4 * len(weights.names) + 16
         gated = options.action in ("raise", "skip") or options.patience > 0
         self.state, traces = State(), Traces()
@@ -78,7 +75,7 @@ class Session(BaseAdapter):
         self.updates = Updates(weights, self._boards, traces, self.state, self.steps, gated=gated)
         self.calls = Calls(
             tracker, options, self.layers, traces, self._boards, self.state, self.steps,
-            self.updates, keras=keras,
+            self.updates, self.grow,
             # The gradients of outputs reach those of weights, and a replay finds the layer.
             inner=sizes or not options.replay or replicas > 1,
         )  # fmt: skip
@@ -94,13 +91,31 @@ class Session(BaseAdapter):
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""
-        if self._keras:
-            SEAMS.install_keras(sys.modules["keras"])
-        else:  # its optimizers train modules and functions, too, and may come later
-            self._waiting = when_imported("keras", _change_optimizers)
+        self._waiting = when_imported("keras", _install_keras)
         SEAMS.install(self, self.layers.alive())
         self.renew()
         self.attached(self._write_weight)
+
+    def grow(self, layer: Any = None, sources: Sequence[Any] = ()) -> None:
+        """Watch the layers and weights that came since, too.
+
+        Args:
+            layer: One that runs, and was not known.
+            sources: Variables of which a gradient is asked for, and that were not known.
+        """
+        fresh, made = self.layers.grow(layer, sources)
+        if fresh:
+            SEAMS.install(self, fresh)
+        SEAMS.install_weights(made)
+        # They hold what they were made with, whatever the step makes of them.
+        self.steps.keep_new(made)
+
+    def adopt(self, layer: Any) -> None:
+        """Watch a layer that runs in a step and was not known, if it belongs to what is watched."""
+        state = self.state
+        inside = state.frame is not None or (state.depth and self.layers.model() is None)
+        if inside and not state.replaying and self.layers.lacks(layer):
+            self.grow(layer)
 
     def _write_weight(self, worst: BadParameter, rows: Rows) -> None:
         value = self.layers.weights.value(worst.name)
@@ -234,10 +249,15 @@ def _nothing() -> None:
     pass
 
 
-def _change_optimizers() -> None:
+def _install_keras() -> None:
     keras: Any = sys.modules["keras"]
     if keras.backend.backend() == "tensorflow":
-        SEAMS.install_optimizers(keras)
+        SEAMS.install_keras(keras)
+
+
+def _replicas(layer: Any) -> int:
+    """Tell over how many replicas a model that is built later will be spread."""
+    return int(getattr(getattr(layer, "distribute_strategy", None), "num_replicas_in_sync", 1))
 
 
 def _gone(ref: "weakref.ref[Session]") -> None:

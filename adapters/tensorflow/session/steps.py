@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import tensorflow as tf
+
 from anynan._diagnosis.agreement import parting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
@@ -13,6 +15,7 @@ from anynan.tensorflow.read.boards import Block
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.places import Places
 from anynan.tensorflow.read.spots import Spot
+from anynan.tensorflow.read.weights import read
 from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.replay import Replays
 from anynan.tensorflow.replay.steps import State, Step
@@ -89,6 +92,21 @@ class Steps:
         """Hold what a replay needs of before the step: the buffers, or what an update changes."""
         every = self._options.level == "operation"
         return self._layers.weights.keep(all_of_them=every or (updates and not self._dropped))
+
+    def keep_new(self, variables: list[Any]) -> None:
+        """Hold what variables that came in this step began with, unless only buffers are held."""
+        state = self._state
+        if self._dropped or state.replaying:
+            return
+        for variable in variables:
+            try:
+                with tf.init_scope():
+                    held = variable, read(variable)
+            except (ValueError, tf.errors.OpError):  # it holds nothing yet
+                continue
+            state.grown.append(held)
+            if state.step is not None:
+                state.step.kept.append(held)
 
     def of(
         self, fn: Any, args: Any, kwargs: Any, *, updates: bool = True, layer: bool = False
@@ -179,7 +197,7 @@ class Steps:
                     if updated and not self._options.parameters:
                         tracker.judge.updated(rows.step)
         finally:
-            state.step, state.roots = None, []
+            state.step, state.roots, state.grown = None, [], []
         if error is not None:
             raise error
 

@@ -44,22 +44,24 @@ def _children(module: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def layers_in(fn: Any) -> tuple[dict[str, Any], bool]:
-    """Give the layers of the models that a function uses, and whether any is Keras's."""
+def layers_in(fn: Any) -> dict[str, Any]:
+    """Give the layers of the models that a function uses."""
     layers: dict[str, Any] = {}
     found = models_in(fn)
-    keras = False
     for name, model in found.items():
-        if is_keras(model):
-            from anynan.keras.layers import layers_of
-
-            keras, inside = True, layers_of(model)
-        else:
-            inside = modules_of(model)
-        for path, layer in inside.items():
+        for path, layer in parts_of(model).items():
             whole = path if len(found) == 1 else f"{name}.{path}" if path else name
             layers[whole] = layer
-    return layers, keras
+    return layers
+
+
+def parts_of(model: Any) -> dict[str, Any]:
+    """Give a model's layers by path."""
+    if not is_keras(model):
+        return modules_of(model)
+    from anynan.keras.layers import layers_of
+
+    return layers_of(model)
 
 
 def variables_in(fn: Any) -> list[tuple[str, Any]]:
@@ -87,7 +89,7 @@ def models_in(fn: Any) -> dict[str, Any]:
         found[type(owner).__name__] = owner
     for name, value in names_in(fn).items():
         module = isinstance(value, tf.Module) and not isinstance(value, tf.Variable)
-        runs = value.built if is_keras(value) else module and callable(value)
+        runs = is_keras(value) or (module and callable(value))
         if runs and not any(value is known for known in found.values()):
             found[name] = value
     return found

@@ -61,8 +61,13 @@ class Models:
         for other, found in self.living():
             if found is not model:
                 every.update(self.named(other, found))
-        chosen = choose(every, self.options.layers, self.options.exclude)
+        whole = self.whole(every)
+        chosen = choose(every, self.options.layers, self.options.exclude, whole=whole)
         return {path: module for path, module in named.items() if path in chosen}
+
+    def whole(self, layers: dict[str, torch.nn.Module]) -> bool:
+        """Tell whether these are all the layers there will be, so that a pattern must match one."""
+        return True
 
     def named(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Map paths to modules; of a wrapper and what it wraps, which share one, the inner.

@@ -1,0 +1,104 @@
+"""Models that are not built, or not there, when tracking begins."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from tests.keras_adapter.models import line
+
+X = tf.ones((2, 3))
+
+
+class Plain(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4, name="dense")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def stepping(model, loss_of, **options):
+    """Make the step of TensorFlow's own tutorials: it builds the model, and returns nothing."""
+    optimizer = keras.optimizers.Adam()
+
+    @anynan.tensorflow.track(**options)
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(model(x))
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    return step
+
+
+def root(x):
+    return tf.reduce_mean(tf.sqrt(x * 0))  # bad root
+
+
+def arc(x):
+    return tf.reduce_mean(tf.acos(4 + x * x))  # bad arc
+
+
+@pytest.mark.parametrize("action", ["raise", "warn"])
+@pytest.mark.parametrize(("loss", "operation"), [(root, "sqrt"), (arc, "acos")])
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+def test_a_step_that_builds_its_model_and_returns_nothing_is_read(action, loss, operation):
+    model = Plain()
+    step = stepping(model, loss, action=action)
+    if action == "raise":
+        with pytest.raises(anynan.NonFiniteError):
+            step(X)
+        assert np.isfinite(model.dense.kernel.numpy()).all()
+    else:
+        step(X)
+    event = step.events[0]
+    assert (event.step, event.operation.name) == (0, operation)
+    assert event.operation.source.line == line(__file__, f"bad {loss.__name__}")
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+def test_its_later_steps_are_a_consequence():
+    step = stepping(Plain(), root, action="warn")
+    for _ in range(3):
+        step(X)
+    assert len(step.events) == 1
+
+
+def test_weights_that_only_an_object_holds_are_read():
+    class Held:
+        weight = tf.Variable([0.0, 1.0])
+
+    held = Held()
+
+    @anynan.tensorflow.track(action="record")
+    def step(owner):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.sqrt(owner.weight))
+        owner.weight.assign_sub(tape.gradient(loss, owner.weight))
+
+    step(held)
+    assert step.events[0].operation.name == "sqrt"
+
+
+def test_a_model_that_says_it_is_built_is_watched_when_its_layers_are():
+    model = Plain()
+    with pytest.warns(UserWarning, match="does not have a `build\\(\\)` method"):
+        model.build((2, 3))
+    with anynan.keras.track(model, action="record") as tracker:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.math.log(-tf.abs(model(X))))
+        tape.gradient(loss, model.trainable_variables)
+    assert tracker.events[0].phase == "loss"
+    assert {"dense.kernel", "dense.bias"} <= {r.site.parameter for r in tracker.history}
+
+
+def test_a_pattern_that_fits_no_layer_yet_is_no_error():
+    with anynan.keras.track(Plain(), layers="dense*"):
+        pass
+    with pytest.raises(ValueError, match="matches no layer"):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        anynan.keras.track(model, layers="none*")
