@@ -1,5 +1,6 @@
 """Watch what comes out of a data loader: which batch, which field, which row."""
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -67,6 +68,10 @@ class Watched(Generic[T]):
         if name.startswith("__") or name == "_iterable":
             raise AttributeError(name)
         return getattr(self._iterable, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What loads it may not have anynan: the first of a tuple is the loader itself.
+        return operator.getitem, ((self._iterable,), 0)
 
     def __repr__(self) -> str:
         return f"<anynan.watch {self.name}: {self._iterable!r}>"

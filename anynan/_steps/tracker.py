@@ -3,6 +3,7 @@
 import copy
 import functools
 import html
+import operator
 import os
 import sys
 import threading
@@ -103,10 +104,6 @@ _lock = threading.Lock()
 _watching: "dict[int, weakref.ref[Tracker]]" = {}  # in the order of ``track``
 
 
-def _itself(target: Any) -> Any:
-    return target
-
-
 def _is_cloudpickle(frame: types.FrameType) -> bool:
     return "cloudpickle" in str(frame.f_globals.get("__name__", ""))
 
@@ -205,7 +202,8 @@ class Tracker:
         name = self._global_name()
         # Where a worker has no __main__ of ours, what it is sent is the function by value.
         by_value = self.__module__ == "__main__" and _is_cloudpickle(sys._getframe(1))
-        return (_itself, (self.fn,)) if name is None or by_value else name
+        # What loads it may not have anynan: the first of a tuple is the function itself.
+        return (operator.getitem, ((self.fn,), 0)) if name is None or by_value else name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.fn, memo)

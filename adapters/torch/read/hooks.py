@@ -1,49 +1,66 @@
-"""Hooks that copies of a model leave behind."""
+"""Hooks that no copy and no file of a model takes along."""
 
-import contextlib
+import copyreg
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+# By its id, a dict in which PyTorch notes how hooks are called, with the keys of ours.
+_noted: dict[int, tuple[weakref.ref[Any], set[int]]] = {}
 
-class _Sweep:
-    """Take copied hooks out of the dicts they came into, once the whole copy is made.
 
-    It lives in the memo of ``copy.deepcopy``, and goes with it.
+def _without(found: OrderedDict[Any, Any]) -> Any:
+    """Say what a copy or a pickle of an ordered dict is made of: all of it but what is ours."""
+    made: Any = found.__reduce__()
+    ref, keys = _noted.get(id(found), (None, ()))
+    if ref is None or ref() is not found:
+        keys = ()
+    kept = [x for x in found.items() if x[0] not in keys and not isinstance(x[1], Hook)]
+    return made if len(kept) == len(found) else (*made[:4], iter(kept))
+
+
+def _forget(key: int) -> None:
+    _noted.pop(key, None)
+    if not _noted and copyreg.dispatch_table.get(OrderedDict) is _without:
+        del copyreg.dispatch_table[OrderedDict]
+
+
+class _Handle:
+    """Take a hook off, and forget that it was there.
+
+    A model keeps its hooks in ordered dicts, which would take them into every copy and file:
+    ``copyreg`` is what both ask how such a dict is to be written.
     """
 
-    def __init__(self) -> None:
-        self.found: list[tuple[Any, int]] = []
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        for ref in handle.extra_dict_ref:
+            key = id(ref())
+            gone = weakref.ref(ref(), lambda _, key=key: _forget(key))  # type: ignore[misc]
+            _noted.setdefault(key, (gone, set()))[1].add(handle.id)
+        if _noted:
+            copyreg.pickle(OrderedDict, _without)  # type: ignore[arg-type]
 
-    def __del__(self) -> None:
-        for hooks, key in self.found:
-            hooks.pop(key, None)
+    def remove(self) -> None:
+        """Take it off."""
+        self._handle.remove()
+        for ref in self._handle.extra_dict_ref:
+            key = id(ref())
+            _, keys = _noted.get(key, (None, set[int]()))
+            keys.discard(self._handle.id)
+            if not keys:
+                _forget(key)
 
 
 class Hook:
-    """Be dropped from copies: a deep-copied or unpickled model is not tracked.
+    """Be dropped from copies and files: a model that was copied or loaded is not tracked."""
 
-    Attributes:
-        handle: What takes it off its module.
-    """
+    __slots__ = ()
 
-    __slots__ = ("handle",)
-
-    def on(self, handle: Any) -> Any:
-        """Note the handle, and hand it on."""
-        self.handle = handle
-        return handle
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        handle: Any = getattr(self, "handle", None)
-        copied = None if handle is None else memo.get(id(handle.hooks_dict_ref()))
-        if copied is not None:  # the dict in whose copy this will be
-            memo.setdefault(id(_Sweep), _Sweep()).found.append((copied, handle.id))
-        return contextlib.nullcontext().__exit__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # What loads the model may not have anynan: this stands for "do nothing" in the
-        # standard library, whatever the arguments.
-        return getattr, (contextlib.nullcontext(), "__exit__")
+    def on(self, handle: Any) -> _Handle:
+        """Give what takes this hook off the module that it was put on."""
+        return _Handle(handle)
 
 
 class CallHook(Hook):
