@@ -166,6 +166,8 @@ class Event(Shown):
         tried: What came of the step with the origin repaired; None where it was not tried.
         others: The faults that were left then, each tried in its turn with those before it
             repaired: events of their own, which are told here and nowhere else.
+        times: In how many steps the same was bad: the same operation, line and cause, or the same
+            layer and phase where none is known. This is the first of them.
 
     Example:
         >>> import json, anynan, numpy
@@ -202,6 +204,7 @@ class Event(Shown):
     target: str = ""
     tried: Trial | None = None
     others: tuple["Event", ...] = ()
+    times: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as plain JSON values; non-finite numbers become strings."""

@@ -749,7 +749,8 @@ def _parameter_event(
         if reading.step not in case.updates:  # the code itself wrote it, and no optimizer
             write = made
     chosen: BadParameter = next((item for item in bad if item.name == label), bad[0])
-    updated = bool(case.updates) and not chosen.buffer and chosen.held
+    known = case.clean is not None  # else it may have been bad from the beginning
+    updated = known and bool(case.updates) and not chosen.buffer and chosen.held
     written = updated or write is not None
     phase: Phase = "optimizer" if written else "parameter"
     step = case.updates[-1] if updated and len(case.updates) == 1 else reading.step

@@ -87,7 +87,7 @@ class Writer:
         """Write an ended step, if its turn has come or it went bad."""
         with self._safely():
             self._steps += 1
-            bad = rows.failed is not None and rows.failed.step == rows.step
+            bad = rows.failed is not None and not rows.follows
             if bad or (self._steps - 1) % self._every == 0:
                 self._entry(rows)
             self._notes(notes, remarks)

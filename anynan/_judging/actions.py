@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from anynan._steps.tracker import Tracker
 
 MAX_EVENTS = 10_000
+# Of one origin so many are told in a row, then each tenth, hundredth and so on.
+TOLD = 3
 
 
 def takes_along(error: BaseException) -> bool:
@@ -48,7 +50,8 @@ class Actor:
         self._lock = threading.RLock()
         self._local = threading.local()
         self._streak = 0
-        self._first: dict[Any, list[int]] = {}  # what was told: how often, and since which step
+        # Of each origin and each place a list of one: the event that stands for all.
+        self._first: dict[Any, list[Event]] = {}
 
     def accept(self, rows: Rows, event: Event) -> None:
         """Act on the event that a step failed by, be it this rank's or another's.
@@ -116,6 +119,9 @@ class Actor:
     def _exchange(self, event: Event, new: Event) -> None:
         """Put a recorded event's successor in its place."""
         with self._lock:
+            for first in self._first.values():
+                if first[0] is event:
+                    first[0] = new
             for i in range(len(self._events) - 1, -1, -1):
                 if self._events[i] is event:
                     self._events[i] = new
@@ -123,8 +129,33 @@ class Actor:
                         follower.event(new, instead=event)
                     return
 
+    def _count(self, event: Event) -> Event:
+        """Record an event, or count it with the one of the same origin; give what stands for it."""
+        cause, operation = event.cause, event.operation
+        tag = None if cause is None else cause.tag
+        # Other rows of another batch are no repetition.
+        held = "" if cause is None or event.phase != "input" else cause.evidence
+        origin: tuple[Any, ...] = (event.phase, event.layer, event.kind, event.parameter, tag, held)
+        if operation is not None:
+            origin = (*origin, operation.name, operation.source)
+        here = place(event.phase, event.layer, event.parameter)
+        with self._lock:
+            first = self._first.get(origin)
+            if first is None and operation is None and tag in (None, "unknown"):
+                first = self._first.get(here)  # nothing was looked for any more
+            if first is None:
+                self._record(event)
+                first = self._first[origin] = [event]
+                for where in (here, event.spread.surfaced):
+                    self._first.setdefault(where, first)
+                return event
+            self._counts[event.severity] += 1
+            self._exchange(first[0], replace(first[0], times=first[0].times + 1))
+        log(event)
+        return first[0]
+
     def _act(self, event: Event, rows: Rows) -> None:
-        self._record(event)
+        rows.failed = first = self._count(event)
         self._streak += 1
         carried = getattr(self._local, "carried", None)
         if carried is not None:  # an exception is on its way, which takes the report along
@@ -144,16 +175,16 @@ class Actor:
                     f"skipped {self._streak} of {self.options.patience} bad steps in a row that "
                     "patience= allows"
                 )
-                warn(self._told(event, note))
+                self._warn(self._told(event, first, note))
         elif action == "raise":
             kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError
             raise kind(self._text(event), event, self._tracker())
         elif action == "warn":
-            warn(self._told(event))
+            self._warn(self._told(event, first))
         elif action == "skip":
             rows.skip = True
             if self._streak == 1:
-                warn(self._told(event, "the update of this step is dropped"))
+                self._warn(self._told(event, first, "the update of this step is dropped"))
         elif isinstance(action, Callable):  # type: ignore[arg-type]
             action(event)
 
@@ -162,35 +193,35 @@ class Actor:
         if (environment() or self.options.action) != "record":
             warn(render_line(suspect, which=self._among_others))
 
+    @staticmethod
+    def _warn(text: str) -> None:
+        if text:
+            warn(text)
+
     def _text(self, event: Event) -> str:
         here = None if self.adapter is None else self.adapter.rank()  # it may be removed by now
         return render(event, here=here, which=self._among_others)
 
-    def _told(self, event: Event, note: str = "") -> str:
-        """Put an event into words: in full the first time, then in a line with a count."""
-        cause, operation = event.cause, event.operation
-        tag = None if cause is None else cause.tag
-        # Other rows of another batch are no repetition.
-        held = "" if cause is None or event.phase != "input" else cause.evidence
-        origin: tuple[Any, ...] = (event.phase, event.layer, event.kind, event.parameter, tag, held)
-        if operation is not None:
-            origin = (*origin, operation.name, operation.source)
-        here = place(event.phase, event.layer, event.parameter)
-        with self._lock:
-            same = self._first.get(origin)
-            if same is None and operation is None and tag in (None, "unknown"):
-                same = self._first.get(here)  # nothing was looked for any more
-            if same is None:
-                same = self._first[origin] = [0, event.step]
-                for where in (here, event.spread.surfaced):
-                    self._first.setdefault(where, same)
-            same[0] += 1
-            count, step = same
-        if count == 1:
+    def _told(self, event: Event, first: Event, note: str = "") -> str:
+        """Put an event into words: in full the first time, then in a line with a count.
+
+        Args:
+            event: What happened.
+            first: What stands for all of its origin.
+            note: What was done about it.
+
+        Returns:
+            The words; empty where so many were told that the count alone says nothing new.
+        """
+        if first is event:
             text = self._text(event)
             return f"{text}\n\n  {note}" if note else text
-        line = render_line(event, which=self._among_others)
-        return f"{line}; {count} times since step {step}{note and '; '}{note}"
+        times = first.times
+        if not note and times > TOLD and set(str(times)[1:]) != {"0"}:
+            return ""
+        named = event if event.operation is not None else replace(first, times=1)
+        line = render_line(named, which=self._among_others)
+        return f"{line}; {times} times since step {first.step}{note and '; '}{note}"
 
     @contextmanager
     def carried_by(

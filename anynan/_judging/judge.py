@@ -76,10 +76,15 @@ class Judge(Actor):
         self._updates: list[int] = []
         self._trained = False
         self._spoiled: int | None = None
-        # The last failed step after which the program went on, and the last of those whose update
-        # was made all the same.
+        # The last failed step after which the program went on, and the one since which weights
+        # are bad: its update was made all the same, or it found them so.
         self._went_on: Rows | None = None
         self._through: Rows | None = None
+        # What was seen to come of bad weights; None where all may.
+        self._follows: set[tuple[Any, ...]] | None = None
+        self._cleared = False  # whether a clean step came after them
+        # The last step that was bad, and the one whose event stands for it.
+        self._bad: tuple[int, Rows | None] = -1, None
         self._since = made.count()
 
     # What adapters call.
@@ -124,7 +129,8 @@ class Judge(Actor):
             else:
                 self._spread(rows)
                 if self._goes_on(rows):
-                    self._went_on = rows
+                    self._went_on, self._bad = rows, (rows.step, rows)
+            self._look_for_repair(rows)
             for follower in self.followers:
                 follower.step(rows, self.notes, self.remarks)
 
@@ -139,7 +145,7 @@ class Judge(Actor):
             False if it is to be judged as any other.
         """
         local = self._local.__dict__  # asked once: it is another for each thread
-        if self.followers or self._risen or local.get("rows") is not None:
+        if self.followers or self._risen or self._through or local.get("rows") is not None:
             return False
         step: int = local.get("next", 0)
         local["next"], local["since"] = step + 1, made.count()
@@ -275,8 +281,23 @@ class Judge(Actor):
             rows.held = rows.held or Held(reading, kind, value, replayed)
             return
         event = self.diagnose(rows, reading, kind, value, later=later, replayed=replayed)
-        if event is not None and not self._came_of(rows, event):
+        key = (reading.layer, reading.phase, kind)
+        if event is not None and not self._came_of(rows, event, key):
             self.accept(rows, event)
+
+    def accept(self, rows: Rows, event: Event) -> None:
+        """Act on the event that a step failed by; what comes of bad weights is none of its own.
+
+        Raises:
+            AnomalyError: As the tracker's action says.
+        """
+        found = event.phase in ("parameter", "optimizer") and event.kind in NON_FINITE
+        if found and not self._is_buffer(event) and not self._stops(rows):
+            self._through, self._follows, self._cleared = rows, set(), False
+            if event.order < len(rows.lo) and event.rank == self._adapter.rank():
+                reading = rows.reading(event.order)
+                self._follows.add((reading.layer, reading.phase, reading.kind))
+        super().accept(rows, event)
 
     def unscaled(self, rows: Rows) -> None:
         """Judge the gradients that waited for a loss scaler: none has a part in this step.
@@ -719,7 +740,14 @@ class Judge(Actor):
     def went_through(self, rows: Rows) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""
         if self._goes_on(rows):
-            self._through = rows
+            self._through, self._follows = rows, None
+
+    def begin_again(self, rows: Rows) -> None:
+        """Let what failed as weights were looked at before a step not fail the step."""
+        if self._through is rows:
+            self._through = Rows(rows.step)
+            self._through.failed = rows.failed
+        rows.failed = None
 
     def not_meant(self, bad: list[BadParameter]) -> list[BadParameter]:
         """Note what of the bad weights and buffers may be meant so, and give the rest.
@@ -789,21 +817,70 @@ class Judge(Actor):
 
         It is no event of its own then: it counts as spread of the event that was let through.
         """
-        through = self._through
-        if through is None or reading.step <= through.step:
-            return False
         if kind not in NON_FINITE or reading.phase == "input":
             return False
-        if all(item.name in self._meant for item in self._adapter.bad_weights()):  # repaired since
-            self._through = None
+        if self._handed_back(rows, later):
+            return True
+        through = self._through
+        if through is None or through is rows or reading.step < through.step:
             return False
-        made = f"the update of step {through.failed.step}, which was made although that step was"
-        self._add(rows, through, 1 + later, f"the weights are bad since {made} reported")
+        key = (reading.layer, reading.phase, kind)
+        if self._follows is not None and (self._cleared or key not in self._follows):
+            return False
+        if self._repaired():
+            return False
+        self._add(rows, through, 1 + later, self._since_when(through))
         return True
 
-    def _came_of(self, rows: Rows, event: Event) -> bool:
-        """Tell whether an event is about a buffer that a failed step before spoilt."""
-        earlier, name = self._went_on, event.parameter
+    def _handed_back(self, rows: Rows, later: int) -> bool:
+        """Tell whether a model was given what it gave itself in a step that was reported."""
+        for doubt in rows.doubts:
+            maker = rows.makers.get(doubt.reading.site.tensor)
+            if maker is not None and maker.itself and maker.step == self._bad[0]:
+                first = self._bad[1]
+                assert first is not None
+                said = f"what {maker.name} is given comes of its own step {first.failed.step}"
+                self._add(rows, first, 1 + later, f"{said}, which was reported")
+                return True
+        return False
+
+    def _is_buffer(self, event: Event) -> bool:
+        name = event.parameter
+        return any(item.buffer for item in self._adapter.bad_parameters() if item.name == name)
+
+    def _repaired(self) -> bool:
+        """Look at the weights that an earlier step left bad; forget it if they are good again."""
+        good = all(item.name in self._meant for item in self._adapter.bad_weights())
+        if good:
+            self._through = None
+        return good
+
+    def _look_for_repair(self, rows: Rows) -> None:
+        """Look at the weights once, when the first clean step comes after they were bad."""
+        if self._through is None or rows.failed is not None:
+            self._cleared = False
+        elif not self._cleared and self.adapter is not None:
+            self._cleared = not self._repaired()
+
+    def _since_when(self, through: Rows) -> str:
+        step = through.failed.step
+        if self._follows is not None:
+            return f"the weights are bad since step {step}, which went on although it was reported"
+        return (
+            f"the weights are bad since the update of step {step}, which was made although that "
+            "step was reported"
+        )
+
+    def _came_of(self, rows: Rows, event: Event, key: tuple[Any, ...]) -> bool:
+        """Tell whether an event is about what a failed step before spoilt: a weight, a buffer."""
+        through, earlier, name = self._through, self._went_on, event.parameter
+        if through not in (None, rows) and event.phase in ("parameter", "optimizer"):
+            same = not self._cleared or name == through.failed.parameter
+            if same and not self._is_buffer(event):
+                if self._follows is not None:
+                    self._follows.add(key)
+                self._add(rows, through, 1 + event.spread.count, self._since_when(through))
+                return True
         if earlier is None or event.phase != "parameter" or earlier.step >= rows.step:
             return False
         clean = self._clean is not None and self._clean > earlier.step
@@ -819,17 +896,27 @@ class Judge(Actor):
         """Count what is bad in a step as spread of the event of an earlier one."""
         event: Event = first.failed
         count += event.spread.count
+        rows.follows, self._bad = True, (rows.step, first)
         rows.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
         self._exchange(event, first.failed)
         action = self._action_name()
         note = f"{said} (action={action}): what is bad because of it is counted there"
         (self.say if self.options.action == "warn" else self.remark)(note)
 
+    def _exchange(self, event: Event, new: Event) -> None:
+        """Put a recorded event's successor in its place, for later steps too."""
+        for rows in (self._went_on, self._through, self._bad[1]):
+            if rows is not None and rows.failed is event:
+                rows.failed = new
+        super()._exchange(event, new)
+
     def _goes_on(self, rows: Rows) -> bool:
         """Tell whether the program goes on with what a failed step of its own left behind."""
+        return not (rows.follows or self._stops(rows))
+
+    def _stops(self, rows: Rows) -> bool:
         action = environment() or self.options.action
-        stops = action in ("raise", "skip") or rows.skip
-        return not stops and bool(rows.failed.step == rows.step)
+        return action in ("raise", "skip") or rows.skip
 
     def _action_name(self) -> str:
         action = self.options.action

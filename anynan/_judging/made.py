@@ -25,11 +25,13 @@ class Maker:
         name: The model's.
         step: In which of its steps it was bad.
         certain: True if it is the same memory; else the model gave something bad just before.
+        itself: Whether it is the model that was given it.
     """
 
     name: str
     step: int
     certain: bool
+    itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def maker(judge: "Judge", value: Any, since: int) -> Maker | None:
         if other is None or other.adapter is None:
             continue
         if value is not None and made.memory is not None and made.memory(value):
-            return Maker(made.name, made.step, certain=True)
+            return Maker(made.name, made.step, certain=True, itself=other is judge)
         here = made.own and made.thread == threading.get_ident() and other is not judge
         if here and near is None and made.number >= since:
             near = Maker(made.name, made.step, certain=False)

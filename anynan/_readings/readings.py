@@ -136,8 +136,8 @@ class Rows:
 
     __slots__ = (
         "__weakref__", "applied", "brought", "calls", "carried", "doubts", "expected", "failed",
-        "given", "guarded", "held", "hi", "holding", "judged", "live", "lo", "makers", "norms",
-        "pending", "scale", "seen", "sites", "skip", "spread", "stats", "step", "suspect",
+        "follows", "given", "guarded", "held", "hi", "holding", "judged", "live", "lo", "makers",
+        "norms", "pending", "scale", "seen", "sites", "skip", "spread", "stats", "step", "suspect",
         "updates",
     )  # fmt: skip
 
@@ -175,6 +175,8 @@ class Rows:
         # True if a scaler made the update all the same: no weight's gradient was bad.
         self.applied = False
         self.failed: Any = None
+        # True if that is the event of an earlier step, of which this one's fault came.
+        self.follows = False
         # Set by an adapter whose ranks act together: what is bad waits until all of them know.
         self.holding = False
         self.held: Held | None = None

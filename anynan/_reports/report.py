@@ -139,6 +139,8 @@ def render_line(event: Event, *, which: bool = False) -> str:
         text += f": {(norm and event.cause.evidence) or event.cause.text}"
     if event.expected is not None:
         text += f" ({event.expected})"
+    if event.times > 1:
+        text += f"; {event.times} times"
     return " ".join(text.split())
 
 

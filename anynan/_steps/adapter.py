@@ -241,7 +241,7 @@ class BaseAdapter:
             write(bad[0], rows)
             judge.review(rows)
         finally:
-            rows.failed = None
+            judge.begin_again(rows)
 
     def loss_scale(self) -> float | None:
         """Give the loss scale in force, None without a loss scaler."""

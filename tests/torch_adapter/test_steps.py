@@ -560,7 +560,7 @@ def test_a_batch_that_the_user_drops_is_a_step_of_its_own() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert [event.step for event in bad(tracker)] == [1, 2]
+    assert [(event.step, event.times) for event in bad(tracker)] == [(1, 2)]
     assert tracker.history.steps() == [0, 1, 2, 3, 4]
 
 
@@ -619,7 +619,7 @@ def test_skip_leaves_weights_and_state_and_goes_on(read: Any, armed: str) -> Non
     train(model, optimizer)
     assert not same(weights, model)
     assert all(p.isfinite().all() for p in model.parameters())
-    assert [event.step for event in bad(tracker)] == [2, 3]
+    assert [(event.step, event.times) for event in bad(tracker)] == [(2, 2)]
     assert tracker.history.steps() == [0, 1, 2, 3, 4]
 
 

@@ -147,6 +147,7 @@ def test_what_follows_from_an_update_that_went_through(
             x[0, 0] = math.nan
         step(x)
     tracker.check()
+    first = fault
     (event,) = [event for event in tracker.events if event.severity == "bad"]
     assert (event.step, event.phase) == (3, fault)
     assert event.spread.count > 1
@@ -157,7 +158,8 @@ def test_what_follows_from_an_update_that_went_through(
     fault, bad = "forward", True
     step(torch.ones(2, 4))
     tracker.check()
-    assert [event.step for event in tracker.events if event.severity == "bad"] == [3, 6]
+    found = [(e.step, e.times) for e in tracker.events if e.severity == "bad"]
+    assert found == ([(3, 2)] if first == "forward" else [(3, 1), (6, 1)])
 
 
 class Slope(nn.Module):

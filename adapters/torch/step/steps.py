@@ -100,8 +100,7 @@ class Steps:
         try:
             self.flag(state, rows, len(rows.lo) - 1, dict(self.weights.all())[first.name])
         finally:
-            if rows.failed is not None:
-                rows.failed = None
+            self.tracker.judge.begin_again(rows)
 
     def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
         """Have one reading judged while its layer is still on the stack."""
