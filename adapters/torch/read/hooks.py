@@ -40,7 +40,7 @@ class _Handle:
             gone = weakref.ref(ref(), lambda _, key=key: _forget(key))  # type: ignore[misc]
             _noted.setdefault(key, (gone, set()))[1].add(handle.id)
         if _noted:
-            copyreg.pickle(OrderedDict, _without)  # type: ignore[arg-type]
+            copyreg.pickle(OrderedDict, _without)
 
     def remove(self) -> None:
         """Take it off."""
