@@ -20,19 +20,19 @@ from anynan._compare.captures import (
     Wish,
     cotangent,
 )
+from anynan.jax.graphs.bodies import rounds_of
 from anynan.jax.graphs.calls import Calls, Turn, scans, turns
 from anynan.jax.graphs.choices import Chooser, choosers, gates
 from anynan.jax.graphs.graph import Graph, Node
 from anynan.jax.graphs.layers import Layers
 from anynan.jax.graphs.lines import call_site, source
 from anynan.jax.graphs.names import FUNCTIONS, PRIMITIVES
+from anynan.jax.graphs.versions import wide_numbers
 from anynan.jax.program.scopes import named
 from anynan.jax.program.trace import under_way
 from anynan.jax.program.values import Values
 from anynan.jax.read.probes import checkable
 
-_jax: Any = jax
-_wide = _jax.enable_x64 if hasattr(jax, "enable_x64") else _jax.experimental.enable_x64
 # Of every value of these the elements are there before.
 _QUIET = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "iota", "reshape"})
 
@@ -60,7 +60,7 @@ class JaxSide(Side):
 
     def run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
         """Run once: nothing is written to, so nothing needs to be put back."""
-        with _wide(True) if wish.wide else nullcontext():
+        with wide_numbers() if wish.wide else nullcontext():
             return self._run(batch, wish)
 
     def _run(self, batch: tuple[Any, ...], wish: Wish) -> Capture:
@@ -210,7 +210,7 @@ class _Traced:
         arrays = {}
         for number, picks in found.items():
             chooser = self.choosers[number]
-            lengths = [eqn.params["length"] for eqn in scans(chooser.node)[: chooser.loops]]
+            lengths = [rounds_of(eqn) or 0 for eqn in scans(chooser.node)[: chooser.loops]]
             if len(picks) == math.prod(lengths):
                 stacked = np.stack([picks[turn] for turn in sorted(picks)])
                 arrays[number] = stacked.reshape((*lengths, *chooser.shape))
@@ -228,12 +228,17 @@ class _Traced:
 
     def _gates(self, found: dict[int, Any]) -> Iterator[Choice]:
         """Walk the comparisons that open or close for some elements."""
-        for node in self.gates:
-            index = node.outs[0]
-            if index is None or index not in found:
-                continue
-            for turn in turns(node, self.graph.values[index].loops):
-                picked = np.asarray(found[index][turn])
+        limits: dict[tuple[Any, ...], list[Node]] = {}
+        for node in self.gates:  # beyond a limit and at it: one gate, since JAX 0.12
+            ends = [self.graph.values[i] for i in node.ins]
+            key = tuple(str(x.constant) if x.known and not np.ndim(x.constant) else x.index
+                        for x in ends)  # fmt: skip
+            if node.outs[0] in found:
+                limits.setdefault((node.path, *key), []).append(node)
+        for node, *more in limits.values():
+            for turn in turns(node, node.loops):
+                sides = [np.asarray(found[x.outs[0] or 0][turn]) for x in (node, *more)]
+                picked = sum(side * 2**i for i, side in enumerate(sides))
                 if (picked != picked.ravel()[:1]).any():
                     yield Choice(
                         node.name, self.layers.of(node) or "", source(node.chain, node.eqn), picked,

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from anynan._compare.captures import Way
-from anynan.jax.graphs.bodies import bodies
+from anynan.jax.graphs.bodies import backwards, bodies, rounds_of
 from anynan.jax.graphs.graph import Graph, Node, Value
 from anynan.jax.graphs.layers import Layers, inside
 from anynan.jax.read.probes import checkable
@@ -248,8 +248,7 @@ def opened(graph: Graph) -> set[Path]:
 
 def turns(node: Node, depth: int) -> Iterator[Turn]:
     """Walk the turns of the scans around an operation, the outermost ``depth`` of them."""
-    lengths = [eqn.params["length"] for eqn in scans(node)[:depth]]
-    yield from itertools.product(*map(range, lengths))
+    yield from itertools.product(*(range(rounds_of(x) or 0) for x in scans(node)[:depth]))
 
 
 def scans(node: Node) -> list[Any]:
@@ -260,7 +259,7 @@ def scans(node: Node) -> list[Any]:
 def _filled(node: Node, turn: Turn) -> tuple[float, ...]:
     """Say when an operation runs in a turn; in all turns of the loops further inside."""
     left = iter([
-        scan.params["length"] - 1 - i if scan.params["reverse"] else i
+        (rounds_of(scan) or 0) - 1 - i if backwards(scan) else i
         for i, scan in zip(turn, scans(node), strict=False)
     ])  # fmt: skip
     return tuple(next(left, inf) if part is None else part for part in node.order)

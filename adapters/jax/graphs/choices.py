@@ -61,7 +61,7 @@ def choosers(graph: Graph) -> list[Chooser]:
             found.setdefault(drawn[1], Chooser(*drawn, node, drawn=True))
             continue
         name = CHOOSING[node.name][0] if node.name in CHOOSING else node.name
-        sorts = name == "sort" and len(node.ins) > node.eqn.params["num_keys"]
+        sorts = name == "sort" and len(node.ins) > node.eqn.params.get("num_keys", 1)
         if (sorts or node.name in CHOOSING) and checkable(graph.values[node.ins[0]].aval):
             found[own] = Chooser(node.eqn, own, name, node.loops, node)
     return list(found.values())

@@ -1,6 +1,6 @@
 """A program as one flat list of operations, whatever calls, loops and branches it is made of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +9,9 @@ import numpy as np
 from jax.extend import core as jc
 
 from anynan.jax.graphs import lines
-from anynan.jax.graphs.bodies import Body, bodies, dropped, hides
+from anynan.jax.graphs.bodies import Body, bodies, hides
 from anynan.jax.graphs.stacks import Place, place
+from anynan.jax.graphs.versions import dropped
 from anynan.jax.read.probes import checkable
 from anynan.jax.read.readings import Path
 
@@ -28,9 +29,10 @@ PASSING = frozenset(
 
 def fills(eqn: Any) -> bool:
     """Tell whether a read gives NaN where its index is out of range."""
-    if eqn.primitive.name != "gather" or not str(eqn.params["mode"]).endswith("FILL_OR_DROP"):
+    mode = str(eqn.params.get("mode"))
+    if eqn.primitive.name != "gather" or not mode.endswith("FILL_OR_DROP"):
         return False
-    fill = eqn.params["fill_value"]
+    fill = eqn.params.get("fill_value")
     return checkable(eqn.outvars[0].aval) and (fill is None or fill != fill)
 
 
@@ -105,12 +107,19 @@ class Node:
 
 
 class Graph:
-    """Flatten a closed jaxpr."""
+    """Flatten a closed jaxpr.
 
-    def __init__(self, closed: Any) -> None:
+    Args:
+        closed: The jaxpr.
+        shut: Equations that are not opened, since they could not be rebuilt, and why.
+    """
+
+    def __init__(self, closed: Any, shut: Mapping[Path, str] | None = None) -> None:
         self.nodes: list[Node] = []
         self.values: list[Value] = []
-        self.strange: dict[str, None] = {}
+        # The primitives that are not opened, and why where that is known.
+        self.strange: dict[str, str] = {}
+        self.shut = shut or {}
         # The loops around each body, by its path.
         self.loops: dict[Path, tuple[Any, ...]] = {}
         ins = []
@@ -181,8 +190,8 @@ class Graph:
         for i, eqn in enumerate(jaxpr.eqns):
             operands = [read(var) for var in eqn.invars]
             here = "/".join(part for part in (stack, str(eqn.source_info.name_stack)) if part)
-            inner = bodies(eqn)
             spot, position = (*path, i), (*order, i)
+            inner = [] if spot in self.shut else bodies(eqn)
             if inner:
                 outs = self._open(eqn, inner, operands, spot, (*chain, eqn), here, position)
             else:
@@ -197,8 +206,8 @@ class Graph:
                 written = any(self._written(i) for i in operands)
                 node.passing = node.name in PASSING and not written and not fills(eqn)
                 self.nodes.append(node)
-                if hides(eqn):
-                    self.strange.setdefault(node.name)
+                if spot in self.shut or hides(eqn):
+                    self.strange.setdefault(node.name, self.shut.get(spot, ""))
                 for out in outs:
                     if out is not None:
                         self.values[out].writer = node.index
@@ -237,32 +246,25 @@ class Graph:
             for body, held in zip(inner, consts, strict=True):
                 path = body.path(spot)
                 outs = self._walk(
-                    body.jaxpr, held, operands[1:], path, chain, stack, (*order, body.step)
+                    body.jaxpr, held, operands[body.skip :], path, chain, stack, (*order, body.step)
                 )
                 for value, out in zip(outside, outs, strict=True):
                     value.feeds.append(out)
         else:
-            given = operands
-            if first.kind == "while":
-                given = operands[eqn.params["cond_nconsts"] :]
             deeper = loops + (first.kind != "shard_map")
             arguments = [self._value(var, first.path(spot), deeper) for var in first.jaxpr.invars]
-            for value, operand in zip(arguments, given, strict=True):
+            for value, operand in zip(arguments, operands[first.skip :], strict=True):
                 value.feeds.append(operand)
             looped = (*order, None) if first.kind != "shard_map" else order
             outs = self._walk(
                 first.jaxpr, consts[0], [v.index for v in arguments], first.path(spot), chain,
                 stack, looped,
             )  # fmt: skip
-            if first.kind == "scan":
-                skip, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-            else:
-                skip, carried = eqn.params.get("body_nconsts", 0), len(outs)
             for i, (value, out) in enumerate(zip(outside, outs, strict=True)):
                 value.feeds.append(out)
-                if first.kind != "shard_map" and i < carried:
-                    arguments[skip + i].feeds.append(out)
-                    value.feeds.append(arguments[skip + i].index)  # no round at all
+                if i < first.carried:
+                    arguments[first.fixed + i].feeds.append(out)
+                    value.feeds.append(arguments[first.fixed + i].index)  # no round at all
         return [
             None if dropped(var) else value.index
             for var, value in zip(eqn.outvars, outside, strict=True)

@@ -2,12 +2,12 @@
 
 The readings come out as more results: no callback, no host read, and no change to what is
 computed. Higher-order primitives are rebuilt from JAX's public functions, with their readings
-carried along; one that is not known is run as it is, and only its results can be read.
+carried along; one that is not known, or cannot be rebuilt, is run as it is, and only its results
+can be read.
 """
 
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,9 @@ from jax import lax
 from jax.extend import core as jc
 from jax.extend import source_info_util
 
-from anynan.jax.graphs.bodies import JITS, REMAT, Body, bodies, dropped
+from anynan.errors import reason
+from anynan.jax.graphs.bodies import JITS, REMAT, Body, backwards, bodies, rounds_of
+from anynan.jax.graphs.versions import checked, dropped, manual_axes, rebind
 from anynan.jax.read import probes
 from anynan.jax.read.readings import (
     WIDE,
@@ -30,7 +32,6 @@ from anynan.jax.read.readings import (
     folded,
     kept_as,
     of_round,
-    rounds_of,
     unflat,
     with_rounds,
 )  # fmt: skip
@@ -38,17 +39,6 @@ from anynan.jax.read.readings import (
 # What calls back to the host.
 CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
 Rule = Callable[["Evaluator", Any, list[Any], Path], tuple[list[Any], list[Emission]]]
-
-
-def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:
-    """Run an equation's primitive again, with some parameters changed."""
-    bound = eqn.primitive.get_bind_params({**eqn.params, **changed})
-    if isinstance(bound, dict):
-        outs = eqn.primitive.bind(*ins, **bound)
-    else:  # before JAX 0.10: the functions apart
-        functions, rest = bound
-        outs = eqn.primitive.bind(*functions, *ins, **rest)
-    return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
 def jit_once(fn: Callable[..., Any]) -> Any:
@@ -146,7 +136,11 @@ class Evaluator:
         if path in plan.inside and eqn.primitive.name not in plan.opaque:
             inner = bodies(eqn)
             if inner:
-                return _RULES[inner[0].kind](self, eqn, ins, path)
+                try:
+                    return _RULES[inner[0].kind](self, eqn, ins, path)
+                except Exception as error:  # noqa: BLE001  it costs its own readings, and no more
+                    plan.shut[path] = reason(error)
+                    return rebind(eqn, ins), [self.blank(x) for x in self._inside(eqn, path)]
         return rebind(eqn, ins), []
 
     def vary(self, x: Any) -> Any:
@@ -178,18 +172,20 @@ class Evaluator:
                 continue
             inner = (*path, i)
             if inner in self.plan.inside and eqn.primitive.name not in self.plan.opaque:
-                for item in bodies(eqn):
-                    more = self.expected(item, item.path(inner))
-                    if item.kind in ("scan", "while"):
-                        more = [shape.looped(rounds_of(eqn)) for shape in more]
-                    elif item.kind == "shard_map":
-                        size = math.prod(eqn.params["mesh"].shape[a] for a in manual_axes(eqn))
-                        more = [shape.spread(size) for shape in more]
-                    found += more
+                found += self._inside(eqn, inner)
             for var in eqn.outvars:
                 if not dropped(var):
                     defined(var)
         return found
+
+    def _inside(self, eqn: Any, path: Path) -> Iterator["Shape"]:
+        """Walk the readings inside an equation, in order."""
+        for item in bodies(eqn):
+            for shape in self.expected(item, item.path(path)):
+                if item.kind in ("scan", "while"):
+                    yield shape.looped(rounds_of(eqn))
+                else:
+                    yield shape.spread(item.devices) if item.devices else shape
 
     def blank(self, shape: "Shape") -> Emission:
         """Make a reading of nothing, to start a loop with."""
@@ -256,10 +252,9 @@ def placed(eqn: Any) -> dict[str, Any]:
 
 def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
     (body,) = bodies(eqn)
-    p = eqn.params
-    consts, rest = ins[: p["num_consts"]], ins[p["num_consts"] :]
-    carry, xs = rest[: p["num_carry"]], rest[p["num_carry"] :]
-    shapes = [shape.looped(p["length"]) for shape in ev.expected(body, path)]
+    last, length, reverse = body.fixed + body.carried, rounds_of(eqn) or 0, backwards(eqn)
+    consts, carry, xs = ins[: body.fixed], ins[body.fixed : last], ins[last:]
+    shapes = [shape.looped(length) for shape in ev.expected(body, path)]
     start = [replace(ev.blank(shape), rounds=None) for shape in shapes]
     depth = ev.depth
 
@@ -270,7 +265,7 @@ def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
             outs, new = ev.run(body.jaxpr, body.consts, [*consts, *values, *x], path)
         finally:
             ev.depth = depth
-        it = p["length"] - 1 - count if p["reverse"] else count
+        it = length - 1 - count if reverse else count
         old = unflat(start, seen)
         seen = flat([folded(a, b, it, depth) for a, b in zip(new, old, strict=True)])
         rounds = [of_round(item) for item, shape in zip(new, shapes, strict=True) if shape.kept]
@@ -278,16 +273,15 @@ def _scan(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
 
     (values, seen, _), (ys, rounds) = lax.scan(
         step, (list(carry), flat(start), ev.vary(jnp.int32(0))), list(xs),
-        length=p["length"], reverse=p["reverse"], unroll=p["unroll"],
+        length=length, reverse=reverse, unroll=eqn.params["unroll"],
     )  # fmt: skip
     return [*values, *ys], with_rounds(unflat(start, seen), shapes, rounds)
 
 
 def _while(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any], list[Emission]]:
     (body,) = bodies(eqn)
-    p = eqn.params
-    of_cond, of_body = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-    cond = p["cond_jaxpr"]
+    of_cond, of_body = body.skip, body.skip + body.fixed
+    cond = eqn.params["cond_jaxpr"]
     shapes = [shape.looped(None) for shape in ev.expected(body, path)]
     start = [replace(ev.blank(shape), rounds=None) for shape in shapes]
     empty = [
@@ -349,25 +343,12 @@ def _cond(ev: Evaluator, eqn: Any, ins: list[Any], path: Path) -> tuple[list[Any
     return outs, found
 
 
-def manual_axes(eqn: Any) -> tuple[str, ...]:
-    """Give the mesh axes that a shard_map makes manual, in the mesh's order."""
-    p = eqn.params
-    axes = p.get("newly_manual_axes", p.get("manual_axes"))
-    if axes is None:
-        axes = set(p["mesh"].axis_names) - set(p.get("auto", ()))
-    return tuple(a for a in p["mesh"].axis_names if a in axes)
-
-
-def _specs(given: Any) -> Any:
-    return tuple(given)
-
-
 def _shard_map(
     ev: Evaluator, eqn: Any, ins: list[Any], path: Path
 ) -> tuple[list[Any], list[Emission]]:
     (body,) = bodies(eqn)
     p = eqn.params
-    axes = manual_axes(eqn)
+    axes = manual_axes(p)
     made: list[Emission] = []
 
     def local(*args: Any) -> Any:
@@ -381,10 +362,10 @@ def _shard_map(
         return outs, spread
 
     devices = jax.sharding.PartitionSpec(axes)
-    names = [p.get("check_vma", p.get("check_rep", True)), set(axes)]
     outs, arrays = jax.shard_map(
-        local, mesh=p["mesh"], in_specs=_specs(p["in_specs"]),
-        out_specs=(list(p["out_specs"]), devices), check_vma=names[0], axis_names=names[1],
+        local, mesh=p["mesh"], in_specs=tuple(p["in_specs"]),
+        out_specs=(list(p["out_specs"]), devices), check_vma=checked(p),
+        axis_names=set(axes),
     )(*ins)  # fmt: skip
     return outs, [replace(item, shards=True) for item in unflat(made, arrays)]
 

@@ -1,5 +1,6 @@
 """One traced form of a function: its operations, its readings, its compiled programs."""
 
+import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,9 +22,14 @@ from anynan.jax.program.objects import Objects
 from anynan.jax.program.scopes import merges, named
 from anynan.jax.program.settings import Settings
 from anynan.jax.program.signature import Flat, Leaf, Slot
-from anynan.jax.program.trace import UntraceableError, UnwatchableError, under_way
+from anynan.jax.program.trace import (
+    ShutError,
+    UntraceableError,
+    UnwatchableError,
+    under_way,
+)
 from anynan.jax.read.probes import checkable
-from anynan.jax.read.readings import Emission, Plan, Probe
+from anynan.jax.read.readings import Emission, Path, Plan, Probe
 from anynan.jax.read.spots import Spot
 
 _UNTRACEABLE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
@@ -97,6 +103,18 @@ class Program:
         # What binds its callbacks in a second run, None where they are run as they are.
         self.catcher: Any = None
         self.chosen: set[str] | None = None
+
+    def without(self, paths: Mapping[Path, str]) -> "Program":
+        """Give the same program with some equations left shut.
+
+        Args:
+            paths: Where they are, and why.
+        """
+        found = copy.copy(self)
+        found.graph = Graph(self.closed, {**self.graph.shut, **paths})
+        found.layers = Layers(found.graph, self.roots)
+        found._operations, found.replays = None, {}
+        return found
 
     def _mark(self, what: str | dict[str, str]) -> Any:
         """Write a scope, or the number of an expectation, into the name stack."""
@@ -412,14 +430,21 @@ class Program:
     def evaluate(
         self, plan: Plan, arrays: Any, consts: Any = None
     ) -> tuple[list[Any], list[Emission]]:
-        """Evaluate the program under a plan."""
+        """Evaluate the program under a plan.
+
+        Raises:
+            ShutError: If equations cannot be rebuilt: a program without them can be evaluated.
+        """
         consts = self.closed.consts if consts is None else consts
         if self.catcher is not None:
             plan.callback = self.catcher
             for node in self.graph.nodes:
                 if node.name in CALLBACKS:
                     plan.open(node.path)
-        return Evaluator(plan).run(self.closed.jaxpr, consts, arrays)
+        outs, found = Evaluator(plan).run(self.closed.jaxpr, consts, arrays)
+        if plan.shut:
+            raise ShutError(plan.shut)
+        return outs, found
 
     def want(
         self, plan: Plan, index: int, what: Any, at: tuple[int, ...] = (), number: int = 0

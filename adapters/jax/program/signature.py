@@ -65,8 +65,7 @@ def _extended(x: Any) -> bool:
 
 def aval(x: Any) -> Any:
     """Give an array's type, as a trace depends on it."""
-    find: Any = getattr(jax, "typeof", None) or getattr(jax.core, "get_aval", None)
-    return find(x)
+    return jax.typeof(x)
 
 
 def kinds(arrays: list[Any]) -> Hashable:

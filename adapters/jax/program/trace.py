@@ -1,7 +1,7 @@
 """Whether this thread traces a program, and what cannot be watched."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from threading import local
 from typing import Any
@@ -15,6 +15,18 @@ _state = local()
 
 class UnwatchableError(Exception):
     """Say that a function was traced, and its program could not be taken apart."""
+
+
+class ShutError(UnwatchableError):
+    """Say that some equations could not be rebuilt.
+
+    Args:
+        paths: Where they are, and why.
+    """
+
+    def __init__(self, paths: Mapping[tuple[Any, ...], str]) -> None:
+        super().__init__("; ".join(dict.fromkeys(paths.values())))
+        self.paths = dict(paths)
 
 
 class UntraceableError(TypeError):

@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from anynan.jax.graphs.bodies import bodies, dropped
+from anynan.jax.graphs.bodies import backwards, bodies, rounds_of
 from anynan.jax.graphs.choices import CHOOSING
-from anynan.jax.program.evaluator import rebind
+from anynan.jax.graphs.versions import dropped, rebind
 from anynan.jax.read.readings import Path
 
 Spot = tuple[Path, Any]
@@ -92,8 +92,7 @@ class Values:
     def _scan(
         self, eqn: Any, body: Any, ins: list[Any], path: Path, held: Mapping[int, Any]
     ) -> tuple[list[Any], dict[int, Any], dict[int, Any]]:
-        p = eqn.params
-        first, last = p["num_consts"], p["num_consts"] + p["num_carry"]
+        first, last = body.fixed, body.fixed + body.carried
         mine = {
             number: held[number]
             for spot, number in self.choosers.items()
@@ -104,11 +103,12 @@ class Values:
             xs, kept = x
             args = [*ins[:first], *carry, *xs]
             outs, found, chosen = self._walk(body.jaxpr, body.consts, args, path, kept)
-            return outs[: p["num_carry"]], (outs[p["num_carry"] :], found, chosen)
+            return outs[: body.carried], (outs[body.carried :], found, chosen)
 
         carry, (ys, found, chosen) = lax.scan(
-            step, ins[first:last], (ins[last:], mine), length=p["length"], reverse=p["reverse"]
-        )
+            step, ins[first:last], (ins[last:], mine),
+            length=rounds_of(eqn), reverse=backwards(eqn),
+        )  # fmt: skip
         return [*carry, *ys], found, chosen
 
 

@@ -226,6 +226,8 @@ class Watch:
         """
         try:
             out: tuple[list[Any], Any] = self.run(table, self.factors, *arrays)
+        except UnwatchableError:
+            raise
         except Exception:
             if not self.ran:
                 self._prove(table, arrays)

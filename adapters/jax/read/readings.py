@@ -51,6 +51,7 @@ class Plan:
         factors: What totals are scaled by, while the program is traced.
         rounds: Keep the word of every round of a loop.
         callback: Binds the equations that call back to the host; None: they are run as they are.
+        shut: Paths of the equations that could not be rebuilt, and why: set by the evaluation.
     """
 
     probes: dict[Path, dict[Any, list[Probe]]] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Plan:
     factors: Any = None
     rounds: bool = False
     callback: Callable[[Any, list[Any], Path], list[Any]] | None = None
+    shut: dict[Path, str] = field(default_factory=dict)
 
     def add(self, path: Path, var: Any, probe: Probe) -> None:
         """Ask for a reading."""
@@ -159,11 +161,6 @@ def unflat(like: list[Emission], arrays: Any) -> list[Emission]:
         rounds = None if item.rounds is None else rest.pop()
         found.append(Emission(item.probe, data, tuple(rest), item.shards, rounds))
     return found
-
-
-def rounds_of(eqn: Any) -> int | None:
-    """Give how many rounds a loop has, None where that is not known."""
-    return int(eqn.params["length"]) if eqn.primitive.name == "scan" else None
 
 
 def of_round(item: Emission) -> Any:

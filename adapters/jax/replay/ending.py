@@ -10,7 +10,8 @@ import numpy as np
 from anynan._diagnosis.lineage import Replay
 from anynan._runtime.context import replay_context
 from anynan.jax.graphs.graph import Graph
-from anynan.jax.program.evaluator import CALLBACKS, jit_once, rebind
+from anynan.jax.graphs.versions import rebind
+from anynan.jax.program.evaluator import CALLBACKS, jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Path, Plan

@@ -24,6 +24,7 @@ from anynan._reach.patches import Patches
 from anynan.errors import reason
 from anynan.jax.graphs import lines, names
 from anynan.jax.graphs.bodies import CUSTOM, JITS
+from anynan.jax.graphs.versions import context
 from anynan.jax.replay.mended import of_call, of_primitive, word_of
 from anynan.jax.replay.wholes import Tally, Whole
 
@@ -213,16 +214,6 @@ class Mender(BaseMender):
             return [], None
         source = lines.source_here(sys._getframe(2))
         return self.of(whole, source, None) if whole and source else [], around
-
-
-@functools.cache
-def context() -> Any:
-    """Give what keeps a trace apart from all others, None where JAX has no such thing.
-
-    The first call has JAX forget what it compiled: it is part of what each program is found by.
-    """
-    make = getattr(jax, "make_user_context", None)
-    return None if make is None else make(None)
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from anynan._diagnosis.records import (
 )
 from anynan.events import STATE
 from anynan.jax.graphs import names
+from anynan.jax.graphs.bodies import rounds_of
 from anynan.jax.graphs.graph import Node, Value, fills
 from anynan.jax.graphs.operations import Op
 from anynan.jax.program.evaluator import jit_once
@@ -179,7 +180,7 @@ class Recorder:
         mine = self.graph.loops.get(self.graph.values[bad.worst].path, ())
         for a, b in zip(self.rounds.loops(value), mine, strict=False):
             # A loop and its gradient's have a round for each item.
-            if a is not b and a.params.get("length", -1) != b.params.get("length"):
+            if a is not b and (rounds_of(a) or -1) != rounds_of(b):
                 return None
         return index, bad.its[: value.loops]
 

@@ -73,7 +73,8 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
         found = flags(program, arrays, wanted)
         passed = [] if reading is None else _passed(step, found, failing, spots)
         ends = not program.settings.layers
-        if reading is None or parting(step.rows, reading, passed, ends=ends) is None:
+        same = reading is None or parting(step.rows, reading, passed, ends=ends) is None
+        if same and not step.partial:
             _trail(step, found)
         result, recorder = record(program, arrays, found, spots)
         result.passed = passed

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from anynan.jax.graphs.bodies import backwards, rounds_of
 from anynan.jax.graphs.graph import Graph, Value
 from anynan.jax.graphs.operations import Op, Operations
 from anynan.jax.read import probes
@@ -149,20 +150,22 @@ class Rounds:
         """Walk the rounds of a loop whose results are seen after it."""
         loop = self.loops(self.graph.values[index])[-1]
         if len(value.feeds) == 2:  # a carry is what the last round left, if there was one
-            scan = loop.primitive.name == "scan"
-            ran = loop.params["length"] if scan else self._bad_rounds([value.feeds[0]], its)
+            length = rounds_of(loop)
+            ran = self._bad_rounds([value.feeds[0]], its) if length is None else length
             if index == value.feeds[0 if ran else 1]:
                 yield index, (*its, self._last(loop, [index], its))
             return
         bad = self._bad_rounds([index], its)
-        reverse = loop.params.get("reverse", False)
-        chosen = (max(bad) if reverse else min(bad)) if bad else self._last(loop, [index], its)
+        chosen = (
+            (max(bad) if backwards(loop) else min(bad)) if bad else self._last(loop, [index], its)
+        )
         yield index, (*its, chosen)
 
     def _last(self, loop: Any, indices: list[int], its: Its) -> int:
         """Give the last round of a loop."""
-        if loop.primitive.name == "scan":
-            return 0 if loop.params["reverse"] else max(loop.params["length"] - 1, 0)
+        length = rounds_of(loop)
+        if length is not None:
+            return 0 if backwards(loop) else max(length - 1, 0)
         return max(self._bad_rounds(indices, its), default=0)
 
     def _before(self, value: Value, index: int, its: Its) -> Its | None:
@@ -171,7 +174,7 @@ class Rounds:
         What is bad in a row of rounds is taken to be handed from each to the next.
         """
         loop = self.loops(value)[-1]
-        step = 1 if loop.params.get("reverse") else -1
+        step = 1 if backwards(loop) else -1
         at = its[-1] + step
         last = _first(loop)
         if its[-1] == last:
@@ -206,11 +209,9 @@ class Rounds:
 
 def order(its: Its, loops: tuple[Any, ...]) -> tuple[int, ...]:
     """Turn rounds into the order in which they ran."""
-    return tuple(
-        -it if loop.params.get("reverse") else it for it, loop in zip(its, loops, strict=False)
-    )
+    return tuple(-it if backwards(loop) else it for it, loop in zip(its, loops, strict=False))
 
 
 def _first(loop: Any) -> int:
     """Give the round that runs first."""
-    return max(loop.params["length"] - 1, 0) if loop.params.get("reverse") else 0
+    return max((rounds_of(loop) or 1) - 1, 0) if backwards(loop) else 0

@@ -1,16 +1,20 @@
 """Steps that ran and are not judged yet."""
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._readings.readings import Rows
 from anynan.jax.program.program import Program
-from anynan.jax.program.watch import Watch
+from anynan.jax.program.watch import Known, Watch
+from anynan.jax.read import probes
+from anynan.jax.read.readings import Path
+from anynan.jax.read.spots import Spot
 
 
 @dataclass
@@ -28,6 +32,7 @@ class Step:
         spoilt: Weights that a replay found to be spoilt by the update.
         traced: The function, and what traces it once more; None where that is not kept.
         moved: How far its update moved the weights; None where that is not looked at.
+        partial: True where ``watch`` reads less than what ran: its rows are of more.
     """
 
     watch: Watch
@@ -40,11 +45,38 @@ class Step:
     spoilt: list[BadParameter] = field(default_factory=list)
     traced: tuple[Callable[..., Any], Callable[[list[Any]], Program]] | None = None
     moved: Any = None
+    partial: bool = False
 
     @property
     def program(self) -> Program:
         """Give what it was."""
         return self.watch.program
+
+    def without(self, paths: Mapping[Path, str]) -> "Step":
+        """Give the same step, to be run again with some equations left shut.
+
+        Args:
+            paths: Where they are, and why.
+        """
+        program, old = self.program.without(paths), self.program.graph.values
+        watch = Watch(program, (), Known(), keep=True)
+        numbers = {(old[i].path, id(old[i].var)): at for i, at in self.watch.at.items()}
+        read, meant = np.zeros((len(watch.values), max(watch.width, 3))), set[int]()
+        read[:, 1:3] = probes.UNREAD
+        for index, at in watch.at.items():
+            value = program.graph.values[index]
+            was = numbers.get((value.path, id(value.var)))
+            if was is not None and self.read is not None:
+                read[at] = self.read[was]
+                meant |= {at} if was in self.meant else set()
+        return replace(
+            self, watch=watch, arrays=self.inputs(), read=read, meant=meant, partial=True
+        )
+
+    def order(self, spot: Spot) -> int:
+        """Give the number of a reading, that of the first where it is not read."""
+        same = [replace(x, value=spot.value) == spot for x in self.watch.spots]
+        return same.index(True) if True in same else 0
 
     def inputs(self) -> list[Any]:
         """Give the arrays to run the step with again.

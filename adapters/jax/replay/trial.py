@@ -14,6 +14,7 @@ from anynan._runtime.context import replay_context
 from anynan.jax.graphs.operations import Op
 from anynan.jax.graphs.stacks import MARK, MENDED
 from anynan.jax.program.program import Program
+from anynan.jax.program.trace import ShutError
 from anynan.jax.read.spots import Spot
 from anynan.jax.replay.flags import Flag, flags
 from anynan.jax.replay.mender import Mender
@@ -46,7 +47,10 @@ def attempt(step: Step, repairs: Sequence[Repair], say: Callable[[str], object])
         return None
     program.chosen = step.program.chosen
     with replay_context():
-        return _run(step, program, arrays)
+        try:
+            return _run(step, program, arrays)
+        except ShutError as error:
+            return _run(step, program.without(error.paths), arrays)
 
 
 def _alike(mended: Program, program: Program) -> bool:

@@ -3,12 +3,10 @@
 import math
 from typing import Any
 
-import jax
-import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
-from anynan.jax.program.evaluator import rebind
+from anynan.jax.graphs.versions import rebind, wide_numbers
 from anynan.jax.read.probes import checkable, on_host
 
 
@@ -26,7 +24,7 @@ def widened(eqn: Any, operands: list[Any]) -> float | None:
         if given is not None and jnp.issubdtype(given, jnp.floating):
             changed[name] = np.dtype(target)
     try:
-        with _x64():
+        with wide_numbers():
             wide = [
                 jnp.asarray(on_host(x)).astype(target) if _is_float(x) else jnp.asarray(x)
                 for x in operands
@@ -42,10 +40,3 @@ def widened(eqn: Any, operands: list[Any]) -> float | None:
 
 def _is_float(x: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
-
-
-def _x64() -> Any:
-    # The newer one has no truth value.
-    place = jax if hasattr(jax, "enable_x64") else jax.experimental
-    enable: Any = getattr(place, "enable_x64", None)
-    return enable(True)

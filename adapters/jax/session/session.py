@@ -19,11 +19,13 @@ from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter, Rise
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError, reason
+from anynan.jax.graphs.versions import context
 from anynan.jax.program import signature
 from anynan.jax.program.objects import Objects, objects_of
 from anynan.jax.program.program import Program
 from anynan.jax.program.settings import Settings
 from anynan.jax.program.trace import (
+    ShutError,
     UntraceableError,
     UnwatchableError,
     staged,
@@ -34,8 +36,8 @@ from anynan.jax.program.trace import (
 from anynan.jax.program.watch import Watches
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
+from anynan.jax.read.readings import Path
 from anynan.jax.read.spots import Spot
-from anynan.jax.replay.mender import context
 from anynan.jax.replay.steps import Step, weakly
 from anynan.jax.session.moves import sample, weights_of
 from anynan.jax.session.settlement import Settlement
@@ -82,6 +84,8 @@ class Session(BaseAdapter):
         self.light = bool(lag) and not options.replay and options.level != "operation"
         self._programs: dict[Hashable, Watches] = {}
         self._blind: set[Hashable] = set()
+        # What could not be rebuilt of each program, and why.
+        self._shut: dict[Hashable, dict[Path, str]] = {}
         self._kept: list[Any] = []
         self._lock = threading.RLock()
         self.settlement = Settlement(tracker, options)
@@ -115,6 +119,7 @@ class Session(BaseAdapter):
         """Forget the programs."""
         self._programs.clear()
         self._blind.clear()
+        self._shut.clear()
         self._kept.clear()
 
     def watched(self) -> list[str]:
@@ -168,7 +173,11 @@ class Session(BaseAdapter):
         if traced(flat.arrays) or traced(program.closed.consts) or staged():
             self._refuse_inside()
             taps = Taps(program, self.verdicts.bad_words, self.told, self.tracker.judge.say)
-            return taps.run(flat.arrays, backward=self.options.backward)
+            try:
+                return taps.run(flat.arrays, backward=self.options.backward)
+            except ShutError as error:
+                failed = error
+            return self._unwatched(key, failed, fn, given)
         try:
             risen = self.tracker.judge.level != self.options.level
             watch = watches.get(self.verdicts.exact(watches), keep=risen)
@@ -220,7 +229,16 @@ class Session(BaseAdapter):
     def _unwatched(
         self, key: Hashable, error: Exception | None, fn: Callable[..., Any], given: Any
     ) -> Any:
-        """Run a function as it is, from now on, whose program cannot be watched."""
+        """Run a function whose program cannot be watched: without those of its equations, or bare.
+
+        From now on, that is.
+        """
+        if isinstance(error, ShutError):
+            shut = self._shut.setdefault(key, {})
+            if not error.paths.keys() <= shut.keys():
+                shut.update(error.paths)
+                self._programs.pop(key, None)
+                return self.call(fn, *given)
         out = fn(*given[0], **given[1])
         if error is not None:
             if key is not None:
@@ -250,6 +268,8 @@ class Session(BaseAdapter):
             with self._lock:
                 try:
                     program = Program(fn, flat, self.settings, objects, inner)
+                    if key in self._shut:
+                        program = program.without(self._shut[key])
                 except (UntraceableError, UnwatchableError):
                     raise
                 except Exception as error:
@@ -266,9 +286,10 @@ class Session(BaseAdapter):
         return found
 
     def _say(self, program: Program) -> None:
-        for name in program.graph.strange:
+        for name, why in program.graph.strange.items():
             self.tracker.judge.say(
                 f"{name} is run as it is: its inside is not watched, only what comes out of it"
+                + (f" ({why})" if why else "")
             )
         unnamed = program.roots and not program.layers.names()
         if unnamed:

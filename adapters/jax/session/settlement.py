@@ -3,7 +3,7 @@
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from anynan._readings.readings import Reading
 from anynan._steps.tracker import Tracker
 from anynan.events import CARRIED, STATE
 from anynan.jax.program import signature
+from anynan.jax.program.trace import ShutError
 from anynan.jax.program.watch import State, Watch
 from anynan.jax.read import probes
 from anynan.jax.read.places import fill, sites_of
@@ -125,7 +126,7 @@ class Settlement:
     def _up_to(self, step: Step, error: BaseException) -> Replay | None:
         """Run a step again up to an exception; on it is noted where that cannot be."""
         try:
-            return up_to(step, error)
+            return self._seen(step, lambda step: up_to(step, error))
         except ReplayError as why:
             note = f"anynan could not look whether a bad value led to this: {why}"
             names = [
@@ -239,7 +240,7 @@ class Settlement:
     def _every_operation(self, step: Step) -> None:
         """Look at every operation of a step."""
         try:
-            seen = everything(step)
+            seen = self._seen(step, everything)
         except Exception as error:  # noqa: BLE001  the readings are judged all the same
             self._tracker.judge.say(
                 f"level='operation' could not look at a step: {type(error).__name__} {error}"
@@ -267,7 +268,23 @@ class Settlement:
                 "step to run again: track the outermost function, and the operation is named"
             )
             raise ReplayError(msg)
-        return replay(step, reading.order, reading)
+        spot = step.watch.spots[reading.order]
+        found = self._seen(
+            step, lambda s: replay(s, s.order(spot) if s.partial else reading.order, reading)
+        )
+        assert found is not None
+        return found
+
+    def _seen(self, step: Step, look: Callable[[Step], Replay | None]) -> Replay | None:
+        """Run a step again; once more without the equations that cannot be rebuilt."""
+        try:
+            return look(step)
+        except ShutError as error:
+            self._local.step = again = step.without(error.paths)
+            seen = look(again)
+            if seen is not None:
+                seen.notes.append(f"the inside of a part of the step could not be read ({error})")
+            return seen
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the failing step again, with operations repaired."""

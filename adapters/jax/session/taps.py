@@ -18,6 +18,7 @@ from anynan.jax.graphs.graph import Graph
 from anynan.jax.graphs.layers import Layers
 from anynan.jax.program.evaluator import Evaluator
 from anynan.jax.program.program import Program
+from anynan.jax.program.trace import ShutError
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Plan, Probe
 from anynan.jax.read.spots import Spot
@@ -155,6 +156,8 @@ class Taps:
             value = graph.values[spot.value]
             plan.add(value.path, value.var, Probe(spot.value))
         outs, found = Evaluator(plan).run(closed.jaxpr, closed.consts, data)
+        if plan.shut:
+            raise ShutError(plan.shut)
         self._reporter(graph, spots)(_words(found, spots))
         rest = iter(outs)
         return tuple(x if x.dtype == jax.dtypes.float0 else next(rest) for x in shapes)

@@ -1,0 +1,105 @@
+"""What differs between the versions of JAX that are supported, from 0.7.2 to the newest.
+
+The rest of the adapter reads no parameter and calls no function of JAX's whose name or form has
+changed from one of them to another.
+"""
+
+import functools
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.experimental
+from jax.extend import source_info_util
+
+# The parameters that are known of what is built again from JAX's public functions. With another
+# one it may compute something else, so it is run as it is.
+PARAMETERS = {
+    "scan": frozenset(
+        {
+            "jaxpr", "length", "reverse", "unroll", "num_consts", "num_carry", "ft_in", "ft_out",
+            "linear", "_split_transpose",
+        }
+    ),
+    "while": frozenset({"cond_jaxpr", "cond_nconsts", "body_jaxpr", "body_nconsts"}),
+    "cond": frozenset({"branches", "branches_platforms", "linear"}),
+    "shard_map": frozenset(
+        {
+            "jaxpr", "mesh", "in_specs", "out_specs", "check_vma", "check_rep",
+            "newly_manual_axes", "manual_axes", "auto",
+        }
+    ),
+}  # fmt: skip
+
+
+def scanned(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Give how many operands of a scan are the same in every round, and how many are carried."""
+    if "ft_in" in params:  # from JAX 0.12 on
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return params["num_consts"], params["num_carry"]
+
+
+def manual_axes(params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give the mesh axes that a shard_map makes manual, in the mesh's order."""
+    axes = params.get("newly_manual_axes", params.get("manual_axes"))
+    if axes is None:
+        axes = set(params["mesh"].axis_names) - set(params.get("auto", ()))
+    return tuple(a for a in params["mesh"].axis_names if a in axes)
+
+
+def checked(params: Mapping[str, Any]) -> bool:
+    """Tell whether a shard_map has its types checked."""
+    return bool(params.get("check_vma", params.get("check_rep", True)))
+
+
+def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:
+    """Run an equation's primitive again, with some parameters changed."""
+    bound = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    if isinstance(bound, dict):
+        outs = eqn.primitive.bind(*ins, **bound)
+    else:  # before JAX 0.10: the functions apart
+        functions, rest = bound
+        outs = eqn.primitive.bind(*functions, *ins, **rest)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def dropped(var: Any) -> bool:
+    """Tell whether a variable stands for a result that nobody takes."""
+    return type(var).__name__ == "DropVar"  # public under no name in every version
+
+
+_expanded: dict[int, Any] = {}
+
+
+def expanded(eqn: Any) -> Any:
+    """Give the code of an operation that JAX writes out only as it compiles, from 0.12 on.
+
+    ``ldexp``, ``searchsorted`` and ``custom_root`` are such ones.
+    """
+    prim = eqn.params["_prim"]
+    if id(prim) not in _expanded:  # the same code each time: its variables are known by identity
+        with source_info_util.user_context(eqn.source_info.traceback):
+            _expanded[id(prim)] = jax.make_jaxpr(
+                lambda *args: eqn.primitive.to_lojax(*args, **eqn.params)
+            )(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars))
+        weakref.finalize(prim, _expanded.pop, id(prim), None)
+    return _expanded[id(prim)]
+
+
+def wide_numbers() -> Any:
+    """Give a context in which there are numbers of 64 bits."""
+    # The newer one has no truth value.
+    place: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
+    return place.enable_x64(True)
+
+
+@functools.cache
+def context() -> Any:
+    """Give what keeps a trace apart from all others, None where JAX has no such thing.
+
+    The first call has JAX forget what it compiled: it is part of what each program is found by.
+    """
+    make = getattr(jax, "make_user_context", None)
+    return None if make is None else make(None)
