@@ -760,3 +760,135 @@ def test_the_cause_is_named_after_many_iterations_that_hid_the_same() -> None:
     event = failing(fit, np.array([1.0, 0.0]))
     assert event.cause is not None
     assert event.cause.tag == "log_of_zero"
+
+
+def simulate(steps: int) -> Any:
+    """Make every array inside, as a script does."""
+    rng = np.random.default_rng(1)
+    position, mass = rng.standard_normal((4, 2)), np.ones((4, 1))
+    for _ in range(steps):
+        offset = position[:, None] - position
+        position = position - (offset * (offset**2).sum(-1, keepdims=True) ** -1.5 * mass).sum(1)
+    return position
+
+
+def recursion(noise: float) -> Any:
+    gain, spread = np.zeros(2), np.zeros((2, 2))
+    for _ in range(3):
+        seen = spread[0, 0] + noise
+        gain = gain + spread[:, 0] / seen
+    return gain
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "name", "tag"),
+    [
+        (simulate, 2, "pow", "power_domain"),
+        (recursion, 0.0, "divide", "divide_by_zero"),
+    ],
+)
+def test_arrays_that_the_function_makes_itself_are_watched_where_nothing_else_explains(
+    function: Any, argument: Any, name: str, tag: str
+) -> None:
+    event = failing(function, argument)
+    assert event.operation is not None
+    assert event.cause is not None
+    assert (event.operation.name, event.cause.tag) == (name, tag)
+    assert event.operation.source is not None
+    text = "offset = " if function is simulate else "spread[:, 0] / seen"
+    line = line_of(function, text) + (function is simulate)
+    assert event.operation.source.line == line
+    assert type(np.zeros(1)) is np.ndarray
+    assert type(np.random.default_rng()) is np.random.Generator
+
+
+class Estimator:
+    """Refuse what is not finite, as scikit-learn's estimators do."""
+
+    def fit(self, x: Any) -> "Estimator":
+        x = np.asarray(x, dtype=float)
+        if not np.isfinite(x).all():
+            raise ValueError("Input X contains infinity or a value too large for float64.")
+        self.mean = x.mean()
+        return self
+
+
+class Pipeline:
+    def fit(self, x: Any) -> Estimator:
+        return Estimator().fit(np.log(x))
+
+
+def test_a_library_that_refuses_a_bad_argument_is_told_with_the_argument() -> None:
+    event = failing(Estimator().fit, np.array([1.0, np.nan, 2.0]))
+    assert (event.phase, event.tensor, event.notes) == ("input", "x", ())
+    assert event.cause is not None
+    assert "1 of 3 rows is bad: 1" in event.cause.evidence
+
+
+def test_a_library_that_refuses_an_inf_is_told_with_the_operation_that_made_it() -> None:
+    event = failing(Pipeline().fit, np.array([1.0, 0.0]))
+    assert event.kind == "neginf"
+    assert event.cause is not None
+    assert event.cause.tag == "log_of_zero"
+
+
+def test_an_exception_of_something_else_takes_no_bad_argument_along() -> None:
+    def refuse(_: Any) -> None:
+        raise ValueError("wrong shape: (3,)")
+
+    tracked = anynan.track(refuse)
+    with pytest.raises(ValueError, match="wrong shape") as caught:
+        tracked(np.array([np.nan]))
+    assert not getattr(caught.value, "__notes__", ())
+
+
+def test_a_table_is_told_once_and_no_error_of_something_else_is_quoted() -> None:
+    pd = pytest.importorskip("pandas")
+
+    def change(table: Any) -> Any:
+        np.log(table["c0"].to_numpy() * 0)
+        return table / table.shift()
+
+    tracked = anynan.track(change, action="warn")
+    table = pd.DataFrame(np.ones((3, 50)), columns=[f"c{i}" for i in range(50)])
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always")
+        tracked(table)
+    texts = [str(w.message) for w in caught]
+    assert sum("is a pandas.DataFrame: operations on it are not watched" in x for x in texts) == 1
+    assert len(texts) == 2
+    assert "error log" not in texts[1]
+
+
+def test_what_is_known_to_be_bad_is_not_looked_into_again() -> None:
+    tracked = anynan.track(lambda w, x: w * x, action="record")
+    x, bad, other = np.ones(4), np.array([1.0, np.nan, 1.0, 1.0]), np.array([np.nan, 1.0, 1.0, 1.0])
+    with np.errstate(all="ignore"):
+        clean = python_calls(tracked, x, x)
+        later = python_calls(tracked, bad, x)
+        assert later <= clean + 40
+        (event,) = tracked.events
+        assert (event.phase, event.tensor, event.step) == ("input", "w", 6)
+        assert event.spread.count >= 5
+        assert any("the same bad values came in" in remark for remark in tracked.remarks)
+        tracked(other, x)
+        assert len(tracked.events) == 2  # other values are news
+        tracked(x, x)
+        tracked(bad, x)
+        assert len(tracked.events) == 2
+        assert tracked.step == 15
+
+
+def test_an_exception_over_known_bad_values_reaches_the_program() -> None:
+    def step(w: Any, stop: int) -> Any:
+        if stop:
+            raise KeyError(stop)
+        return w + 1
+
+    tracked = anynan.track(step, action="record")
+    bad = np.array([np.nan])
+    for _ in range(3):
+        assert np.isnan(tracked(bad, 0)).all()
+    with pytest.raises(KeyError):
+        tracked(bad, 1)
+    assert np.isnan(tracked(bad, 0)).all()

@@ -611,5 +611,8 @@ def test_an_error_that_makes_no_such_value_is_not_blamed(read: str, level: str) 
 
     event = event_of(mixed, np.ones(3), read=read, level=level)
     assert event.operation is not None
+    if level == "step":  # a second run watches what the code makes itself, too
+        assert event.operation.name == "setitem"
+        return
     assert event.operation.name == "add"
     assert any("log at test_recorder_leaving.py" in note for note in event.notes)

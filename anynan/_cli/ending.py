@@ -6,12 +6,12 @@ from collections import deque
 
 from anynan._diagnosis.rules.evidence import plural
 from anynan._diagnosis.sources import is_library, located
-from anynan._judging.actions import MAX_EVENTS
+from anynan._judging.actions import MAX_EVENTS, names_bad
 from anynan._reports.escaping import name as printed
 from anynan._reports.report import folded
 from anynan._steps.everywhere import Found, is_bad
 from anynan._steps.tracker import Tracker
-from anynan.errors import AnomalyError, reason
+from anynan.errors import AnomalyError
 from anynan.events import Event, Source
 
 SHOWN = 10
@@ -20,14 +20,7 @@ NOTHING = (
     "division by zero or invalid value"
 )
 BEFORE = "anynan: the program ended before a model or compiled function was seen running"
-# What says so in the words of NumPy, SciPy, scikit-learn, PyTorch, JAX and TensorFlow.
-_NAMES = re.compile(
-    r"(?<!\w)(nans?|[+-]?infs?|infinity|infinities|non-?finite|not finite)(?!\w)", re.IGNORECASE
-)
 _ASKS = re.compile(r"(?<![a-z])(isnan|isinf|isfinite|nan|inf)(?![a-z])", re.IGNORECASE)
-_QUOTED = re.compile(r"(?<!\w)(['\"])[^'\"\n]*\1(?!\w)")
-# These speak of names and files.
-_OF_NAMES = (ImportError, OSError, LookupError, NameError, AttributeError, SyntaxError)
 
 
 class Own:
@@ -119,9 +112,9 @@ def _told_by_us(error: BaseException | None) -> bool:
 
 def _death(error: BaseException | None, source: Source | None) -> str:
     """Say that the program died of a NaN or an Inf, where its exception names one."""
-    if error is None or _told_by_us(error) or isinstance(error, _OF_NAMES):
+    if error is None or _told_by_us(error):
         return ""
-    if not _names_one(error, source):
+    if not (names_bad(error) or _asks(error, source)):
         return ""
     text = f"the program died of NaN or Inf: {type(error).__name__}"
     if source is not None:
@@ -131,15 +124,11 @@ def _death(error: BaseException | None, source: Source | None) -> str:
     return text
 
 
-def _names_one(error: BaseException, source: Source | None) -> bool:
-    """Tell whether an exception names NaN or Inf itself, or the line of its assertion does."""
-    text = reason(error)
-    if isinstance(error, FloatingPointError):
-        return "underflow" not in text
-    if _NAMES.search(_QUOTED.sub("", text)):
-        return True
-    asked = isinstance(error, AssertionError) and source is not None
-    return asked and _ASKS.search(source.text if source else "") is not None
+def _asks(error: BaseException, source: Source | None) -> bool:
+    """Tell whether the line of a failed assertion asks for NaN or Inf."""
+    if not isinstance(error, AssertionError) or source is None:
+        return False
+    return _ASKS.search(source.text or "") is not None
 
 
 def _place(error: BaseException) -> Source | None:

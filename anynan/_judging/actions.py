@@ -1,5 +1,6 @@
 """Act on an event: raise, warn, skip the update, call back."""
 
+import re
 import threading
 import weakref
 from collections import Counter, deque
@@ -13,7 +14,7 @@ from anynan._readings.readings import Rows
 from anynan._reports.logs import log
 from anynan._reports.notices import warn
 from anynan._reports.report import render, render_line
-from anynan.errors import AnomalyError, NonFiniteError
+from anynan.errors import AnomalyError, NonFiniteError, reason
 from anynan.events import NON_FINITE, Event
 from anynan.options import Options, environment
 
@@ -25,6 +26,25 @@ if TYPE_CHECKING:
 MAX_EVENTS = 10_000
 # Of one origin so many are told in a row, then each tenth, hundredth and so on.
 TOLD = 3
+
+
+# What says so in the words of NumPy, SciPy, scikit-learn, PyTorch, JAX and TensorFlow.
+_NAMES = re.compile(
+    r"(?<!\w)(nans?|[+-]?infs?|infinity|infinities|non-?finite|not finite)(?!\w)", re.IGNORECASE
+)
+_QUOTED = re.compile(r"(?<!\w)(['\"])[^'\"\n]*\1(?!\w)")
+# These speak of names and files.
+_OF_NAMES = (ImportError, OSError, LookupError, NameError, AttributeError, SyntaxError)
+
+
+def names_bad(error: BaseException) -> bool:
+    """Tell whether an exception names NaN or Inf."""
+    if isinstance(error, _OF_NAMES):
+        return False
+    text = reason(error)
+    if isinstance(error, FloatingPointError):
+        return "underflow" not in text
+    return _NAMES.search(_QUOTED.sub("", text)) is not None
 
 
 def takes_along(error: BaseException) -> bool:

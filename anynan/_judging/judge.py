@@ -27,10 +27,11 @@ from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import PLACING, OpRecord, Replay, Sink, trace
 from anynan._diagnosis.trials import tried
 from anynan._judging import made
-from anynan._judging.actions import Actor, takes_along
+from anynan._judging.actions import Actor, names_bad, takes_along
 from anynan._readings.history import Cleared
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
+from anynan._readings.policy import may_mask
 from anynan._readings.readings import Doubt, Held, Reading, Rows, Site, layer_norms
 from anynan._reports.escaping import prose
 from anynan._reports.notices import warn
@@ -442,6 +443,23 @@ class Judge(Actor):
         """
         self._tell_suspect(contained(record, rows, self._known(), note))
 
+    def goes_on_with_input(self, rows: Rows) -> bool:
+        """Tell whether a step failed by what came in, and the program goes on."""
+        failed: Event | None = rows.failed
+        return failed is not None and failed.phase == "input" and self._goes_on(rows)
+
+    def follows(self, first: Rows) -> None:
+        """Count a step that was given what failed an earlier one; it is not looked into.
+
+        Args:
+            first: The earlier step.
+        """
+        rows = self.rows()
+        said = f"the same bad values came in as in step {first.failed.step}, which was reported"
+        self._add(rows, first, 1, said)
+        self.close_step()
+        self.monitor.history.append(rows)
+
     def _tell_suspect(self, event: Event) -> None:
         """Record a suspect with its operation, and warn of it; one seen before is only counted."""
         event = self._signed(replace(event, severity="suspect"))
@@ -542,7 +560,7 @@ class Judge(Actor):
 
     def _run_again(self, case: Case, key: tuple[Any, ...]) -> None:
         """Have the step replayed, where that can tell more."""
-        if case.reading.phase == "parameter" or case.kind not in NON_FINITE:
+        if case.reading.phase in ("parameter", "input") or case.kind not in NON_FINITE:
             return
         notes: list[str] = []
         for again in (self._adapter.replay, self._adapter.replay_call):
@@ -625,7 +643,10 @@ class Judge(Actor):
         if verdict.sink is not None and rows.failed is None and rows.held is None:
             self._surface(rows, verdict.sink, seen)
 
-    def raised(self, rows: Rows, error: BaseException, look: Callable[[], Replay | None]) -> None:
+    def raised(
+        self, rows: Rows, error: BaseException, look: Callable[[], Replay | None],
+        heard: tuple[OpRecord, str] | None = None,
+    ) -> None:  # fmt: skip
         """Judge what the program raised an exception over, if that was bad.
 
         Args:
@@ -633,32 +654,49 @@ class Judge(Actor):
             error: The exception.
             look: Gives what a watcher saw up to it, in this run or in another; its last sink is
                 what the program took last, if that was bad.
+            heard: The one operation that the library itself noted, and what to say of it.
         """
         self.review(rows)
         if not takes_along(error):
             return
         self._seen["raised", type(error)] += 1
         many = self._seen["raised", type(error)] > MAX_REPLAYS
-        if many or rows.failed is not None or rows.held is not None or not self.options.replay:
+        if rows.failed is not None or rows.held is not None:
             return
+        if self.options.replay and not many and self._shown(rows, error, look):
+            return
+        if not names_bad(error):
+            return
+        if rows.doubts:
+            doubt = rows.doubts[0]
+            self.fail(rows, doubt.reading, doubt.kind, doubt.value())
+        elif heard is not None:
+            event = contained(heard[0], rows, self._known(), heard[1])
+            self.accept(rows, replace(event, severity="bad"))
+
+    def _shown(self, rows: Rows, error: BaseException, look: Callable[[], Replay | None]) -> bool:
+        """Tell of what a watcher saw the program raise an exception over."""
         try:
             seen = look()
         except Exception:  # noqa: BLE001  the program's own exception is the news
-            return
+            return False
         if seen is None or not seen.sinks or not same_end(error, seen.raised):
-            return
+            return False
         last = rows.reading(len(rows.lo) - 1) if rows.lo else None
         ends = self.options.level == "step"
         if last is not None and parting(rows, last, seen.passed, ends=ends) is not None:
-            return
+            return False
+        if may_mask(seen.sinks[-1].kind, seen.sinks[-1].phase) and names_bad(error):
+            seen.sinks = [replace(seen.sinks[-1], phase="value")]  # no mask to the program
         verdict = trace(seen.records, seen.sinks[-1:])
         origin = verdict.origin
         if origin is None or verdict.sink is None:
-            return
+            return False
         if origin.name in PLACING and verdict.sink.kind != "nan":
-            return  # a mask may be looked at by anybody
+            return False  # a mask may be looked at by anybody
         label = f"the {type(error).__name__} that the program raised"
         self._surface(rows, replace(verdict.sink, label=label), seen)
+        return rows.failed is not None
 
     def _surface(self, rows: Rows, sink: Sink, seen: Replay) -> None:
         """Judge a place of harm that only a watcher of operations saw."""

@@ -5,7 +5,7 @@ Only a call that went bad is run again under the recorder, on copies of what it 
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from types import MethodType
@@ -20,9 +20,10 @@ from anynan._arrays.probe import Span, probe
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.evidence import ReplayError
-from anynan._diagnosis.lineage import Replay, Sink
+from anynan._diagnosis.lineage import OpRecord, Replay, Sink, trace
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._judging.actions import names_bad
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.errorlog import STATE, ErrorLog
@@ -43,7 +44,11 @@ if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
 
 
+MANY_KNOWN = 100  # kinds of bad arguments that are known again
 _SHAPES = 1000  # kinds of arguments and results whose names are kept
+ENDED = (
+    "NumPy's error log of this call has: {log}, which probably made what the program then refused"
+)
 UNREAD = (
     "NumPy's error log of this call has: {log}. The call returned and wrote nothing that could be "
     "read, so whether this does harm is not known: return the arrays, or give them to anynan.check"
@@ -224,6 +229,7 @@ class Ends:
         self._sizes = session.options.sizes
         self._sites: dict[tuple[Any, ...], list[Site]] = {}
         self._logs: list[ErrorLog] = []  # at rest
+        self._known: dict[Any, Rows] = {}  # bad arguments that were told, and in which step
 
     @property
     def is_running(self) -> bool:
@@ -249,7 +255,9 @@ class Ends:
             STATE.set(log.state)
             log.deaf = True
             light = Light(self, log, context, fn, args, kwargs)
-            if light.begins_clean:
+            known = self._known.get(light.bad) if light.bad else None
+            self._local.bad = light.bad
+            if light.begins_clean or known is not None:
                 if type(fn) is MethodType:
                     state = State(fn, [], session.is_near)
                 begun = True
@@ -260,7 +268,8 @@ class Ends:
                 except Exception as error:  # noqa: BLE001  raised again below
                     failed = error
                 log.deaf = True
-                clean = failed is None and light.ends_clean(result)
+                if known is None:
+                    clean = failed is None and light.ends_clean(result)
                 if clean and state is not None:
                     clean = next(state.spoilt(result), None) is None
                 if clean and log.lines:
@@ -283,6 +292,13 @@ class Ends:
         if not begun:
             logs.append(log)
             return session.in_full(fn, args, kwargs)
+        if known is not None:
+            logs.append(log)
+            log.lines = {}
+            if failed is not None:
+                raise failed
+            judge.follows(known)
+            return result
         if clean and not light.deepened:
             key = (*light.kinds, *kwargs)
             sites = self._sites.get(key)
@@ -374,15 +390,16 @@ class Ends:
             except Exception as error:
                 with judge.carried_by(error, rows):
                     self._written(tape, began, ())
-                    judge.raised(rows, error, partial(self._up_to, began))
+                    heard = self._heard(began) if names_bad(error) else None
+                    judge.raised(rows, error, partial(self._up_to, began), heard)
                 raise
             if self._draws:
                 self._draws = began.draws
             session.read_result(tape, result)
             self._written(tape, began, [x for _, x in leaves(result, "result")])
             state = state or State(began.fn, began.given, session.is_near)
-            heard = bool(began.log.lines or rows.doubts)
-            session.read_state(tape, state, result, heard=heard)
+            made = bool(began.log.lines or rows.doubts)
+            session.read_state(tape, state, result, heard=made)
             self._tell_unread(began, state, rows)
         except BaseException:
             with judge.softly():
@@ -393,6 +410,13 @@ class Ends:
             tape.close()
         self._end(rows)
         return result
+
+    def _heard(self, began: Began) -> tuple[OpRecord, str] | None:
+        """Give the one error that NumPy noted in a call that was ended by NaN or Inf."""
+        if len(began.log.lines) != 1:
+            return None
+        (error,) = began.log.lines
+        return error.record(0), ENDED.format(log=began.log)
 
     def _tell_unread(self, began: Began, state: State, rows: Rows) -> None:
         """Warn of NaN that NumPy noted in a call of which nothing that came out could be read."""
@@ -416,7 +440,11 @@ class Ends:
         try:
             judge.settle(rows)
         finally:
+            bad = getattr(self._local, "bad", ())
+            if bad and judge.goes_on_with_input(rows) and len(self._known) < MANY_KNOWN:
+                self._known[bad] = rows
             rows.live.clear()
+            self._local.bad = ()
             self._abandon()
 
     # The second run.
@@ -442,8 +470,21 @@ class Ends:
         if parted is not None or not seen.sinks:
             why = parted or "the second run was clean"
             return self._logged(began, reading, f"a second run showed something else ({why})")
+        if began.log.lines and not _explained(seen):
+            seen = self._made_inside(began, reading) or seen
         if began.log.lines and not any(sink.parents for sink in seen.sinks):
             return self._unseen(began, reading, seen)
+        return seen
+
+    def _made_inside(self, began: Began, reading: Reading) -> Replay | None:
+        """Run the call again with the arrays that its own code makes under watch."""
+        tape, seen = self._local.tape, None
+        with suppress(Exception):
+            made = self._again(began, making=True)
+            same = parting(self._local.rows, reading, made.passed, ends=True) is None
+            seen = made if same and _explained(made) else None
+        if seen is None:
+            self._local.tape = tape
         return seen
 
     def attempt(self, repairs: Sequence[Repair]) -> Attempt | None:
@@ -471,18 +512,18 @@ class Ends:
             return None if tape is None else tape.ended(error)
         return None
 
-    def _again(self, began: Began) -> Replay:
+    def _again(self, began: Began, *, making: bool = False) -> Replay:
         # A check inside may be what failed, in a scope that the function has entered.
         context = began.context.copy()
         context.run(collecting.set, collecting.get())
-        return context.run(self._run_again, began)
+        return context.run(self._run_again, began, making)
 
-    def _run_again(self, began: Began) -> Replay:
+    def _run_again(self, began: Began, making: bool) -> Replay:
         session = self._session
         tape = self._local.tape = LiveTape.again(session)
         start = session.start_of(began.fn, began.containers)
         again = start.again(session.tracker.judge.say, tape)
-        taking = taking_stand_ins([x for _, x in began.arrays])
+        taking = taking_stand_ins([x for _, x in began.arrays], making=making)
         with again, began.lent() as (args, kwargs), taking:
             into = collecting.get()
             if into is not None:
@@ -514,6 +555,10 @@ class Ends:
     def _unseen(self, began: Began, reading: Reading, seen: Replay) -> Replay:
         """Ask the error log where a second run came to the same without seeing what made it."""
         why = "a second run came to the same, and did not see which operation made it"
+        tape: LiveTape = self._local.tape
+        if tape.others:  # it hears nothing of what a table does
+            seen.notes.append(why)
+            return seen
         try:
             told = self._logged(began, reading, why)
         except ReplayError as error:
@@ -524,15 +569,22 @@ class Ends:
 
     def _logged(self, began: Began, reading: Reading, why: str) -> Replay:
         """Tell what NumPy's own error log says of the first run."""
-        if not began.log.lines:
+        kind = reading.kind or "nan"
+        if not any(error.makes(kind) for error in began.log.lines):
             raise ReplayError(why)
         note = f"{why}; NumPy's error log of the first run has: {began.log}"
-        kind = reading.kind or "nan"
         record = began.log.told(0, kind)
         if record is None:
             raise ReplayError(note)
         sink = Sink(reading.phase, reading.layer, reading.site.tensor, (0,), kind)
         return Replay([record], [sink], [note])
+
+
+def _explained(seen: Replay) -> bool:
+    """Tell whether an operation that was seen is known to have made what arrived."""
+    verdict = trace(seen.records, seen.sinks, neginf=True)
+    outside = verdict.outside
+    return verdict.sink is not None and (outside is None or outside.source != "unknown")
 
 
 def _holds_floats(x: Any) -> bool:

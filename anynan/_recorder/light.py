@@ -11,13 +11,12 @@ import numpy as np
 from anynan._arrays.arguments import bound, positional
 from anynan._recorder.errorlog import ErrorLog
 from anynan._recorder.reached import SMALL, mark
+from anynan._recorder.sums import FLOATS, PRODUCT, squares
 from anynan.events import Event
 
 if TYPE_CHECKING:
     from anynan._recorder.ends import Ends
 
-_PRODUCT = 10_000  # elements: above, OpenBLAS wakes its pool of threads
-_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 NUMBERS = (float, np.float64, np.float32)
 _ROOT = 1e150  # the square of a number below is finite
 _MOST = 10_000  # arrays and numbers, of arguments or of a result
@@ -42,6 +41,7 @@ class Light:
         kwargs: Those by name.
 
     Attributes:
+        bad: Which of the arrays that were given hold NaN or Inf, and where; empty if none does.
         begins_clean: False where one of the arguments wants more than one sum.
         closed: True: what a namespace makes is the library's own.
         containers: Each list and dict that was given, the keys of a dict, and what it held.
@@ -55,8 +55,8 @@ class Light:
     """
 
     __slots__ = (
-        "_ends", "args", "begins_clean", "containers", "context", "deepened", "fn", "gave", "held",
-        "kinds", "kwargs", "log", "squares",
+        "_ends", "args", "bad", "begins_clean", "containers", "context", "deepened", "fn", "gave",
+        "held", "kinds", "kwargs", "log", "squares",
     )  # fmt: skip
     closed = True
 
@@ -71,8 +71,10 @@ class Light:
         self.kinds: list[Any] = []
         self.squares: list[float] = []
         self.deepened = self.gave = False
+        self.bad: tuple[Any, ...] = ()
         given = [*args, *kwargs.values()] if kwargs else [*args]
-        self.begins_clean = self._cleared(given, self.kinds, self.squares, first=True)
+        clean = self._cleared(given, self.kinds, self.squares, first=True)
+        self.begins_clean = clean and not self.bad
 
     def _cleared(
         self, values: list[Any], kinds: list[Any], sums: list[float], *, first: bool = False
@@ -90,11 +92,15 @@ class Light:
             kind = type(x)
             if kind is _ARRAY:
                 dtype = x.dtype
-                if dtype in _FLOATS:
-                    short = x.ndim == 1 and x.size <= _PRODUCT
+                if dtype in FLOATS:
+                    short = x.ndim == 1 and x.size <= PRODUCT
                     square = float(x.dot(x)) if short else squares(x)
                     if not square < math.inf:
-                        return False
+                        if not first:
+                            return False
+                        seen = x if x.nbytes <= SMALL else np.frombuffer(mark(x), dtype)
+                        self.bad += len(held), np.isfinite(seen).tobytes()
+                        square = math.nan
                     sums.append(square)
                 elif dtype.kind in "biu":
                     square = math.nan
@@ -133,7 +139,7 @@ class Light:
         """Look at the arguments once more, which the call may have written into, and the result."""
         for x, square, _ in self.held:
             if square == square:
-                short = x.ndim == 1 and x.size <= _PRODUCT
+                short = x.ndim == 1 and x.size <= PRODUCT
                 if not (float(x.dot(x)) if short else squares(x)) < math.inf:
                     return False
         for value, keys, items in self.containers:
@@ -154,6 +160,8 @@ class Light:
 
     def take(self, event: Event, array: Any, later: int) -> bool:
         """Report what a direct check inside found, with all that a tape knows."""
+        if self.bad:  # nothing is looked into
+            return False
         return self._ends.deepened(self).take(event, array, later)
 
 
@@ -178,19 +186,3 @@ def named(
             else:
                 found += [(f"{name}[{i}]", item) for i, item in enumerate(items)]
     return found
-
-
-def squares(x: Any) -> float:
-    """Give the sum of an array's squares; Inf where one sum cannot tell that it is finite."""
-    if x.size > _PRODUCT and not (x.flags.forc and x.flags.aligned):
-        return math.inf  # it would be copied
-    flat = x.ravel("K")
-    if flat.size <= _PRODUCT:
-        return float(flat.dot(flat))
-    total = 0.0
-    for start in range(0, flat.size, _PRODUCT):
-        piece = flat[start : start + _PRODUCT]
-        total += float(piece.dot(piece))
-        if not total < math.inf:
-            break
-    return total

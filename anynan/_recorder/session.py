@@ -387,16 +387,26 @@ class ArraySession(BaseAdapter):
     def _look_at_others(self, tape: Tape, watched: list[tuple[str, Any]]) -> None:
         """Read the arguments that are arrays of a kind that is not watched, and say so."""
         for name, value in watched:
+            said = False
             for label, x in self._leaves(value, name):
                 kind: Any = type(x)
                 if issubclass(kind, TrackedArray | float | complex) or is_array(x):
                     continue
                 if not _holds_text(x):
-                    self.tracker.judge.say(
-                        f"the argument {label} is a {type_name(x)}: operations on it are not "
-                        "watched, only what it holds when it comes in and when it leaves"
-                    )
+                    if not said:  # a table has many columns
+                        held = type(value) in (list, tuple, dict)
+                        what = (label, x) if held else (name, value)
+                        said = self._say_unwatched(tape, *what)
                     tape.add_other(x, label)
+
+    def _say_unwatched(self, tape: Tape, label: str, x: Any) -> bool:
+        """Say that an argument is of a kind that is not watched."""
+        tape.others[f"{label} (a {type_name(x)})"] = None
+        self.tracker.judge.say(
+            f"the argument {label} is a {type_name(x)}: operations on it are not watched, only "
+            "what it holds when it comes in and when it leaves"
+        )
+        return True
 
     def read_result(self, tape: Tape, result: Any) -> None:
         """Read what a call returns."""

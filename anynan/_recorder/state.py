@@ -1,5 +1,6 @@
 """Arrays in the attributes of objects: what a call wrote there leaves it as a result does."""
 
+import math
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
@@ -11,11 +12,13 @@ from anynan._arrays.probe import is_clean as is_finite
 from anynan._arrays.probe import probe
 from anynan._reach import is_own
 from anynan._readings.policy import reading_kind
+from anynan._recorder.sums import FLOATS, squares
 from anynan._recorder.trackable import is_array, unwrap
 from anynan._recorder.tracked import is_tracked
 
 # Items of a container in an attribute; one that holds more is data, and is not walked every call.
 MANY = 64
+_PLAIN = {np.ndarray}
 
 
 class State:
@@ -37,8 +40,10 @@ class State:
         if type(fn) is MethodType:
             self._objects.append(("self", fn.__self__))
         self._near, self.looked = near, False
-        # The arrays are kept: an id may be used again once one is gone.
-        self._before = {id(x): (x, self._is_clean(x)) for _, _, x in self._arrays(self._objects)}
+        arrays = list(self._arrays(self._objects))
+        with np.errstate(all="ignore"):
+            # The arrays are kept: an id may be used again once one is gone.
+            self._before = {id(x): (x, self._is_clean(x)) for _, _, x in arrays}
 
     def spoilt(self, result: Any) -> Iterator[tuple[str, Any]]:
         """Yield the arrays in attributes that this call made, or made bad.
@@ -54,23 +59,25 @@ class State:
             results = [(f"result[{i}]", item) for i, item in enumerate(result)]
         elif type(result) is dict and len(result) <= MANY:
             results = [(f"result[{key!r}]", item) for key, item in result.items()]
-        done: set[int] = set()
+        arrays: dict[int, tuple[str, Any, Any]] = {}
         for path, owner, x in self._arrays([*self._objects, *results]):
-            if id(x) in done:
-                continue
-            done.add(id(x))
-            self.looked = True
-            if is_tracked(x):
+            arrays.setdefault(id(x), (path, owner, x))
+        self.looked = bool(arrays)
+        with np.errstate(all="ignore"):
+            bad = [
+                key for key, (_, _, x) in arrays.items() if is_tracked(x) or not self._is_clean(x)
+            ]
+        for key in bad:
+            path, owner, x = arrays[key]
+            known = self._before.get(key)
+            if is_tracked(x) or (known[1] if known is not None else is_own(type(owner))):
                 yield path, x
-            elif not self._is_clean(x):
-                known = self._before.get(id(x))
-                if known[1] if known is not None else is_own(type(owner)):
-                    yield path, x
 
     def _is_clean(self, x: Any) -> bool:
-        if type(x) is not np.ndarray and (is_tracked(x) or not self._near(x)):
-            return True
-        return is_clean(x)
+        """Tell it of one array, where NumPy's errors are ignored."""
+        if type(x) is np.ndarray:
+            return (x.dtype in FLOATS and squares(x) < math.inf) or is_clean(x)
+        return is_tracked(x) or not self._near(x) or is_clean(x)
 
     def unwrap(self) -> None:
         """Leave no tracked array behind."""
@@ -82,7 +89,11 @@ class State:
             for path, item in attributes(value, name):
                 if is_tracked(item) or is_array(item):
                     yield path, value, item
-                elif type(item) in (list, tuple, dict) and len(item) <= MANY:
+                elif type(item) not in (list, tuple, dict) or len(item) > MANY:
+                    continue
+                elif type(item) is not dict and set(map(type, item)) == _PLAIN:
+                    yield from ((f"{path}[{i}]", value, x) for i, x in enumerate(item))
+                else:
                     for inner, x in leaves(item, path, _silent):
                         if is_tracked(x) or is_array(x):
                             yield inner, value, x

@@ -183,7 +183,6 @@ class Tape:
 
     def add_other(self, raw: Any, label: str) -> None:
         """Read an argument that is not watched; what it holds is known to have come in."""
-        self.others[f"{label} (a {type_name(raw)})"] = None
         self.inputs[id(raw)] = label
         self.held.append(raw)
         self.arrived(None, "input", label, self.wrap(raw, label))

@@ -7,7 +7,7 @@ NaN shows in both. Run it with nothing else on the machine: ``make bench``.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -102,6 +102,65 @@ def tracked(rounds: int) -> str:
     return "\n".join(lines)
 
 
+COUNTS = (1, 5, 50, 200)
+SHAPE = (10, 10)
+
+
+def mix(arrays: Iterable[Any]) -> Any:
+    """Stand for array code on many small arrays: three operations on each."""
+    total: Any = 0.0
+    for x in arrays:
+        total = total + np.tanh(x) * 0.5
+    return total
+
+
+class Holder:
+    """Stand for an object whose method works on its arrays."""
+
+    def __init__(self, arrays: list[Any]) -> None:
+        self.arrays = arrays
+
+    def mix(self) -> Any:
+        """Work on them."""
+        return mix(self.arrays)
+
+
+def given(arrays: list[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Return ways to give arrays to a function: the function, and what it is called with."""
+    named = {f"x{i}": x for i, x in enumerate(arrays)}
+    return {
+        "arguments": (lambda *xs: mix(xs), tuple(arrays)),
+        "a dict": (lambda xs: mix(xs.values()), (named,)),
+        "a list": (lambda xs: mix(xs), (arrays,)),
+        "attributes of the method's object": (Holder(arrays).mix, ()),
+    }
+
+
+def many(rounds: int) -> str:
+    """Measure functions of many small arrays beside themselves; return a Markdown table."""
+    heads = " | ".join(f"{count} arrays" if count > 1 else "1 array" for count in COUNTS)
+    rows = dict.fromkeys(given([]), "")
+    for count in COUNTS:
+        arrays = [np.random.default_rng(i).standard_normal(SHAPE) for i in range(count)]
+        for name, (function, args) in given(arrays).items():
+            runs = function, anynan.track(function)
+            repeat = max(1, 2000 // count)
+            times: list[list[float]] = []
+            for _ in range(rounds + 1):
+                took = []
+                for run in runs:
+                    start = time.perf_counter()
+                    for _ in range(repeat):
+                        run(*args)
+                    took.append(time.perf_counter() - start)
+                times.append(took)
+            plain, ours = (statistics.median(column) for column in zip(*times[1:], strict=True))
+            rows[name] += f" {ours / plain:.2f} |"
+    goal = "| goal for anynan |" + " |" * (len(COUNTS) - 1) + " <= 3 |"
+    lines = [f"| arrays of 10 x 10, in | {heads} |", "|---|" + "---|" * len(COUNTS), goal]
+    return "\n".join([*lines, *(f"| {name} |{cells}" for name, cells in rows.items())])
+
+
 def main() -> None:
     """Measure and print the tables, and write them into the documentation."""
     chosen = options(__doc__, rounds=15)
@@ -112,6 +171,7 @@ def main() -> None:
     results = {dtype: measure(dtype, chosen.rounds) for dtype in DTYPES}
     publish("check", f"{when}{table(results, 'on 64 MB', GOAL)}\n", chosen.write)
     publish("track", f"{when}{tracked(chosen.rounds)}\n", chosen.write)
+    publish("many", f"{when}{many(chosen.rounds)}\n", chosen.write)
 
 
 if __name__ == "__main__":
