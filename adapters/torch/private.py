@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -27,12 +29,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 __all__ = [
-    "BatchNorm", "DispatchMode", "LoaderIterator", "StorageWeakRef", "current_mode", "tree_leaves",
-    "tree_map", "without_modes",
+    "BatchNorm", "DispatchMode", "FunctionMode", "LoaderIterator", "StorageWeakRef", "current_mode",
+    "tree_leaves", "tree_map", "without_modes",
 ]  # fmt: skip
 
 BatchNorm = _BatchNorm
 """The class of all batch normalisations: training writes their running statistics."""
+FunctionMode = TorchFunctionMode
+"""The class of what sees every function of PyTorch that the program calls."""
 LoaderIterator = _BaseDataLoaderIter
 """The class of what a data loader gives to iterate over: it cannot be run again."""
 
@@ -319,6 +323,81 @@ def count_graphs() -> int:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Tell whether a module is run by way of the compiler."""
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+class FunctionModes:
+    """Change the stack of function modes of this thread: all but its top is private."""
+
+    count = staticmethod(torch._C._len_torch_function_stack)
+    push = staticmethod(torch._C._push_on_torch_function_stack)
+    _at = staticmethod(torch._C._get_function_stack_at)
+    _pop = staticmethod(torch._C._pop_torch_function_stack)
+
+    def has(self, mode: Any) -> bool:
+        """Tell whether a mode is entered."""
+        return any(self._at(i) is mode for i in range(self.count()))
+
+    def insert(self, mode: Any) -> None:
+        """Put a mode below the program's own, which leave in their own order."""
+        modes = [self._pop() for _ in range(self.count())][::-1]
+        # That of a default device has to be the first.
+        first = bool(modes) and isinstance(modes[0], DeviceContext)
+        for each in [*modes[:first], mode, *modes[first:]]:
+            self.push(each)
+
+    def remove(self, mode: Any) -> bool:
+        """Take a mode out, wherever it is; tell whether it was there."""
+        count = self.count()
+        if not count:
+            return False
+        if count == 1:
+            if self._at(0) is not mode:
+                return False
+            self._pop()
+            return True
+        if not self.has(mode):
+            return False
+        modes = [self._pop() for _ in range(count)][::-1]
+        for each in modes:
+            if each is not mode:
+                self.push(each)
+        return True
+
+
+function_modes = FunctionModes()
+"""The function modes of this thread."""
+
+
+EVALUATION = "torch._dynamo.eval_frame"
+"""The module through which compiled code is called."""
+
+
+def stand_before_compiled(tell: Callable[[bool, int], None]) -> None:
+    """Call a function as compiled code begins and behind it.
+
+    The setting that every call of compiled code makes is the place: it sees functions, modules
+    and contexts, and those that were compiled before.
+
+    Args:
+        tell: Called with whether it begins, and a number for the call or context that says so:
+            code inside that is not compiled ends and begins it, too, with a number of its own.
+    """
+    module: Any = sys.modules[EVALUATION]
+    real = module._maybe_set_eval_frame
+
+    def setting(callback: Any) -> Any:
+        begins = callback is not None
+        frame = sys._getframe(1)
+        context = frame.f_code.co_name in ("__enter__", "__exit__")
+        number = id(frame.f_locals["self"] if context else frame)
+        if begins:
+            tell(True, number)
+        before = real(callback)
+        if not begins:
+            tell(False, number)
+        return before
+
+    module._maybe_set_eval_frame = setting
 
 
 def unseen() -> Any:

@@ -12,12 +12,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from anynan._reach.patches import Patches
 from anynan._runtime.imports import when_imported
 from anynan._steps.everywhere import Found
 from anynan.errors import AnomalyError
 from anynan.options import Options
+from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_modules
 from anynan.torch.session.model import ModelSession
 from anynan.torch.session.session import session_of
@@ -55,11 +60,21 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     def own(name: str, method: str, door: str) -> None:
         patches.change(sys.modules[name].Trainer, method, partial(finder.training, door))
 
+    noted.everywhere = True
+    noted.begin().put()
+    handles = [
+        register_optimizer_step_pre_hook(_before_update),
+        register_optimizer_step_post_hook(_after_update),
+    ]
     waiting = [when_imported(where[0], partial(own, *where)) for where in TRAINERS]
 
     def undo() -> None:
         while waiting:
             waiting.pop()()
+        while handles:
+            handles.pop().remove()
+        noted.everywhere = False
+        noted.end()
         patches.undo()
 
     return undo
@@ -77,23 +92,29 @@ class Finder:
     def __init__(self, options: Options, found: Found) -> None:
         self._options, self._found = options, found
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._stateless: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._held: deque[torch.nn.Module] = deque(maxlen=HELD)
         self._last = weakref.ref[torch.nn.Module](torch.nn.Module())  # the model that ran last
         self._trainers: list[Any] = []  # that train, and are watched with all they call
 
     def calling(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Look at a module before its call begins, unless another's runs."""
-        inside, look = _Inside(), self.look
+        inside, look, stateless = _Inside(), self.look, self._stateless
 
         def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if _is_compiling() or inside.call:
                 return call(module, *args, **kwargs)
             inside.call = True
+            notes = noted.away()
             try:
                 look(module)
+                if notes is not None and module in stateless:  # as a loss: it is code like any
+                    notes.put()
                 return call(module, *args, **kwargs)
             finally:
                 inside.call = False
+                if notes is not None:
+                    notes.put()
 
         return called
 
@@ -148,7 +169,9 @@ class Finder:
                 return
             last = self._last()
             session = None if last is None else session_of(last)
-            if isinstance(session, ModelSession) and next(_state(module), None) is None:
+            if next(_state(module), None) is None:
+                self._stateless.add(module)
+            if isinstance(session, ModelSession) and module in self._stateless:
                 self._known.update(module.modules())
                 session.join(module)
                 return
@@ -181,6 +204,15 @@ class Finder:
             return True
         models = (model for each in watching() for _, model in each.models.living())
         return any(part is module for model in models for part in model.modules())
+
+
+def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not callable(kwargs.get("closure", args[1] if len(args) > 1 else None)):
+        noted.away()
+
+
+def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    noted.updated()
 
 
 def _state(module: torch.nn.Module) -> Iterator[Any]:

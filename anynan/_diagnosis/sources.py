@@ -98,7 +98,9 @@ def user_source(
                 library = frame
         frame = frame.f_back
     if fallback is not None and library is not None:
-        return replace(fallback, via=_via(library), via_text=_via_text(library, inside))
+        return gone_through(
+            fallback, library.f_code, library.f_lineno, framework, library.f_globals
+        )
     return fallback if library is None else describe(library, None)
 
 
@@ -128,8 +130,25 @@ def describe(frame: FrameType, library: FrameType | None, framework: str = "") -
     found = located(code, frame.f_lineno, offset=frame.f_lasti, scope=frame.f_globals)
     if library is None:
         return found
+    return gone_through(found, library.f_code, library.f_lineno, framework, library.f_globals)
+
+
+def gone_through(
+    found: Source, code: CodeType, line: int, framework: str, scope: dict[str, Any] | None = None
+) -> Source:
+    """Add the library's place that the way led through.
+
+    Args:
+        found: The user's line.
+        code: The library's code.
+        line: Which line of it.
+        framework: Package whose text says only that it was called.
+        scope: The globals it ran in.
+    """
     inside = f"{os.sep}{framework}{os.sep}" if framework else ""
-    return replace(found, via=_via(library), via_text=_via_text(library, inside))
+    file = code.co_filename
+    text = _via_text(file, line, inside, scope)
+    return replace(found, via=f"{_short(file)}:{line} in {code.co_name}", via_text=text)
 
 
 def located(
@@ -218,17 +237,12 @@ def _columns(code: CodeType, offset: int, line: int, raw: str) -> tuple[int | No
     return (begin, finish) if 0 <= begin < finish <= length else (None, None)
 
 
-def _via(frame: FrameType) -> str:
-    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _via_text(frame: FrameType, inside: str) -> str:
+def _via_text(file: str, line: int, inside: str, scope: dict[str, Any] | None) -> str:
     """Quote a library's line; the framework's own would only say that it was called."""
-    file = frame.f_code.co_filename
     stdlib = file.startswith(_STDLIB) and not _named_library(file)
     if stdlib or (inside and inside in file):
         return ""
-    return linecache.getline(file, frame.f_lineno, frame.f_globals).strip()
+    return linecache.getline(file, line, scope).strip()
 
 
 def _short(file: str) -> str:

@@ -48,6 +48,8 @@ _EXTENTS = {
     "call": "the call is",
     "forward": "the forward pass is",
     "both": "the forward and the backward pass are",
+    "loss": "the loss is",
+    "gradients": "the loss and its gradients are",
 }
 _NTH = ("second", "third")
 _OF_MODELS = ("__call__", "call", "forward")

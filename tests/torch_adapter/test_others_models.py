@@ -175,7 +175,7 @@ def test_a_bad_gradient_that_comes_through_a_distribution() -> None:
     event = failure(model, step)
     assert event.layer is None
     assert event.cause is not None
-    assert event.cause.tag == "outside_the_model"
+    assert event.cause.tag == "written_constant"
 
 
 def test_an_output_whose_gradient_from_outside_counts_too() -> None:

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -139,7 +140,9 @@ def test_what_several_models_did_is_told_in_its_order(found: Found) -> None:
 def test_a_bad_label_is_named(raising: Found) -> None:
     model, criterion = net(), nn.MSELoss()
     with pytest.raises(anynan.NonFiniteError) as caught:
-        criterion(model(torch.ones(3, 4)), torch.full((3, 4), torch.nan)).backward()
+        criterion(
+            model(torch.ones(3, 4)), torch.from_numpy(np.full((3, 4), np.nan, "f"))
+        ).backward()
     event = caught.value.event
     assert (event.phase, event.layer, event.tensor) == ("input", "MSELoss", "target")
 

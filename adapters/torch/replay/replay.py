@@ -4,7 +4,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from anynan._readings.readings import Reading, Rows, Site
 from anynan._runtime.context import replay_context
 from anynan._runtime.interrupts import Interrupts
 from anynan._runtime.threads import busy_threads
+from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_state
 from anynan.torch.call.models import Models
 from anynan.torch.call.reached import Reached
@@ -37,6 +38,7 @@ from anynan.torch.replay.mender import Mender, norm_of
 from anynan.torch.replay.saving import Catcher
 from anynan.torch.replay.scene import Scene, arrived
 from anynan.torch.replay.seams import Seam
+from anynan.torch.replay.tail import Tails
 from anynan.torch.replay.watcher import Watcher
 from anynan.torch.weights.scalers import Scalers
 
@@ -69,6 +71,7 @@ class Replays:
         self._graphs, self._scalers = graphs, scalers
         self.reached = Reached(models.fn) if models.options.replay else None
         self.scene = Scene(models)
+        self.tails = Tails(models)
         self.lock = threading.Lock()
 
     def let_pass(self, state: State) -> None:
@@ -112,6 +115,10 @@ class Replays:
             raise ReplayError(msg)
         if any(root.fn is None for root in roots):
             raise ReplayError(GONE)
+        if reading.phase == "backward" and not state.in_step:  # what is behind the models is first
+            found = self.tails.replay(state.thread.ident, reading, None)
+            if found is not None:
+                return found
         result = self.again(state, reading, roots)
         beyond = self._beyond(state, reading) if result.incoming and not result.sinks else []
         if beyond:  # what came in bad may have been made in the part that took what this one gave
@@ -137,11 +144,12 @@ class Replays:
         past = [] if rows is None else map(rows.reading, range(reading.order))
         gave = next((r for r in past if r.phase == "forward" and r.kind is not None), None)
         roots = [] if gave is None else _roots(state, gave)
-        if gave is None or not roots or any(root.fn is None for root in roots):
-            return Replay(incoming=True)
-        replay = self.again(state, gave, roots)
-        replay.incoming = True
-        return replay
+        prior = None
+        if gave is not None and roots and all(root.fn is not None for root in roots):
+            prior = self.again(state, gave, roots)
+            prior.incoming = True
+        found = self.tails.replay(state.thread.ident, reading, prior)
+        return found or prior or Replay(incoming=True)
 
     def attempt(self, state: State, reading: Reading, chosen: Sequence[Repair]) -> Attempt | None:
         """Run the call behind a reading again, to its end, with operations repaired.
@@ -154,6 +162,8 @@ class Replays:
         Returns:
             What was seen; None where that is not what the first run would have come to.
         """
+        with suppress(LookupError):
+            return self.tails.attempt(reading, chosen)
         roots = _roots(state, reading)
         if not roots or any(root.fn is None for root in roots) or state.updated:
             return None
@@ -253,6 +263,7 @@ class Replays:
                 if self._models.fn is not None:
                     self._scalers.give_back(state.rows)
                 stack.enter_context(replay_context())
+                stack.enter_context(noted.apart())
                 stack.enter_context(disabled_modes())
                 for root in roots:
                     if root.changed():

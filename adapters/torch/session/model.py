@@ -10,10 +10,12 @@ import torch
 from anynan._readings.readings import Rows
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
+from anynan.torch.call import noted
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
 from anynan.torch.private import call_code, original, task
+from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session
 from anynan.torch.step.hooks import keep_gradients
 from anynan.torch.weights.scalers import all_in, rescaled
@@ -50,6 +52,7 @@ class ModelSession(Session):
             self.replays.let_pass(state)
         if state.idle or self.ranks.rehearses(state):
             return
+        noted.within_models()
         if state.depth and not _running(module):
             state.depth = 0  # an interrupt left the call before: its exit hook never ran
         state.depth += 1
@@ -111,6 +114,8 @@ class ModelSession(Session):
         if root.grad and not torch.is_grad_enabled():
             state.trained = True  # checkpointed as a whole: the graph comes when it runs again
         state.trained = keep_gradients(self.steps, state, root, output) or state.trained
+        if state.trained and not again:
+            self._note_on(output)
         if (
             len(state.calls) < 2
             and next(module.children(), None) is not None
@@ -124,6 +129,15 @@ class ModelSession(Session):
             self.steps.take(state)
         if over:
             self.steps.close(state)
+
+    def _note_on(self, output: Any) -> None:
+        """Note what is made of the model's output, up to the backward pass."""
+        if not (self.options.replay and self.options.backward):
+            return
+        notes = noted.begin()
+        for _, x in tensors(output, "output"):
+            notes.hold(x)
+        noted.behind_models()
 
 
 def _raised_by(module: Any, error: Exception) -> bool:

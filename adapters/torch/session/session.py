@@ -1,5 +1,6 @@
 """One tracked target: what the core asks of its adapter, and its root calls."""
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from anynan._readings.readings import Reading
 from anynan._runtime.interrupts import whole
 from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
 from anynan._steps.tracker import Tracker
+from anynan.torch.call import noted
 from anynan.torch.call.models import Models, given
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.call.state import State
@@ -75,6 +77,7 @@ class Session(BaseAdapter):
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
         self.ranks.leave()
+        noted.leave()
         self._end_operations()
         self.updates.unwatch()
         self.layers.remove()
@@ -157,7 +160,7 @@ class Session(BaseAdapter):
                 if state.operations is None:
                     self._watch_operations(state, root, layer)
                     assert state.operations is not None
-                    rows.seen = state.operations.seen
+                    rows.seen = functools.partial(self._seen_around, state)
                 else:
                     state.operations.enter(root)
         state.step_roots.append((len(rows.sites), weakref.ref(root)))
@@ -176,6 +179,15 @@ class Session(BaseAdapter):
     @whole
     def _watch_operations(self, state: State, root: RootCall, layer: str | None) -> None:
         state.operations = Operations(self.replays.scene, root, layer, self.graphs.ran)
+
+    def _seen_around(self, state: State, reading: Reading, value: Any) -> Replay | None:
+        """Tell what was seen of every operation, and of those behind the model."""
+        assert state.operations is not None
+        found = state.operations.seen(reading, value)
+        if found is not None and found.incoming:
+            behind = self.replays.tails.replay(state.thread.ident, reading, found)
+            return behind or found
+        return found
 
     def note_call(self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any) -> RootCall:
         """Take what a second run of a call will need."""

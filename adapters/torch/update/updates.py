@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 
 from anynan._readings.readings import Rows
 from anynan._runtime.interrupts import whole
+from anynan.torch.call import noted
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State, StopReplay
@@ -252,6 +253,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     stepped()
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
+        noted.away()
         _tell(optimizer)
         return None
 
@@ -279,6 +281,7 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not capturing():
         for each in watching():
             each.after(optimizer)
+    noted.updated()
 
 
 def _skipped(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:

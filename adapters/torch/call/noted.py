@@ -1,0 +1,545 @@
+"""What a program computes outside of its models: each operation, its operands and its line.
+
+A function mode notes them, and is away while a model, an optimizer, a backward pass or compiled
+code runs. Tensors are held weakly, and by value only where they are small: what an operation gave
+can be computed again. Two passes back nothing is held at all.
+"""
+
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from anynan._diagnosis.sources import gone_through, is_library, located
+from anynan._runtime.imports import when_imported
+from anynan.events import Source
+from anynan.torch.private import EVALUATION, FunctionMode, function_modes, stand_before_compiled
+
+# Bytes of one tensor, and of all, whose values are held until the pass after the next.
+SMALL = 2**20
+HELD = 2**24
+# A tensor that is written in place is copied before, to so many bytes; so many in all.
+COPIED = 2**12
+# Files that only hand on.
+_WAYS = ("torch/overrides.py", "torch/_tensor.py")
+# So many operations are noted between two backward passes.
+MOST = 2**13
+# So many backward passes are kept until an update.
+PASSES = 4
+# So many tensors of one argument are looked at.
+LONG = 64
+
+_SKIP, _PLAIN, _WRITES, _DRAWN, _PASS = range(5)
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_PLAINS = frozenset(
+    {
+        int, float, bool, complex, str, type(None), type(...), torch.dtype, torch.device, slice,
+        torch.Size, torch.layout, torch.memory_format,
+    }
+)  # fmt: skip
+_GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
+# Drawn anew they are others; the rest gives what is no operation's.
+_DRAWS = (
+    "rand", "normal", "bernoulli", "multinomial", "poisson", "uniform", "exponential", "cauchy",
+    "geometric", "random", "gumbel_softmax", "rrelu",
+)  # fmt: skip
+_NEVER = frozenset(
+    {
+        "requires_grad_", "detach_", "set_", "resize_", "share_memory_", "pin_memory", "apply_",
+        "map_", "__deepcopy__", "as_subclass", "retain_grad", "register_hook", "__setstate__",
+        "empty", "empty_like", "new_empty", "empty_strided", "from_numpy", "as_tensor",
+    }
+)  # fmt: skip
+_WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__",
+                      "__itruediv__", "__ipow__", "__imod__", "__ifloordiv__"})  # fmt: skip
+
+_kinds: dict[Any, int] = {}
+_users: dict[CodeType, bool] = {}
+_ref = weakref.ref
+_autocast = torch._C._is_any_autocast_enabled
+_getframe = sys._getframe
+
+
+class Note(NamedTuple):
+    """Hold an operation that ran: one is made for each, so they hold no more than numbers and refs.
+
+    A weak reference is the same object for as long as its tensor lives, and so stands for it.
+
+    Attributes:
+        func: What was called.
+        args: Its arguments, tensors weakly.
+        kwargs: Its arguments by name.
+        versions: How often each of the tensors among these had been written to, in order.
+        code: Where it was called: the user's code or the library's,
+        last: and which instruction of it.
+        around: The user's code and instruction, where a library called it.
+        autocast: The casts in force.
+        out: What it gave, weakly; a tuple of these where it gave several.
+        version: How often that had been written to.
+        grad: Whether that had a gradient.
+        copy: What it wrote to, as it was before, where that is held.
+    """
+
+    func: Any
+    args: list[Any]
+    kwargs: dict[str, Any] | None
+    versions: list[int]
+    code: CodeType
+    last: int
+    around: tuple[CodeType, int] | None
+    autocast: Any
+    out: Any
+    version: int
+    grad: bool
+    copy: torch.Tensor | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Tell whether it wrote to its first operand."""
+        return _kinds.get(self.func) == _WRITES
+
+    def source(self) -> Source | None:
+        """Give the user's line."""
+        return source((self.code, self.last), self.around)
+
+
+class Held(NamedTuple):
+    """Hold the value of a tensor as it was used, and whether it had a graph then."""
+
+    ref: Any
+    version: int
+    grad: bool
+    value: torch.Tensor
+
+
+class Pass:
+    """Hold what a backward pass began with.
+
+    Attributes:
+        roots: What it was asked for, the loss mostly: weakly, with the versions of these.
+        gradients: What was given for them.
+        place: The user's code that began it.
+    """
+
+    __slots__ = ("__weakref__", "_notes", "gradients", "place", "roots")
+
+    def __init__(
+        self, roots: list[tuple[Any, int]], gradients: list[Any], notes: "Notes", place: Any
+    ) -> None:
+        self.roots, self.gradients, self.place = roots, gradients, place
+        # The lists are the thread's own, and go on: this is how far they had come.
+        self._notes = notes.before, notes.notes, len(notes.notes), notes.held_before, notes.held
+
+    def noted(self) -> "Noted":
+        """Give what had been noted."""
+        before, notes, count, held_before, held = self._notes
+        return Noted([Note(*each) for each in (*before, *notes[:count])], {**held_before, **held})
+
+
+class Noted(NamedTuple):
+    """Hold what was noted up to a moment: operations in order, and values that are held."""
+
+    operations: list[Note]
+    held: dict[int, "Held"]
+
+
+class Notes(FunctionMode):
+    """Note one thread's operations.
+
+    Attributes:
+        passes: The last backward passes.
+        around: Called with each backward pass: before it with True, and behind it with False.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+        # As plain tuples: a Note takes longer to make.
+        self.notes: list[Any] = []
+        self.before: list[Any] = []
+        # Values that no operation can give again, by the identity of their weak references.
+        self.held: dict[int, Held] = {}
+        self.held_before: dict[int, Held] = {}
+        self.passes: deque[Pass] = deque(maxlen=PASSES)
+        self.around: Callable[[Pass, bool], None] | None = None
+        self._bytes = self._copied = self._inside = 0
+        self._compiled = 0
+
+    # In and out.
+
+    def put(self) -> None:
+        """Begin to note, or go on."""
+        if self.ended or self._compiled or self._inside:
+            return
+        modes = function_modes
+        if not modes.count():
+            modes.push(self)
+        elif not modes.has(self):
+            modes.insert(self)
+
+    def take(self) -> bool:
+        """Note no more; tell whether it did."""
+        if self._inside:
+            return False
+        return function_modes.remove(self)
+
+    def compiled(self, begins: bool, number: int) -> None:
+        """Stay away from compiled code, whose guards would see the mode."""
+        if begins and not self._compiled and self.take():
+            self._compiled = number
+        elif not begins and self._compiled == number:
+            self._compiled = 0
+            self.put()
+
+    def end(self) -> None:
+        """Note nothing any more."""
+        self.take()
+        self.ended = True
+        self.forget()
+        self.passes.clear()
+
+    # Each operation.
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kind = _kinds.get(func)
+        if kind is None:
+            kind = _kind(func)
+        if kind == _PLAIN:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            if type(out) is not _Tensor and not isinstance(out, tuple | list):
+                return out
+            try:
+                taken: list[Any] = []
+                versions: list[int] = []
+                for x in args:
+                    what = type(x)
+                    if what is _Tensor or what is _Parameter:
+                        taken.append(_ref(x))
+                        versions.append(x._version)
+                    elif what in _PLAINS:
+                        taken.append(x)
+                    else:
+                        taken.append(_deep(x, versions))
+                if kwargs:
+                    kwargs = {name: _deep(x, versions) for name, x in kwargs.items()}
+                frame = _getframe(1)
+                code, last = frame.f_code, frame.f_lasti
+                around = None
+                if not _users.get(code):
+                    code, last, around = _place(frame)
+                casts = _casts() if _autocast() else None
+                if type(out) is _Tensor:
+                    made = (_ref(out), out._version, out.requires_grad)
+                else:
+                    made = _several(out)
+                self.notes.append(
+                    (func, taken, kwargs, versions, code, last, around, casts, *made, None)
+                )
+            except Exception:  # noqa: BLE001  it is as if what it gave came from outside
+                return out
+            if len(self.notes) > MOST:
+                self._turn()
+            return out
+        if kind == _WRITES:
+            return self._write(func, args, kwargs or {})
+        if kind == _PASS:
+            return self._pass(func, args, kwargs or {})
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if kind == _DRAWN and type(out) is _Tensor:
+            self.hold(out)
+        return out
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note an operation that writes to its first operand."""
+        note: Any = None
+        x: Any = args[0] if args else None
+        try:
+            if type(x) in (_Tensor, _Parameter):
+                versions: list[int] = []
+                taken = [_deep(item, versions) for item in args]
+                named = {name: _deep(item, versions) for name, item in kwargs.items()}
+                casts = _casts() if _autocast() else None
+                note = (func, taken, named, versions, *_place(_getframe(2)), casts, taken[0])
+                copy = None
+                if x.nbytes <= COPIED and self._copied < 64 * COPIED:
+                    self._copied += x.nbytes
+                    copy = x.detach().clone()
+        except Exception:  # noqa: BLE001
+            note = None
+        out = func(*args, **kwargs)
+        if note is not None:
+            self.notes.append((*note, x._version, x.requires_grad, copy))
+        return out
+
+    def hold(self, x: torch.Tensor) -> None:
+        """Hold the value of a small tensor that no noted operation gives again."""
+        try:
+            size = x.nbytes
+            if size <= SMALL and self._bytes + size <= HELD:
+                self._bytes += size
+                ref = _ref(x)
+                self.held[id(ref)] = Held(ref, x._version, x.requires_grad, x.detach())
+        except Exception:  # noqa: BLE001, S110  one that has no such value
+            pass
+
+    def _turn(self) -> None:
+        """Let go of what was noted before the last pass."""
+        self.before, self.notes = self.notes, []
+        self.held_before, self.held = self.held, {}
+        self._bytes = self._copied = 0
+
+    def forget(self) -> None:
+        """Let go of everything."""
+        self._turn()
+        self._turn()
+
+    # Backward passes.
+
+    def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = None
+        with suppress(Exception):  # nothing is told of it then
+            found = self._begun(args, kwargs)
+        self._inside += 1
+        try:
+            if found is not None and self.around is not None:
+                self.around(found, True)
+            out = func(*args, **kwargs)
+            if found is not None and self.around is not None:
+                self.around(found, False)
+        finally:
+            self._inside -= 1
+        if isinstance(out, tuple):
+            for x in out:
+                if type(x) is _Tensor:
+                    self.hold(x)
+        else:
+            self._turn()
+        return out
+
+    def _begun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
+        roots = args[0]
+        grads = args[1] if len(args) > 1 else None
+        for name in ("gradient", "grad_tensors", "grad_outputs"):
+            grads = kwargs.get(name, grads)
+        roots = [roots] if isinstance(roots, _Tensor) else list(roots)
+        given = list(grads) if isinstance(grads, tuple | list) else [grads] * len(roots)
+        for x in roots:
+            self.hold(x)
+        pairs = [(_ref(x), x._version) for x in roots]
+        found = Pass(pairs, given, self, _place(_getframe(3)))
+        self.passes.append(found)
+        return found
+
+
+def _deep(x: Any, versions: list[int]) -> Any:
+    """Take an argument, tensors in it weakly.
+
+    Raises:
+        TypeError: If it may hold what is not to be held.
+    """
+    kind = type(x)
+    if kind is _Tensor or kind is _Parameter:
+        versions.append(x._version)
+        return _ref(x)
+    if kind in _PLAINS:
+        return x
+    if kind in (tuple, list) and len(x) <= LONG:
+        return kind([_deep(item, versions) for item in x])
+    if isinstance(x, int | float):
+        return x
+    raise TypeError(kind)
+
+
+def _several(out: Any) -> tuple[Any, int, bool]:
+    """Take several results."""
+    refs = [_ref(x) if type(x) is _Tensor else None for x in out]
+    return refs, 0, any(x.requires_grad for x in out if type(x) is _Tensor)
+
+
+def _casts() -> list[tuple[str, torch.dtype]]:
+    return [
+        (device, torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    ]
+
+
+def _kind(func: Any) -> int:
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        own = getattr(getattr(func, "__self__", None), "__name__", "")
+        found = _PLAIN if own in _GETTERS else _SKIP
+    elif name in ("backward", "grad") and getattr(func, "__module__", "").startswith("torch"):
+        found = _PASS
+    elif name.startswith(_DRAWS) and not name.endswith("_"):
+        found = _DRAWN
+    elif name in _NEVER or name.startswith(_DRAWS) or name == "__set__":
+        found = _SKIP
+    elif name in _WRITERS or (name.endswith("_") and not name.endswith("__")):
+        found = _WRITES
+    else:
+        found = _PLAIN
+    if len(_kinds) < 4096:
+        _kinds[func] = found
+    return found
+
+
+def _is_users(code: CodeType) -> bool:
+    found = _users.get(code)
+    if found is None:
+        found = not is_library(code.co_filename)
+        if len(_users) < 4096:
+            _users[code] = found
+    return found
+
+
+def _place(frame: FrameType | None) -> tuple[CodeType, int, tuple[CodeType, int] | None]:
+    """Give the place of the stack, past the framework's own way, and the user's around it."""
+    library: tuple[CodeType, int] | None = None
+    while frame is not None:
+        code = frame.f_code
+        if _is_users(code):
+            if library is None:
+                return code, frame.f_lasti, None
+            return (*library, (code, frame.f_lasti))
+        if library is None and not code.co_filename.endswith(_WAYS):
+            library = code, frame.f_lasti
+        frame = frame.f_back
+    assert library is not None
+    return (*library, None)
+
+
+def source(
+    place: tuple[CodeType, int], around: tuple[CodeType, int] | None = None
+) -> Source | None:
+    """Turn a place into a Source."""
+    code, last = around or place
+    found = located(code, _line(code, last), offset=last)
+    if around is None:
+        return found
+    return gone_through(found, place[0], _line(*place), "torch")
+
+
+def _line(code: CodeType, last: int) -> int:
+    for i, (line, *_) in enumerate(code.co_positions()):
+        if i == last // 2 and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+class _Here(threading.local):
+    notes: Notes | None = None
+
+
+_here = _Here()
+# Whether the whole program is noted, and not only what is behind a model's call.
+everywhere = False
+_all: "weakref.WeakValueDictionary[int, Notes]" = weakref.WeakValueDictionary()
+_waiting: list[Any] = []
+
+
+def here() -> Notes | None:
+    """Give this thread's notes, None where none are taken."""
+    return _here.notes
+
+
+def of(thread: int | None) -> Notes | None:
+    """Give another thread's notes; this one's by default."""
+    return _here.notes if thread is None else _all.get(thread)
+
+
+def begin() -> Notes:
+    """Give this thread's notes; the mode is not put in yet."""
+    notes = _here.notes
+    if notes is None or notes.ended:
+        notes = _here.notes = _all[threading.get_ident()] = Notes()
+        if not _waiting:
+            _waiting.append(when_imported(EVALUATION, _before_compiled))
+    return notes
+
+
+def _before_compiled() -> None:
+    try:
+        stand_before_compiled(_compiled)
+    except Exception:  # noqa: BLE001  code that is compiled comes before what is noted
+        end()
+
+
+def _compiled(begins: bool, number: int) -> None:
+    notes = _here.notes
+    if notes is not None:
+        notes.compiled(begins, number)
+
+
+def behind_models() -> None:
+    """Note what comes behind a model's call, where not the whole program is noted."""
+    if not everywhere:
+        begin().put()
+
+
+def within_models() -> None:
+    """Note nothing from a model's call or an update on, where not the whole program is noted."""
+    if not everywhere:
+        away()
+
+
+def updated() -> None:
+    """Note an update: what led to its gradients is over."""
+    notes = _here.notes
+    if notes is not None:
+        notes.passes.clear()
+        if everywhere:
+            notes.put()
+        else:
+            notes.forget()
+
+
+def leave() -> None:
+    """Let go of what was noted for a tracker that ends."""
+    if not everywhere and _here.notes is not None:
+        _here.notes.take()
+        _here.notes.forget()
+        _here.notes.passes.clear()
+
+
+def end() -> None:
+    """Note nothing more in any thread; the modes of others go as they come by."""
+    for notes in list(_all.values()):
+        notes.end()
+
+
+def away() -> Notes | None:
+    """Note nothing for a while; give what is to be put back."""
+    notes = _here.notes
+    if notes is None and everywhere:
+        return begin()  # a thread that nobody has seen
+    return notes if notes is not None and notes.take() else None
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Note nothing inside."""
+    notes = away()
+    try:
+        yield
+    finally:
+        if notes is not None:
+            notes.put()
+
+
+def _forked() -> None:
+    if _here.notes is not None:
+        _here.notes.end()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,376 @@
+"""Run what the program computed behind its models once more, from what was noted of it.
+
+No code of the program's runs: the same functions of PyTorch are called again, with the values that
+are there still, in a graph of their own. The watcher of a second run looks on, so that a loss that
+no step owns is told like any other.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+
+from anynan._diagnosis.lineage import External, Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.sources import user_source
+from anynan._diagnosis.trials import Attempt
+from anynan._readings.readings import Reading
+from anynan._runtime.context import replay_context
+from anynan.events import Source
+from anynan.torch.call import noted
+from anynan.torch.call.models import Models
+from anynan.torch.call.noted import Note, Noted, Pass
+from anynan.torch.call.randomstate import RandomState
+from anynan.torch.private import (
+    give_saved_tensors_hooks,
+    is_transformed,
+    storage_number,
+    take_saved_tensors_hooks,
+    task,
+    unseen,
+)
+from anynan.torch.read.probes import nonfinite
+from anynan.torch.replay.mender import Mender, norm_of
+from anynan.torch.replay.scene import arrived
+from anynan.torch.replay.seams import Seam
+from anynan.torch.replay.watcher import Watcher
+
+Named = Callable[[torch.Tensor], tuple[External, str] | None]
+
+
+class Lost(Exception):  # noqa: N818  it is no error of the program's
+    """Raise where a value is not there any more."""
+
+
+class TailWatcher(Watcher):
+    """Watch what runs again: its lines are those that were noted.
+
+    Attributes:
+        before: The records of the models' own calls that the bad ones of their outputs came of.
+    """
+
+    before: tuple[int, ...] = ()
+
+    def hand(self, x: torch.Tensor) -> None:
+        """Take up what a model gave."""
+        self.busy = True
+        try:
+            bad = bool(self.before) and nonfinite(x)
+        finally:
+            self.busy = False
+        for index in self.before if bad else ():
+            self._mark(x, index, fresh=False)
+
+    def line(self, frame: FrameType | None = None) -> Source | None:
+        """Give the line of what runs."""
+        at: FrameType | None = frame or sys._getframe(1)
+        inside = at
+        while inside is not None and inside.f_code is not self.within:
+            inside = inside.f_back
+        if inside is None:
+            return self.called
+        return user_source(at, framework="torch", stop=self.within, fallback=self.called)
+
+
+@dataclass(slots=True)
+class Tail:
+    """Hold the operations that led to some tensors, and what went in from outside.
+
+    Args:
+        before: What was noted.
+        roots: The tensors: weakly, with how often they had been written to.
+        named: Says where a tensor from outside came from.
+
+    Attributes:
+        outside: What came from outside, each with its name, and what stands for it in this run.
+    """
+
+    before: Noted
+    roots: list[tuple[Any, int]]
+    named: Named
+    outside: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    _made: dict[int, list[int]] = field(default_factory=dict)
+    _steps: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        made = self._made
+        for i, note in enumerate(self.before.operations):
+            for ref in note.out if isinstance(note.out, list) else [note.out]:
+                made.setdefault(id(ref), []).append(i)
+        needed: set[int] = set()
+        todo = [
+            self._maker(ref, version, len(self.before.operations)) for ref, version in self.roots
+        ]
+        while todo:
+            i = todo.pop()
+            if i is None or i in needed:
+                continue
+            needed.add(i)
+            todo += [self._maker(ref, n, i) for ref, n in _operands(self.before.operations[i])]
+        self._steps = sorted(needed)
+
+    @property
+    def empty(self) -> bool:
+        """Tell whether no operation is known."""
+        return not self._steps
+
+    def _maker(self, ref: Any, version: int, before: int) -> int | None:
+        """Find the operation that gave a tensor as it was used; None for one from outside."""
+        operations = self.before.operations
+        for i in reversed(self._made.get(id(ref), ())):
+            if i < before:
+                note = operations[i]
+                return i if isinstance(note.out, list) or note.version == version else None
+        return None
+
+    def run(self, watcher: TailWatcher) -> list[torch.Tensor]:
+        """Call the functions again, in their order.
+
+        Raises:
+            Lost: If what they were called with is not there any more.
+        """
+        values: dict[tuple[int, int], torch.Tensor] = {}
+        operations = self.before.operations
+        lost: set[tuple[int, int]] = set()
+        written = {
+            (id(operations[i].args[0]), operations[i].versions[0])
+            for i in self._steps
+            if operations[i].writes
+        }
+
+        def value(ref: Any, version: int) -> torch.Tensor:
+            key = (id(ref), version)
+            if key in lost:
+                raise Lost
+            found = values.get(key)
+            if found is None:
+                found = values[key] = self._from_outside(
+                    watcher, ref, version, copied=key in written
+                )
+            return found
+
+        for i in self._steps:
+            note = operations[i]
+            try:
+                if note.copy is not None:
+                    key = (id(note.args[0]), note.versions[0])
+                    if key not in values:
+                        values[key] = self._stand(
+                            watcher,
+                            note.args[0],
+                            note.copy,
+                            grad=_requires(note.args[0]),
+                            copied=True,
+                        )
+                versions = iter(note.versions)
+                take = functools.partial(_filled, lambda ref: value(ref, next(versions)))  # noqa: B023
+                args = [take(x) for x in note.args]
+                kwargs = {name: take(x) for name, x in (note.kwargs or {}).items()}
+            except Lost:
+                for ref in note.out if isinstance(note.out, list) else [note.out]:
+                    x = None if ref is None else ref()
+                    version = 0 if isinstance(note.out, list) else note.version
+                    if x is not None and x._version == version:
+                        values[id(ref), version] = self._stand(
+                            watcher, ref, x.detach(), grad=note.grad
+                        )
+                    elif ref is not None:
+                        lost.add((id(ref), version))
+                continue
+            watcher.called = note.source()
+            with _modes(note):
+                out = note.func(*args, **kwargs)
+            if note.writes:
+                values[id(note.out), note.version] = args[0]
+            elif isinstance(note.out, list):
+                for ref, x in zip(note.out, out, strict=True):
+                    if ref is not None:
+                        values[id(ref), 0] = x
+            else:
+                values[id(note.out), note.version] = out
+        watcher.called = None
+        return [value(ref, version) for ref, version in self.roots]
+
+    def _from_outside(
+        self, watcher: TailWatcher, ref: Any, version: int, *, copied: bool
+    ) -> torch.Tensor:
+        held = self.before.held.get(id(ref))
+        if held is not None and held.version == version:
+            x, grad = held.value, held.grad
+        else:
+            x = ref()
+            grad = x is not None and x.requires_grad
+        if x is None or x._version != version or is_transformed(x):
+            raise Lost
+        return self._stand(watcher, ref, x, grad=grad, copied=copied)
+
+    def _stand(
+        self, watcher: TailWatcher, ref: Any, x: torch.Tensor, *, grad: bool, copied: bool = False
+    ) -> torch.Tensor:
+        """Give what stands for a tensor from outside: the same values, a graph of its own."""
+        real = ref()
+        stand = x.detach()
+        if copied:
+            stand = stand.clone()
+        if grad and (x.is_floating_point() or x.is_complex()):
+            stand.requires_grad_()
+        known = None if real is None else self.named(real)
+        kind, name = known or ("handed" if grad else "unknown", "input")
+        if stand.layout is torch.strided and not stand.is_meta:
+            watcher.outside.setdefault(storage_number(stand), (kind, name))
+            if kind == "handed":
+                watcher.hand(stand)
+        self.outside.append((name, x, stand))
+        if copied and stand.requires_grad:
+            with torch.enable_grad():  # a leaf could not be written to in place
+                return stand.clone()
+        return stand
+
+
+class Tails:
+    """Compute again what a thread's backward passes began with.
+
+    Args:
+        models: What is watched.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._last: tuple[int, int, Pass, bool] | None = None
+
+    def replay(self, thread: int | None, reading: Reading, prior: Replay | None) -> Replay | None:
+        """Compute the loss, or its gradients, again; None where that shows nothing bad.
+
+        Args:
+            thread: Number of the thread whose passes they are.
+            reading: What is bad.
+            prior: What a second run of the models showed that the loss is made of.
+        """
+        notes = noted.of(thread)
+        backward = reading.phase == "backward"
+        passes = [] if notes is None else list(notes.passes)
+        if not backward or task() != -1:  # it is the one that runs
+            passes = passes[-1:]
+        for found in passes:
+            tail = Tail(found.noted(), found.roots, self._named)
+            replay = _again(tail, found.gradients if backward else None, None, prior)
+            if replay is not None and any(x.phase == reading.phase for x in replay.sinks):
+                self._last = reading.step, reading.order, found, backward
+                return replay
+        return None
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Try repairs: the same operations once more, with these in their place.
+
+        Raises:
+            LookupError: If it was not this that told of the reading.
+        """
+        if self._last is None or self._last[:2] != (reading.step, reading.order):
+            raise LookupError
+        *_, found, backward = self._last
+        mender = Mender(repairs)
+        tail = Tail(found.noted(), found.roots, self._named)
+        replay = _again(tail, found.gradients if backward else None, mender, None)
+        if replay is None or replay.notes or not mender.whole:
+            return None
+        tried = Attempt(replay, "gradients" if backward else "loss", mender.bad)
+        tried.loss = mender.loss
+        return tried
+
+    def _named(self, x: torch.Tensor) -> tuple[External, str] | None:
+        name = next((name for name, p in self._models.parameters() if p is x), None)
+        if name is not None:
+            return "parameter", name
+        return None if x.requires_grad else ("input", "target")
+
+
+def _again(
+    tail: Tail, gradients: list[Any] | None, mender: Mender | None, prior: Replay | None
+) -> Replay | None:
+    if tail.empty:
+        return None
+    watcher = TailWatcher({})
+    if prior is not None:
+        watcher.records = list(prior.records)
+        watcher.before = tuple({i for sink in prior.sinks for i in sink.parents})
+    watcher.mender = mender
+    watcher.within = _run.__code__
+    random, replay = RandomState.now(), Replay()
+    hooks = take_saved_tensors_hooks()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(replay_context())
+            stack.enter_context(unseen())
+            if not _run(tail, watcher, gradients):
+                return None
+    except Lost:
+        return None
+    finally:
+        give_saved_tensors_hooks(hooks)
+        random.restore()
+        watcher.forget()
+    replay.records, replay.sinks = watcher.records, watcher.sinks
+    blind = watcher.outside.get(-1)
+    if blind is not None:
+        replay.notes.append(f"one operation could not be looked at: {blind[1]}")
+    return replay
+
+
+def _run(tail: Tail, watcher: TailWatcher, gradients: list[Any] | None) -> bool:
+    with Seam(watcher), watcher:
+        roots = tail.run(watcher)
+        if gradients is None:
+            for x in roots:
+                watcher.check_sink("loss", None, "loss", x)
+            return True
+        weak = weakref.ref(watcher)
+        for name, _, stand in tail.outside:
+            if stand.requires_grad:
+                stand.register_hook(functools.partial(arrived, weak, None, name, None))
+        pairs = [(x, g) for x, g in zip(roots, gradients, strict=True) if x.requires_grad]
+        if not pairs:
+            return False
+        torch.autograd.backward([x for x, _ in pairs], [g for _, g in pairs])
+        if watcher.mender is not None:
+            found = [x.grad for _, _, x in tail.outside if x.grad is not None]
+            watcher.mender.gradient_norm = norm_of(found)
+    return True
+
+
+def _operands(note: Note) -> Iterator[tuple[Any, int]]:
+    """Walk the tensors that an operation took."""
+    refs: list[Any] = []
+    for x in (*note.args, *(note.kwargs or {}).values()):
+        _filled(refs.append, x)
+    yield from zip(refs, note.versions, strict=True)
+
+
+def _filled(value: Callable[[Any], Any], x: Any) -> Any:
+    """Put tensors in the place of references to them."""
+    kind = type(x)
+    if kind is weakref.ReferenceType:
+        return value(x)
+    if kind in (tuple, list):
+        return kind([_filled(value, item) for item in x])
+    return x
+
+
+def _requires(ref: Any) -> bool:
+    x = ref()
+    return x is not None and bool(x.requires_grad)
+
+
+@contextmanager
+def _modes(note: Note) -> Iterator[None]:
+    """Enter the grad mode and the casts that an operation ran under."""
+    with ExitStack() as stack:
+        for device, dtype in note.autocast or ():
+            stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
+        stack.enter_context(torch.set_grad_enabled(note.grad))
+        yield

@@ -1,0 +1,223 @@
+"""What is noted behind models: a loss that no step owns is told with operation, line and fix."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import BaseTorchFunctionMode
+
+import anynan
+from anynan._steps.everywhere import Found, watch_everything
+from anynan.options import Options
+from anynan.torch.call import noted
+from anynan.torch.private import function_modes
+
+
+@pytest.fixture
+def found() -> Iterator[Found]:
+    everything = Found()
+    end = watch_everything(Options(action="record", level="step"), everything)
+    try:
+        yield everything
+    finally:
+        end()
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def train(loss_of: Callable[[Tensor], Tensor], steps: int = 2) -> nn.Module:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model(torch.ones(3, 4))).backward()
+        optimizer.step()
+    return model
+
+
+def story(event: anynan.Event) -> tuple[Any, ...]:
+    assert event.operation is not None, (event.cause, event.notes)
+    assert event.operation.source is not None
+    assert event.cause is not None
+    return event.phase, event.operation.name, event.operation.source.function, event.cause.tag
+
+
+def distance(y: Tensor) -> Tensor:
+    return y.square().mean() + (y - y.detach()).pow(2).sum().sqrt()
+
+
+def entropy(y: Tensor) -> Tensor:
+    p = (y * 1e4).softmax(-1)
+    return -(p * p.log()).sum()
+
+
+def divergence(y: Tensor) -> Tensor:
+    return F.mse_loss(y, torch.zeros(3, 4)) + y.sum() / torch.zeros(())
+
+
+def in_place(y: Tensor) -> Tensor:
+    loss = y.square().mean() - 1e3
+    loss += 1
+    loss.mul_(2)
+    return loss.sqrt()
+
+
+LOSSES = [
+    (distance, ("backward", "sqrt", "distance", "norm_gradient_at_zero")),
+    (entropy, ("loss", "log", "entropy", "log_of_zero")),
+    (divergence, ("loss", "divide", "divergence", "divide_by_zero")),
+    (in_place, ("loss", "sqrt", "in_place", "sqrt_of_negative")),
+]
+
+
+@pytest.mark.parametrize(("loss", "wanted"), LOSSES)
+def test_a_loop_that_owns_no_step_is_told_operation_and_line(
+    found: Found, loss: Any, wanted: Any
+) -> None:
+    train(loss)
+    (event, *_) = found.bad()
+    assert story(event) == wanted
+    assert event.layer is None
+    assert event.tried is not None
+
+
+@pytest.mark.parametrize(("loss", "wanted"), LOSSES)
+def test_a_tracked_model_tells_it_as_well(loss: Any, wanted: Any) -> None:
+    model = net()
+    with anynan.torch.track(model, action="record") as tracker:
+        loss(model(torch.ones(3, 4))).backward()
+    assert story(tracker.events[0]) == wanted
+    assert not function_modes.count()
+
+
+def test_a_gradient_of_a_gradient_is_told_where_it_was_made(found: Found) -> None:
+    critic = net()
+    nn.init.zeros_(critic[2].weight)
+    optimizer = torch.optim.Adam(critic.parameters())
+
+    def penalty(x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        (g,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        return ((g.pow(2).sum(1).sqrt() - 1) ** 2).mean()
+
+    (critic(torch.rand(3, 4)).mean() + penalty(torch.rand(3, 4))).backward()
+    optimizer.step()
+    assert story(found.bad()[0])[:3] == ("backward", "sqrt", "penalty")
+
+
+def hidden(y: Tensor) -> Tensor:
+    """Make bad values that come to no harm."""
+    with torch.no_grad():
+        ratio = (y / 0).nan_to_num(0.0, 0.0, 0.0)
+        torch.where(y > 9, y.sqrt(), y).mean().item()
+    mask = torch.zeros(3, 4).masked_fill(torch.eye(4)[:3] > 0, -torch.inf)
+    weights = (y + mask).softmax(-1)
+    tricky = torch.logsumexp(torch.cat([y, torch.full((3, 1), -torch.inf)], 1), 1)
+    return (weights * y).sum() + tricky.mean() + ratio.sum()
+
+
+def test_bad_values_that_come_to_no_harm_are_no_event(found: Found) -> None:
+    train(hidden, 4)
+    assert found.bad() == []
+
+
+def test_results_are_the_same_bit_for_bit(found: Found) -> None:
+    seen = train(hidden, 5).state_dict()
+    noted.here().end()  # type: ignore[union-attr]
+    plain = train(hidden, 5).state_dict()
+    assert all(torch.equal(x, plain[name]) for name, x in seen.items())
+
+
+def test_a_mode_of_the_program_leaves_in_its_own_order(found: Found) -> None:
+    class Counts(BaseTorchFunctionMode):
+        count = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.count += 1
+            return super().__torch_function__(func, types, args, kwargs)
+
+    before = function_modes.count()
+    with Counts() as mode, torch.device("cpu"):
+        train(entropy, 1)
+        with Counts():
+            train(distance, 1)
+    assert mode.count
+    assert function_modes.count() == before
+    assert len(found.bad()) == 2
+
+
+class Mark:
+    """Show whether a node is there."""
+
+
+def test_nothing_is_kept_alive_behind_the_next_pass(found: Found) -> None:
+    model = net()
+    refs = []
+
+    def loss_of(y: Tensor) -> Tensor:
+        refs.append(weakref.ref(z := y * 2))
+        return z.square().mean()
+
+    for _ in range(4):
+        y = model(torch.ones(3, 4))
+        loss_of(y).backward()
+        del y
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 4
+    unused = model(torch.ones(3, 4)).sum() * 2  # its graph goes with it
+    mark = unused.grad_fn.metadata["mark"] = Mark()
+    ref = weakref.ref(mark)
+    del unused, mark
+    gc.collect()
+    assert ref() is None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_compiled_code_is_compiled_as_without(found: Found, *, whole: bool) -> None:
+    def run() -> tuple[Any, ...]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = net()
+
+        def step(x: Tensor) -> Tensor:
+            return F.mse_loss(model(x), x).sqrt()
+
+        step = torch.compile(step, backend="aot_eager") if whole else step
+        inner = model if whole else torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for n in (2, 3, 2, 3):
+            optimizer.zero_grad()
+            x = torch.ones(n, 4)
+            loss = step(x) if whole else F.mse_loss(inner(x), x).sqrt()
+            loss.backward()
+            optimizer.step()
+        counted = torch._dynamo.utils.counters
+        return (
+            dict(counted["graph_break"]),
+            counted["stats"]["unique_graphs"],
+            dict(counted["frames"]),
+        )
+
+    seen = run()
+    noted.here().end()  # type: ignore[union-attr]
+    assert seen == run()
+
+
+def test_each_thread_has_its_own(found: Found) -> None:
+    def work() -> None:
+        train(entropy, 1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    train(distance, 1)
+    thread.join()
+    assert {story(event)[2] for event in found.bad()} == {"entropy", "distance"}
