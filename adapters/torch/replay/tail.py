@@ -108,11 +108,11 @@ class Tail:
             self._maker(ref, version, len(self.before.operations)) for ref, version in self.roots
         ]
         while todo:
-            i = todo.pop()
-            if i is None or i in needed:
-                continue
-            needed.add(i)
-            todo += [self._maker(ref, n, i) for ref, n in _operands(self.before.operations[i])]
+            at = todo.pop()
+            if at is not None and at not in needed:
+                needed.add(at)
+                operands = _operands(self.before.operations[at])
+                todo += [self._maker(ref, version, at) for ref, version in operands]
         self._steps = sorted(needed)
 
     @property
