@@ -75,6 +75,10 @@ def version(x: torch.Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
+writes: Callable[[torch.Tensor], int] = torch.Tensor._version.__get__  # type: ignore[attr-defined]
+"""Count the writes to a tensor at least cost; one of inference mode raises."""
+
+
 def set_version(x: torch.Tensor, count: int) -> None:
     """Set the count of writes back: autograd would refuse a tensor that was put back."""
     torch._C._autograd._unsafe_set_version_counter((x,), (count,))
@@ -237,6 +241,10 @@ current_mode = _get_current_dispatch_mode
 """Give the innermost dispatch mode that is entered."""
 without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 """Leave every dispatch mode inside."""
+
+
+is_casting = torch._C._is_any_autocast_enabled
+"""Tell whether any device's operations are cast by ``autocast``."""
 
 
 def count_modes() -> int:

@@ -20,7 +20,14 @@ import torch
 from anynan._diagnosis.sources import gone_through, is_library, located
 from anynan._runtime.imports import when_imported
 from anynan.events import Source
-from anynan.torch.private import EVALUATION, FunctionMode, function_modes, stand_before_compiled
+from anynan.torch.private import (
+    EVALUATION,
+    FunctionMode,
+    function_modes,
+    is_casting,
+    stand_before_compiled,
+    writes,
+)
 
 # Bytes of one tensor, and of all, whose values are held until the pass after the next.
 SMALL = 2**20
@@ -63,7 +70,6 @@ _WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv
 _kinds: dict[Any, int] = {}
 _users: dict[CodeType, bool] = {}
 _ref = weakref.ref
-_autocast = torch._C._is_any_autocast_enabled
 _getframe = sys._getframe
 
 
@@ -101,7 +107,7 @@ class Note(NamedTuple):
     copy: torch.Tensor | None = None
 
     @property
-    def writes(self) -> bool:
+    def in_place(self) -> bool:
         """Tell whether it wrote to its first operand."""
         return _kinds.get(self.func) == _WRITES
 
@@ -224,7 +230,7 @@ class Notes(FunctionMode):
                     what = type(x)
                     if what is _Tensor or what is _Parameter:
                         taken.append(_ref(x))
-                        versions.append(x._version)
+                        versions.append(writes(x))
                     elif what in _PLAINS:
                         taken.append(x)
                     else:
@@ -236,9 +242,9 @@ class Notes(FunctionMode):
                 around = None
                 if not _users.get(code):
                     code, last, around = _place(frame)
-                casts = _casts() if _autocast() else None
+                casts = _casts() if is_casting() else None
                 if type(out) is _Tensor:
-                    made = (_ref(out), out._version, out.requires_grad)
+                    made = (_ref(out), writes(out), out.requires_grad)
                 else:
                     made = _several(out)
                 self.notes.append(
@@ -267,7 +273,7 @@ class Notes(FunctionMode):
                 versions: list[int] = []
                 taken = [_deep(item, versions) for item in args]
                 named = {name: _deep(item, versions) for name, item in kwargs.items()}
-                casts = _casts() if _autocast() else None
+                casts = _casts() if is_casting() else None
                 note = (func, taken, named, versions, *_place(_getframe(2)), casts, taken[0])
                 copy = None
                 if x.nbytes <= COPIED and self._copied < 64 * COPIED:
@@ -277,7 +283,7 @@ class Notes(FunctionMode):
             note = None
         out = func(*args, **kwargs)
         if note is not None:
-            self.notes.append((*note, x._version, x.requires_grad, copy))
+            self.notes.append((*note, writes(x), x.requires_grad, copy))
         return out
 
     def hold(self, x: torch.Tensor) -> None:
@@ -287,7 +293,7 @@ class Notes(FunctionMode):
             if size <= SMALL and self._bytes + size <= HELD:
                 self._bytes += size
                 ref = _ref(x)
-                self.held[id(ref)] = Held(ref, x._version, x.requires_grad, x.detach())
+                self.held[id(ref)] = Held(ref, writes(x), x.requires_grad, x.detach())
         except Exception:  # noqa: BLE001, S110  one that has no such value
             pass
 
@@ -334,7 +340,7 @@ class Notes(FunctionMode):
         given = list(grads) if isinstance(grads, tuple | list) else [grads] * len(roots)
         for x in roots:
             self.hold(x)
-        pairs = [(_ref(x), x._version) for x in roots]
+        pairs = [(_ref(x), writes(x)) for x in roots]
         found = Pass(pairs, given, self, _place(_getframe(3)))
         self.passes.append(found)
         return found
@@ -348,7 +354,7 @@ def _deep(x: Any, versions: list[int]) -> Any:
     """
     kind = type(x)
     if kind is _Tensor or kind is _Parameter:
-        versions.append(x._version)
+        versions.append(writes(x))
         return _ref(x)
     if kind in _PLAINS:
         return x

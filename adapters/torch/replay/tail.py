@@ -34,6 +34,7 @@ from anynan.torch.private import (
     take_saved_tensors_hooks,
     task,
     unseen,
+    writes,
 )
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.replay.mender import Mender, norm_of
@@ -141,7 +142,7 @@ class Tail:
         written = {
             (id(operations[i].args[0]), operations[i].versions[0])
             for i in self._steps
-            if operations[i].writes
+            if operations[i].in_place
         }
 
         def value(ref: Any, version: int) -> torch.Tensor:
@@ -176,7 +177,7 @@ class Tail:
                 for ref in note.out if isinstance(note.out, list) else [note.out]:
                     x = None if ref is None else ref()
                     version = 0 if isinstance(note.out, list) else note.version
-                    if x is not None and x._version == version:
+                    if x is not None and writes(x) == version:
                         values[id(ref), version] = self._stand(
                             watcher, ref, x.detach(), grad=note.grad
                         )
@@ -186,7 +187,7 @@ class Tail:
             watcher.called = note.source()
             with _modes(note):
                 out = note.func(*args, **kwargs)
-            if note.writes:
+            if note.in_place:
                 values[id(note.out), note.version] = args[0]
             elif isinstance(note.out, list):
                 for ref, x in zip(note.out, out, strict=True):
@@ -206,7 +207,7 @@ class Tail:
         else:
             x = ref()
             grad = x is not None and x.requires_grad
-        if x is None or x._version != version or is_transformed(x):
+        if x is None or writes(x) != version or is_transformed(x):
             raise Lost
         return self._stand(watcher, ref, x, grad=grad, copied=copied)
 
