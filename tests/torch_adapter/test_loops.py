@@ -47,7 +47,7 @@ def test_it_goes_on_without_watching_every_operation_for_it() -> None:
     with anynan.torch.track(model, action="record") as tracker:
         for _ in range(3):
             bad(model(torch.ones(3, 4))).backward()
-    assert [event.phase for event in tracker.events] == ["loss"] * 3
+    assert [event.phase for event in tracker.events] == ["loss"]  # the same again is counted
     assert tracker.judge.level == "layer"
 
 
@@ -133,6 +133,7 @@ def test_a_mask_that_the_model_gave_is_no_fault_of_its_own() -> None:
     assert event.cause.tag == "softmax_fully_masked"
 
 
+@pytest.mark.filterwarnings("ignore:Suspect")  # the -Inf that the model gives is told, too
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
 def test_a_log_of_zero_that_the_model_gave_is_named(level: Any) -> None:
     class Log(nn.Module):
