@@ -47,6 +47,13 @@ class Backend(Enum):
         return f"anynan.{self.library}" if adapted else None
 
     @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """Give the marks of a test that runs over it."""
+        first = {Backend.NUMPY: 0, Backend.STRICT: 1, Backend.TORCH: 1, Backend.JAX: 1}
+        tier = pytest.mark.tier({**first, Backend.TENSORFLOW: 1}.get(self, 2))
+        return [tier, pytest.mark.gpu] if self.variant == "cuda" else [tier]
+
+    @property
     def installed(self) -> bool:
         """Tell whether the library could be imported, without importing it."""
         return find_spec(self.library) is not None

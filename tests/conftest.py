@@ -4,6 +4,7 @@ import gc
 import importlib
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ import hypothesis
 import pytest
 
 from anynan._arrays import registry
+from tests import tiers
 from tests.backends import Backend, Space, parse, read_marker
 
 # JAX reads this once, when it is first used, whichever test that is in: sharding needs devices.
@@ -30,10 +32,6 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
-# PyTorch has to be imported before TensorFlow where one process holds both.
-if find_spec("tensorflow") is not None and find_spec("torch") is not None:
-    import torch  # noqa: F401
-
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
@@ -41,6 +39,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 _FIRST = ("tests/wild/", "tests/keras_backends/")
 _tests = itertools.count(1)
 _CHOSEN = pytest.StashKey[list[Backend]]()
+_TIERS = pytest.StashKey[range]()
 
 # The same examples every time, and nothing written beside the code.
 hypothesis.settings.register_profile("suite", deadline=None, database=None, derandomize=True)
@@ -74,6 +73,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="backends that must run; a missing one fails (default: every installed one)",
     )
     parser.addoption(
+        "--tiers",
+        default="0-2",
+        metavar="N-M",
+        help="run the tests of these tiers alone; tests/tiers.py says which test is in which",
+    )
+    parser.addoption(
+        "--durations-to",
+        metavar="FILE",
+        help="write what each test took into this file, beside what it says of other tests",
+    )
+    parser.addoption(
         "--chaos",
         default=0,
         type=int,
@@ -84,6 +94,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an accelerator")
+    config.addinivalue_line("markers", "tier(n): see tests/tiers.py")
     config.addinivalue_line(
         "markers", "skip_backend(backend, *, reason): do not run this on the backend"
     )
@@ -96,10 +107,42 @@ def pytest_configure(config: pytest.Config) -> None:
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_CHOSEN] = chosen
+    try:
+        config.stash[_TIERS] = tiers.chosen(config.getoption("--tiers"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    if config.getoption("--durations-to"):
+        config.pluginmanager.register(tiers.Durations(Path(config.getoption("--durations-to"))))
+    # PyTorch has to be imported before TensorFlow where one process holds both.
+    both = find_spec("tensorflow") is not None and find_spec("torch") is not None
+    if both and config.stash[_TIERS][-1] > 0:
+        importlib.import_module("torch")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the folders that belong to a framework where the core alone is tested."""
+    inside = collection_path.parent == tiers.TESTS and collection_path.is_dir()
+    return True if inside and config.stash[_TIERS][-1] == 0 else None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hold that the tests of the core import no framework, each process its own."""
+    if session.config.stash[_TIERS][-1] > 0 or session.exitstatus:
+        return
+    found = [name for name in tiers.FRAMEWORKS if name in sys.modules]
+    if found:
+        print(f"\na test of tier 0 imported {', '.join(found)}: give it tier(1)")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
+    for item in items:
+        item.user_properties.append(("tier", tiers.tier(item)))
+    wanted = config.stash[_TIERS]
+    other = [item for item in items if tiers.tier(item) not in wanted]
+    config.hook.pytest_deselected(items=other)
+    items[:] = [item for item in items if tiers.tier(item) in wanted]
     if config.getoption("--chaos") or "long" in config.getoption("markexpr"):
         return
     left = [item for item in items if item.get_closest_marker("long")]
@@ -117,7 +160,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         chosen = [
-            pytest.param(b, id=b.value, marks=[pytest.mark.gpu] if b.variant == "cuda" else [])
+            pytest.param(b, id=b.value, marks=b.marks)
             for b in metafunc.config.stash[_CHOSEN]
         ]
         metafunc.parametrize("backend", chosen, indirect=True)

@@ -51,11 +51,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pytest.param(
             (backend, made, variant),
             id=f"{backend.value}-{named(made)}-{variant}",
-            marks=[pytest.mark.gpu] if backend.variant == "cuda" else [],
+            marks=[*backend.marks, pytest.mark.tier(2 if other or nth else 1)],
         )
         for backend in chosen
-        for made in builders(backend)
-        for variant in (getattr(made, "CAUSE_VARIANTS", made.VARIANTS) if causes else made.VARIANTS)
+        for other, made in enumerate(builders(backend))
+        for nth, variant in enumerate(
+            getattr(made, "CAUSE_VARIANTS", made.VARIANTS) if causes else made.VARIANTS
+        )
     ]
     metafunc.parametrize("cause_variant" if causes else "variant", cases, indirect=True)
 

@@ -1,0 +1,123 @@
+"""Which tests `make test` runs, and how long each took.
+
+A test's tier is 0 in `tests/` itself, where no framework is imported, and 1 in a folder.
+`@pytest.mark.tier(n)` raises it: 1 for a test that imports a framework, 2 for a variant of what a
+lower tier holds already, for a process of its own beyond the first of its kind, and for whatever
+takes more than three seconds. Several marks count as the highest.
+"""
+
+import argparse
+import json
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent
+DURATIONS = TESTS / "durations.json"
+PAGE = TESTS.parent / "docs" / "contributing.md"
+FRAMEWORKS = ("jax", "keras", "tensorflow", "torch")
+_TABLE = re.compile(r"(<!-- durations -->\n).*?(<!-- /durations -->)", re.DOTALL)
+_SHOWN = 20
+
+
+def tier(item: pytest.Item) -> int:
+    """Give the tier of a test."""
+    least = 0 if item.path.parent == TESTS else 1
+    return max([least, *(mark.args[0] for mark in item.iter_markers("tier"))])
+
+
+def chosen(text: str) -> range:
+    """Read the tiers that are asked for: `1`, or `0-1`.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    found = re.fullmatch(r"([0-2])(?:-([0-2]))?", text)
+    if found is None:
+        msg = f"--tiers: give a tier from 0 to 2, or a range of them such as 0-1, not {text!r}"
+        raise ValueError(msg)
+    first, last = found[1], found[2] or found[1]
+    return range(int(first), int(last) + 1)
+
+
+class Durations:
+    """Add up what each test took, set-up and tear-down included."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._took: dict[str, float] = defaultdict(float)
+        self._tiers: dict[str, int] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._took[report.nodeid] += report.duration
+        self._tiers[report.nodeid] = dict(report.user_properties).get("tier", 1)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workerinput"):
+            return
+        known = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
+        self._path.write_text(json.dumps(merged(known, self._took, self._tiers), indent=1) + "\n")
+
+
+def merged(
+    known: dict[str, Any], took: dict[str, float], tiers: dict[str, int]
+) -> dict[str, Any]:
+    """Put what the tests of some files took into what is known of all.
+
+    Args:
+        known: For each file the seconds of its tiers, and of each test that took 0.1 s or more.
+        took: The seconds of each test that ran.
+        tiers: The tier of each.
+    """
+    files: dict[str, Any] = {}
+    for name, seconds in sorted(took.items()):
+        file, _, test = name.partition("::")
+        entry = files.setdefault(file, {"tiers": Counter(), "tests": {}})
+        entry["tiers"][str(tiers[name])] += seconds
+        if round(seconds, 1):
+            entry["tests"][test] = round(seconds, 1)
+    for file, entry in files.items():
+        before = known.get(file, {"tiers": {}, "tests": {}})
+        entry["tiers"] = {
+            key: round(entry["tiers"].get(key, before["tiers"].get(key, 0)), 1)
+            for key in sorted({*entry["tiers"], *before["tiers"]})
+        }
+        entry["tests"] = {**before["tests"], **entry["tests"]}
+        entry["tests"] = dict(sorted(entry["tests"].items(), key=lambda one: (-one[1], one[0])))
+    return dict(sorted({**known, **files}.items()))
+
+
+def table(known: dict[str, Any]) -> str:
+    """Give what the tests take as the tables of a page: by tier, and the slowest files."""
+    tiers: Counter[str] = Counter()
+    for entry in known.values():
+        tiers.update(entry["tiers"])
+    slowest = sorted(known, key=lambda file: -sum(known[file]["tiers"].values()))[:_SHOWN]
+    lines = ["| tier | seconds |", "|---|---|"]
+    lines += [f"| {key} | {tiers[key]:.0f} |" for key in sorted(tiers)]
+    lines += ["", "| file | seconds in tiers 0 and 1 | in tier 2 |", "|---|---|---|"]
+    for file in slowest:
+        own = known[file]["tiers"]
+        early, late = own.get("0", 0) + own.get("1", 0), own.get("2", 0)
+        lines.append(f"| `{file}` | {early:.1f} | {late:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the tables into `docs/contributing.md`, or print them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.tiers", description=main.__doc__)
+    parser.add_argument("--print", action="store_true", help="print them alone")
+    words = parser.parse_args()
+    text = table(json.loads(DURATIONS.read_text("utf-8")))
+    if words.print:
+        print(text)
+        return
+    page = PAGE.read_text("utf-8")
+    PAGE.write_text(_TABLE.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
