@@ -4,11 +4,12 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.tiers import installed
 
 
 class Backend(Enum):
@@ -56,7 +57,7 @@ class Backend(Enum):
     @property
     def installed(self) -> bool:
         """Tell whether the library could be imported, without importing it."""
-        return find_spec(self.library) is not None
+        return installed(self.library)
 
     def load(self) -> ModuleType:
         """Import the namespace.
@@ -116,7 +117,7 @@ class Space:
 
     def _dtype(self, name: str) -> Any:
         found = getattr(self.xp, name, None)
-        if found is None and self.backend.library == "numpy" and find_spec("ml_dtypes"):
+        if found is None and self.backend.library == "numpy" and installed("ml_dtypes"):
             found = getattr(importlib.import_module("ml_dtypes"), name, None)
         return found
 

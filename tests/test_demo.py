@@ -14,6 +14,8 @@ import pytest
 import anynan
 from anynan._diagnosis.sources import is_library
 
+pytestmark = pytest.mark.tier(2)
+
 torch = pytest.importorskip("torch")
 demo = pytest.importorskip("anynan.torch.demo")
 

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import anynan
 from anynan._runtime import about
+from tests.tiers import installed
 
 PACKAGE = Path(anynan.__file__).parent
 FRAMEWORKS = ("cupy", "dask", "jax", "keras", "tensorflow", "torch", "transformers")
@@ -113,7 +113,7 @@ def _by_name() -> dict[str, list[str]]:
 
     One process does it: importing a framework takes seconds.
     """
-    names = [name for name in ("keras", *ADAPTERS) if find_spec(name) is not None]
+    names = [name for name in ("keras", *ADAPTERS) if installed(name)]
     setting = f"NAMES, ADAPTERS = {list(dict.fromkeys(names))!r}, {list(ADAPTERS)!r}\n"
     done = _python(setting + BY_NAME)
     assert done.returncode == 0, done.stderr
@@ -123,13 +123,13 @@ def _by_name() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapter_comes_by_its_name_alone(adapter: str) -> None:
-    if find_spec(adapter) is None:
+    if not installed(adapter):
         pytest.skip(f"{adapter} is not installed")
     assert adapter in _by_name()[adapter]
 
 
 def test_the_keras_adapter_loads_no_other_before_a_model_needs_it() -> None:
-    if find_spec("keras") is None:
+    if not installed("keras"):
         pytest.skip("keras is not installed")
     assert _by_name()["keras"] == ["keras"]
 

@@ -163,6 +163,7 @@ def test_a_second_run_draws_the_same_numbers() -> None:
 
 @pytest.mark.usefixtures("far")
 def test_arguments_that_were_overwritten_are_not_used_again() -> None:
+    pytest.importorskip("torch")
     torch = Space(Backend.TORCH_STANDARD, Backend.TORCH_STANDARD.load())
     calls: list[int] = []
 

@@ -1,15 +1,16 @@
 """Which tests `make test` runs, and how long each took.
 
-A test's tier is 0 in `tests/` itself, where no framework is imported, and 1 in a folder.
-`@pytest.mark.tier(n)` raises it: 1 for a test that imports a framework, 2 for a variant of what a
-lower tier holds already, for a process of its own beyond the first of its kind, and for whatever
-takes more than three seconds. Several marks count as the highest.
+A test's tier is 0 in `tests/` itself and 1 in a folder of it. `@pytest.mark.tier(n)` raises it: to
+2 for a variant of what a lower tier holds already, for a process of its own beyond the first of its
+kind, and for whatever takes more than three seconds. Several marks count as the highest.
+Where tier 0 runs alone no framework can be imported: a test that needs one is skipped.
 """
 
 import argparse
 import json
 import re
 from collections import Counter, defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,23 @@ def chosen(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
+def installed(name: str) -> bool:
+    """Tell whether a library can be imported here, without importing it."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # hidden
+        return False
+
+
+class Hidden:
+    """Hide the frameworks from an interpreter: importing one fails as if it were missing."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] in FRAMEWORKS:
+            msg = f"No module named {name!r} where tier 0 runs alone"
+            raise ModuleNotFoundError(msg, name=name)
+
+
 class Durations:
     """Add up what each test took, set-up and tear-down included."""
 
@@ -62,9 +80,7 @@ class Durations:
         self._path.write_text(json.dumps(merged(known, self._took, self._tiers), indent=1) + "\n")
 
 
-def merged(
-    known: dict[str, Any], took: dict[str, float], tiers: dict[str, int]
-) -> dict[str, Any]:
+def merged(known: dict[str, Any], took: dict[str, float], tiers: dict[str, int]) -> dict[str, Any]:
     """Put what the tests of some files took into what is known of all.
 
     Args:
