@@ -19,7 +19,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test chaos test-cuda-build jax-older test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean
+.PHONY: help demo test test-core test-all durations chaos test-cuda-build jax-older test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -29,9 +29,25 @@ demo: $(VENV)/demo.stamp ## Break a small model and print the report
 	$(RUN) -m anynan demo
 
 # One thread per test process: they share the cores already.
+PYTEST := $(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
 test: export OMP_NUM_THREADS = 1
-test: $(VENV)/test.stamp ## Run the tests
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(VENV)/test.stamp ## Run the tests: the core, and each framework in its first form
+	$(PYTEST) --tiers 0-1 $(ARGS)
+
+test-core: export OMP_NUM_THREADS = 1
+test-core: $(VENV)/test.stamp ## Run the tests of the core, which import no framework
+	$(PYTEST) --tiers 0 $(ARGS)
+
+test-all: export OMP_NUM_THREADS = 1
+test-all: $(VENV)/test.stamp ## Run what `make test` leaves out: variants, processes, pages
+	$(PYTEST) --tiers 2 $(ARGS)
+
+# On a machine with nothing else to do: both tiers, then the tables of docs/contributing.md.
+durations: export OMP_NUM_THREADS = 1
+durations: $(VENV)/test.stamp ## Measure what each test takes (writes tests/durations.json)
+	$(PYTEST) --durations-to tests/durations.json $(ARGS)
+	$(RUN) -m tests.tiers
 
 # The conformance suite, the tracker itself, and the demo from beginning to end.
 test-jax-older: export OMP_NUM_THREADS = 1

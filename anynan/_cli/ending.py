@@ -10,7 +10,7 @@ from anynan._judging.actions import MAX_EVENTS, names_bad
 from anynan._reports.escaping import name as printed
 from anynan._reports.report import folded
 from anynan._steps.everywhere import Found, is_bad
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracker import started
 from anynan.errors import AnomalyError
 from anynan.events import Event, Source
 
@@ -27,7 +27,7 @@ class Own:
     """Hear of what the program tracks by itself."""
 
     def __init__(self) -> None:
-        self._before = Tracker.begun
+        self._before = started["trackers"]
         self._heard: deque[tuple[int, Event]] = deque(maxlen=MAX_EVENTS)
 
     def hear(self, turn: int, event: Event) -> None:
@@ -37,7 +37,7 @@ class Own:
 
     def trackers(self, found: Found) -> int:
         """Count the program's own trackers: those that were not found for it."""
-        return max(0, Tracker.begun - self._before - found.added)
+        return max(0, started["trackers"] - self._before - found.added)
 
     def events(self, found: Found) -> list[tuple[int, Event]]:
         """List what the program's own trackers told, with the number of each."""

@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 from anynan._bundle.collector import LIMIT
@@ -102,6 +103,7 @@ def make_way(first: "Tracker", name: str, backend: str) -> None:
 
 _lock = threading.Lock()
 _watching: "dict[int, weakref.ref[Tracker]]" = {}  # in the order of ``track``
+started: Counter[str] = Counter()  # how many trackers were, in this process
 
 
 def _is_cloudpickle(frame: types.FrameType) -> bool:
@@ -120,8 +122,6 @@ class Tracker:
         where: Where in the user's training it is; noted in each event.
         judge: What adapters write readings into, and what acts on them.
     """
-
-    begun = 0  # how many were, in this process
 
     def __init__(self, target: Any, options: Options, name: str) -> None:
         self._target = target
@@ -230,7 +230,7 @@ class Tracker:
         self.judge.adapter = adapter
         with _lock:
             _watching[id(self)] = weakref.ref(self)
-            Tracker.begun += 1
+            started["trackers"] += 1
         try:
             adapter.attach()
         except BaseException:
