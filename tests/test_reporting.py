@@ -354,7 +354,8 @@ def test_markdown_can_be_pasted_into_an_issue() -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_phase_and_kind_has_a_sentence(phase: Any) -> None:
-    for kind, severity, expected in itertools.product(KINDS, ("bad", "suspect"), (None, "meant")):
+    cases: Any = itertools.product(KINDS, ("bad", "suspect"), (None, "meant"))
+    for kind, severity, expected in cases:
         bare = Event("numpy", None, phase, kind, severity, 5, expected=expected)
         text, whole = render(bare), headline(bare)
         assert text.splitlines()[1] == ""

@@ -71,7 +71,8 @@ class Durations:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._took[report.nodeid] += report.duration
-        self._tiers[report.nodeid] = dict(report.user_properties).get("tier", 1)
+        found: dict[str, Any] = dict(report.user_properties)
+        self._tiers[report.nodeid] = found.get("tier", 1)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workerinput"):
