@@ -197,3 +197,57 @@ def test_a_fault_after_many_rounds_accuses_no_input():
         anynan.jax.track(past_the_kept)(SIX)
     event = caught.value.event
     assert (event.phase, event.operation.name) == ("loss", "log")
+
+
+def deep(depth):
+    """Make scans in scans that count down, and take a logarithm innermost."""
+
+    def body(c, _):
+        c = c - 1
+        return c, jnp.log(c)
+
+    for _ in range(depth - 1):
+        inner = body
+
+        def body(c, _, inner=inner):
+            c, ys = lax.scan(inner, c, None, length=2)
+            return c, ys.sum(0)
+
+    return lambda c: lax.scan(body, c, None, length=2)[1].sum()
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_what_is_compiled_for_a_report_grows_with_the_depth_alone(depth, monkeypatch):
+    from anynan.jax.replay import flags, records, zoom
+
+    compiled = []
+    for module in (flags, records, zoom):
+        real = module.jit_once
+        monkeypatch.setattr(
+            module, "jit_once", lambda fn, real=real: compiled.append(fn) or real(fn)
+        )
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(deep(depth))(jnp.float32(2**depth - 0.5))
+    event = caught.value.event
+    assert (event.operation.name, event.iteration) == ("log", 1)
+    assert event.cause.evidence == "log(-0.5)"
+    # The program and each loop once for words, once for values; the NaN or not, and the fix.
+    assert len(compiled) <= 2 * (depth + 1) + 3
+
+
+def test_the_first_bad_round_of_every_loop_is_looked_at():
+    def fn(x):
+        def inner(c, t):
+            return c, jnp.log(c - t)
+
+        def outer(c, t):
+            c, ys = lax.scan(inner, c, jnp.arange(4.0) + t, reverse=True)
+            return c, ys.sum()
+
+        return lax.scan(outer, x, jnp.arange(3.0))[1].sum()
+
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        anynan.jax.track(fn)(jnp.float32(4.5))  # 4.5 - (3 + 2): the last item, which runs first
+    event = caught.value.event
+    assert event.iteration == 3
+    assert event.cause.evidence == "log(-0.5)"

@@ -100,6 +100,8 @@ class Program:
         self.device = _device(flat.arrays) if self.alone else None
         self._operations: Operations | None = None
         self.replays: dict[Any, Any] = {}
+        # What a second run looked at, where loops are in loops.
+        self.levels: list[Any] = []
         # What binds its callbacks in a second run, None where they are run as they are.
         self.catcher: Any = None
         self.chosen: set[str] | None = None

@@ -10,6 +10,7 @@ from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import TOTALS, Emission, Plan, flat
+from anynan.jax.replay.zoom import look, nested
 
 
 @dataclass(slots=True)
@@ -34,7 +35,12 @@ class Flag:
 def flags(
     program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...] = ()
 ) -> dict[int, Flag]:
-    """Run the program once with these values read, and what more there is beside their ends."""
+    """Run the program once with these values read, and what more there is beside their ends.
+
+    In nested loops it is their first bad round that is read, and stands for those after it.
+    """
+    if nested(program, wanted):
+        return _zoomed(program, arrays, wanted, extra)
     key = (*wanted.items(), *extra)
     compiled = program.replays.get(key)
     if compiled is None:
@@ -42,6 +48,20 @@ def flags(
     run, made = compiled
     out = jax.device_get(run(probes.scales(len(wanted)), *arrays))
     return {item.probe.key: _flag(item, *data) for item, data in zip(made, out, strict=True)}
+
+
+def _zoomed(
+    program: Program, arrays: list[Any], wanted: dict[int, Any], extra: tuple[str, ...]
+) -> dict[int, Flag]:
+    values = program.graph.values
+    found = {i: Flag(0, (0,) * values[i].loops) for i in wanted}
+    program.levels = []
+    for level, made in look(program, arrays, wanted, extra):
+        program.levels.append(level)
+        for item in made:
+            flag = found[item.probe.key] = _flag(item, item.data)
+            flag.its = level.its
+    return found
 
 
 def _compiled(

@@ -34,7 +34,7 @@ from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 from anynan.jax.read.readings import Plan
 from anynan.jax.read.spots import Spot
-from anynan.jax.replay import saving
+from anynan.jax.replay import saving, zoom
 from anynan.jax.replay.rounds import Its, Rounds, order
 from anynan.jax.replay.spoilt import blame
 from anynan.jax.replay.wide import widened
@@ -70,7 +70,8 @@ class Recorder:
     ) -> None:
         self.program, self.found = program, found
         self.graph, self.operations = program.graph, program.operations()
-        self.rounds = Rounds(self.graph, self.operations, found)
+        looked = {level.path: level.its for level in program.levels if level.path}
+        self.rounds = Rounds(self.graph, self.operations, found, looked)
         # Where bad values arrived, and in which round: first of all, and first as NaN.
         self.arrived = [(spot, its) for spot in spots for its in self._first(spot.value)]
         moments = self._moments(bad)
@@ -141,6 +142,15 @@ class Recorder:
                     break
                 wanted.add(key)
         wanted.update((index, ()) for index in self.program.spoilt(self.found))
+        if self.program.levels:
+            self.held = zoom.capture(self.program.levels, self.program, wanted)
+            self.program.levels = []  # a second run is not kept alive
+        else:
+            self.held = self._whole(plan, wanted, arrays)
+        self._sure()
+
+    def _whole(self, plan: Plan, wanted: Any, arrays: list[Any]) -> dict[Any, Any]:
+        """Run the program once more for values in rounds of it."""
         for index, rounds in wanted:
             self.program.want(plan, index, "value", rounds)
         keys: list[tuple[int, tuple[int, ...]]] = []
@@ -151,7 +161,10 @@ class Recorder:
             return [item.data for item in made]
 
         out = jit_once(run)(*arrays)
-        self.held = dict(zip(keys, out, strict=True))
+        return dict(zip(keys, out, strict=True))
+
+    def _sure(self) -> None:
+        """Tell a NaN from Infs of both signs, where the values are at hand."""
         for (index, its), array in self.held.items():
             flag = self.found.get(index)
             # A sum of Infs of both signs reads as NaN.

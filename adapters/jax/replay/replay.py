@@ -18,6 +18,7 @@ from anynan.jax.replay.flags import Flag, flags
 from anynan.jax.replay.records import Recorder
 from anynan.jax.replay.spoilt import spoilt
 from anynan.jax.replay.steps import Step
+from anynan.jax.replay.zoom import nested
 
 # Readings in one second run: more of them take long to compile, and layers are read first.
 MOST = 400
@@ -55,7 +56,7 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     bad = masks_last(bad, words)
     with replay_context():
         chosen = slice_behind(program, bad, words, together)
-        if len(chosen) > MOST:
+        if len(chosen) > MOST and not nested(program, chosen):
             between = [spot.value for spot in spots if spot.value in chosen]
             found = flags(program, arrays, dict.fromkeys(between, "sum"))
             words.update({index: flag.word for index, flag in found.items()})

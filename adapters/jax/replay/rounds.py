@@ -1,6 +1,6 @@
 """Which operation wrote a bad value, and in which round of the loops around it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from anynan.jax.graphs.bodies import backwards, rounds_of
 from anynan.jax.graphs.graph import Graph, Value
 from anynan.jax.graphs.operations import Op, Operations
 from anynan.jax.read import probes
+from anynan.jax.read.readings import Path
 from anynan.jax.replay.flags import Flag
 
 # They read a part: what is bad may be outside of it.
@@ -20,10 +21,24 @@ Moment = tuple[Op, Its]
 
 
 class Rounds:
-    """Follow bad values back through loops, round by round."""
+    """Follow bad values back through loops, round by round.
 
-    def __init__(self, graph: Graph, operations: Operations, found: dict[int, Flag]) -> None:
+    Args:
+        graph: The program.
+        operations: Its operations.
+        found: What was read.
+        looked: The one round that was looked at of each body, where there are loops in loops.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        operations: Operations,
+        found: dict[int, Flag],
+        looked: Mapping[Path, Its] | None = None,
+    ) -> None:
         self.graph, self.operations, self.found = graph, operations, found
+        self.looked = looked or {}
 
     # What was read.
 
@@ -107,6 +122,7 @@ class Rounds:
         while todo:
             at, rounds = todo.pop()
             value = self.graph.values[at]
+            rounds = self._looked_at(value, rounds)
             if value.writer is None:
                 more = list(self._fed(value, rounds))
             else:
@@ -122,6 +138,14 @@ class Rounds:
                     seen.add(item)
                     todo.append(item)
         return list(found.values())
+
+    def _looked_at(self, value: Value, its: Its) -> Its:
+        """Give the round of a value that was looked at, where it is only one."""
+        for length in range(len(value.path), 0, -1) if self.looked else ():
+            known = self.looked.get(value.path[:length])
+            if known is not None and len(known) == value.loops:
+                return known
+        return its
 
     def _inside(self, value: Value, its: Its) -> Its:
         """Choose the rounds of a value that is looked at from outside of its loops."""
@@ -139,8 +163,8 @@ class Rounds:
             elif out:  # what goes into one: a constant, an item, a first carry
                 if len(outside) == 1 or its[-1] == _first(self.loops(value)[-1]):
                     yield i, its[:-1]
-            elif any(outside):  # what the round before left
-                before = self._before(value, i, its)
+            elif any(outside):  # what the round before left; the one looked at is the first bad one
+                before = None if self.looked else self._before(value, i, its)
                 if before is not None:
                     yield i, before
             else:

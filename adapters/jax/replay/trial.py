@@ -20,6 +20,7 @@ from anynan.jax.replay.flags import Flag, flags
 from anynan.jax.replay.mender import Mender
 from anynan.jax.replay.replay import MOST, ahead, masks_last, record, slice_behind
 from anynan.jax.replay.steps import Step
+from anynan.jax.replay.zoom import nested
 
 _NUMBER = int(MENDED.removeprefix(MARK))
 
@@ -72,6 +73,8 @@ def _run(step: Step, program: Program, arrays: list[Any]) -> Attempt | None:
         if program.differentiated:
             seen.loss, seen.gradient_norm = _loss(program, spots, found), _norm(program, found)
         return seen
+    if nested(program, found):  # another look inside takes longer than the first step did
+        return None
     words = {spot.value: found[spot.value].word for spot in spots}
     bad = masks_last([spot for spot in spots if words[spot.value]], words)
     operations = program.operations().ops

@@ -3,6 +3,7 @@
 import functools
 import math
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -45,6 +47,9 @@ class Settlement:
     def __init__(self, tracker: Tracker, options: Options) -> None:
         self._tracker, self._options = tracker, options
         self._local = threading.local()
+        # The weights that the last step spoilt, by argument, and which of them are bad.
+        self._spoilt: dict[int, weakref.ref[Any]] = {}
+        self._listed: list[BadParameter] | None = None
 
     @property
     def step(self) -> Step | None:
@@ -62,15 +67,32 @@ class Settlement:
         self._fill(step, words)
         self._local.step = step
         try:
-            if self._options.level == "operation":
+            if self._options.level == "operation" and not step.handed_on:
                 self._every_operation(step)
             self._tracker.judge.settle(rows)
         finally:
             self._local.step = None
+            self._spoilt = {} if rows.failed is None else self._spoils(step)
         if rows.failed is None:
             self._tracker.judge.known_clean(rows.step + 1)
         else:
             self._tracker.judge.went_through(rows)
+
+    def _spoils(self, step: Step) -> "dict[int, weakref.ref[Any]]":
+        """Give the weights that came out of a step as NaN, by the argument they are."""
+        found: dict[int, weakref.ref[Any]] = {}
+        for state in step.watch.states if step.outs else ():
+            if state.weight is None or state.buffer or step.read[state.at, 0] != probes.NAN:
+                continue
+            out = step.outs[state.weight]
+            found[state.source] = out if isinstance(out, weakref.ref) else weakref.ref(out)
+        return found
+
+    def _handed_on(self, step: Step) -> bool:
+        """Tell whether a step began with weights that the one before it is known to have spoilt."""
+        given = step.arrays
+        mine = [(ref, given[i]) for i, ref in self._spoilt.items() if i < len(given)]
+        return any(x is ref or x is ref() for ref, x in mine)
 
     def _fill(self, step: Step, words: Any) -> None:
         """Write what was read of a step into the core's rows."""
@@ -85,12 +107,15 @@ class Settlement:
                 allowed = step.program.excused(spot.value)
                 if allowed:
                     rows.expected[order] = allowed
-        if self._options.replay and (step.read[:, 0] == probes.NAN).any():
-            self._sure(step)
-        step.meant = self._meant(step)
+        step.handed_on = self._handed_on(step)
+        if not step.handed_on:
+            self._listed = None
+            if self._options.replay and (step.read[:, 0] == probes.NAN).any():
+                self._sure(step)
+            step.meant = self._meant(step)
         read = step.read[watch.order]
         fill(rows, watch.sites, watch.spots, read)
-        if read[:, 0].any():
+        if read[:, 0].any() and not step.handed_on:
             self._live(step, watch)
             self._suspect(step, watch, read)
         self._guard(step, read)
@@ -298,6 +323,8 @@ class Settlement:
         step = self.step
         if step is None:
             return []
+        if step.handed_on and self._listed is not None:
+            return self._listed
         program = step.program
         found = []
         for leaf, array in zip(program.leaves, step.arrays, strict=True):
@@ -306,6 +333,12 @@ class Settlement:
                 found.append(
                     BadParameter(leaf.name, program.owner(leaf), summary, leaf.role == "buffer")
                 )
+        if step.handed_on:
+            self._listed = found = found or [
+                BadParameter(leaf.name, program.owner(leaf), Summary((), "", "", 1, nan=1))
+                for i, leaf in enumerate(program.leaves)
+                if i in self._spoilt  # and it is gone
+            ]
         return found or step.spoilt
 
 
