@@ -1,27 +1,43 @@
 """Find the functions that a program compiles: each is watched from its first call on."""
 
 import functools
+import inspect
 import sys
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import tree_util
 
 from anynan._diagnosis.sources import is_library
+from anynan._judging.judge import Judge
 from anynan._reach.patches import Patches
 from anynan._runtime.imports import when_imported
 from anynan._steps.everywhere import Found
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
-from anynan.jax.program.trace import tracing
+from anynan.jax.program import signature
+from anynan.jax.program.trace import staged, traced, tracing, under_way
+from anynan.jax.read import probes
+from anynan.jax.session.session import Session
 from anynan.jax.tracking import start
 from anynan.options import Options
 
-# Modules that are no part of JAX, and what compiles there.
-DOORS = {"flax.nnx": "jit", "equinox": "filter_jit"}
+# What compiles, and what differentiates, in JAX and in modules that are no part of it.
+COMPILERS = {"jax": ("jit", "pmap"), "flax.nnx": ("jit",), "equinox": ("filter_jit",)}
+SLOPES = {
+    "jax": ("value_and_grad", "jacfwd", "jacrev", "hessian"),
+    "flax.nnx": ("grad", "value_and_grad"),
+    "equinox": ("filter_grad", "filter_value_and_grad"),
+}
+# So many bad calls of one function are looked into.
+LOOKS = 3
+EAGER = (
+    "jax.numpy calls outside of jit and grad, which JAX runs one by one: "
+    "anynan.jax.track(the function around them)"
+)
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
@@ -37,37 +53,73 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         What undoes it; the trackers stay.
     """
     patches = Patches()
+    eager: dict[Any, Tracker] = {}
 
-    def change(owner: Any, name: str) -> None:
-        patches.change(owner, name, functools.partial(_watching, options=options, found=found))
+    valued = jax.value_and_grad
 
-    for name in ("jit", "pmap"):
-        change(jax, name)
+    def compiled(made: Any, *args: Any, **given: Any) -> Any:
+        return Watched(made, options, found)
+
+    def differentiated(made: Any, *args: Any, **given: Any) -> Any:
+        return Eager(made, options, found, args[0], eager)
+
+    def sloped(made: Any, *args: Any, **given: Any) -> Any:
+        if len(args) > 2:
+            return differentiated(made, *args)
+        # It is what grad itself calls, and gives the value too.
+        return Eager(valued(*args, **given), options, found, args[0], eager, made, given)
+
+    def change(module: str, names: tuple[str, ...], stand_in: Callable[..., Any]) -> None:
+        for name in names:
+            if hasattr(sys.modules[module], name):
+                patches.change(sys.modules[module], name, functools.partial(_watching, stand_in))
+
     waiting = [
-        when_imported(module, lambda module=module, name=name: change(sys.modules[module], name))  # type: ignore[misc]
-        for module, name in DOORS.items()
+        when_imported(module, functools.partial(change, module, names, stand_in))
+        for doors, stand_in in (
+            (COMPILERS, compiled),
+            ({"jax": ("grad",)}, sloped),
+            (SLOPES, differentiated),
+        )
+        for module, names in doors.items()
     ]
 
     def undo() -> None:
         for leave in waiting:
             leave()
         patches.undo()
+        _look_at_the_end(found)
 
     return undo
 
 
-def _watching(compile_: Callable[..., Any], options: Options, found: Found) -> Callable[..., Any]:
+def _watching(stand_in: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
     """Give what compiles as before, and has a function of the program's own watched."""
 
-    def compiling(*args: Any, **kwargs: Any) -> Any:
-        made = compile_(*args, **kwargs)
+    @functools.wraps(make)
+    def making(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
         if is_library(sys._getframe(1).f_code.co_filename):
             return made
         if not args:  # it was given options alone, and returns a decorator
-            return lambda *given, **more: Watched(made(*given, **more), options, found)
-        return Watched(made, options, found)
+            return lambda *given, **more: stand_in(made(*given, **more), *given, **more)
+        return stand_in(made, *args, **kwargs)
 
-    return compiling
+    return making
+
+
+def _look_at_the_end(found: Found) -> None:
+    """Say what of a program was not read, and what it kept that is bad, if nothing was told."""
+    program = dict(vars(sys.modules["__main__"]))
+    if any(value is jax.numpy or value is jax for value in program.values()):
+        found.unwatched(EAGER)
+    if found.bad():
+        return
+    for name, value in program.items():
+        if signature.is_kept(name) or name == "loss":
+            arrays = [x for x in tree_util.tree_leaves(value) if isinstance(x, jax.Array)]
+            if _is_bad([x for x in arrays if not x.is_deleted()]):
+                found.harm(f"{name} holds NaN or Inf as the program ends")
 
 
 class Watched:
@@ -121,6 +173,102 @@ class Watched:
         if self._tracker is not None:
             self._tracker.remove()
         self._found.fail(getattr(self, "__name__", "a compiled function"), error)
+
+
+class Eager(Watched):
+    """Stand for what differentiates outside of any jit: only what goes bad is traced.
+
+    It runs operation by operation, as it does without us. One number is read of what it gives;
+    a call that gave something bad is made once more, as a tracked function.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        options: Options,
+        found: Found,
+        of: Any,
+        trackers: dict[Any, Tracker],
+        slope: Any = None,
+        given: Any = None,
+    ) -> None:
+        super().__init__(fn, options, found)
+        self._trackers = trackers
+        self._slope, self._aux = slope, bool(given and given.get("has_aux"))
+        self.__name__ = getattr(of, "__name__", type(of).__name__)
+        self._key = getattr(inspect.unwrap(of), "__code__", of)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, and look at what it gives."""
+        given = tree_util.tree_leaves((args, kwargs))
+        if self._alone or tracing() or traced(given) or staged():
+            return (self._slope or self._fn)(*args, **kwargs)
+        with under_way():  # what it calls is seen from here
+            out = self._fn(*args, **kwargs)
+        try:
+            self._seen(out, given, args, kwargs)
+        except (AnomalyError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:  # noqa: BLE001  it has run: what we make of it is our affair
+            self._leave(error)
+        if self._slope is None:
+            return out
+        return (out[1], out[0][1]) if self._aux else out[1]
+
+    def _seen(self, out: Any, given: list[Any], args: Any, kwargs: Any) -> None:
+        tracker = self._trackers.get(self._key)
+        if tracker is None:
+            self._tracker = tracker = start(self._fn, self._options)
+            tracker.name = self.__name__
+            self._trackers[self._key] = tracker
+            self._found.add(tracker)
+        judge, session = tracker.judge, cast("Session | None", tracker.judge.adapter)
+        if session is None:
+            return
+        if not _is_bad(tree_util.tree_leaves(out)):
+            self._count(judge)
+            return
+        step, told = judge.step, len(tracker.events)
+        if _is_bad(given) and (told or session.settlement.maker(given, judge.since)):
+            judge.say(
+                f"what {tracker.name} is given is bad after a step that was reported: what comes "
+                "of that is not looked into"
+            )
+            self._count(judge)
+        elif told < LOOKS:
+            try:
+                session.again(self._fn, args, kwargs)
+            except (AnomalyError, jax.errors.JaxRuntimeError):
+                raise
+            except Exception as error:  # noqa: BLE001  such as numbers that a trace has not
+                self._found.fail(tracker.name, error)
+            session.settlement.remember(
+                [x for x in tree_util.tree_leaves(out) if isinstance(x, jax.Array)], step
+            )
+            if len(tracker.events) == told:
+                self._found.harm(f"{tracker.name} gave NaN or Inf in its step {step}")
+        else:
+            self._count(judge)
+
+    def _count(self, judge: Judge) -> None:
+        """Count a call that was not looked into."""
+        if not judge.passed([], []):
+            rows = judge.rows()
+            judge.close_step()
+            judge.settle(rows)
+
+
+@jax.jit
+def _worst(arrays: list[Any]) -> Any:
+    # A mask holds -Inf, a loss does not.
+    words = [probes.code(x) + (probes.code(x) == 1) * (x.size == 1) for x in arrays]
+    return jax.numpy.max(jax.numpy.stack(words))
+
+
+def _is_bad(leaves: list[Any]) -> bool:
+    """Tell whether one of these is an array with a NaN or an Inf that is no mask."""
+    arrays = [x for x in leaves if isinstance(x, jax.Array) and probes.checkable(x)]
+    return bool(arrays) and int(_worst(arrays)) >= probes.POSINF
 
 
 def _is_gone(x: Any) -> bool:

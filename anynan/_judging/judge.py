@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from anynan._steps.tracker import Tracker
 
 MAX_REPLAYS = 3
+# Among the makers of what came in: of whatever of it, where its adapter knows that.
+ANYTHING = ""
 _VALUES = {"posinf": math.inf, "neginf": -math.inf}
 # So many steps are watched operation by operation after a fault that was not reproduced.
 RISEN_STEPS = 100
@@ -87,6 +89,7 @@ class Judge(Actor):
         # The last step that was bad, and the one whose event stands for it.
         self._bad: tuple[int, Rows | None] = -1, None
         self._since = made.count()
+        self._comes = False  # whether it was said that what comes in is told elsewhere
 
     # What adapters call.
 
@@ -153,6 +156,11 @@ class Judge(Actor):
         self._streak = 0
         self.monitor.history.add(Cleared(step, sites, squares))
         return True
+
+    @property
+    def since(self) -> int:
+        """Give the number of what was made bad first after this thread's last step."""
+        return int(getattr(self._local, "since", self._since))
 
     @property
     def step(self) -> int:
@@ -251,7 +259,7 @@ class Judge(Actor):
             value = _live(rows, order)
         memory = None if value is None else self._adapter.memory(value)
         if phase == "input":
-            found = made.maker(self, value, getattr(self._local, "since", self._since))
+            found = made.maker(self, value, self.since)
             if found is not None:
                 rows.makers[reading.site.tensor] = found
             elif memory is not None:
@@ -276,7 +284,7 @@ class Judge(Actor):
         Raises:
             AnomalyError: As the tracker's action says.
         """
-        if self._is_consequence(rows, reading, kind, later):
+        if self._is_consequence(rows, reading, kind, later) or self._was_told(rows, reading, kind):
             return
         if rows.holding:
             rows.held = rows.held or Held(reading, kind, value, replayed)
@@ -868,6 +876,22 @@ class Judge(Actor):
         if self._repaired():
             return False
         self._add(rows, through, 1 + later, self._since_when(through))
+        return True
+
+    def _was_told(self, rows: Rows, reading: Reading, kind: Kind) -> bool:
+        """Tell whether a function was given what a reported step of another made bad."""
+        maker, tracker = rows.makers.get(ANYTHING), self._tracker()
+        if maker is None:
+            return False
+        comes = "comes of" if maker.certain else "is bad, and came after"
+        self._note_once(reading, kind, None)
+        if not self._comes:
+            self._comes = True
+            name = "it" if tracker is None else tracker.name
+            self.say(
+                f"what {name} is given {comes} step {maker.step} of {maker.name}, which was "
+                "reported: what is bad because of it is no fault of its own"
+            )
         return True
 
     def _handed_back(self, rows: Rows, later: int) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from anynan._readings.readings import Reading
     from anynan._reports.run import Run
     from anynan._steps.tracker import Tracker
+    from anynan.events import Event
 
 CLEAN = "nothing went bad"  # in what was read
 SHOWN_EVENTS = 10
@@ -158,9 +159,9 @@ def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
     if not last:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
     bad, count = run.counts["bad"], max(run.step, max(last) + 1)
-    suspects = [e for e in run.events if e.severity == "suspect" and e.operation and not e.expected]
+    suspects = [e for e in run.events if e.severity == "suspect" and not e.expected and _tells(e)]
     text = f"{group(bad)} bad" if bad else CLEAN
-    if suspects and not bad:  # an operation made them: no all-clear
+    if suspects and not bad:  # no all-clear
         text = f"0 bad, {len(suspects)} suspect"
     text += (
         f" in {plural(count, 'step')}: {plural(len(run.layers), 'layer')}, "
@@ -170,6 +171,12 @@ def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
     for layer, reading in [] if bad else list(best.items())[:1]:
         text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
     return printed(f"anynan: {run.name}: {text}", LINE)
+
+
+def _tells(event: "Event") -> bool:
+    """Tell whether a suspect is more than a mask: an operation made it, or NaN went through."""
+    through = event.kind == "nan" and event.phase in ("forward", "loss", "backward")
+    return event.operation is not None or through
 
 
 def all_clear(run: "Run") -> str:

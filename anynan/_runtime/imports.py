@@ -84,9 +84,12 @@ class _Waiting(MetaPathFinder):
         loader: Any = None if spec is None else spec.loader
         if loader is not None and hasattr(loader, "exec_module"):
             run, then = loader.exec_module, self._then
+            own = vars(loader).get("exec_module")  # of another that waits for the same module
 
             def exec_module(module: ModuleType) -> None:
                 del loader.exec_module  # the loader stays in the module's spec
+                if own is not None:
+                    loader.exec_module = own
                 run(module)
                 then()
 

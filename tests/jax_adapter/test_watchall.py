@@ -186,3 +186,109 @@ def test_functions_that_are_gone_are_not_kept(found):
     assert len(lines) == 11
     assert lines[0].startswith("anynan: negative: nothing went bad")
     assert lines[-1] == "anynan: nothing went bad in 3 more"
+
+
+# Outside of any jit.
+
+
+def root(w, x):
+    return jnp.mean(jnp.sqrt(jnp.sum((x @ w) ** 2, axis=1)))
+
+
+@pytest.mark.parametrize("door", ["grad", "value_and_grad", "jacrev"])
+def test_a_gradient_outside_of_jit_is_named_by_operation_and_line(door, found):
+    plain = getattr(jax, door)(root)
+    w, zeros = jnp.ones((3, 2)), jnp.zeros((4, 3))
+    for x in (zeros + 1, zeros + 2):
+        plain(w, x)
+    assert found.bad() == []
+    plain(w, zeros)
+    (event,) = found.bad()
+    assert (event.step, event.operation.name) == (2, "sqrt")
+    assert event.operation.source.function == "root"
+    assert event.cause.tag == "norm_gradient_at_zero"
+
+
+def test_what_runs_eagerly_gives_what_it_gives_by_itself(found):
+    seen = []
+
+    def loss(w, x):
+        seen.append(type(w))
+        return jnp.sum(jnp.tanh(x @ w) ** 3) / 7
+
+    w, x = jnp.linspace(-1, 1, 12).reshape(4, 3), jnp.linspace(0, 2, 20).reshape(5, 4)
+    mine = jax.value_and_grad(loss)(w, x)
+    assert len(seen) == 1  # and it is traced once, as by itself
+    theirs = jax.value_and_grad.__wrapped__(loss)(w, x)
+    jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+    assert found.bad() == []
+
+
+def test_one_function_made_anew_in_every_step_is_one_function(found):
+    w = jnp.ones((3, 2))
+    for i in range(6):
+        x = jnp.ones((4, 3)) * (i != 3)
+        gradient = jax.grad(lambda w, x=x: root(w, x))(w)
+        w = jax.tree.map(lambda a, b: a - 0.1 * b, w, gradient)
+    (event,) = found.bad()
+    assert event.step == 3
+    (line, *_) = found.lines()
+    assert line.startswith("anynan: <lambda>: 1 bad in 6 steps")
+    assert any("not looked into" in line for line in found.lines())
+
+
+def test_a_jitted_loss_inside_of_a_gradient_is_seen_from_outside(found):
+    loss = jax.jit(root)
+    jax.grad(loss)(jnp.ones((3, 2)), jnp.zeros((4, 3)))
+    (event,) = found.bad()
+    assert event.operation.name == "sqrt"
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_what_a_reported_function_made_is_no_fault_of_the_next(eager, found):
+    @jax.jit
+    def update(state, x):
+        w, m = state
+        g = jax.grad(lambda w: jnp.sqrt(jnp.sum((x @ w) ** 2) * 0))(w)
+        return w - 0.1 * g, m + g
+
+    @jax.jit
+    def evaluate(state, x):
+        return jnp.mean(jnp.tanh(x @ state[0]))
+
+    state = jnp.ones((3, 2)), jnp.zeros((3, 2))
+    for _ in range(2):
+        state = update(state, jnp.ones((4, 3)))
+        if eager:
+            state = jax.tree.map(lambda a: a * 1, state)
+        evaluate(state, jnp.ones((4, 3)))
+    assert [event.operation.name for event in found.bad()] == ["sqrt"]
+    lines = found.lines()
+    assert not any("evaluate: nothing went bad" in line for line in lines)
+    assert any("no fault of its own" in line for line in lines)
+
+
+def test_a_fault_of_its_own_is_told_after_another_functions():
+    for found in watched(action="record", level="step"):
+        first, second = jax.jit(lambda x: jnp.log(x)), jax.jit(lambda x: jnp.sqrt(x - 3))
+        first(-jnp.ones(2))
+        second(jnp.ones(2))
+        assert [event.operation.name for event in found.bad()] == ["log", "sqrt"]
+
+
+def test_what_cannot_be_traced_is_told_to_be_bad_all_the_same(found):
+    def loss(x):
+        return jnp.log(x) if x > 1 else jnp.sqrt(x)
+
+    value, slope = jax.value_and_grad(loss)(0.0)
+    assert (float(value), float(slope)) == (0, float("inf"))
+    assert found.harms == ["loss gave NaN or Inf in its step 0"]
+    assert any("cannot be traced" in note for note in found.notes)
+
+
+def test_auxiliary_results_of_a_gradient_come_out_as_they_are(found):
+    gradient, more = jax.grad(lambda w: (w**2, {"kept": w}), has_aux=True)(3.0)
+    assert (float(gradient), float(more["kept"])) == (6, 3)
+    assert float(jax.grad(lambda a, b: a * b, 1)(2.0, 3.0)) == 2
+    assert float(jax.jit(jax.grad(lambda w: w**2))(3.0)) == 6
+    assert found.bad() == []

@@ -33,6 +33,7 @@ class Step:
         traced: The function, and what traces it once more; None where that is not kept.
         moved: How far its update moved the weights; None where that is not looked at.
         partial: True where ``watch`` reads less than what ran: its rows are of more.
+        since: What of other functions was remembered as bad before it ran.
         handed_on: True if it began with weights that the step before it is known to have spoilt.
     """
 
@@ -47,6 +48,7 @@ class Step:
     traced: tuple[Callable[..., Any], Callable[[list[Any]], Program]] | None = None
     moved: Any = None
     partial: bool = False
+    since: int = 0
     handed_on: bool = False
 
     @property

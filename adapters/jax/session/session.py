@@ -91,6 +91,7 @@ class Session(BaseAdapter):
         self.settlement = Settlement(tracker, options)
         self.unread = Unread(tracker.remove)
         self._static: set[Hashable] | None = None
+        self._once = False
         self._layers: dict[str, None] = {}
         policy = options.policy
         self.verdicts = Verdicts(policy, tracker.judge.monitor)
@@ -198,9 +199,11 @@ class Session(BaseAdapter):
             raise
         if failed is not None:
             return self._unwatched(key, failed, fn, given)
+        since = self.tracker.judge.since if rows.step else 0
         self.tracker.judge.close_step()
         hold = weakly if self.light else list
         ran = Step(watch, hold(flat.arrays), hold(outs), words, rows)
+        ran.since = since
         if kept is not None:
             ran.moved = kept.after(outs)
         if self.options.replay and not self.light:
@@ -223,8 +226,19 @@ class Session(BaseAdapter):
         if objects is None:
             return out
         out, states = out
-        objects.update(states)
+        if not self._once:
+            objects.update(states)
         return out
+
+    def again(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make a call that ran by itself once more, as a step; nothing is kept of it."""
+        self._once, self._static = True, None
+        try:
+            self.call(fn, args, kwargs)
+            self._read()
+        finally:
+            self._once = False
+            self.detach()
 
     def _unwatched(
         self, key: Hashable, error: Exception | None, fn: Callable[..., Any], given: Any

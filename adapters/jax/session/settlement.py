@@ -4,7 +4,7 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._judging import made
+from anynan._judging.judge import ANYTHING
 from anynan._readings.readings import Reading
 from anynan._steps.tracker import Tracker
 from anynan.events import CARRIED, STATE
@@ -69,10 +71,14 @@ class Settlement:
         try:
             if self._options.level == "operation" and not step.handed_on:
                 self._every_operation(step)
+            if self._bad(step):
+                self._look_back(step)
             self._tracker.judge.settle(rows)
         finally:
             self._local.step = None
             self._spoilt = {} if rows.failed is None else self._spoils(step)
+            if rows.failed is not None:
+                self.remember(step.outs, rows.step)
         if rows.failed is None:
             self._tracker.judge.known_clean(rows.step + 1)
         else:
@@ -121,6 +127,43 @@ class Settlement:
         self._guard(step, read)
         if step.moved is not None and not (watch.restored and read[:, 0].any()):
             step.moved.write(rows)  # else the old state may have been given back
+
+    @staticmethod
+    def _bad(step: Step) -> bool:
+        return step.read is not None and bool(step.read[:, 0].any())
+
+    def remember(self, outs: Iterable[Any], number: int) -> None:
+        """Remember what a reported step gave: what another is given of it, is told already."""
+        refs = [x if isinstance(x, weakref.ref) else weakref.ref(x) for x in outs]
+        judge, name = self._tracker.judge, self._tracker.name
+
+        def holds(x: Any) -> bool:
+            return any(ref() is x for ref in refs)
+
+        made.note(judge, name, number, holds, own=True)
+
+    def _look_back(self, step: Step) -> None:
+        """Find whether a reported step of another function made what this one was given."""
+        maker = self.maker(map(alive, step.arrays), step.since)
+        if maker is not None:
+            step.rows.makers[ANYTHING] = maker
+
+    def maker(self, arrays: Iterable[Any], since: int) -> "made.Maker | None":
+        """Give what is known of the origin of bad values among arrays, if that was told.
+
+        Args:
+            arrays: What a function was given.
+            since: What was remembered before; what came after it may be what the arrays are of.
+        """
+        judge, near = self._tracker.judge, None
+        for x in arrays:
+            found = made.maker(judge, x, since) if isinstance(x, jax.Array) else None
+            if found is None or found.itself or not _is_bad(x):
+                continue
+            if found.certain:
+                return found
+            near = near or found
+        return near
 
     def broken(self, step: Step, error: BaseException, table: Any = None) -> None:
         """Judge a step that an exception ended.
