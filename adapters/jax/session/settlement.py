@@ -85,12 +85,12 @@ class Settlement:
             self._tracker.judge.went_through(rows)
 
     def _spoils(self, step: Step) -> "dict[int, weakref.ref[Any]]":
-        """Give the weights that came out of a step as NaN, by the argument they are."""
+        """Give what came out of a step as NaN and goes into the next, by the argument it is."""
         found: dict[int, weakref.ref[Any]] = {}
         for state in step.watch.states if step.outs else ():
-            if state.weight is None or state.buffer or step.read[state.at, 0] != probes.NAN:
+            if state.buffer or step.read[state.at, 0] != probes.NAN:
                 continue
-            out = step.outs[state.weight]
+            out = step.outs[state.rest[0] if state.weight is None else state.weight]
             found[state.source] = out if isinstance(out, weakref.ref) else weakref.ref(out)
         return found
 
