@@ -229,7 +229,7 @@ class Eager(Watched):
             self._count(judge)
             return
         step, told = judge.step, len(tracker.events)
-        if _is_bad(given) and (told or session.settlement.maker(given, judge.since)):
+        if _is_bad(given) and (told or session.settlement.maker(given)):
             judge.say(
                 f"what {tracker.name} is given is bad after a step that was reported: what comes "
                 "of that is not looked into"

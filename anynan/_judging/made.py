@@ -67,7 +67,7 @@ def note(judge: "Judge", name: str, step: int, memory: Memory | None, *, own: bo
     _made.append(_Made(weakref.ref(judge), name, step, memory, own, thread, count()))
 
 
-def maker(judge: "Judge", value: Any, since: int) -> Maker | None:
+def maker(judge: "Judge", value: Any, since: float) -> Maker | None:
     """Give what is known of the origin of something bad that a model was given.
 
     Args:

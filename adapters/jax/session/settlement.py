@@ -144,26 +144,29 @@ class Settlement:
 
     def _look_back(self, step: Step) -> None:
         """Find whether a reported step of another function made what this one was given."""
-        maker = self.maker(map(alive, step.arrays), step.since)
+        arrays = list(map(alive, step.arrays))
+        maker = self.maker(arrays)
+        if maker is None:  # what was made of that is not known by itself; a batch has its own story
+            pairs = zip(arrays, step.program.leaves, strict=True)
+            maker = self.maker([x for x, leaf in pairs if leaf.role != "input"], step.since)
         if maker is not None:
             step.rows.makers[ANYTHING] = maker
 
-    def maker(self, arrays: Iterable[Any], since: int) -> "made.Maker | None":
+    def maker(self, arrays: list[Any], since: int | None = None) -> "made.Maker | None":
         """Give what is known of the origin of bad values among arrays, if that was told.
 
         Args:
             arrays: What a function was given.
-            since: What was remembered before; what came after it may be what the arrays are of.
+            since: What was remembered before; what came after it may be what the arrays are made
+                of. None: only the very arrays count.
         """
-        judge, near = self._tracker.judge, None
+        judge = self._tracker.judge
         for x in arrays:
-            found = made.maker(judge, x, since) if isinstance(x, jax.Array) else None
-            if found is None or found.itself or not _is_bad(x):
-                continue
-            if found.certain:
-                return found
-            near = near or found
-        return near
+            if isinstance(x, jax.Array) and _is_bad(x):
+                found = made.maker(judge, x, math.inf if since is None else since)
+                if found is not None and not found.itself:
+                    return found
+        return None
 
     def broken(self, step: Step, error: BaseException, table: Any = None) -> None:
         """Judge a step that an exception ended.
