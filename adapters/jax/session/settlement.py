@@ -71,7 +71,7 @@ class Settlement:
         try:
             if self._options.level == "operation" and not step.handed_on:
                 self._every_operation(step)
-            if self._bad(step):
+            if self._bad(step) and not step.handed_on:
                 self._look_back(step)
             self._tracker.judge.settle(rows)
         finally:
