@@ -450,6 +450,10 @@ def set_scale(scaler: Any, scale: torch.Tensor | None) -> None:
     scaler._scale = scale
 
 
+# What a scaler calls before the first loss that it scales.
+FIRST_SCALE = "_lazy_init_scale_growth_tracker"
+
+
 def work_of(scaler: Any) -> dict[int, dict[str, Any]]:
     """Give what a scaler did since its update, by optimizer; an update makes a new one."""
     work: dict[int, dict[str, Any]] = scaler._per_optimizer_states

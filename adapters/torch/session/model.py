@@ -18,7 +18,7 @@ from anynan.torch.private import call_code, original, task
 from anynan.torch.read.tensors import tensors
 from anynan.torch.session.session import Session
 from anynan.torch.step.hooks import keep_gradients
-from anynan.torch.weights.scalers import all_in, rescaled
+from anynan.torch.weights.scalers import rescaled
 
 # Without an optimizer to end the step, this many readings do.
 MAX_ROWS = 50_000
@@ -76,19 +76,9 @@ class ModelSession(Session):
             return True
         if not state.saw_backward and self.options.backward:
             return rows.failed is not None
-        if self._rescaled(state, rows):
+        if rescaled(state.scales, self.optimizers.mine()):  # the update was skipped
             return True
         return not self.optimizers.exist()
-
-    def _rescaled(self, state: State, rows: Rows) -> bool:
-        """Tell whether a loss scaler skipped the update that would have ended the step."""
-        self.scalers.look_once()
-        if not all_in(state.scales):  # it was found since: its mark is not known yet
-            with state.aside():
-                state.slots.read()
-                self.tracker.judge.review(rows)
-            return rows.pending is not None or rows.held is not None
-        return rescaled(state.scales, self.optimizers.mine())
 
     def exit_root(self, module: Any, output: Any) -> None:
         """End a root call; without gradients it is a whole step."""

@@ -62,8 +62,6 @@ class Steps:
         rows = state.rows = self.tracker.judge.rows()
         state.used = True
         if torch.is_grad_enabled():
-            if state.slots.deferred:
-                self.scalers.look_once()
             state.scales = scales()
         self.ranks.begin(state, rows)
         if self.options.parameters:

@@ -1,12 +1,14 @@
-"""See the updates that a loss scaler skips: no optimizer hook runs for them."""
+"""See what loss scalers do: the losses they scale, and the updates that they skip."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from anynan._reach.patches import Patches
+from anynan.torch.private import FIRST_SCALE
+from anynan.torch.weights.scalers import scaling
 
 _local = threading.local()
 
@@ -22,7 +24,10 @@ def stepped() -> None:
 
 
 class Seam:
-    """Stand before ``GradScaler.step`` while anything is tracked.
+    """Stand before ``GradScaler.scale`` and ``GradScaler.step`` while anything is tracked.
+
+    No optimizer hook runs for an update that a scaler skips, and nothing but its use shows that
+    there is a scaler.
 
     Args:
         tell: Called with the optimizer and the scaler after an update was skipped, while the
@@ -34,6 +39,18 @@ class Seam:
         self.tell = tell
         self._patches = Patches()
         self._patches.change(torch.amp.GradScaler, "step", self._told)
+        for kind in _kinds(torch.amp.GradScaler):
+            if "scale" in vars(kind):
+                self._patches.change(kind, "scale", self._noted)
+        # Of a class that is defined later, and scales by itself.
+        self._patches.change(torch.amp.GradScaler, FIRST_SCALE, self._noted)
+
+    def _noted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+            scaling(scaler)
+            return real(scaler, *args, **kwargs)
+
+        return scale
 
     def _told(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def step(
@@ -44,6 +61,7 @@ class Seam:
         ) -> Any:
             if not self.on or not scaler.is_enabled():
                 return real(scaler, optimizer, *args, **kwargs)
+            scaling(scaler)
             before = current()
             _local.scaler, _local.stepped = scaler, False
             try:
@@ -60,3 +78,10 @@ class Seam:
         """Put the real method back, unless somebody else stands before it by now."""
         self.on = False
         self._patches.undo()
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    """Walk a class and those that are made of it."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)

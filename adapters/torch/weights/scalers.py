@@ -1,6 +1,5 @@
 """Loss scalers: which one is in use, and whether it skipped an update."""
 
-import gc
 import weakref
 from typing import Any
 
@@ -8,10 +7,13 @@ import torch
 
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
-from anynan.torch.private import scale_of, set_scale, task, work_of
+from anynan.torch.private import scale_of, set_scale, work_of
 from anynan.torch.weights.optimizers import find_optimizers
 
-_found: "weakref.WeakSet[torch.amp.GradScaler]" = weakref.WeakSet()
+# Those that scaled a loss while anything was tracked, each with the state that it kept until its
+# update as it did so first. Nothing searches the heap for them: that takes seconds in a large one.
+_found: "weakref.WeakKeyDictionary[torch.amp.GradScaler, dict[int, dict[str, Any]]]"
+_found = weakref.WeakKeyDictionary()
 
 
 class Scalers:
@@ -30,12 +32,6 @@ class Scalers:
     def used(self) -> torch.amp.GradScaler | None:
         """Give the scaler that is known to be in use."""
         return None if self._used is None else self._used()
-
-    def look_once(self) -> None:
-        """Look for scalers, unless that was done: it is too slow for each step."""
-        if not self._looked:
-            self._looked = True
-            find_scalers()
 
     def note(self, rows: Any, scaler: torch.amp.GradScaler) -> None:
         """Keep the scale that the step ran under: the scaler changes it after the update."""
@@ -58,70 +54,61 @@ class Scalers:
         return None if scaler is None else float(scaler.get_scale())
 
     def _find(self, state: State) -> Any:
-        """Look for the scaler that steps the watched weights, where that is known yet."""
-        scalers = find_scalers()
-        if task() != -1:  # no update has come yet
-            known = {id(ref()) for ref, _ in state.scales}
-            state.scales += [item for item in scales() if id(item[0]()) not in known]
-        held = {id(ref()): set(states) for ref, states in state.scales}
-        done = {scaler: set(work_of(scaler)) | held.get(id(scaler), set()) for scaler in scalers}
-        if any(done.values()):
-            found = find_optimizers({id(p) for _, p in self._models.parameters()})
-            own = {id(optimizer) for optimizer in found}
-            for scaler, optimizers in done.items():
-                if own & optimizers:
-                    self._used = weakref.ref(scaler)
-                    return scaler
+        """Choose the scaler that steps the watched weights, where that is known yet."""
+        scalers = list(_found)
+        if len(scalers) > 1 and not self._looked:  # an update tells it: this is of the first step
+            done = {ref(): set(states) for ref, states in since(state.scales)}
+            done = {scaler: set(work_of(scaler)) | done.get(scaler, set()) for scaler in scalers}
+            if any(done.values()):
+                self._looked = True
+                found = find_optimizers({id(p) for _, p in self._models.parameters()})
+                own = {id(optimizer) for optimizer in found}
+                for scaler, optimizers in done.items():
+                    if own & optimizers:
+                        self._used = weakref.ref(scaler)
+                        return scaler
         return scalers[0] if scalers else None
 
 
-def find_scalers() -> list[Any]:
-    """Look for living, enabled gradient scalers that have scaled a loss."""
-    _found.update(
-        item
-        for item in gc.get_objects()
-        if issubclass(type(item), torch.amp.GradScaler) and item.is_enabled()
-    )
-    return [scaler for scaler in _found if scale_of(scaler) is not None]
+def scaling(scaler: torch.amp.GradScaler) -> None:
+    """Note that a scaler is about to scale a loss, or to step."""
+    if scaler.is_enabled() and scaler not in _found:
+        _found[scaler] = work_of(scaler)
 
 
 def in_sight() -> bool:
-    """Tell whether a scaler that was found before has scaled a loss: no search, at no cost."""
-    return any(scale_of(scaler) is not None for scaler in _found)
+    """Tell whether a scaler has scaled a loss."""
+    return any(scale_of(scaler) is not None for scaler in list(_found))
 
 
 def scaled(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether a gradient scaler steps this optimizer now."""
-    return any(
-        id(optimizer) in work_of(scaler)
-        for look in (lambda: list(_found), find_scalers)
-        for scaler in look()
-    )
+    return any(id(optimizer) in work_of(scaler) for scaler in list(_found))
 
 
 def scales() -> list[tuple[Any, Any]]:
-    """Note the state that each scaler found so far keeps until its update."""
-    return [(weakref.ref(scaler), work_of(scaler)) for scaler in _found]
+    """Note the state that each scaler keeps until its update."""
+    return [(weakref.ref(scaler), work_of(scaler)) for scaler in list(_found)]
+
+
+def since(held: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Add to what ``scales`` gave those scalers that came since, as they were then."""
+    known = {id(ref()) for ref, _ in held}
+    new = [(weakref.ref(x), mark) for x, mark in list(_found.items()) if id(x) not in known]
+    return held + new
 
 
 def in_use(held: list[tuple[Any, Any]]) -> bool:
     """Tell whether a scaler was there when the step began, or came since."""
-    return bool(held) or not all_in(held)
+    return bool(held) or bool(_found)
 
 
 def worked(held: list[tuple[Any, Any]]) -> bool:
-    """Tell whether a scaler unscaled or skipped an update since ``scales``, or may have."""
-    if not all_in(held):
-        return True
+    """Tell whether a scaler unscaled or skipped an update since ``scales``."""
     return any(
         (scaler := ref()) is not None and (work_of(scaler) or work_of(scaler) is not states)
-        for ref, states in held
+        for ref, states in since(held)
     )
-
-
-def all_in(held: list[tuple[Any, Any]]) -> bool:
-    """Tell whether every scaler found so far was found when the step began."""
-    return {id(scaler) for scaler in _found} <= {id(ref()) for ref, _ in held}
 
 
 def rescaled(held: list[tuple[Any, Any]], optimizers: set[int]) -> bool:
@@ -131,7 +118,7 @@ def rescaled(held: list[tuple[Any, Any]], optimizers: set[int]) -> bool:
         held: What ``scales`` gave when the step began.
         optimizers: Ids of the optimizers that count; none are known when it is empty.
     """
-    for ref, states in held:
+    for ref, states in since(held):
         scaler = ref()
         # The update leaves what it has done its work on, by optimizer.
         moved = scaler is not None and work_of(scaler) is not states
