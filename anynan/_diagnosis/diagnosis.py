@@ -136,7 +136,7 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         # outside of the model, for the -Inf that the model gave.
         gave = reading.phase == "loss" and case.replayed.incoming
         neginf = gave or may_mask(case.kind, reading.phase)
-        verdict = trace(case.replayed.records, case.replayed.sinks, neginf=neginf)
+        verdict = _traced(case, case.replayed, neginf=neginf)
         if reading.phase == "forward" and _is_placed(case, verdict, case.replayed.sinks):
             return None
     outside = verdict.outside
@@ -193,6 +193,22 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         _turn_to_the_likeliest_weight(case)
     event = _operation_event(case, monitor, verdict)
     return _chosen_for_weight(case, monitor, verdict, event) or event
+
+
+def _traced(case: Case, replayed: Replay, *, neginf: bool) -> Verdict:
+    """Follow what was bad to where it was made.
+
+    What a layer made of bad data does no harm if it is dealt with: what counts is what came out of
+    the model, and of a layer, whether it made something bad by itself.
+    """
+    records, sinks = replayed.records, replayed.sinks
+    if not case.came_in:
+        return trace(records, sinks, neginf=neginf)
+    if case.reading.layer and case.reading.phase == "forward":
+        verdict = trace(records, sinks, neginf=neginf, past="input")
+        return verdict if verdict.sink is not None else trace(records, sinks, neginf=neginf)
+    left = [sink for sink in sinks if sink.phase != "forward" or not sink.layer]
+    return trace(records, left or sinks, neginf=neginf)
 
 
 def _turn_to_the_likeliest_weight(case: Case) -> None:

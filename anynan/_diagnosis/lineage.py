@@ -234,7 +234,13 @@ class _Roots:
         return self.real or self.placed
 
 
-def trace(records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False) -> Verdict:
+def trace(
+    records: list[OpRecord],
+    sinks: list[Sink],
+    *,
+    neginf: bool = False,
+    past: External | None = None,
+) -> Verdict:
     """Follow bad values from where they were made to where they did harm.
 
     An origin is an operation with finite operands and a non-finite result, or a NaN result
@@ -246,6 +252,7 @@ def trace(records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False) -
         records: Operations with bad results, in execution order.
         sinks: Where bad values arrived, in execution order.
         neginf: Take a computed -Inf that leaves a layer as harm too.
+        past: Pass over what came from there.
     """
     by_index = {record.index: record for record in records}
     roots = _all_roots(records)
@@ -256,6 +263,8 @@ def trace(records: list[OpRecord], sinks: list[Sink], *, neginf: bool = False) -
         found = _of(sink, roots)
         chosen = found.first
         mask = sink.masks
+        if chosen is not None and past is not None and chosen.source == past:
+            continue
         if chosen is None:
             # Values that nobody was seen writing are not known to be placed.
             verdict.placed_only = verdict.placed_only and mask

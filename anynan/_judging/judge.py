@@ -122,6 +122,7 @@ class Judge(Actor):
         """
         try:
             self.review(rows)
+            self._settle_carried(rows)
             self._settle_scale(rows)
             self.guard(rows)
         finally:
@@ -226,10 +227,6 @@ class Judge(Actor):
         if site.buffer and site.phase == "parameter" and kind in NON_FINITE:
             self._note_state(reading, kind, value)
             return
-        if rows.doubts and key in self._carriers:
-            rows.carried = rows.carried or self._carriers[key]
-            rows.spread += 1
-            return
         mask = site.parameter is None and key in self.monitor.downgraded
         meant = mask or order in rows.suspect
         if severity == "suspect" or meant:
@@ -240,6 +237,13 @@ class Judge(Actor):
             if value is None and site.tensor == STATE:
                 value = _live(rows, order)
             self._note_once(reading, kind, value)
+            return
+        inside = site.phase == "forward" and bool(site.layer) and replayed is None
+        if rows.doubts and inside and kind in NON_FINITE:
+            # It may be dealt with before anything leaves the model: one look tells of all layers.
+            rows.carried = rows.carried or self._carriers.get(key, False)
+            rows.carrying.append(reading)
+            rows.spread += 1
             return
         if site.phase == "backward" and kind in NON_FINITE and rows.pending is None:
             scale = self._adapter.loss_scale()
@@ -351,8 +355,8 @@ class Judge(Actor):
             self._note_once(reading, kind, value)
             return None
         if event.phase == "input" and reading.phase == "forward" and reading.layer and rows.doubts:
-            # It may be dealt with before anything leaves the model.
-            self._carriers[key] = shown = case.replayed is not None
+            shown = case.replayed is not None
+            self._carriers.update(dict.fromkeys([key, *map(_carrier, rows.carrying)], shown))
             rows.carried = rows.carried or shown
             rows.spread += 1
             return None
@@ -1069,6 +1073,13 @@ class Judge(Actor):
         )
         return self._signed(event)
 
+    def _settle_carried(self, rows: Rows) -> None:
+        """Look at layers that were bad beside bad data, where nothing that left the model was."""
+        new = [reading for reading in rows.carrying if _carrier(reading) not in self._carriers]
+        if new and rows.failed is None and rows.held is None and self.adapter is not None:
+            rows.spread -= 1  # it is what is told
+            self.fail(rows, new[-1], new[-1].kind or "nan")
+
     def _settle_doubts(self, rows: Rows) -> None:
         """Note what came in bad and did no harm."""
         if self.adapter is None:  # removed by the user's own callback, mid-step
@@ -1111,6 +1122,11 @@ class Judge(Actor):
 def _noted(reading: Reading, kind: Kind) -> tuple[Any, ...]:
     """Give what a suspect is counted by."""
     return "noted", reading.layer, reading.phase, kind, reading.site.tensor
+
+
+def _carrier(reading: Reading) -> tuple[Any, ...]:
+    """Give what a layer that hands on bad data is known by."""
+    return reading.layer, reading.phase, reading.kind
 
 
 def _live(rows: Rows, order: int) -> Any:

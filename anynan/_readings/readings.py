@@ -135,10 +135,10 @@ class Rows:
     """
 
     __slots__ = (
-        "__weakref__", "applied", "brought", "calls", "carried", "doubts", "expected", "failed",
-        "follows", "given", "guarded", "held", "hi", "holding", "judged", "live", "lo", "makers",
-        "norms", "pending", "scale", "seen", "sites", "skip", "spread", "stats", "step", "suspect",
-        "updates",
+        "__weakref__", "applied", "brought", "calls", "carried", "carrying", "doubts", "expected",
+        "failed", "follows", "given", "guarded", "held", "hi", "holding", "judged", "live", "lo",
+        "makers", "norms", "pending", "scale", "seen", "sites", "skip", "spread", "stats", "step",
+        "suspect", "updates",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -165,6 +165,8 @@ class Rows:
         self.brought: list[Callable[[Any], bool]] = []
         # A layer was seen handing it on.
         self.carried = False
+        # What of layers was bad since, and may be because of it.
+        self.carrying: list[Reading] = []
         # While a layer's output is judged: gives what the layer was given that is bad, and the
         # path of the model around it, None where code outside of every layer called it.
         self.given: Callable[[], tuple[Any, str | None]] | None = None
