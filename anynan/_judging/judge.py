@@ -46,8 +46,6 @@ MAX_REPLAYS = 3
 # Among the makers of what came in: of whatever of it, where its adapter knows that.
 ANYTHING = ""
 _VALUES = {"posinf": math.inf, "neginf": -math.inf}
-# So many steps are watched operation by operation after a fault that was not reproduced.
-RISEN_STEPS = 100
 _RISING = ("forward", "loss", "backward")
 _SKIPPED = "the loss scale is being found: the scaler skips this update"
 _STOPPED = "the scaled gradient overflowed and reached no weight: the scaler makes this update"
@@ -86,6 +84,8 @@ class Judge(Actor):
         # What was seen to come of bad weights; None where all may.
         self._follows: set[tuple[Any, ...]] | None = None
         self._cleared = False  # whether a clean step came after them
+        # The one of these weights by which a later step sees that they still are bad.
+        self._witness: BadParameter | None = None
         # The last step that was bad, and the one whose event stands for it.
         self._bad: tuple[int, Rows | None] = -1, None
         self._since = made.count()
@@ -171,8 +171,13 @@ class Judge(Actor):
 
     def review(self, rows: Rows) -> None:
         """Judge every row that was not judged yet, in execution order."""
+        if rows.follows:
+            rows.judged = len(rows.lo)
+            return
         flagged = self.monitor.flagged(rows)
-        bad = [self._is_bad(rows, order) for order in flagged]
+        # What follows from weights that are bad is not counted one by one.
+        spoilt = bool(flagged) and self.is_spoilt(rows)
+        bad = [not spoilt and self._is_bad(rows, order) for order in flagged]
         later = sum(bad)
         for order, counts in zip(flagged, bad, strict=True):
             later -= counts
@@ -201,6 +206,10 @@ class Judge(Actor):
         """
         rows.judged = max(rows.judged, order + 1)
         if self.adapter is None:  # removed by the user's own callback, mid-step
+            return
+        if rows.follows:
+            if rows.sites[order].phase in ("forward", "loss"):  # another model may be given it
+                self._look_around(rows, rows.reading(order), value)
             return
         reading = rows.reading(order)
         site = reading.site
@@ -305,7 +314,8 @@ class Judge(Actor):
             AnomalyError: As the tracker's action says.
         """
         found = event.phase in ("parameter", "optimizer") and event.kind in NON_FINITE
-        if found and not self._is_buffer(event) and not self._stops(rows):
+        goes_on = not self._stops(rows) or (environment() or self.options.action) == "skip"
+        if found and goes_on and not self._is_buffer(event):
             self._through, self._follows, self._cleared = rows, set(), False
             if event.order < len(rows.lo) and event.rank == self._adapter.rank():
                 reading = rows.reading(event.order)
@@ -598,8 +608,15 @@ class Judge(Actor):
 
     @property
     def level(self) -> str:
-        """Give the level of the step that begins: it rises where a fault was not reproduced."""
-        return "operation" if self._risen else self.options.level
+        """Give the level of the step that begins: it rises where a fault was not reproduced.
+
+        What follows from weights that are known to be bad is not looked into.
+        """
+        given = self.options.level
+        level = "operation" if self._risen else given
+        if level == "operation" and self._is_spoilt():
+            return "layer" if given == "operation" else given
+        return level
 
     def _rise(self, rows: Rows) -> list[str]:
         """Watch every operation of the next steps, until what is not explained comes back."""
@@ -612,8 +629,8 @@ class Judge(Actor):
         if rise is None:
             return []
         self._rises += 1
-        self._rising, self._risen, self._rose = rise, RISEN_STEPS, rows.step
-        return [f"{rise.begins.format(steps=RISEN_STEPS)}, until this comes back and is named"]
+        self._rising, self._risen, self._rose = rise, rise.steps, rows.step
+        return [f"{rise.begins.format(steps=rise.steps)}, until this comes back and is named"]
 
     def _fall(self, rows: Rows) -> None:
         """Count a step that was watched operation by operation."""
@@ -623,7 +640,7 @@ class Judge(Actor):
         if not self._risen:
             note = (
                 f"what was not reproduced in step {self._rose} did not come back in "
-                f"{RISEN_STEPS} steps: {self._rising.over}"
+                f"{self._rising.steps} steps: {self._rising.over}"
             )
             (self.say if self.options.action == "warn" else self.remark)(note)
 
@@ -790,7 +807,7 @@ class Judge(Actor):
     def went_through(self, rows: Rows) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""
         if self._goes_on(rows):
-            self._through, self._follows = rows, None
+            self._through, self._follows, self._cleared = rows, None, False
 
     def begin_again(self, rows: Rows) -> None:
         """Let what failed as weights were looked at before a step not fail the step."""
@@ -915,11 +932,23 @@ class Judge(Actor):
         return any(item.buffer for item in self._adapter.bad_parameters() if item.name == name)
 
     def _repaired(self) -> bool:
-        """Look at the weights that an earlier step left bad; forget it if they are good again."""
-        good = all(item.name in self._meant for item in self._adapter.bad_weights())
-        if good:
+        """Look at one weight that was bad, at all only where it is good; forget it if they are."""
+        if self._witness is None or not self._adapter.is_bad(self._witness):
+            bad = [item for item in self._adapter.bad_weights() if item.name not in self._meant]
+            self._witness = min(bad, key=lambda item: item.summary.size, default=None)
+        if self._witness is None:
             self._through = None
-        return good
+        return self._witness is None
+
+    def is_spoilt(self, rows: Rows) -> bool:
+        """Tell whether weights are bad since a step before, which was reported."""
+        through = self._through
+        return through not in (None, rows) and rows.step >= through.step and self._is_spoilt()
+
+    def _is_spoilt(self) -> bool:
+        if self._through is None or (self._follows is not None and self._cleared):
+            return False
+        return not self._repaired()
 
     def _look_for_repair(self, rows: Rows) -> None:
         """Look at the weights once, when the first clean step comes after they were bad."""
@@ -964,9 +993,12 @@ class Judge(Actor):
         count += event.spread.count
         rows.follows, self._bad = True, (rows.step, first)
         rows.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
+        rows.skip = rows.skip or (environment() or self.options.action) == "skip"
         self._exchange(event, first.failed)
-        action = self._action_name()
-        note = f"{said} (action={action}): what is bad because of it is counted there"
+        note = (
+            f"{said} (action={self._action_name()}): what is bad because of it is counted there, "
+            "and not looked into"
+        )
         (self.say if self.options.action == "warn" else self.remark)(note)
 
     def _exchange(self, event: Event, new: Event) -> None:

@@ -211,11 +211,16 @@ class History(Shown):
         with self._lock:
             entries = list(self._entries)[-upto:]
         points: list[tuple[bool, int, float]] = []
+        where: dict[int, list[int]] = {}  # most steps share their list of slots
         for entry in entries:
+            sites, lo, hi = entry.sites, entry.lo, entry.hi
+            if id(sites) not in where:
+                place = site.place
+                where[id(sites)] = [i for i, at in enumerate(sites) if at.place == place]
             found = [
-                (at.bound, max(abs(lo), abs(hi)))
-                for at, lo, hi in zip(entry.sites, entry.lo, entry.hi, strict=True)
-                if (at is site or at.place == site.place) and not lo > hi
+                (sites[i].bound, max(abs(lo[i]), abs(hi[i])))
+                for i in where[id(sites)]
+                if not lo[i] > hi[i]
             ]
             if found:
                 largest = max(value for _, value in found)

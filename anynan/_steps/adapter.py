@@ -26,17 +26,20 @@ class Rise:
         begins: What; ``{steps}`` is for how many.
         found: What named it then; ``{step}`` is since which.
         over: What ends where it did not come back.
+        steps: In how many steps it is done.
     """
 
     begins: str
     found: str
     over: str
+    steps: int
 
 
 EVERY_OPERATION = Rise(
     "every operation of the next {steps} steps is watched, which is slow",
     "every operation was watched from step {step} on",
     "their operations are no longer watched",
+    20,  # each takes up to five times as long, so all of them add no more than a hundred
 )
 
 
@@ -212,6 +215,13 @@ class BaseAdapter:
         a buffer is no cause of that call.
         """
         return []
+
+    def is_bad(self, item: BadParameter) -> bool:
+        """Tell whether a weight or buffer that was bad still is.
+
+        Asked in every step while the program goes on with it: a look at this one alone is enough.
+        """
+        return any(item.name == other.name for other in self.bad_weights())
 
     def bad_weights(self) -> list[BadParameter]:
         """List of those the weights that the policy calls bad, and the buffers that may be."""

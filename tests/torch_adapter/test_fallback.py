@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 import anynan
 from anynan import Event
+from anynan._steps.adapter import EVERY_OPERATION
 
 
 def bad(tracker: Any) -> list[Event]:
@@ -522,7 +524,8 @@ def test_the_level_rises_until_what_was_not_reproduced_is_named(tracked: str) ->
 
 
 def test_the_level_falls_again_where_nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anynan._judging.judge.RISEN_STEPS", 2)
+    two = replace(EVERY_OPERATION, steps=2)
+    monkeypatch.setattr("anynan.torch.session.session.EVERY_OPERATION", two)
     model = nn.Sequential(nn.Linear(2, 2), Odd(nan_forward))
     model[1].runs = 0
 

@@ -50,6 +50,7 @@ KEPT = Rise(
     "what the next {steps} steps donate is kept, which takes memory",
     "what the steps donate was kept from step {step} on",
     "what they donate is no longer kept",
+    100,
 )
 NO_WEIGHTS = (
     "updates= has nothing to look at: this function returns no argument's new value; track a "
@@ -180,7 +181,7 @@ class Session(BaseAdapter):
                 failed = error
             return self._unwatched(key, failed, fn, given)
         try:
-            risen = self.tracker.judge.level != self.options.level
+            risen = self.tracker.judge.level == "operation" != self.options.level
             watch = watches.get(self.verdicts.exact(watches), keep=risen)
             rows = self.tracker.judge.rows()
             kept = sample(self.options.updates, rows.step, program, flat.arrays)

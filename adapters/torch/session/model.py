@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from anynan._readings.readings import Rows
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
 from anynan.torch.call import noted

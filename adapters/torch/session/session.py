@@ -221,6 +221,10 @@ class Session(BaseAdapter):
         """List weights with a NaN or an Inf, and buffers that were so when the call began."""
         return self.weights.bad(read=True, root=self.threads.owner(self.threads.state()).root)
 
+    def is_bad(self, item: BadParameter) -> bool:
+        """Look at one weight or buffer."""
+        return self.weights.is_bad(item.name)
+
     def measure(self, value: Any) -> Summary:
         """Summarise a tensor."""
         return measure(value)

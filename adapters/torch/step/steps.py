@@ -102,6 +102,12 @@ class Steps:
 
     def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
         """Have one reading judged while its layer is still on the stack."""
+        if rows.follows:
+            site = rows.sites[order]
+            prefixes = [prefix for prefix, _ in self.threads.models.refs]
+            if site.phase != "backward" and (site.layer is None or site.layer in prefixes):
+                self.tracker.judge.flag(rows, order, value)  # another model may be given it
+            return
         if self.graphs.ran():
             order = self._take_first(state, rows, order)
         with state.aside():
@@ -121,8 +127,9 @@ class Steps:
         Returns:
             The gradient's new place.
         """
-        known = any(site.phase == "loss" for site in rows.sites)
-        if known or state.deferred or order != len(rows.lo) - 1 or in_use(state.scales):
+        if rows.failed is not None or state.deferred or order != len(rows.lo) - 1:
+            return order
+        if in_use(state.scales) or any(site.phase == "loss" for site in rows.sites):
             return order
         for x in backward_roots():
             if isinstance(x, torch.Tensor) and x.numel() == 1 and nonfinite(x):

@@ -119,6 +119,8 @@ class Gradients:
 
     def _confirm(self, rows: Rows, written: Written) -> list[tuple[int, Any]]:
         """Read the ends of the gradients that their norms do not clear; list those that are bad."""
+        if rows.follows:
+            return []
         sites = written.sites
         last = len(rows.lo) - 1
         # What comes after may have been written by compiled graphs.
@@ -130,6 +132,9 @@ class Gradients:
         if sum(sizes) <= written.limit:
             return []
         open_ = [i for i, size in enumerate(sizes) if not size <= sites[i].limit]
+        nan = next((i for i in open_ if math.isnan(sizes[i])), None)
+        if nan is not None and self._steps.tracker.judge.is_spoilt(rows):
+            return [(start + nan, written.gradients[nan])]  # one is enough to say so
         found = []
         values = {i: plain(written.gradients[i]) for i in open_}
         looked = {i: x for i, x in values.items() if x is not None}

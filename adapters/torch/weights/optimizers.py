@@ -108,25 +108,27 @@ class Optimizers:
             if isinstance(value, torch.Tensor) and value.numel()
         }
 
-    def settings(self, p: torch.Tensor) -> dict[str, float]:
-        """Give the numbers that an optimizer works with where it updates a weight."""
-        found: dict[str, float] = {}
+    def settings(self) -> dict[int, dict[str, float]]:
+        """Give the numbers that optimizers work with where they update a weight, by its id."""
+        found: dict[int, dict[str, float]] = {}
         for optimizer in list(self._held):
             bad = self._bad.get(optimizer, {})
             for number, group in enumerate(optimizer.param_groups):
-                if any(p is other for other in group["params"]):
-                    for name, value in group.items():
-                        many = value if isinstance(value, tuple) else (value,)
-                        for i, x in enumerate(many if name != "params" else ()):
-                            single = isinstance(x, torch.Tensor) and x.numel() == 1
-                            if single or (isinstance(x, float | int) and not isinstance(x, bool)):
-                                found[f"{name}[{i}]" if len(many) > 1 else name] = float(x)
-                    found |= bad.get(number, {})
+                numbers: dict[str, float] = {}
+                for name, value in group.items():
+                    many = value if isinstance(value, tuple) else (value,)
+                    for i, x in enumerate(many if name != "params" else ()):
+                        single = isinstance(x, torch.Tensor) and x.numel() == 1
+                        if single or (isinstance(x, float | int) and not isinstance(x, bool)):
+                            numbers[f"{name}[{i}]" if len(many) > 1 else name] = float(x)
+                numbers |= bad.get(number, {})
+                for p in group["params"]:
+                    found[id(p)] = found.get(id(p), {}) | numbers
         return found
 
-    def holds(self, p: torch.Tensor) -> bool:
-        """Tell whether an optimizer seen so far holds a weight."""
-        return any(p is other for held in self._held.values() for other in held.parameters)
+    def holds(self) -> set[int]:
+        """Give the ids of the weights that an optimizer seen so far holds."""
+        return {id(p) for held in self._held.values() for p in held.parameters}
 
 
 def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:

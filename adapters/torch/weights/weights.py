@@ -1,6 +1,7 @@
 """Weights and buffers: looked at when tracking starts and when a step fails."""
 
 import math
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -11,6 +12,7 @@ from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Site
 from anynan.torch.call.models import Models
 from anynan.torch.call.rootcall import RootCall
+from anynan.torch.read.paths import clean_path, join
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain, read_ends
 from anynan.torch.weights.optimizers import Optimizers
 
@@ -26,6 +28,8 @@ class Weights:
 
     def __init__(self, monitor: Monitor, models: Models, optimizers: Optimizers) -> None:
         self._monitor, self._models, self._optimizers = monitor, models, optimizers
+        # What was asked for by name last, and where it is: a module and its attribute.
+        self._asked: tuple[str, weakref.ref[torch.nn.Module], str] | None = None
 
     def all(self) -> list[tuple[str, torch.Tensor]]:
         """List weights and buffers by their full clean names."""
@@ -54,6 +58,27 @@ class Weights:
             parameter=bad.name,
         )  # fmt: skip
 
+    def is_bad(self, name: str) -> bool:
+        """Tell whether one weight or buffer holds a NaN or an Inf now."""
+        asked = self._asked
+        if asked is None or asked[0] != name:
+            asked = self._asked = self._find(name)
+        module = None if asked is None else asked[1]()
+        if asked is None or module is None:  # of no module, but of an optimizer
+            return nonfinite(dict(self.all()).get(name))
+        return nonfinite(getattr(module, asked[2], None))
+
+    def _find(self, name: str) -> "tuple[str, weakref.ref[torch.nn.Module], str] | None":
+        for prefix, model in self._models.living():
+            for path, module in model.named_modules():
+                for local in (*module._parameters, *module._buffers):
+                    if (
+                        join(prefix, clean_path(f"{path}.{local}" if path else local, model))
+                        == name
+                    ):
+                        return name, weakref.ref(module), local
+        return None
+
     def bad(self, *, read: bool = False, root: RootCall | None = None) -> list[BadParameter]:
         """List weights with a NaN or an Inf and buffers with a NaN or +Inf.
 
@@ -67,6 +92,8 @@ class Weights:
             wrote |= root.began.wrote()
         weights = {name for name, _ in self._models.parameters()}
         spoils = self._models.options.policy.spoils
+        held: set[int] | None = None
+        settings: dict[int, dict[str, float]] = {}
         for name, x in self.all():
             values = None if wrote.get(id(x)) else plain(x)
             if values is None:
@@ -81,13 +108,15 @@ class Weights:
             gradient = getattr(x, "grad", None)
             if gradient is not None and nonfinite(gradient):
                 gradient = None  # made by the bad weight, after the update
+            if held is None:
+                held, settings = self._optimizers.holds(), self._optimizers.settings()
             state = {key: measure(value) for key, value in self._optimizers.moments(x).items()}
             found.append(
                 BadParameter(
                     name, layer, measure(x), buffer,
                     None if gradient is None else measure(gradient), state,
-                    self._optimizers.holds(x), before=root is None or id(x) in wrote,
-                    settings=self._optimizers.settings(x),
+                    id(x) in held, before=root is None or id(x) in wrote,
+                    settings=settings.get(id(x), {}),
                 )
             )  # fmt: skip
         return found

@@ -1,0 +1,356 @@
+"""What a failing step costs, and the steps after it: counted, not timed."""
+
+import gc
+import math
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan.torch.replay.replay import Replays
+from anynan.torch.session.session import Session
+from anynan.torch.weights.weights import Weights
+
+NAN = float("nan")
+
+
+class Program:
+    """A training step over many small layers, into which one fault is put."""
+
+    def __init__(self, fault: str, *, model: bool, depth: int = 10, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.fault, self.on = fault, False
+        layers = [layer for _ in range(depth) for layer in (nn.Linear(4, 4), nn.Tanh())]
+        self.model = nn.Sequential(*layers, nn.Linear(4, 1))
+        self.model[2].register_forward_hook(self._inside)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.tracker: Any = anynan.torch.track(self.model if model else self._step, **options)
+        self.step = self._step if model else self.tracker
+
+    def _inside(self, module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+        return out / (out * 0) if self.on and self.fault == "forward" else out
+
+    def _step(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        if self.on and self.fault == "loss":
+            loss = (loss * 0).log() * 0
+        if self.on and self.fault == "backward":
+            loss = (loss * 0).sqrt()
+        self.optimizer.zero_grad()
+        loss.backward()
+        if self.on and self.fault == "optimizer":
+            self.optimizer.param_groups[0]["lr"] = NAN
+        self.optimizer.step()
+        return loss
+
+    def clean(self) -> None:
+        self.step(torch.randn(3, 4))
+
+    def fail(self) -> None:
+        """Run the step that fails; of an optimizer's fault that is the next one."""
+        x = torch.randn(3, 4)
+        self.on = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", anynan.AnynanWarning)
+            if self.fault == "input":
+                x[0, 0] = NAN
+            if self.fault == "weight":
+                with torch.no_grad():
+                    self.model[4].weight[0, 0] = NAN
+            for _ in range(2 if self.fault == "optimizer" else 1):
+                try:
+                    self.step(x)
+                except anynan.NonFiniteError:
+                    self.optimizer.zero_grad()
+        self.on = False
+
+
+FAULTS = ("input", "forward", "loss", "backward", "weight", "optimizer")
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Count what is dear: second runs, searches of the heap, looks at all weights."""
+    counts: Counter[str] = Counter()
+
+    def count(owner: Any, name: str, what: Callable[[dict[str, Any]], str]) -> None:
+        real = getattr(owner, name)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            counts[what(kwargs)] += 1
+            return real(*args, **kwargs)
+
+        patch.setattr(owner, name, called)
+
+    with monkeypatch.context() as patch:
+        count(Replays, "again", lambda given: "trials" if given.get("mender") else "runs")
+        count(gc, "get_objects", lambda _: "searches")
+        count(gc, "get_referrers", lambda _: "searches")
+        count(Session, "evidence", lambda _: "evidence")
+        count(Weights, "bad", lambda _: "looks")
+        yield counts
+
+
+def usual(program: Program) -> int:
+    """Count the calls of a step; now and then one looks anew at what the code reaches."""
+    return min(calls(program.clean) for _ in range(3))
+
+
+def calls(run: Callable[[], object]) -> int:
+    """Count the calls of Python and C functions."""
+    found = 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal found
+        found += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("level", ["layer", "step"])
+@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+def test_a_fault_has_one_second_run_and_no_search_of_the_heap(
+    fault: str, level: Any, model: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(fault, model=model, level=level, action="record")
+    program.clean()
+    program.clean()
+    with counted(monkeypatch) as counts:
+        program.fail()
+    bad = [event for event in program.tracker.events if event.severity == "bad"]
+    assert len(bad) == 1
+    assert counts["runs"] <= 1
+    assert counts["trials"] <= 1
+    assert counts["searches"] == 0
+    assert counts["evidence"] <= 2  # of what is bad, and of the batch where that came in bad
+    assert counts["looks"] <= 3
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("level", ["layer", "step"])
+def test_the_cost_of_a_fault_is_linear_in_the_number_of_layers(fault: str, level: Any) -> None:
+    Program(fault, model=False, level=level, action="record").fail()  # what is loaded once
+    found = []
+    for depth in (20, 40, 80):
+        program = Program(fault, model=False, level=level, action="record", depth=depth)
+        program.clean()
+        program.clean()
+        found.append(calls(program.fail))
+    assert found[2] - found[1] < 2.4 * (found[1] - found[0])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("action", "options"),
+    [
+        ("record", {}),
+        ("record", {"level": "step"}),
+        ("record", {"replay": False}),
+        ("record", {"read": "step"}),
+        ("warn", {}),
+        ("skip", {}),
+        (lambda event: None, {}),
+    ],
+)
+def test_the_steps_after_a_fault_cost_what_they_did(
+    fault: str, action: Any, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(fault, model=False, action=action, **options)
+    program.clean()
+    program.clean()
+    before = usual(program)
+    program.fail()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", anynan.AnynanWarning)
+        program.clean()  # it sees what was left behind
+        program.clean()
+    events = len(program.tracker.events)
+    with counted(monkeypatch) as counts:
+        program.clean()
+    assert not counts, counts
+    assert usual(program) <= 1.2 * before
+    assert len(program.tracker.events) == events
+
+
+@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+def test_the_report_says_once_that_what_follows_is_not_looked_into(model: bool) -> None:
+    program = Program("forward", model=model, action="record")
+    program.clean()
+    program.fail()
+    for _ in range(3):
+        program.clean()
+    assert len(program.tracker.events) == 1
+    said = [note for note in program.tracker.remarks if "not looked into" in note]
+    assert len(said) == 1
+    assert "the weights are bad since the update of step 1" in said[0]
+
+
+@pytest.mark.parametrize("between", [0, 1], ids=["at once", "after a good step"])
+@pytest.mark.parametrize("level", ["layer", "step"])
+def test_a_new_fault_is_told_once_the_weights_are_good_again(between: int, level: Any) -> None:
+    program = Program("forward", model=False, action="record", level=level)
+    program.clean()
+    saved = {name: x.clone() for name, x in program.model.state_dict().items()}
+    program.fail()
+    program.clean()
+    program.model.load_state_dict(saved)
+    program.optimizer.state.clear()
+    for _ in range(between):
+        program.clean()
+    program.fault = "loss"
+    program.fail()
+    first, second = program.tracker.events
+    assert (first.operation.name, second.operation.name) == ("divide", "log")
+    assert second.step == 3 + between
+
+
+def test_weights_that_go_bad_again_are_told_again() -> None:
+    program = Program("weight", model=False, action="record")
+    program.clean()
+    for _ in range(2):
+        program.fail()
+        program.clean()
+        with torch.no_grad():
+            for p in program.model.parameters():
+                p.fill_(0.1)
+        program.optimizer.state.clear()
+        program.clean()
+    assert [event.parameter for event in program.tracker.events] == ["4.weight", "4.weight"]
+
+
+def test_a_weight_that_is_replaced_is_looked_at_where_it_is_now() -> None:
+    program = Program("forward", model=False, action="record", depth=1)
+    program.clean()
+    program.fail()
+    program.clean()
+    old = list(program.model.parameters())  # alive, and bad
+    for module in (program.model[0], program.model[2]):
+        module.weight = nn.Parameter(torch.full_like(module.weight, 0.1))
+        module.bias = nn.Parameter(torch.zeros_like(module.bias))
+    program.optimizer = torch.optim.SGD(program.model.parameters(), lr=0.01)
+    program.fault = "loss"
+    program.fail()
+    assert all(not x.isfinite().all() for x in old)
+    assert [event.operation.name for event in program.tracker.events] == ["divide", "log"]
+
+
+def test_skip_goes_on_dropping_the_updates_of_bad_weights() -> None:
+    program = Program("weight", model=False, action="skip")
+    program.clean()
+    program.fail()
+    other = program.model[0].weight.clone()
+    program.clean()
+    program.clean()
+    assert torch.equal(program.model[0].weight, other)
+    assert len(program.tracker.events) == 1
+
+
+# What came in bad, and was dealt with inside.
+
+
+class Dealt(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(x)
+
+
+class Log(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 0 - 1).log()
+
+
+def branches(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Dealt(), *layers, nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+def test_a_bad_batch_that_is_dealt_with_is_looked_into_once(
+    read: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = branches()
+    tracker = anynan.torch.track(lambda x: model(x).sum(), action="record", read=read)
+    x = torch.ones(2, 4)
+    x[0, 0] = NAN
+    with counted(monkeypatch) as counts:
+        tracker(x)
+        tracker(x)
+    assert counts["runs"] == 1
+    assert [event.severity for event in tracker.events] == ["suspect"]
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("last", [nn.Identity(), Dealt()], ids=["arrives", "is hidden"])
+def test_a_fault_behind_a_bad_batch_that_was_dealt_with_is_the_layers_own(
+    read: Any, last: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = branches(Log(), last)
+    tracker = anynan.torch.track(lambda x: model(x).sum(), action="record", read=read)
+    x = torch.ones(2, 4)
+    x[0, 0] = NAN
+    with counted(monkeypatch) as counts:
+        tracker(x)
+    assert counts["runs"] == 1
+    event = next(event for event in tracker.events if event.severity == "bad")
+    assert (event.layer, event.operation and event.operation.name) == ("3", "log")
+
+
+# Loss scalers are known by their use.
+
+
+class Own(torch.amp.GradScaler):
+    """Scales by itself, as FSDP's does."""
+
+    def scale(self, outputs: Any) -> Any:
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        return outputs * self._scale
+
+
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, Own, "late"])
+@pytest.mark.parametrize("used", ["before", "since"])
+@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+def test_an_overflow_that_a_scaler_answers_for_is_no_fault(
+    kind: Any, used: str, model: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def make() -> torch.amp.GradScaler:
+        own = (
+            type("Late", (torch.amp.GradScaler,), {"scale": Own.scale}) if kind == "late" else kind
+        )
+        scaler: torch.amp.GradScaler = own("cpu", init_scale=2.0**120)
+        return scaler
+
+    scaler = make()
+    if used == "before":
+        scaler.scale(torch.zeros(()))
+
+    def step(x: torch.Tensor) -> None:
+        loss = net(x).square().mean() * 1e30
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    with counted(monkeypatch) as counts:
+        tracker: Any = anynan.torch.track(net if model else step)
+        if used == "since":
+            scaler = make()
+        (step if model else tracker)(torch.ones(2, 2))
+        tracker.remove()
+    assert counts["searches"] <= 1  # for optimizers, at the first step
+    assert [event.severity for event in tracker.events] == ["suspect"]
+    assert math.isclose(scaler.get_scale(), 2.0**119)
