@@ -80,8 +80,9 @@ class Seam:
         self._patches.undo()
 
 
-def _kinds(kind: type) -> Iterator[type]:
+def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
     """Walk a class and those that are made of it."""
     yield kind
-    for each in kind.__subclasses__():
+    made: list[type[Any]] = kind.__subclasses__()
+    for each in made:
         yield from _kinds(each)
