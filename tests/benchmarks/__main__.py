@@ -1,4 +1,7 @@
-"""Run the benchmarks: ``python -m tests.benchmarks``, on the device with ``--device cuda``."""
+"""Run the benchmarks: ``python -m tests.benchmarks``, or some, by name: ``... failing torch``.
+
+On the device with ``--device cuda``.
+"""
 
 import subprocess
 import sys
@@ -9,8 +12,9 @@ ON_DEVICE = {"bench_torch", "bench_compiled", "bench_cupy", "bench_jax"}
 if __name__ == "__main__":
     names = {path.stem for path in Path(__file__).parent.glob("bench_*.py")}
     names = names & ON_DEVICE if "cuda" in sys.argv else names - {"bench_cupy"}
+    given = [word for word in sys.argv[1:] if f"bench_{word}" in names]
+    names = {f"bench_{word}" for word in given} or names
+    options = [word for word in sys.argv[1:] if word not in given]
     for name in sorted(names):
         # Each in a process of its own: what one loads must not slow the next.
-        subprocess.run(
-            [sys.executable, "-m", f"tests.benchmarks.{name}", *sys.argv[1:]], check=True
-        )
+        subprocess.run([sys.executable, "-m", f"tests.benchmarks.{name}", *options], check=True)

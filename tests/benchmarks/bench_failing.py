@@ -1,0 +1,259 @@
+"""Time the step that fails, and the steps after it, beside clean ones.
+
+Each program has a twin that stays clean; one batch of the other holds a NaN, with an action that
+goes on, so its weights are NaN from then on. The two take turns, step by step. Each framework runs
+in a process of its own. Run it with nothing else on the machine: ``make bench ARGS=failing``, and
+one framework alone with ``python -m tests.benchmarks.bench_failing --part jax``.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import anynan
+from tests.benchmarks.timing import PAGE, machine, publish
+
+PARTS = ("torch", "arrays", "jax", "keras-tensorflow", "keras-torch", "keras-jax")
+COLUMNS = (
+    "program", "size", "other objects", "level", "clean step, ms", "bad step, s",
+    "of a clean step", "of a first call", "later steps",
+)  # fmt: skip
+GOALS = ("goal", "", "", "", "", "PyTorch <= 2", "PyTorch <= 40", "JAX, Keras <= 3", "<= 1.20")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold what was measured of one program: seconds, and the later steps over clean ones."""
+
+    program: str
+    size: str
+    heap: int
+    level: str
+    first: float
+    clean: float
+    bad: float
+    later: float
+
+    def cells(self) -> list[str]:
+        """Give its cells in the table."""
+        ratios = self.bad / self.clean, self.bad / self.first, self.later
+        return [
+            self.program, self.size, f"{self.heap:,}".replace(",", " "), self.level,
+            f"{1e3 * self.clean:.2f}", f"{self.bad:.2f}", *(f"{x:.2f}" for x in ratios),
+        ]  # fmt: skip
+
+
+# Runs a step: with a batch that holds a NaN, or with a good one.
+Step = Callable[[bool], object]
+
+
+def timed(step: Step, *, bad: bool = False) -> float:
+    """Run one step and give the seconds it took."""
+    start = time.perf_counter()
+    step(bad)
+    return time.perf_counter() - start
+
+
+def measure(
+    make: Callable[[], Step], program: str, size: str, level: str, heap: int = 0, rounds: int = 20
+) -> Row:
+    """Measure a program beside its clean twin.
+
+    Args:
+        make: Gives a step that is tracked already, of weights of its own.
+        program: What it is.
+        size: Its layers, or its arguments.
+        level: The level it is tracked at.
+        heap: How many objects the process holds beside it.
+        rounds: Steps of each that count.
+    """
+    held = [[number] for number in range(heap // 2)]  # each holds an int of its own, too
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clean, other = make(), make()
+        first = timed(clean)
+        for step in (clean, other, clean, other):
+            step(False)
+        before = statistics.median(timed(clean) for _ in range(rounds))
+        bad = timed(other, bad=True)
+        other(False)  # it sees what was left behind
+        pairs = [(timed(clean), timed(other)) for _ in range(rounds)]
+    after, later = (statistics.median(column) for column in zip(*pairs, strict=True))
+    del held
+    return Row(program, size, heap, level, first, before, bad, later / after)
+
+
+# What is measured of each framework.
+
+
+def torch_rows() -> Iterator[Row]:
+    """Measure a PyTorch model and a training step, over layers and over the heap."""
+    import torch
+    from torch import nn
+
+    torch.set_num_threads(1)
+
+    def make(kind: str, depth: int, level: Any) -> Step:
+        layers = [layer for _ in range(depth // 2) for layer in (nn.Linear(64, 64), nn.ReLU())]
+        model = nn.Sequential(*layers, nn.Linear(64, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def train(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        target: Any = model if kind == "model" else train
+        tracker: Any = anynan.torch.track(target, level=level, action="record")
+        run = train if kind == "model" else tracker
+
+        def step(bad: bool) -> None:
+            assert not tracker.paused  # and it lives as long as the step
+            x = torch.randn(32, 64)
+            if bad:
+                x[0, 0] = float("nan")
+            run(x)
+
+        return step
+
+    for kind in ("model", "step"):
+        for level in ("step", "layer", "operation"):
+            for depth, heap in ((10, 0), (100, 0), (400, 0), (100, 1_000_000), (100, 4_000_000)):
+                yield measure(
+                    partial(make, kind, depth, level),
+                    f"PyTorch, track({kind})", f"{depth} layers", level, heap,
+                    8 if level == "operation" else 20,
+                )  # fmt: skip
+
+
+def array_rows() -> Iterator[Row]:
+    """Measure a NumPy function, over its arguments."""
+    import numpy as np
+
+    def make(count: int, level: Any) -> Step:
+        def total(*arrays: Any) -> Any:
+            return sum(np.sqrt(x).sum() for x in arrays)
+
+        tracked = anynan.track(total, level=level, action="record")
+        good = [np.ones(1000) for _ in range(count)]
+        spoilt = [np.full(1000, np.nan), *good[1:]]
+        return lambda bad: tracked(*(spoilt if bad else good))
+
+    for level in ("step", "layer", "operation"):
+        for count in (1, 5, 50, 200):
+            yield measure(
+                partial(make, count, level),
+                "NumPy, track(function)", f"{count} arguments", level,
+            )  # fmt: skip
+
+
+def jax_rows() -> Iterator[Row]:
+    """Measure a jitted JAX training step, over its layers."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    def make(depth: int, level: Any) -> Step:
+        def loss_of(params: Any, x: Any) -> Any:
+            for weight in params:
+                x = jnp.tanh(x @ weight)
+            return (x**2).mean()
+
+        def train(params: Any, x: Any) -> Any:
+            loss, grads = jax.value_and_grad(loss_of)(params, x)
+            return [p - 1e-3 * g for p, g in zip(params, grads, strict=True)], loss
+
+        tracked: Any = anynan.jax.track(jax.jit(train), level=level, action="record")
+        state = [[jnp.eye(64) for _ in range(depth)]]
+
+        def step(bad: bool) -> None:
+            x = np.ones((32, 64), np.float32)
+            if bad:
+                x[0, 0] = np.nan
+            state[0], loss = tracked(state[0], x)
+            jax.block_until_ready(loss)
+
+        return step
+
+    for level in ("step", "layer"):
+        for depth in (5, 50):
+            yield measure(
+                partial(make, depth, level),
+                "JAX, track(step)", f"{depth} layers", level,
+            )  # fmt: skip
+
+
+def keras_rows() -> Iterator[Row]:
+    """Measure what ``fit`` does for a batch, on the backend of this process."""
+    import keras
+    import numpy as np
+
+    def make(depth: int, level: Any) -> Step:
+        layers = [keras.layers.Dense(32, activation="tanh") for _ in range(depth)]
+        model = keras.Sequential([keras.Input((32,)), *layers, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        tracker = anynan.keras.track(model, level=level, action="record")
+
+        def step(bad: bool) -> None:
+            assert not tracker.paused
+            x = np.ones((32, 32), np.float32)
+            if bad:
+                x[0, 0] = np.nan
+            model.train_on_batch(x, np.ones((32, 1), np.float32))
+
+        return step
+
+    for level in ("step", "layer"):
+        for depth in (5, 20):
+            yield measure(
+                partial(make, depth, level),
+                f"Keras on {keras.backend.backend()}", f"{depth} layers", level,
+            )  # fmt: skip
+
+
+def rows_of(part: str) -> Iterator[Row]:
+    """Give what is measured in one process."""
+    if part == "torch":
+        return torch_rows()
+    return {"arrays": array_rows, "jax": jax_rows}.get(part, keras_rows)()
+
+
+def run_apart(part: str) -> list[Row]:
+    """Measure a part in a process of its own."""
+    environ = dict(os.environ)
+    if part.startswith("keras-"):
+        environ["KERAS_BACKEND"] = part.removeprefix("keras-")
+    command = [sys.executable, "-m", "tests.benchmarks.bench_failing", "--part", part]
+    done = subprocess.run(command, check=True, env=environ, stdout=subprocess.PIPE, text=True)
+    return [Row(**json.loads(line)) for line in done.stdout.splitlines() if line[:1] == "{"]
+
+
+def main() -> None:
+    """Measure all parts and write the table, or print the rows of one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", choices=PARTS)
+    parser.add_argument("--write", default=PAGE)
+    chosen, _ = parser.parse_known_args()
+    if chosen.part is not None:
+        for row in rows_of(chosen.part):
+            print(json.dumps(asdict(row)), flush=True)
+        return
+    rows = [row.cells() for part in PARTS for row in run_apart(part)]
+    lines = [COLUMNS, ["---"] * len(COLUMNS), GOALS, *rows]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    publish("failing", f"{machine('one thread of PyTorch')}.\n\n{text}\n", chosen.write)
+
+
+if __name__ == "__main__":
+    main()
