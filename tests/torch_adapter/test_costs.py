@@ -2,6 +2,7 @@
 
 import gc
 import math
+import pickle
 import sys
 import warnings
 from collections import Counter
@@ -9,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import anynan
+from anynan.torch.call.randomstate import RandomState
 from anynan.torch.replay.replay import Replays
 from anynan.torch.session.session import Session
 from anynan.torch.weights.weights import Weights
@@ -355,3 +358,52 @@ def test_an_overflow_that_a_scaler_answers_for_is_no_fault(
     assert counts["searches"] <= 1  # for optimizers, at the first step
     assert [event.severity for event in tracker.events] == ["suspect"]
     assert math.isclose(scaler.get_scale(), 2.0**119)
+
+
+# Clean steps.
+
+
+@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+def test_a_step_that_draws_nothing_takes_the_state_of_numpy_once(
+    model: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program("forward", model=model, level="step")
+    np.random.seed(1)  # noqa: NPY002
+    program.clean()
+    taken = []
+    real = np.random.get_state
+    monkeypatch.setattr(np.random, "get_state", lambda: taken.append(1) or real())
+    for _ in range(3):
+        program.clean()
+    assert not taken
+
+
+def draw_numbers() -> None:
+    np.random.rand()  # noqa: NPY002
+
+
+def draw_a_normal_number() -> None:
+    np.random.randn()  # noqa: NPY002
+
+
+def draw_all_words() -> None:
+    np.random.bytes(4 * 624)  # noqa: NPY002  the place is the same after it
+
+
+def put_another() -> None:
+    np.random.seed(3)  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    "change", [draw_numbers, draw_a_normal_number, draw_all_words, put_another]
+)
+def test_each_change_of_numpys_generator_is_seen(change: Callable[[], None]) -> None:
+    before = np.random.get_state()  # noqa: NPY002
+    try:
+        np.random.seed(0)  # noqa: NPY002
+        for _ in range(5):
+            found = RandomState.now().numpy
+            assert pickle.dumps(found) == pickle.dumps(np.random.get_state())  # noqa: NPY002
+            change()
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
