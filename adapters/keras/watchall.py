@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from anynan._reach.patches import Patches
-from anynan._steps.everywhere import Found
-from anynan._steps.tracker import is_tracked
+from anynan._steps.everywhere import Found, spoiled
+from anynan._steps.tracker import Tracker, is_tracked
 from anynan.errors import AnomalyError
 from anynan.keras.tracking import start
 from anynan.options import Options
@@ -28,6 +28,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         What undoes it; the trackers stay.
     """
     known: weakref.WeakSet[Any] = weakref.WeakSet()
+    trackers: list[Tracker] = []
 
     def look(model: Any) -> None:
         try:
@@ -35,7 +36,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
                 return
             known.add(model)
             if not is_tracked(model):
-                found.add(start(model, options))
+                trackers.append(start(model, options))
+                found.add(trackers[-1])
         except AnomalyError as error:  # a weight is bad already
             if error.tracker is not None:
                 found.add(error.tracker)
@@ -64,4 +66,10 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     patches.change(keras.callbacks.CallbackList, "set_model", told)
     for name in BATCHES:
         patches.change(keras.Model, name, before)
-    return patches.undo
+
+    def undo() -> None:
+        patches.undo()
+        for tracker in trackers:
+            spoiled(tracker, found)
+
+    return undo

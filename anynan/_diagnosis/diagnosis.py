@@ -182,6 +182,7 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
         # which no more is known, was of a step of its framework's own.
         unshown = case.replayed is None or case.together
         made_outside = reading.phase == "loss" and case.of_model and unshown and parted is None
+        made_outside = made_outside and _gave_something(case)
         if before is not None or made_outside or _arrived_bad(case):
             _say_clean(case)
             return before or _incoming_event(case)
@@ -574,6 +575,12 @@ def _event(case: Case, **said: Any) -> Event:
         "notes": tuple(dict.fromkeys((*case.notes, *known.notes))),
     }  # fmt: skip
     return Event(**{**common, **said})
+
+
+def _gave_something(case: Case) -> bool:
+    """Tell whether what left the model was read: only then is it known to be finite."""
+    rows = case.rows
+    return any(site.phase == "forward" for site in rows.sites[: case.reading.order])
 
 
 def _incoming_event(case: Case) -> Event:

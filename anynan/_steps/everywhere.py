@@ -186,6 +186,20 @@ def _seen(tracker: Tracker) -> _Seen:
     return _Seen(all_clear(of(tracker)) if ran else "", events, turns, tracker.notes)
 
 
+def spoiled(tracker: Tracker, found: Found) -> None:
+    """Note the weights that are bad as the program ends, where no event has told why."""
+    adapter = tracker.judge.adapter
+    if adapter is None or tracker.count("bad"):
+        return
+    try:
+        names = [item.name for item in adapter.bad_weights() if not item.buffer]
+    except Exception:  # noqa: BLE001  what cannot be read then is not told
+        return
+    if names:
+        more = f" and {len(names) - 1} more weights hold" if len(names) > 1 else " holds"
+        found.harm(f"{tracker.name}: {names[0]}{more} NaN or Inf as the program ends")
+
+
 def is_bad(event: Event) -> bool:
     """Tell whether an event is bad and was not expected."""
     return event.severity == "bad" and event.expected is None

@@ -26,6 +26,7 @@ class Op:
         forward: The forward operation, for a gradient's.
         ins: Float tensors that come from outside of it.
         outs: Float tensors that it makes.
+        lines: Lines of its first node.
     """
 
     index: int
@@ -37,6 +38,7 @@ class Op:
     forward: "Op | None" = None
     ins: list[Any] = field(default_factory=list)
     outs: list[Any] = field(default_factory=list)
+    lines: Any = ()
 
     @property
     def kind(self) -> str:
@@ -51,7 +53,7 @@ class Op:
     @property
     def source(self) -> Source | None:
         """Find the user's line: for a gradient the forward line."""
-        return lines.source((self.forward or self).nodes[0].traceback)
+        return lines.source((self.forward or self).lines)
 
 
 def is_float(tensor: Any) -> bool:
@@ -188,6 +190,7 @@ class Operations:
     ) -> Op:
         layer, call = place or (None, 0)
         op = Op(len(self.ops), [node], name, phase, layer, call, forward)
+        op.lines = self.trace.traceback(node)
         self.ops.append(op)
         self.of[node.name] = op
         return op

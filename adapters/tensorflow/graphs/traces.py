@@ -24,6 +24,7 @@ class Trace:
         sparse: Weights whose gradient is one of some rows.
         repairs: Name scope of what took an operation's place -> that operation's name.
         aside: Names of the nodes that were repaired: nothing takes them.
+        lines: Name scope -> the lines that its operations were first run by.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -33,6 +34,7 @@ class Trace:
     sparse: set[str] = field(default_factory=set)
     repairs: dict[str, str] = field(default_factory=dict)
     aside: set[str] = field(default_factory=set)
+    lines: dict[str, Any] = field(default_factory=dict)
     _open: list[str] = field(default_factory=list)
 
     @property
@@ -43,12 +45,21 @@ class Trace:
     @contextmanager
     def inside(self, graph: Any, layer: Any, path: str) -> Iterator[None]:
         """Note under which name scopes the operations of a layer's call are made."""
+        with self.under(path), self._scoped(graph, layer, path):
+            yield
+
+    @contextmanager
+    def under(self, path: str) -> Iterator[None]:
+        """Note that a layer is traced."""
         self._open.append(path)
         try:
-            with self._scoped(graph, layer, path):
-                yield
+            yield
         finally:
             self._open.pop()
+
+    def traceback(self, node: Any) -> Any:
+        """Give the lines of a node: those it first ran by, where it is made again."""
+        return next((self.lines[s] for s in scopes(node.name) if s in self.lines), node.traceback)
 
     @contextmanager
     def _scoped(self, graph: Any, layer: Any, path: str) -> Iterator[None]:

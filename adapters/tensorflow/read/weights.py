@@ -82,6 +82,21 @@ class Weights:
         """Tell whether a variable is no weight."""
         return self._of[name][2]
 
+    def handles(self) -> dict[int, str]:
+        """Name the variables by the ids of what operations take them as."""
+        held = ((name, ref()) for name, (ref, _, _) in self._of.items())
+        return {id(v.handle): name for name, v in held if v is not None and _local(v)}
+
+    def holding(self, x: Any) -> str | None:
+        """Name the variable that holds just these values now, None if there is none."""
+        for name, (ref, _, _) in self._of.items():
+            held = ref()
+            if held is None or held.dtype != x.dtype or held.shape != x.shape or not _local(held):
+                continue
+            if read(held).numpy().tobytes() == x.numpy().tobytes():
+                return name
+        return None
+
     def trainable(self) -> list[Any]:
         """List the weights."""
         held = [ref() for ref, _, buffer in self._of.values() if not buffer]

@@ -127,8 +127,9 @@ class Mender(BaseMender):
             graph = graph.outer_graph
         if graph is not self._graph or BACKWARD in node.name.split("/"):
             return []
-        name, source = names.operation(node.type), lines.source(node.traceback)
-        return self.of(name, source, self._traces.of(node.graph).running)
+        trace = self._traces.of(node.graph)
+        name, source = names.operation(node.type), lines.source(trace.traceback(node))
+        return self.of(name, source, trace.running)
 
     def _mended(
         self, node: Any, results: list[Any], given: dict[str, Any], found: list[Repair]

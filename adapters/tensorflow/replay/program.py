@@ -13,13 +13,14 @@ import tensorflow as tf
 from anynan._arrays.containers import leaves
 from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs.traces import Trace, Traces
-from anynan.tensorflow.read.frames import named_arguments, tensors
+from anynan.tensorflow.read.frames import here, named_arguments, tensors
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.weights import read
 from anynan.tensorflow.replay import nested
 from anynan.tensorflow.replay.answers import Answers
 from anynan.tensorflow.replay.reached import ITERATOR, Began, Reached
 from anynan.tensorflow.replay.steps import State, Step
+from anynan.tensorflow.replay.taped import Differentiated
 
 ARGUMENTS = (
     "the batch is taken inside of the function, so the step cannot be run again: give "
@@ -58,6 +59,7 @@ class Program:
         results: What a tracked function gives back, with a name for each.
         taken: What its Python code took last, if an exception ended that; a node or a tensor.
         notes: What is to be said of the run.
+        weights: Name of an input -> the weight that was read for it.
     """
 
     graph: Any
@@ -71,6 +73,7 @@ class Program:
     results: list[tuple[str, Any]] = field(default_factory=list)
     taken: Any = None
     notes: list[str] = field(default_factory=list)
+    weights: dict[str, str] = field(default_factory=dict)
 
 
 class Programs:
@@ -106,6 +109,8 @@ class Programs:
         Raises:
             ReplayError: If that cannot be done.
         """
+        if step.taped is not None:
+            return self._of_tape(step.taped, entering)
         compiled = hasattr(step.fn, "get_concrete_function")
         fn, concrete, answers = self._traced(step, entering, fresh=fresh and compiled)
         graph = concrete.graph
@@ -120,6 +125,31 @@ class Programs:
         if self._layers.model() is None:
             found.results = list(tensors(graph.structured_outputs, "result"))
         return found
+
+    def _of_tape(self, taped: Differentiated, entering: Callable[[], None] | None) -> Program:
+        """Make a graph of what ran under a tape.
+
+        Raises:
+            ReplayError: If that cannot be done.
+        """
+        made = taped.prepare(self._layers)
+        first = [] if entering is None else [entering]
+        run = made.function(lambda: self._traces.of(here()), self._layers.weights.layer, *first)
+        leaves = list(made.leaves.values())
+        fn = tf.function(run, autograph=False)
+        try:
+            concrete = fn.get_concrete_function(*(tf.TensorSpec(x.shape, x.dtype) for x in leaves))
+        except Exception as error:
+            what = f"{type(error).__name__}: {first_line(error)}"
+            msg = f"what ran under the tape could not be made again: {what}"
+            raise ReplayError(msg) from error
+        graph = concrete.graph
+        known = zip(made.leaves, graph.inputs, strict=False)
+        weights = {p.op.name: made.weights[i] for i, p in known if i in made.weights}
+        return Program(
+            graph, graph.inputs, self._traces.of(graph), [*leaves, *concrete.captured_inputs],
+            {}, {}, weights=weights,
+        )  # fmt: skip
 
     def _fed(self, step: Step, fn: Any, graph: Any, captured: list[Any]) -> Program:
         """Find what a graph is to be run on.

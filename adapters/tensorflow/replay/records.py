@@ -201,6 +201,9 @@ class Recorder:
                 buffer = self.session.weights.is_buffer(name)
                 return ("buffer" if buffer else "parameter"), name
             return "buffer", str(getattr(variable, "name", "variable")).partition(":")[0]
+        if node.name in self.program.weights:
+            name = self.program.weights[node.name]
+            return ("buffer" if self.session.weights.is_buffer(name) else "parameter"), name
         if node.type == "Placeholder" and node.name in self.program.labels:
             return "input", self.program.labels[node.name]
         # Only what the call was given is its input: all else stands in the code.

@@ -8,6 +8,7 @@ from typing import Any
 
 from anynan.tensorflow.read.frames import Frame
 from anynan.tensorflow.replay.reached import Began
+from anynan.tensorflow.replay.taped import Differentiated
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Step:
         ended: The exception that ended it.
         unrolled: Whether its fault showed with recurrent layers unrolled.
         compiled: Whether it showed only under XLA.
+        taped: What ran under the tape, where that is what is run again.
     """
 
     fn: Any
@@ -35,6 +37,7 @@ class Step:
     ended: BaseException | None = None
     unrolled: bool = False
     compiled: bool = False
+    taped: Differentiated | None = None
 
     @contextmanager
     def lending(self) -> Iterator[None]:

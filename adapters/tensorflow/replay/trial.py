@@ -92,7 +92,7 @@ def seen(step: Step, recorder: Recorder) -> Attempt | None:
         return None
     backward = any(block.backward for block in recorder.program.trace.blocks)
     found = Attempt(replay, "step" if backward else "call")
-    if step.layer:
+    if step.layer or step.taped is not None:
         found.extent = "both" if backward else "forward"
     found.bad = any(_made_bad(op, recorder) for op in recorder.bad)
     if not replay.sinks:

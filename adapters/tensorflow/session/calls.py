@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +14,9 @@ from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.boards import Block, Boards, replica
 from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
 from anynan.tensorflow.read.layers import Layers
+from anynan.tensorflow.replay import taped
 from anynan.tensorflow.replay.steps import State, Step
+from anynan.tensorflow.replay.taped import Differentiated
 from anynan.tensorflow.session.steps import Steps
 from anynan.tensorflow.session.targets import is_keras
 from anynan.tensorflow.session.updates import Updates
@@ -47,6 +50,7 @@ class Calls:
         steps: Begins and ends steps.
         updates: Knows the loss scaler.
         grow: Takes up layers and weights that came since.
+        takes: Tells whether a variable may be a weight.
         inner: True to read the gradients of layers' outputs in graphs, too.
     """
 
@@ -61,13 +65,14 @@ class Calls:
         steps: Steps,
         updates: Updates,
         grow: Callable[..., None],
+        takes: Callable[[Any], bool],
         *,
         inner: bool,
     ) -> None:
         self._tracker, self._options, self._layers = tracker, options, layers
         self._traces, self._boards, self._state = traces, boards, state
         self._steps, self._updates = steps, updates
-        self._grow, self._inner = grow, inner
+        self._grow, self._takes, self._inner = grow, takes, inner
         self._ends = options.level == "step"
         # Functions that hold checks, and those that were asked for tracked weights.
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -120,7 +125,9 @@ class Calls:
             if state.building:
                 state.building = False
                 self._grow()
-            self.flush(frame, backward=False)
+            record = taped.running()
+            with nullcontext() if record is None else record.off():
+                self.flush(frame, backward=False)
         return out
 
     def _builds(self, layer: Any, graph: Any, outer: Frame | None, args: Any, kwargs: Any) -> bool:
@@ -197,7 +204,7 @@ class Calls:
         """Ask for the gradients of the layers' outputs too, and read all of them."""
         state, graph = self._state, here()
         flat = tf.nest.flatten(sources)
-        new = [x for x in flat if self._layers.weights.misses(x)]
+        new = [x for x in flat if self._layers.weights.misses(x) and self._takes(x)]
         if new:
             self._grow(sources=new)
         mine = [(i, name) for i, x in enumerate(flat) if (name := self._layers.weights.name(x))]
@@ -228,6 +235,7 @@ class Calls:
                     f"grad of {name.rpartition('.')[2]}", name,
                 )  # fmt: skip
         if graph is None:
+            self._under_tape(target, *args, **kwargs)
             state.backward = True
             state.incoming = [
                 grad for item, grad in zip(held, of_outputs, strict=True) if item[2] == ""
@@ -237,6 +245,17 @@ class Calls:
             frame.before = state.gradients
         state.gradients = None if graph is None else frame
         return tf.nest.pack_sequence_as(sources, grads)
+
+    def _under_tape(
+        self, target: Any, output_gradients: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Have what ran under the tape be what is run again, where no step's own code is."""
+        state, record = self._state, taped.newest()
+        if state.depth or state.held or state.replaying or record is None:
+            return
+        self._steps.follow_tape()
+        if state.step is not None:
+            state.step.taped = Differentiated(tuple(record.notes), target, output_gradients)
 
     # Compiled functions.
 

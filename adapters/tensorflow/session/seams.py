@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from anynan.tensorflow.replay import nested
+from anynan.tensorflow.replay import nested, taped
 
 if TYPE_CHECKING:
     from anynan.tensorflow.session.session import Session
@@ -77,6 +77,7 @@ class Seams:
                 del self.layers[key]
         if self.sessions:
             return
+        taped.drop()
         while self._changed:
             owner, name, before = self._changed.pop()
             if before is _ABSENT:
@@ -113,6 +114,9 @@ def _owner(cls: type, name: str) -> type:
 def _layer_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         run = functools.partial(original, self)
+        record = taped.running()
+        if record is not None:
+            run = functools.partial(_noted, record, self, run)
         known = [who for ref, who, _ in SEAMS.layers.get(id(self), ()) if ref() is self]
         for session in SEAMS.sessions:
             if session not in known and not session.paused:
@@ -125,11 +129,23 @@ def _layer_call(original: Any) -> Any:
     return __call__
 
 
+def _noted(record: Any, layer: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with record.inside(layer):
+        return run(*args, **kwargs)
+
+
 def _gradient(original: Any) -> Any:
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        record = taped.newest()
+        if record is not None:
+            with record.off():
+                return ask(self, target, sources, *args, **kwargs)
+        return ask(self, target, sources, *args, **kwargs)
+
+    def ask(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(original, self)
         for session in SEAMS.sessions:
-            if not session.paused:
+            if not session.paused and not session.others():
                 run = functools.partial(session.calls.gradient, run)
         return run(target, sources, *args, **kwargs)
 
@@ -153,11 +169,16 @@ def _jacobian(original: Any) -> Any:
 
 def _enter(original: Any) -> Any:
     def __enter__(self: Any) -> Any:  # noqa: N807
+        begins = not tf.inside_function()
         for session in SEAMS.sessions:
             state = session.state
             if not state.tapes:
+                session.steps.end_trained()
                 state.outputs = []
+            begins = begins and not (state.tapes or state.replaying or state.depth or state.held)
             state.tapes += 1
+        if begins:
+            taped.begin()
         return original(self)
 
     return __enter__
@@ -168,6 +189,8 @@ def _exit(original: Any) -> Any:
         for session in SEAMS.sessions:
             state = session.state
             state.tapes = max(0, state.tapes - 1)
+        if not any(session.state.tapes for session in SEAMS.sessions):
+            taped.end()
         return original(self, *details)
 
     return __exit__
@@ -179,6 +202,9 @@ def _function_call(original: Any) -> Any:
         inside = tf.inside_function()
         if inside and any(session.state.inline for session in SEAMS.sessions):
             return nested.call(self, args, kwargs)
+        for session in SEAMS.sessions:
+            if not session.paused and session.runs(self, args, kwargs):
+                return session.call(self, args, kwargs)
         for session in SEAMS.sessions:
             if not session.paused:
                 call = session.calls.compiling if inside else session.calls.function

@@ -3,6 +3,7 @@
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -41,6 +42,7 @@ class Session(BaseAdapter):
     """
 
     backend = "tensorflow"
+    runs_alone = False  # what a step gives back is read only where it took gradients
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Session(BaseAdapter):
         layers = self.layers.alive()
         replicas = max([weights.replicas(), *map(_replicas, layers.values())])
         rows = 3 * len(layers) + 4 * len(weights.names) + 16
-        gated = options.action in ("raise", "skip") or options.patience > 0
+        self._gated = gated = options.action in ("raise", "skip") or options.patience > 0
         self.state, traces = State(), Traces()
         self._boards = Boards(rows, replicas, sizes=sizes)
         self._replays = Replays(
@@ -75,7 +77,7 @@ class Session(BaseAdapter):
         self.updates = Updates(weights, self._boards, traces, self.state, self.steps, gated=gated)
         self.calls = Calls(
             tracker, options, self.layers, traces, self._boards, self.state, self.steps,
-            self.updates, self.grow,
+            self.updates, self.grow, self.takes,
             # The gradients of outputs reach those of weights, and a replay finds the layer.
             inner=sizes or not options.replay or replicas > 1,
         )  # fmt: skip
@@ -110,10 +112,23 @@ class Session(BaseAdapter):
         # They hold what they were made with, whatever the step makes of them.
         self.steps.keep_new(made)
 
+    def others(self) -> bool:
+        """Tell whether what runs now is another session's alone."""
+        return False
+
+    def takes(self, variable: Any) -> bool:
+        """Tell whether a variable that a step differentiates by is a weight of its."""
+        return True
+
+    def runs(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a call of a compiled function, which nobody tracked, is a step."""
+        return False
+
     def adopt(self, layer: Any) -> None:
         """Watch a layer that runs in a step and was not known, if it belongs to what is watched."""
         state = self.state
-        inside = state.frame is not None or (state.depth and self.layers.model() is None)
+        free = self.layers.model() is None
+        inside = state.frame is not None or (free and (state.depth or state.tapes))
         if inside and not state.replaying and self.layers.lacks(layer):
             self.grow(layer)
 
@@ -221,6 +236,8 @@ class Session(BaseAdapter):
         state, steps = self.state, self.steps
         if state.depth or tf.inside_function():
             return fn(*args, **kwargs)
+        if not self._gated:
+            self.trace_first(fn, args, kwargs)
         step = steps.of(fn, args, kwargs)
         steps.open(step)
         with step.lending():
@@ -230,7 +247,8 @@ class Session(BaseAdapter):
                 self.calls.inputs(state.arguments, fn, args, kwargs)
                 out = fn(*step.args, **step.kwargs)
                 frame = Frame(None)
-                for label, x in tensors(out, "result"):
+                gives = state.backward or not self.runs_alone
+                for label, x in tensors(out if gives else (), "result"):
                     frame.take(x, None, "loss", "loss" if label == "result" else label)
                 self.calls.flush(frame, backward=False)
             except BaseException as error:
@@ -243,6 +261,20 @@ class Session(BaseAdapter):
                 state.arguments = None
             steps.end()
         return out
+
+    def trace_first(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have a compiled function make its variables before its first step, not in it.
+
+        What they hold then is wanted where an update from bad gradients goes through.
+        """
+        if getattr(fn, "experimental_get_tracing_count", lambda: 1)():
+            return
+        self.state.depth += 1
+        try:
+            with suppress(Exception):  # the call itself raises it
+                fn.get_concrete_function(*args, **kwargs)
+        finally:
+            self.state.depth -= 1
 
 
 def _nothing() -> None:

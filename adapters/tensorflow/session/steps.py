@@ -77,6 +77,16 @@ class Steps:
         elif not state.depth and not state.held:
             state.step = step
 
+    def follow_tape(self) -> None:
+        """Open a step for a gradient, if none is open: no layer was called."""
+        if not self._state.open:
+            self.open(Step(None, (), {}, self.keep()))
+
+    def end_trained(self) -> None:
+        """End a step that took gradients: a tape that opens begins another."""
+        if self._state.backward and self.over():
+            self.end()
+
     def look(self) -> None:
         """Keep what an update moves, for a step that is opened once it has run."""
         if not self._state.open or self.over():
@@ -103,6 +113,8 @@ class Steps:
                 with tf.init_scope():
                     held = variable, read(variable)
             except (ValueError, tf.errors.OpError):  # it holds nothing yet
+                continue
+            if not held[1].shape.is_compatible_with(variable.shape):  # nor does it yet
                 continue
             state.grown.append(held)
             if state.step is not None:

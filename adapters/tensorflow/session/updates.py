@@ -106,11 +106,15 @@ class Updates:
         state, graph, frame = self._state, here(), self._state.gradients
         name = self._weights.name(variable)
         ours = name is not None and not self._weights.is_buffer(name) and variable.dtype.is_floating
-        if not ours or not self._gated or state.replaying or state.applying:
+        if not ours or state.replaying or state.applying:
             return run(*args, **kwargs)
         if graph is None:
-            dropped = state.backward and self._steps.rows().skip
-            return variable if dropped else run(*args, **kwargs)
+            if self._gated and state.backward and self._steps.rows().skip:
+                return variable
+            state.updated = state.updated or state.backward
+            return run(*args, **kwargs)
+        if not self._gated:
+            return run(*args, **kwargs)
         if frame is None or frame.graph is not graph or not self._boards.alone:
             return run(*args, **kwargs)
         with tf.name_scope(SCOPE) as scope:

@@ -1,0 +1,318 @@
+"""What ran under a tape outside of graphs: noted as it runs, and made again as a graph."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from anynan._diagnosis.evidence import ReplayError
+from anynan._diagnosis.sources import is_anynans, is_library
+from anynan.tensorflow.graphs import names
+from anynan.tensorflow.graphs.traces import Trace
+from anynan.tensorflow.read.boards import Block
+from anynan.tensorflow.read.frames import Frame, here, tensors
+from anynan.tensorflow.read.layers import Layers
+
+try:  # what TensorFlow's own check of numerics is made with
+    from tensorflow.python.eager import execute
+    from tensorflow.python.framework import op_callbacks, op_def_library, op_def_registry
+except ImportError:  # pragma: no cover - another version of TensorFlow
+    op_callbacks = None
+
+ELSEWHERE = (
+    "what the gradient is of was not made by operations that ran under the tape, outside of "
+    "compiled functions: anynan.tensorflow.track on the function around it names the operation"
+)
+_READS = ("ReadVariableOp", "ResourceGather")
+_OPAQUE = (tf.resource, tf.variant, tf.string)
+_library: dict[Any, bool] = {}
+_local = threading.local()
+
+
+class Line(NamedTuple):
+    """Name a line, as the nodes of a graph do."""
+
+    filename: str
+    lineno: int
+    name: str
+
+
+class Note(NamedTuple):
+    """Hold one operation.
+
+    Attributes:
+        kind: TensorFlow's type of it.
+        inputs: Its inputs.
+        attributes: Names and values by turns.
+        outputs: Its results.
+        frames: Where it ran: code and line, up to the first that is no library's.
+        layer: The layer of Keras it ran in, and which call of it.
+    """
+
+    kind: str
+    inputs: tuple[Any, ...]
+    attributes: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    frames: tuple[tuple[Any, int], ...]
+    layer: tuple[Any, int] | None
+
+    def trace(self) -> list[Line]:
+        """Give its lines, the innermost last."""
+        return [Line(c.co_filename, line, c.co_name) for c, line in reversed(self.frames)]
+
+    def runs(self) -> bool:
+        """Tell whether it can be made again: it draws nothing, and touches no variable."""
+        known = op_def_registry.get(self.kind)
+        if known is None or known.is_stateful or self.kind in names.RANDOM:
+            return False
+        if any(x.dtype in _OPAQUE for x in (*self.inputs, *self.outputs)):
+            return False
+        return all(x.type != "func" for x in known.attr)
+
+    def again(self, held: dict[int, Any]) -> list[Any]:
+        """Make it in a graph.
+
+        Args:
+            held: What stands for a tensor there, by the tensor's id.
+        """
+        known = op_def_registry.get(self.kind)
+        given = dict(zip(self.attributes[::2], self.attributes[1::2], strict=True))
+        left = [held.get(id(x), x) for x in self.inputs]
+        call: dict[str, Any] = {}
+        told: set[str] = set()  # by the inputs
+        for argument in known.input_arg:
+            told |= {argument.type_attr, argument.number_attr, argument.type_list_attr}
+            count = None
+            if argument.number_attr:
+                count = int(given[argument.number_attr])
+            elif argument.type_list_attr:
+                count = len(given[argument.type_list_attr])
+            call[argument.name] = left[0] if count is None else left[:count]
+            left = left[1 if count is None else count :]
+        for attribute in known.attr:
+            if attribute.name in given and attribute.name not in told:
+                value = given[attribute.name]
+                call[attribute.name] = tf.as_dtype(value) if attribute.type == "type" else value
+        *_, node, results = op_def_library._apply_op_helper(self.kind, **call)
+        results = list(results)
+        if execute.must_record_gradient():
+            pairs = [(a.name, node.get_attr(a.name)) for a in node.op_def.attr]
+            execute.record_gradient(node.type, node.inputs, sum(pairs, ()), results)
+        return results
+
+
+class Record:
+    """Note what runs outside of graphs in this thread, while it is on."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+        self._inside: list[tuple[Any, int]] = []
+        self._calls: dict[int, int] = {}
+        self._on = True
+
+    def note(
+        self,
+        kind: Any,
+        inputs: Any,
+        attributes: Any,
+        outputs: Any,
+        name: Any = None,
+        graph: Any = None,
+    ) -> None:
+        """Note an operation that has run, as TensorFlow tells of it."""
+        if graph is not None or not self._on:
+            return
+        kind = kind.decode() if isinstance(kind, bytes) else kind
+        layer = self._inside[-1] if self._inside else None
+        self.notes.append(
+            Note(kind, tuple(inputs), tuple(attributes), tuple(outputs), _frames(), layer)
+        )
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Note nothing meanwhile."""
+        before, self._on = self._on, False
+        try:
+            yield
+        finally:
+            self._on = before
+
+    @contextmanager
+    def inside(self, layer: Any) -> Iterator[None]:
+        """Note that a layer runs."""
+        call = self._calls[id(layer)] = self._calls.get(id(layer), -1) + 1
+        self._inside.append((layer, call))
+        try:
+            yield
+        finally:
+            self._inside.pop()
+
+
+def begin() -> None:
+    """Begin a record of this thread, in the place of the one before."""
+    if op_callbacks is None:  # pragma: no cover - as above
+        return
+    end()
+    record = _local.record = _local.running = Record()
+    op_callbacks.add_op_callback(record.note)
+
+
+def end() -> None:
+    """End it; it is there until the next begins, or it is dropped."""
+    record = getattr(_local, "running", None)
+    if record is not None:
+        _local.running = None
+        op_callbacks.remove_op_callback(record.note)
+
+
+def drop() -> None:
+    """Keep nothing of what ran."""
+    end()
+    _local.record = None
+
+
+def newest() -> Record | None:
+    """Give this thread's record."""
+    return getattr(_local, "record", None)
+
+
+def running() -> Record | None:
+    """Give this thread's record while it is written."""
+    return getattr(_local, "running", None)
+
+
+class Differentiated(NamedTuple):
+    """Hold what a gradient was asked of, and what had run by then.
+
+    Attributes:
+        notes: What ran.
+        target: What is differentiated.
+        incoming: The gradient it begins with, None for ones.
+    """
+
+    notes: tuple[Note, ...]
+    target: Any
+    incoming: Any
+
+    def prepare(self, layers: Layers) -> "Made":
+        """Choose what is to be made again.
+
+        Args:
+            layers: What is watched.
+
+        Raises:
+            ReplayError: If that is nothing.
+        """
+        wanted = {id(x) for _, x in tensors(self.target, "loss")}
+        needed: list[Note] = []
+        for note in reversed(self.notes):
+            if note.runs() and any(id(x) in wanted for x in note.outputs):
+                needed.append(note)
+                wanted |= {id(x) for x in note.inputs}
+        needed.reverse()
+        if not needed:
+            raise ReplayError(ELSEWHERE)
+        made = {id(x) for note in needed for x in note.outputs}
+        leaves: dict[int, Any] = {}
+        for x in (x for note in needed for x in note.inputs):
+            if id(x) not in made and (x.dtype.is_floating or x.dtype.is_complex):
+                leaves[id(x)] = x
+        owners = layers.weights.handles()
+        read: dict[int, str] = {}
+        for note in self.notes:
+            if note.kind in _READS and id(note.inputs[0]) in owners:
+                read |= {id(x): owners[id(note.inputs[0])] for x in note.outputs}
+        # What reads a variable by itself, without an operation of its own, is told by its content.
+        for i, x in leaves.items():
+            name = None if i in read else layers.weights.holding(x)
+            if name is not None:
+                read[i] = name
+        paths = {id(layer): path for path, layer in layers.alive().items()}
+        return Made(self, needed, leaves, read, paths)
+
+
+class Made(NamedTuple):
+    """Hold what makes the graph.
+
+    Attributes:
+        of: What it is of.
+        notes: What is made again.
+        leaves: What it begins with, by id.
+        weights: The weight that one of those is, by id.
+        paths: The watched layers' paths, by id.
+    """
+
+    of: Differentiated
+    notes: list[Note]
+    leaves: dict[int, Any]
+    weights: dict[int, str]
+    paths: dict[int, str]
+
+    def function(
+        self, trace: Callable[[], Trace], layer: Callable[[str], str], *first: Callable[[], None]
+    ) -> Callable[..., Any]:
+        """Make the function to be traced.
+
+        Args:
+            trace: Gives what is known of the graph that is traced.
+            layer: Gives the layer of a weight.
+            first: Called when it begins.
+        """
+
+        def run(*given: Any) -> None:
+            for each in first:
+                each()
+            graph, known = here(), trace()
+            held = dict(zip(self.leaves, given, strict=True))
+            watched = [(i, x) for i, x in held.items() if i in self.weights]
+            with tf.GradientTape() as tape:
+                tape.watch([x for _, x in watched])
+                for note in self.notes:
+                    held.update(
+                        zip(map(id, note.outputs), self._again(note, known, held), strict=True)
+                    )
+            target = tf.nest.map_structure(lambda x: held.get(id(x), x), self.of.target)
+            slopes = tape.gradient(
+                target, [x for _, x in watched], output_gradients=self.of.incoming
+            )
+            frame = Frame(graph, replaying=True)
+            for label, x in tensors(target, "loss"):
+                frame.take(x, None, "loss", label)
+            for (i, _), slope in zip(watched, slopes, strict=True):
+                name = self.weights[i]
+                for _, x in tensors(slope, ""):
+                    label = f"grad of {name.rpartition('.')[2]}"
+                    frame.take(x, layer(name), "backward", label, name)
+            known.blocks.append(Block(-1, frame.spots, frame.order, backward=True))
+
+        return run
+
+    def _again(self, note: Note, trace: Trace, held: dict[int, Any]) -> list[Any]:
+        with tf.name_scope("note") as scope:
+            place = scope.rstrip("/")
+            trace.lines[place] = note.trace()
+            path = None if note.layer is None else self.paths.get(id(note.layer[0]))
+            if note.layer is None or path is None:
+                return note.again(held)
+            trace.scopes[place] = path, note.layer[1]
+            with trace.under(path):
+                return note.again(held)
+
+
+def _frames() -> tuple[tuple[Any, int], ...]:
+    found = []
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        found.append((code, frame.f_lineno))
+        known = _library.get(code)
+        if known is None:
+            file = code.co_filename
+            known = _library[code] = is_library(file) or is_anynans(file)
+        if not known:
+            break
+        frame = frame.f_back
+    return tuple(found)

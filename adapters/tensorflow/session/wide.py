@@ -1,0 +1,69 @@
+"""The session of a program that nobody tracked: all that takes gradients and is not watched yet."""
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from anynan._diagnosis.sources import is_anynans, is_library
+from anynan._steps.tracker import Tracker
+from anynan.tensorflow.graphs.operations import BACKWARD
+from anynan.tensorflow.session.seams import SEAMS
+from anynan.tensorflow.session.session import Session
+
+
+class Wide(Session):
+    """Watch what runs under a tape of the program's own, and its compiled functions.
+
+    A session of the user's own, or of a model that ``fit`` trains, keeps what is its own.
+
+    Args:
+        tracker: Judges.
+    """
+
+    runs_alone = True
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__(dict, None, tracker)
+        self._trains: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    def adopt(self, layer: Any) -> None:
+        """Watch a model that runs under a tape, or in a compiled function of the program's."""
+        inside = self.state.tapes or self.state.depth
+        known = any(who is not self for _, who, _ in SEAMS.layers.get(id(layer), ()))
+        if inside and not known and not self.others():
+            super().adopt(layer)
+
+    def others(self) -> bool:
+        """Tell whether another session is at work: what runs then is its own."""
+        states = [session.state for session in SEAMS.sessions if session is not self]
+        return any(s.depth or s.held or s.replaying or s.frame is not None for s in states)
+
+    def takes(self, variable: Any) -> bool:
+        """Tell whether a variable is no other session's."""
+        return not any(
+            session.layers.weights.name(variable)
+            for session in SEAMS.sessions
+            if session is not self
+        )
+
+    def runs(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether a compiled function that is called is a step of the program's own."""
+        if tf.inside_function() or self.state.depth or self.state.tapes or self.state.replaying:
+            return False
+        code = getattr(getattr(fn, "python_function", None), "__code__", None)
+        file = "" if code is None else code.co_filename
+        if not file or is_library(file) or is_anynans(file) or self.others():
+            return False
+        if fn not in self._trains:
+            self.trace_first(fn, args, kwargs)
+            self._trains[fn] = _takes_gradients(fn, args, kwargs)
+        return self._trains[fn]
+
+
+def _takes_gradients(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        graph = fn.get_concrete_function(*args, **kwargs).graph
+    except Exception:  # noqa: BLE001  the call itself raises it
+        return False
+    return any(BACKWARD in node.name for node in graph.get_operations())

@@ -1,0 +1,188 @@
+"""Loops of one's own with a tape, outside of compiled functions: what is made outside of models."""
+
+import re
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from tests.keras_adapter.models import line
+
+X = tf.ones((2, 3))
+
+
+def model():
+    given = keras.Input((3,))
+    return keras.Model(given, keras.layers.Dense(1, name="dense")(given) * 2.0)
+
+
+def log_of_negative(out):
+    return tf.reduce_mean(tf.math.log(-1 - out * out))  # log_of_negative
+
+
+def slope_of_root(out):
+    return tf.reduce_mean(tf.sqrt(out * 0.0))  # slope_of_root
+
+
+def zero_by_zero(out):
+    spread = tf.zeros_like(out)
+    return tf.reduce_mean(spread / spread * out)  # zero_by_zero
+
+
+def masked(out):
+    return tf.reduce_mean(tf.nn.softmax(out - np.inf))  # masked
+
+
+def overflow(out):
+    return tf.reduce_sum(tf.exp(out * 0 + 100.0) * out)  # overflow
+
+
+FAULTS = [
+    (log_of_negative, "log"), (slope_of_root, "sqrt"), (zero_by_zero, "divide"),
+    (masked, "softmax"), (overflow, "exp"),
+]  # fmt: skip
+
+
+def train(net, loss_of, optimizer):
+    with tf.GradientTape() as tape:
+        loss = loss_of(net(X))
+    weights = net.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+
+@pytest.mark.parametrize(("loss", "operation"), FAULTS)
+def test_what_is_made_outside_of_the_model_is_named_with_its_line(loss, operation):
+    net = model()
+    with anynan.keras.track(net, action="record") as tracker:
+        train(net, lambda out: tf.reduce_mean(out), keras.optimizers.SGD(0.0))
+        train(net, loss, keras.optimizers.SGD())
+    event = tracker.events[0]
+    assert (event.step, event.layer, event.operation.name) == (1, None, operation)
+    assert event.operation.source.line == line(__file__, loss.__name__)
+
+
+def test_numbers_that_the_loop_drew_are_those_of_its_own_run():
+    def loss(out):
+        return tf.reduce_mean(tf.math.log(out * 0 + tf.random.normal((), -2.0, 0.1)))  # drawn
+
+    net = model()
+    with anynan.keras.track(net, action="record") as tracker:
+        train(net, loss, keras.optimizers.SGD())
+    (event,) = tracker.events
+    assert event.operation.source.line == line(__file__, "drawn")
+
+
+def test_a_clean_loop_gives_what_it_gives_without():
+    def run():
+        keras.utils.set_random_seed(3)
+        net, optimizer = model(), keras.optimizers.Adam()
+        for _ in range(3):
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean(net(X) ** 2)
+                with tf.GradientTape() as inner:
+                    inner.watch(X)
+                    out = net(X)
+                loss += tf.reduce_mean(inner.gradient(out, X) ** 2)
+            weights = net.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            del tape
+        return [w.numpy() for w in net.weights]
+
+    plain = run()
+    from tensorflow.python.eager import execute
+
+    before = execute.execute
+    watched = run_tracked(run)
+    for one, other in zip(plain, watched, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert execute.execute is before
+
+
+def run_tracked(run):
+    from anynan._steps.everywhere import Found, watch_everything
+    from anynan.options import Options
+
+    found = Found()
+    end = watch_everything(Options(action="raise"), found)
+    try:
+        return run()
+    finally:
+        end()
+        assert found.events == []
+
+
+PROGRAMS = {
+    "plain": """
+        import tensorflow as tf
+        w = tf.Variable([1.0, 2.0])
+        for i in range(3):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.sqrt(w * 0.0))  # here
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+        """,
+    "loop": """
+        import tensorflow as tf, keras
+        net, optimizer = keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD()
+        for i in range(3):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.math.log(-tf.abs(net(tf.ones((2, 3))))))  # here
+            weights = net.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        """,
+    "compiled": """
+        import tensorflow as tf, keras
+        net, optimizer = keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD()
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.math.log(net(x) * 0.0))  # here
+            weights = net.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        for i in range(3):
+            step(tf.ones((2, 3)))
+        """,
+    "clean": """
+        import tensorflow as tf, keras
+        net, optimizer = keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.01)
+        @tf.function
+        def mask(x):
+            return tf.where(x > 0, x, -float("inf"))
+        for i in range(3):
+            mask(tf.zeros(3))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(net(tf.ones((2, 3))) ** 2)
+            weights = net.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        """,
+    "unread": """
+        import tensorflow as tf, keras, numpy as np
+        net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        net.compile(keras.optimizers.SGD(float("inf")), "mse")
+        net.fit(np.ones((4, 3)), np.zeros((4, 1)), verbose=0, epochs=1)
+        """,
+}
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_a_program_as_it_is_is_told_with_its_line(tmp_path, name):
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PROGRAMS[name]).lstrip())
+    done = subprocess.run(
+        [sys.executable, "-m", "anynan", "run", path],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    if name == "clean":
+        assert "the program: nothing went bad in 3 steps" in done.stderr, done.stderr
+    elif name == "unread":
+        assert "as the program ends" in done.stderr, done.stderr
+        assert "nothing went bad" not in done.stderr
+    else:
+        assert f"program.py:{line(path, 'here')}" in done.stderr, done.stderr
+        assert re.search(r"the program: \d bad in 3 steps", done.stderr), done.stderr
