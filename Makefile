@@ -19,7 +19,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-all durations chaos test-cuda-build jax-older test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean
+.PHONY: help demo test test-core test-all durations chaos test-cuda-build jax-older test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean newest test-newest test-newest-torch
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -59,6 +59,35 @@ test-jax-older: ## Run what matters of the tests with an older JAX, in .venv-jax
 
 jax-older:
 	$(MAKE) $(OLDER) .venv-jax/jax.stamp
+
+# What pip installs today, nothing pinned and nothing kept from the last time, under Python 3.13.
+# A release of a framework can fail it: the versions are what it prints first.
+NEWEST ?= python3.13
+NEWEST_TESTS := tests/conformance tests/jax_adapter tests/keras_adapter tests/keras_backends/test_on_jax.py
+UPGRADE = -m pip install -q --disable-pip-version-check --no-compile --upgrade --upgrade-strategy eager
+VERSIONS = -c "import importlib.metadata as m, sys; print(sys.version.split()[0], \
+	*sorted({f'{d.name}=={d.version}' for d in m.distributions()}, key=str.lower))"
+
+newest:
+	$(MAKE) VENV=.venv-newest PYTHON='$(NEWEST)' .venv-newest/python.stamp
+	.venv-newest/bin/python $(UPGRADE) -e '.[jax,keras,save]' dm-haiku equinox hypothesis ml-dtypes \
+		pytest pytest-xdist tensorflow-cpu
+
+test-newest: export OMP_NUM_THREADS = 1
+test-newest: newest ## Run what matters of the tests with today's JAX, TensorFlow, Keras and NumPy
+	@.venv-newest/bin/python $(VERSIONS)
+	.venv-newest/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--backends numpy,jax.numpy,tensorflow $(NEWEST_TESTS) $(ARGS)
+
+# Its build on the registry is for CUDA: some gigabytes.
+test-newest-torch: export OMP_NUM_THREADS = 1
+test-newest-torch: ## Run the tests of the PyTorch adapter with today's PyTorch, in .venv-newest-torch
+	$(MAKE) VENV=.venv-newest-torch .venv-newest-torch/python.stamp
+	.venv-newest-torch/bin/python $(UPGRADE) -e '.[torch,lightning,transformers]' expecttest \
+		hypothesis pytest pytest-xdist
+	@.venv-newest-torch/bin/python $(VERSIONS)
+	.venv-newest-torch/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--backends torch tests/conformance tests/torch_adapter $(ARGS)
 
 # CHAOS=20 walks twenty times as many random programs as the tests do.
 chaos: export OMP_NUM_THREADS = 1
@@ -142,7 +171,7 @@ test-gpu: $(VENV)/test.stamp ## Run the tests that need an accelerator
 	$(RUN) -m pytest -m gpu $(ARGS)
 
 clean: ## Remove everything the other targets made
-	rm -rf $(VENV) .venv-jax .venv-cuda .venv-try .venv-wild build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-jax .venv-cuda .venv-newest .venv-newest-torch .venv-try .venv-wild build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find anynan adapters tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Some systems' Python has venv without ensurepip; then the system's pip fills the folder.
