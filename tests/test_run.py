@@ -192,6 +192,25 @@ def test_what_numpy_meets_is_told_with_its_line(tmp_path: Path) -> None:
     assert "anynan.track(function)" in note
 
 
+NAN_AT_THE_END = """
+import numpy as np
+rows = np.ones((4, 2))
+rows[1, 0] = np.nan
+weight, best = np.ones(2), np.inf
+for _ in range(3):
+    weight = weight - 0.1 * rows.T @ (rows @ weight - 1)
+"""
+
+
+def test_arrays_that_are_nan_as_the_program_ends_are_named(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(NAN_AT_THE_END)
+    done = python("-m", "anynan", "run", "plain.py", cwd=tmp_path)
+    assert done.returncode == 0
+    told, note = done.stderr.strip().splitlines()
+    assert told == "anynan: NaN as the program ended: rows, weight"
+    assert "anynan.track(function) finds where it began" in note
+
+
 def test_an_error_of_the_programs_has_no_frame_of_ours(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "p.py").write_text(

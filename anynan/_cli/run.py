@@ -7,10 +7,13 @@ import sys
 from contextvars import copy_context
 from typing import Any
 
+import numpy as np
+
 from anynan._cli import program
 from anynan._cli.again import watched_again
 from anynan._cli.ending import SHOWN, Ending, Own
 from anynan._recorder.errorlog import ErrorLog
+from anynan._reports.escaping import name as printed
 from anynan._reports.logs import listeners
 from anynan._reports.report import render, render_markdown
 from anynan._steps.everywhere import Found, watch_everything
@@ -19,6 +22,8 @@ from anynan.options import ACTIONS, LEVELS, Options
 
 USAGE = 2
 FAILED = 1
+NAMED = 5
+LOOKED_AT = 2**26  # bytes: a larger array is left alone as the program ends
 FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
 
 
@@ -72,7 +77,7 @@ def run(chosen: argparse.Namespace) -> int:
         status, ended_by = program.run(begin)
     end()
     listeners.remove(own.hear)
-    ending = Ending(found, own, _floats(errors), ended_by)
+    ending = Ending(found, own, [*_floats(errors), *_left()], ended_by)
     shown = ended_by is not None and not isinstance(ended_by, SystemExit)
     quiet = chosen.action in ("record", "skip") and not shown
     for event in found.bad()[: int(quiet)]:
@@ -113,6 +118,28 @@ def _floats(errors: ErrorLog) -> list[str]:
         f"anynan: NumPy met: {errors}",
         "  note      whether it did harm is not known: anynan.track(function) follows it",
     ]
+
+
+def _left() -> list[str]:
+    """Say which of NumPy's arrays and numbers that the program names are NaN as it ends."""
+    main = vars(sys.modules["__main__"])
+    names = [name for name, x in list(main.items()) if not name.startswith("_") and _is_nan(x)]
+    if not names:
+        return []
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return [
+        f"anynan: NaN as the program ended: {printed(', '.join(names[:NAMED]))}{more}",
+        "  note      NumPy's arrays are not watched: anynan.track(function) finds where it began",
+    ]
+
+
+def _is_nan(x: Any) -> bool:
+    kind: Any = type(x)
+    if not (kind is float or kind is np.ndarray or issubclass(kind, np.floating)):
+        return False
+    if kind is np.ndarray and (x.dtype.kind not in "fc" or x.nbytes > LOOKED_AT):
+        return False
+    return bool(np.isnan(x).any())
 
 
 def _refuse_report(path: str) -> None:
