@@ -874,8 +874,10 @@ def test_what_is_known_to_be_bad_is_not_looked_into_again() -> None:
         tracked(other, x)
         assert len(tracked.events) == 2  # other values are news
         tracked(x, x)
+        before = tracked.events[0].spread.count
         tracked(bad, x)
         assert len(tracked.events) == 2
+        assert tracked.events[0].spread.count == before + 1
         assert tracked.step == 15
 
 
@@ -892,3 +894,17 @@ def test_an_exception_over_known_bad_values_reaches_the_program() -> None:
     with pytest.raises(KeyError):
         tracked(bad, 1)
     assert np.isnan(tracked(bad, 0)).all()
+
+
+def test_the_same_fault_again_and_again_is_one_event_with_a_count() -> None:
+    def likelihood(x: Any) -> Any:
+        return np.log(x - 0.5).sum()
+
+    tracked, rng = anynan.track(likelihood, action="warn"), np.random.default_rng(0)
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always")
+        bad = sum(bool(np.isnan(tracked(rng.random(5)))) for _ in range(30))
+    (event,) = tracked.events
+    assert (event.times, event.cause and event.cause.tag) == (bad, "log_of_negative")
+    assert all("log at" in str(w.message) or w is caught[0] for w in caught)
+    assert len(caught) <= 5

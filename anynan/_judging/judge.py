@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 MAX_REPLAYS = 3
 # Among the makers of what came in: of whatever of it, where its adapter knows that.
 ANYTHING = ""
+MAX_INPUTS = 100
 _VALUES = {"posinf": math.inf, "neginf": -math.inf}
 _RISING = ("forward", "loss", "backward")
 _SKIPPED = "the loss scale is being found: the scaler skips this update"
@@ -90,6 +91,8 @@ class Judge(Actor):
         self._bad: tuple[int, Rows | None] = -1, None
         self._since = made.count()
         self._comes = False  # whether it was said that what comes in is told elsewhere
+        # Steps that failed by what came in, by a key that knows the same bad values again.
+        self.inputs: dict[Any, Rows] = {}
 
     # What adapters call.
 
@@ -465,10 +468,18 @@ class Judge(Actor):
         """
         self._tell_suspect(contained(record, rows, self._known(), note))
 
-    def goes_on_with_input(self, rows: Rows) -> bool:
-        """Tell whether a step failed by what came in, and the program goes on."""
+    def told_input(self, key: Any, rows: Rows) -> None:
+        """Remember a step that failed by what came in, if the program goes on.
+
+        Args:
+            key: By which the same bad values are known again.
+            rows: The step.
+        """
         failed: Event | None = rows.failed
-        return failed is not None and failed.phase == "input" and self._goes_on(rows)
+        if failed is not None and failed.phase == "input" and self._goes_on(rows):
+            self.inputs[key] = rows
+            if len(self.inputs) > MAX_INPUTS:
+                del self.inputs[next(iter(self.inputs))]
 
     def follows(self, first: Rows) -> None:
         """Count a step that was given what failed an earlier one; it is not looked into.
@@ -481,6 +492,8 @@ class Judge(Actor):
         self._add(rows, first, 1, said)
         self.close_step()
         self.monitor.history.append(rows)
+        for follower in self.followers:
+            follower.step(rows, self.notes, self.remarks)
 
     def _tell_suspect(self, event: Event) -> None:
         """Record a suspect with its operation, and warn of it; one seen before is only counted."""
@@ -876,6 +889,7 @@ class Judge(Actor):
             self._first.clear()
             self.monitor.history.clear()
             self._guard.clear()
+            self.inputs.clear()
 
     # Inside.
 
@@ -1003,7 +1017,7 @@ class Judge(Actor):
 
     def _exchange(self, event: Event, new: Event) -> None:
         """Put a recorded event's successor in its place, for later steps too."""
-        for rows in (self._went_on, self._through, self._bad[1]):
+        for rows in (self._went_on, self._through, self._bad[1], *self.inputs.values()):
             if rows is not None and rows.failed is event:
                 rows.failed = new
         super()._exchange(event, new)

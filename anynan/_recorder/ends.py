@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession
 
 
-MANY_KNOWN = 100  # kinds of bad arguments that are known again
 _SHAPES = 1000  # kinds of arguments and results whose names are kept
 ENDED = (
     "NumPy's error log of this call has: {log}, which probably made what the program then refused"
@@ -229,7 +228,6 @@ class Ends:
         self._sizes = session.options.sizes
         self._sites: dict[tuple[Any, ...], list[Site]] = {}
         self._logs: list[ErrorLog] = []  # at rest
-        self._known: dict[Any, Rows] = {}  # bad arguments that were told, and in which step
 
     @property
     def is_running(self) -> bool:
@@ -255,7 +253,7 @@ class Ends:
             STATE.set(log.state)
             log.deaf = True
             light = Light(self, log, context, fn, args, kwargs)
-            known = self._known.get(light.bad) if light.bad else None
+            known = judge.inputs.get(light.bad) if light.bad else None
             self._local.bad = light.bad
             if light.begins_clean or known is not None:
                 if type(fn) is MethodType:
@@ -441,8 +439,8 @@ class Ends:
             judge.settle(rows)
         finally:
             bad = getattr(self._local, "bad", ())
-            if bad and judge.goes_on_with_input(rows) and len(self._known) < MANY_KNOWN:
-                self._known[bad] = rows
+            if bad:
+                judge.told_input(bad, rows)
             rows.live.clear()
             self._local.bad = ()
             self._abandon()
