@@ -4,6 +4,8 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Unpack
 
 from anynan._reach.patches import Patches
@@ -12,6 +14,7 @@ from anynan._steps.everywhere import Found
 from anynan._steps.monitored import Monitored, MonitorOptions
 from anynan._steps.tracker import Tracker
 from anynan.errors import AnomalyError
+from anynan.events import Event
 from anynan.options import Options
 from anynan.torch.session.function import FunctionSession
 from anynan.torch.tracking import track
@@ -26,16 +29,20 @@ except ImportError:
 class Monitor(Monitored, _lightning.Callback):
     """Watch a module while ``fit`` trains it: operation and line, in its own ``training_step`` too.
 
+    So are its ``validation_step``, in ``fit`` and alone, its ``test_step`` and ``predict_step``.
+
     Args:
         action: ``"stop"`` drops the bad step's update, warns with the report, saves a checkpoint
             and ends the training after this batch; ``"raise"``, ``"warn"``, ``"record"`` and
-            ``"skip"`` are those of ``track``.
+            ``"skip"`` are those of ``track``. What is bad in an evaluation spoils no weight:
+            ``"stop"`` and ``"skip"`` warn of it, and the Trainer goes on.
         save: Whether ``"stop"`` and ``"raise"`` save ``anynan-step=N.ckpt`` below the Trainer's
             ``default_root_dir``. No bad step has updated its weights.
         **options: The other options of ``anynan.torch.track``.
 
     Attributes:
-        tracker: What watches, and holds what was seen, once ``fit`` has begun.
+        tracker: What watches the training, and holds what was seen, once ``fit`` has begun.
+        evaluations: What watches each evaluation that has begun, by the name of its step.
         saved: Path of the checkpoint that was saved, empty if there is none.
 
     Raises:
@@ -54,6 +61,14 @@ class Monitor(Monitored, _lightning.Callback):
     ) -> None:
         super().__init__(action, options)
         self.save, self.saved = save, ""
+        self.evaluations: dict[str, Tracker] = {}
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Return what was seen, oldest first."""
+        trackers = [*filter(None, [self.tracker]), *self.evaluations.values()]
+        pairs = (zip(each.judge.turns, each.events, strict=False) for each in trackers)
+        return tuple(event for _, event in sorted(chain(*pairs), key=itemgetter(0)))
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch: devices are final, and no weight has changed."""
@@ -65,16 +80,10 @@ class Monitor(Monitored, _lightning.Callback):
         progress = loop.optim_progress if automatic else loop.optim_step_progress
         tracker = self._begin(track, _batch(loop.run, progress, trainer, pl_module))
         tracker.name = f"{type(pl_module).__name__}.training_step"
-        self._session.give([pl_module])
+        _session(tracker).give([pl_module])
         patches = Patches()
         patches.put(loop, "run", tracker)
         tracker.judge.ends.append(patches.undo)
-
-    @property
-    def _session(self) -> FunctionSession:
-        session = None if self.tracker is None else self.tracker.judge.adapter
-        assert isinstance(session, FunctionSession)
-        return session
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
@@ -88,7 +97,7 @@ class Monitor(Monitored, _lightning.Callback):
         # A loss scaler has scaled it already.
         scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         if self.tracker is not None and self.tracker.judge.adapter is not None and not scaled:
-            self._session.read_loss(loss)
+            _session(self.tracker).read_loss(loss)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
         """Stop after a bad batch, if that is wanted."""
@@ -96,6 +105,117 @@ class Monitor(Monitored, _lightning.Callback):
             if not trainer.should_stop:
                 self._save(trainer)
             trainer.should_stop = True
+
+    def _evaluate(self, trainer: Any, module: Any, loop: Any, word: str) -> None:
+        """Watch the batches of an evaluation, and no longer those of the training around it."""
+        name, method = f"{word}_step", "_predict_step" if word == "predict" else "_evaluation_step"
+        tracker, step = self.evaluations.get(name), getattr(loop, method, None)
+        if self.tracker is not None:
+            self.tracker.pause()
+        if tracker is not None and tracker.judge.adapter is not None:
+            tracker.resume()
+        elif step is not None:
+            action = "warn" if self.action in ("stop", "skip") else self.action
+            run = _batch(step, loop.batch_progress, trainer, module)
+            tracker = self.evaluations[name] = self._made(track, run, action)
+            tracker.name = f"{type(module).__name__}.{name}"
+            _session(tracker).give([module])
+            patches = Patches()
+            patches.put(loop, method, tracker)
+            tracker.judge.ends.append(patches.undo)
+
+    def _evaluates(self, trainer: Any, word: str, index: int, outputs: Any = None) -> None:
+        """Note where the evaluation is, and read what its step gave."""
+        tracker = self.evaluations.get(f"{word}_step")
+        if tracker is None or tracker.judge.adapter is None:
+            return
+        where = f"batch {index} of {word.replace('predict', 'prediction')}"
+        if trainer.sanity_checking:
+            where += ", in the sanity check before the training"
+        elif trainer.state.fn == "fit":
+            where = f"epoch {trainer.current_epoch}, {where}"
+        tracker.where = where
+        if outputs is not None:
+            _session(tracker).read_loss(outputs)
+
+    def _evaluated(self, trainer: Any, word: str) -> None:
+        """Watch the training again, if there is one."""
+        tracker = self.evaluations.get(f"{word}_step")
+        if tracker is None:
+            return
+        if trainer.state.fn == "fit" and self.tracker is not None:
+            tracker.pause()
+            self.tracker.resume()
+        else:
+            tracker.remove()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Watch the validation."""
+        fits = trainer.state.fn == "fit"
+        loop = trainer.fit_loop.epoch_loop.val_loop if fits else trainer.validate_loop
+        self._evaluate(trainer, pl_module, loop, "validation")
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """Note where the validation is."""
+        self._evaluates(trainer, "validation", batch_idx)
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """Read what the validation gave."""
+        self._evaluates(trainer, "validation", batch_idx, outputs)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Watch the training again."""
+        self._evaluated(trainer, "validation")
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Watch the test."""
+        self._evaluate(trainer, pl_module, trainer.test_loop, "test")
+
+    def on_test_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """Note where the test is."""
+        self._evaluates(trainer, "test", batch_idx)
+
+    def on_test_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """Read what the test gave."""
+        self._evaluates(trainer, "test", batch_idx, outputs)
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """Watch no longer."""
+        self._evaluated(trainer, "test")
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """Watch the prediction."""
+        self._evaluate(trainer, pl_module, trainer.predict_loop, "predict")
+
+    def on_predict_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """Note where the prediction is."""
+        self._evaluates(trainer, "predict", batch_idx)
+
+    def on_predict_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *rest: Any
+    ) -> None:
+        """Read what was predicted."""
+        self._evaluates(trainer, "predict", batch_idx, outputs)
+
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+        """Watch no longer."""
+        self._evaluated(trainer, "predict")
+
+    def _end(self) -> None:
+        """Watch no longer."""
+        super()._end()
+        for tracker in self.evaluations.values():
+            tracker.remove()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Save the weights as the step before left them."""
@@ -122,8 +242,8 @@ class _Finding(Monitor):
         super().__init__(str(options.action), save=False, level=options.level)
         self._found = found
 
-    def _begin(self, track: Callable[..., Tracker], target: Any) -> Tracker:
-        tracker = super()._begin(track, target)
+    def _made(self, track: Callable[..., Tracker], target: Any, action: str) -> Tracker:
+        tracker = super()._made(track, target, action)
         self._found.add(tracker)
         return tracker
 
@@ -147,6 +267,12 @@ def watched(trainer: Any, options: Options, found: Found) -> Iterator[None]:
     finally:
         if monitor in trainer.callbacks:
             trainer.callbacks.remove(monitor)
+
+
+def _session(tracker: Tracker) -> FunctionSession:
+    session = tracker.judge.adapter
+    assert isinstance(session, FunctionSession)
+    return session
 
 
 def _batch(run: Callable[..., Any], progress: Any, trainer: Any, module: Any) -> Callable[..., Any]:

@@ -31,7 +31,10 @@ from anynan.torch.update.updates import watching
 
 # Trainers that own the step: module, the method that trains, and the door to them.
 TRAINERS = (
-    ("lightning.pytorch.trainer.trainer", "fit", "lightning"),
+    *(
+        ("lightning.pytorch.trainer.trainer", method, "lightning")
+        for method in ("fit", "validate", "test", "predict")
+    ),
     ("transformers.trainer", "train", "transformers"),
 )
 # A model that its function drops before the backward pass is still there for a replay.

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MAX_EVENTS = 10_000
 # Of one origin so many are told in a row, then each tenth, hundredth and so on.
 TOLD = 3
+# What is said where no second run showed the operation.
+_UNSEEN = (None, "unknown", "made_between_layers")
 
 
 # What says so in the words of NumPy, SciPy, scikit-learn, PyTorch, JAX and TensorFlow.
@@ -161,8 +163,9 @@ class Actor:
         here = place(event.phase, event.layer, event.parameter)
         with self._lock:
             first = self._first.get(origin)
-            if first is None and operation is None and tag in (None, "unknown"):
-                first = self._first.get(here)  # nothing was looked for any more
+            if first is None and operation is None and tag in _UNSEEN:
+                # Nothing was looked for any more.
+                first = self._first.get(here) or self._first.get(event.spread.surfaced)
             if first is None:
                 self._record(event)
                 first = self._first[origin] = [event]
@@ -171,7 +174,7 @@ class Actor:
                 return event
             self._counts[event.severity] += 1
             self._exchange(first[0], replace(first[0], times=first[0].times + 1))
-        log(event)
+        log(event if operation is not None else first[0])
         return first[0]
 
     def _act(self, event: Event, rows: Rows) -> None:

@@ -40,9 +40,11 @@ class Monitored:
     def _begin(self, track: Callable[..., Tracker], target: Any) -> Tracker:
         """Track; to stop is to leave out the bad step's update first."""
         self._end()
-        action = "skip" if self.action == "stop" else self.action
-        self.tracker = track(target, action=action, **self._options)
+        self.tracker = self._made(track, target, "skip" if self.action == "stop" else self.action)
         return self.tracker
+
+    def _made(self, track: Callable[..., Tracker], target: Any, action: str) -> Tracker:
+        return track(target, action=action, **self._options)
 
     def _end(self) -> None:
         """Watch no longer."""

@@ -307,3 +307,73 @@ def test_all_ranks_stop_at_the_batch_that_one_of_them_went_bad_in(tmp_path: Path
     # PyTorch may write there itself, without ending its lines.
     assert done.stdout.count("said 3 1 log True") == 2, done.stdout + done.stderr
     assert (tmp_path / "anynan-step=3.ckpt").exists()
+
+
+class Evaluated(Lit):
+    """Make an Inf in one evaluation, which no training batch sees."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self.word = word
+
+    def _evaluate(self, word: str, batch: list[torch.Tensor]) -> torch.Tensor:
+        x = batch[0] if word != self.word else batch[0] / (batch[0] * 0)
+        return self.parts["head"](x).mean()
+
+    def validation_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        return self._evaluate("validation", batch)
+
+    def test_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        return self._evaluate("test", batch)
+
+    def predict_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        return self._evaluate("predict", batch)
+
+
+def evaluating(monitor: Any) -> tuple[lightning.Trainer, Any]:
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=2,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[monitor],
+    )  # fmt: skip
+    data = torch.utils.data.TensorDataset(torch.ones(16, 4))
+    return trainer, torch.utils.data.DataLoader(data, batch_size=4)
+
+
+def test_a_fault_of_the_validation_is_told_as_one_and_the_training_goes_on() -> None:
+    monitor = anynan.lightning.Monitor(action="stop", save=False)
+    trainer, loader = evaluating(monitor)
+    with pytest.warns(anynan.AnynanWarning) as said:
+        trainer.fit(Evaluated("validation"), loader, loader)
+    assert trainer.global_step == 8
+    (event,) = monitor.events
+    assert event.operation.name == "divide"
+    assert event.target == "function Evaluated.validation_step"
+    assert event.notes[-1] == "batch 0 of validation, in the sanity check before the training"
+    assert event.times == 2 + 2 * 4
+    assert all("update" not in str(w.message) for w in said)
+    assert not monitor.tracker.events
+    assert len(monitor.tracker.history) == 8
+    assert trainer.fit_loop.epoch_loop.val_loop.batch_progress.total.completed == 4
+
+
+def test_a_fault_of_a_validation_between_epochs_says_where() -> None:
+    monitor = anynan.lightning.Monitor(action="record")
+    trainer, loader = evaluating(monitor)
+    module = Evaluated("")
+    module.on_train_epoch_end = lambda: setattr(module, "word", "validation")
+    trainer.fit(module, loader, loader)
+    assert monitor.events[0].notes[-1] == "epoch 1, batch 0 of validation"
+
+
+@pytest.mark.parametrize("word", ["validation", "test", "predict"])
+def test_evaluations_alone_are_watched_too(word: str) -> None:
+    monitor = anynan.lightning.Monitor(action="raise")
+    trainer, loader = evaluating(monitor)
+    evaluate = getattr(trainer, word.replace("validation", "validate"))
+    with pytest.raises(NonFiniteError) as caught:
+        evaluate(Evaluated(word), loader)
+    assert caught.value.event.operation.name == "divide"
+    assert caught.value.event.target == f"function Evaluated.{word}_step"
+    assert monitor.events == (caught.value.event,)
+    evaluate(Evaluated(""), loader)
+    assert monitor.events == ()
