@@ -170,6 +170,13 @@ class Finder:
                 if module is not self._last() and session_of(module) is not None:
                     self._last = weakref.ref(module)
                 return
+            heir = self._heir(module)
+            if heir is not None:
+                heir.take_over(module)
+                self._known.add(module)
+                self._held.append(module)
+                self._last = weakref.ref(module)
+                return
             last = self._last()
             session = None if last is None else session_of(last)
             if next(_state(module), None) is None:
@@ -196,6 +203,27 @@ class Finder:
             raise
         except Exception as error:  # noqa: BLE001  it is not watched then, and that is said
             self._found.fail(f"a {type(module).__name__}", error)
+
+    def _heir(self, module: torch.nn.Module) -> ModelSession | None:
+        """Give the session of a wrapper that is gone, if this is the same one made anew.
+
+        A library may wrap what it is given at every call, in a module without state of its own.
+        """
+        if module._parameters or module._buffers or not module._modules:
+            return None
+        parts = [*module.modules()][1:]
+        alike = [
+            other
+            for other in self._held
+            if type(other) is type(module) and [*other.modules()][1:] == parts
+        ]
+        kept = [weakref.ref(other) for other in alike]
+        while alike:  # nobody else may hold it any more
+            self._held.remove(alike.pop())
+        self._held.extend(filter(None, (ref() for ref in kept)))
+        adapters = (tracker.judge.adapter for tracker in self._found.living())
+        heirs = (x for x in adapters if isinstance(x, ModelSession) and x.follows(module))
+        return next(heirs, None)
 
     @staticmethod
     def _is_others(module: torch.nn.Module) -> bool:

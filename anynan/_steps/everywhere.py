@@ -75,6 +75,11 @@ class Found:
         if what not in self.harms:
             self.harms.append(what)
 
+    def living(self) -> list[Tracker]:
+        """List the trackers that were taken up and not yet ended."""
+        with self._lock:
+            return list(self._trackers)
+
     def has(self, tracker: Tracker) -> bool:
         """Tell whether this tracker was taken up here."""
         return any(tracker is known for known in self._trackers)

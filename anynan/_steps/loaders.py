@@ -1,6 +1,8 @@
 """Watch what comes out of a data loader: which batch, which field, which row."""
 
 import operator
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -36,6 +38,12 @@ from anynan.options import ACTIONS, environment
 T = TypeVar("T")
 Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
 
+# What a function calls that makes another loader of one, for this process or for several.
+_PREPARES, _SHARDS = "prepare_data_loader", "_requires_distributed_sampler"
+_REMADE = (
+    "a loader cannot be prepared or sharded once it is watched: do that first, and give "
+    "anynan.watch() the loader that comes of it"
+)
 MAX_EVENTS = 10_000
 MAX_ROWS = 1000
 
@@ -60,6 +68,14 @@ class Watched(Generic[T]):
         for number, batch in enumerate(self._iterable):
             if self._passes(number, batch):
                 yield batch
+
+    @property
+    def __class__(self) -> Any:
+        # Libraries look for loaders to prepare by their class, and pass others by in silence.
+        asked = set(sys._getframe(1).f_code.co_names)
+        if _PREPARES in asked or (_SHARDS in asked and os.environ.get("WORLD_SIZE", "1") != "1"):
+            raise TypeError(_REMADE)
+        return Watched
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]

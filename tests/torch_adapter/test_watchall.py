@@ -287,3 +287,42 @@ def test_what_is_compiled_is_watched_without_a_graph_break(
     unseen = watching == "as_run" and how in ("function", "argument")
     assert ["own call was not seen: it is inside" in note for note in notes] == [True] * unseen
     assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})
+
+
+class Wrapper(nn.Module):
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.shift = base, 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(self.base(x).abs() + self.shift)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_wrapper_that_is_made_anew_at_each_step_is_one_model(found: Found, calls: int) -> None:
+    func = net()
+    optimizer = torch.optim.SGD(func.parameters(), lr=1e-3)
+    hooks = []
+    for i in range(30):
+        x = torch.ones(2, 4)
+        for _ in range(calls):
+            wrapper = Wrapper(func)
+            wrapper.shift = -1e3 if i == 25 and calls == 1 else 2.0
+            x = wrapper(x)
+        x.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        hooks.append(len(func._forward_hooks) + len(func[0]._forward_hooks))
+    assert len(found.living()) <= calls
+    assert max(hooks) <= 4 * calls
+    assert (len(found.lines()) - len(found.events)) <= calls + 1
+    assert [event.operation.name for event in found.bad()] == ["log"] * (calls == 1)
+
+
+def test_two_wrappers_of_one_part_that_live_on_are_two_models(found: Found) -> None:
+    func = net()
+    first, second = Wrapper(func), Wrapper(func)
+    for _ in range(3):
+        train(first, steps=1)
+        train(second, steps=1)
+    assert [tracker.fn for tracker in found.living()] == [first, second]

@@ -15,7 +15,7 @@ from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
 from anynan.torch.private import call_code, original, task
 from anynan.torch.read.tensors import tensors
-from anynan.torch.session.session import Session
+from anynan.torch.session.session import Session, tracked
 from anynan.torch.step.hooks import keep_gradients
 from anynan.torch.weights.scalers import rescaled
 
@@ -32,6 +32,25 @@ class ModelSession(Session):
         super().__init__(tracker, models or Models(tracker.judge.options))
         self.models.refs = [("", weakref.ref(model))]
         self._joined: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def follows(self, module: torch.nn.Module) -> bool:
+        """Tell whether a module is made of the very parts of this model, which is gone."""
+        parts = [*module.modules()][1:]
+        name = type(module).__name__
+        return (
+            self.tracker.fn is None
+            and self.tracker.name == name
+            and ({*self.models.hooked} == {*parts})
+        )
+
+    def take_over(self, module: torch.nn.Module) -> None:
+        """Watch a module in the place of the model that is gone, in the same steps."""
+        self.models.refs = [("", weakref.ref(module))]
+        self.tracker._target = weakref.ref(module)
+        tracked[module] = weakref.ref(self)
+        self.optimizers.forget()
+        self.layers.remove()
+        self.layers.install()
 
     def join(self, module: torch.nn.Module) -> None:
         """Watch a module that is handed what the model made, as a loss is, in the same steps."""
