@@ -266,6 +266,7 @@ class Search:
         self._seen: dict[int, Any] = {}
         self._stored: set[str] = set()
         self._classes: dict[type, None] = {}
+        self._bound: Any = None  # the object whose method the step is
         if fn is not None:
             self._code(fn, 0)
         for holder in more:
@@ -289,6 +290,7 @@ class Search:
         if not isinstance(fn, types.FunctionType):
             owner, fn = fn, inspect.unwrap(_found(type(fn), "__call__") or _nothing)
         if owner is not None and not isinstance(owner, types.ModuleType | type):
+            self._bound = owner if self._bound is None else self._bound
             self._value(fixed("self", owner), depth)
         if isinstance(fn, types.FunctionType) and id(fn) not in self._seen:
             self._seen[id(fn)] = fn
@@ -369,6 +371,12 @@ class Search:
                 if item is not None:
                     self._value(fixed(f"{holder.name}.{name}", item), depth + 1)
             if not is_own(kind):
+                # A library's object whose method is the step, as a Trainer, counts in it, too.
+                if value is self._bound:
+                    self.found.spaces.append((holder, None))
+                    for name, item in list((namespace(value) or {}).items()):
+                        if isinstance(item, CONTAINERS):
+                            self._value(holder.attribute(name), depth + 1)
                 return
             self._classes[kind] = None
             for name, slot in slots(kind).items():

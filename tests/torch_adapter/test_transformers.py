@@ -1,5 +1,6 @@
 """transformers' Trainer, which owns the step: a callback, and ``track`` for a Trainer."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -213,3 +214,40 @@ def test_what_is_no_trainer_is_refused(tmp_path: Any) -> None:
     tracker.remove()
     with pytest.raises(ValueError, match="action='nothing' is unknown"):
         anynan.transformers.Monitor("nothing")
+
+
+LIBRARY = """
+import collections, torch, transformers
+class Tuner(transformers.Trainer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tokens, self.kept = 0, {"train": collections.defaultdict(list)}
+    def compute_loss(self, model, inputs, **_):
+        self.tokens += inputs["x"].numel()
+        self.kept["train"]["tokens"].append(self.tokens)
+        return (-1 - model(inputs["x"]).square().mean()).log()
+"""
+
+
+def test_what_a_trainer_of_another_library_counts_is_put_back(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "a_tuner.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(folder))
+    library = importlib.import_module("a_tuner")
+
+    counted = []
+    for watch in (False, True):
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=4, report_to=[], save_strategy="no", use_cpu=True,
+            disable_tqdm=True, remove_unused_columns=False, per_device_train_batch_size=2,
+        )  # fmt: skip
+        made = library.Tuner(Net(), arguments, train_dataset=[{"x": torch.ones(4)}] * 16)
+        if watch:
+            tracker = anynan.transformers.track(made, action="record")
+        made.train()
+        counted.append((made.tokens, made.kept))
+    assert tracker.events[0].operation.name == "log"
+    assert counted[0] == counted[1] == (32, {"train": {"tokens": [8, 16, 24, 32]}})
