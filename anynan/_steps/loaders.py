@@ -69,7 +69,7 @@ class Watched(Generic[T]):
             if self._passes(number, batch):
                 yield batch
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         # Libraries look for loaders to prepare by their class, and pass others by in silence.
         asked = set(sys._getframe(1).f_code.co_names)
