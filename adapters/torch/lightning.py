@@ -219,7 +219,8 @@ class Monitor(Monitored, _lightning.Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Save the weights as the step before left them."""
-        if isinstance(exception, AnomalyError) and trainer.world_size == 1:
+        trains = trainer.state.fn == "fit"
+        if trains and isinstance(exception, AnomalyError) and trainer.world_size == 1:
             self._save(trainer)
         self._end()
 
