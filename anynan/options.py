@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypedDict
 
+from anynan._bundle.folders import refuse_unwritable
 from anynan._readings.patterns import Patterns
 from anynan._readings.policy import DEFAULT, Policy
 from anynan.events import Event
@@ -170,6 +171,9 @@ class Options:
         if self.save is not None and not (isinstance(self.save, str | os.PathLike) and self.save):
             msg = f"save= takes the path of a folder, not {type(self.save).__name__}: {self.save!r}"
             raise TypeError(msg)
+        if self.save is not None:
+            refuse_unwritable(os.fspath(self.save))
+        self.policy.refuse_idle()
 
     @classmethod
     def checked(cls, given: Mapping[str, Any], known: type, where: str) -> Self:

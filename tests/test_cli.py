@@ -6,6 +6,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import anynan
@@ -224,3 +225,35 @@ def test_it_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "anynan", "--version"]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.strip() == f"anynan {anynan.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "said"),
+    [
+        (["runn"], "usage: anynan [-h]", "did you mean run?"),
+        (["run", "--actoin", "warn", "x.py"], "usage: anynan run", "did you mean --action?"),
+        (["run", "--action", "wran", "x.py"], "usage: anynan run", "did you mean warn?"),
+        (["run"], "usage: anynan run", "required: a script, or -m and a module\n"),
+        (["scan", "--jsn", "x"], "usage: anynan scan", "did you mean --json?"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_nearest_and_the_usage_of_its_command(
+    words: list[str], usage: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(usage)
+    assert said in shown
+
+
+def test_nan_in_one_of_two_files_is_told_as_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "a.npz", w=np.ones(3))
+    np.savez(tmp_path / "b.npz", w=np.array([1, np.nan, 1]))
+    assert cli.main(["compare", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")]) == 1
+    shown = capsys.readouterr().out
+    assert "first w: NaN or Inf in the second\n" in shown
+    assert "infinitely" not in shown

@@ -197,6 +197,8 @@ def test_headroom_ranks_layers_by_how_safely_they_would_run_narrower() -> None:
     assert (
         str(large) == "large: overflows at the top (forward, step 4), 28.3 at the bottom (forward)"
     )
+    assert str(middle).endswith("; module outputs only")
+    assert anynan.headroom(run, np.float16) == found
     with pytest.raises(ValueError, match="dtype='int8' is unknown; choose from float16, bfloat16"):
         anynan.headroom(run, "int8")
 

@@ -17,8 +17,9 @@ import pytest
 
 import anynan
 from anynan._compare.comparison import Comparison, Row
-from anynan._page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, grids
+from anynan._page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, Grid, grids
 from anynan._page.page import page
+from anynan._page.picture import curves, heat_map
 from anynan._readings.history import History
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Rows
@@ -374,3 +375,33 @@ def test_the_bars_of_a_comparison_are_drawn_as_long_as_their_ratios(tmp_path: Pa
     )
     fine, place, last, limit, left = map(float, said.split())
     assert 0 < fine < limit - left < place < last
+
+
+def test_every_bad_cell_has_a_mark_however_many_there_are() -> None:
+    layers, steps = 40, 60
+    cells = np.full((layers, steps), NAN, np.uint16)
+    cells[:, ::7] = POSINF
+    cells[:, :3] = TOP
+    names = tuple(f"layer{i}" for i in range(layers))
+    grid = Grid(
+        names, ("float32",) * layers, (3e38,) * layers, tuple((i, i) for i in range(steps)), cells,
+        tuple((name,) for name in names),
+    )  # fmt: skip
+    shown = heat_map("backward", "Gradients", grid, None, since=3)
+    tags = [attrs for tag, attrs in Reader(shown).tags if tag == "rect"]
+    wide = int(next(a["width"] for a in tags if a.get("class") == "cursor origin") or 0)
+
+    def covered(*fills: str) -> int:
+        return sum(int(a["width"] or 0) // wide for a in tags if a.get("fill") in fills)
+
+    bad = int((cells >= BOTH).sum())
+    assert bad > 2000
+    assert covered(f"url(#backward-{NAN})", f"url(#backward-{POSINF})") == bad
+    assert covered("url(#hatch)") == bad
+
+
+def test_an_axis_below_a_decade_names_its_numbers() -> None:
+    drawn = curves("Gradient norm", [("all", [(0, 0.5), (1, 0.6)])])
+    labels = re.findall(r'text-anchor="end">([^<]*)</text>', drawn)
+    assert [float(label) for label in labels[:3]] == pytest.approx([0.16, 0.55, 1.9], rel=0.1)
+    assert "1e+38" in curves("x", [("all", [(0, 1e30), (1, 1e38)])])

@@ -1,6 +1,5 @@
 """``anynan run``: the program is as Python would have run it, and what is in it is watched."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -144,9 +143,11 @@ def test_a_program_that_is_only_warned_goes_on_and_the_report_is_written(tmp_pat
     done = python(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n")
     # A loss is handed what the model made: that is no batch of its own, and no second fault.
-    (line,) = (tmp_path / "found.jsonl").read_text().splitlines()
-    event = anynan.Event.from_dict(json.loads(line))
+    (event,) = anynan.load(tmp_path / "found.jsonl").events
     assert event.operation is not None
+    told = python("-m", "anynan", "report", "found.jsonl", cwd=tmp_path)
+    assert (told.returncode, told.stderr) == (1, "")
+    assert "anynan: Sequential: 1 bad in 3 steps" in told.stdout
     assert (event.layer, event.operation.name) == ("3", "log")
     assert done.stderr.count("first appeared") == 2  # the report, and the last line
 
@@ -444,3 +445,13 @@ def test_the_same_again_is_one_line_with_a_count() -> None:
     assert len(lines) == 1
     assert lines[0].endswith("; 5 times, to step 4")
     assert step.report().count("event     ") == 1
+
+
+def test_what_a_report_of_lines_says_agrees_with_the_run_it_was_written_by(tmp_path: Path) -> None:
+    for end, status in (("", 0), ("int(np.array([np.nan])[0])", 1)):
+        (tmp_path / "p.py").write_text(f"import numpy as np\n{end}\n")
+        python("-m", "anynan", "run", "--report", "r.jsonl", "p.py", cwd=tmp_path)
+        told = python("-m", "anynan", "report", "r.jsonl", cwd=tmp_path)
+        assert told.returncode == status, told.stderr
+        assert ("died of NaN or Inf" in told.stdout) == bool(status)
+        assert "nothing went bad" not in told.stdout

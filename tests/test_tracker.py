@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import pickle
 import threading
 import warnings
@@ -794,8 +795,16 @@ def test_remove_while_paused_leaves_nothing() -> None:
     model, tracker = tracked()
     tracker.pause()
     tracker.remove()
-    tracker.resume()
     assert model.watchers == []
+
+
+def test_a_tracker_that_was_removed_says_so_where_it_would_watch_nothing() -> None:
+    _, tracker = tracked()
+    tracker.remove()
+    tracker.remove()
+    for use in (tracker.resume, tracker.check, tracker.__enter__):
+        with pytest.raises(RuntimeError, match=r"removed and watches nothing: track step again"):
+            use()
 
 
 def test_clear_forgets_events_readings_and_counts_but_keeps_watching() -> None:
@@ -981,7 +990,7 @@ def test_metrics_give_the_smallest_and_largest_value_where_asked() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_metrics_leave_out_what_was_nan_in_one_of_two_calls(first: bool) -> None:
+def test_metrics_tell_what_was_nan_in_one_of_two_calls(first: bool) -> None:
     model = Model(Layer("a", ("log",)))
 
     def step(batch: Any, other: Any) -> None:
@@ -991,7 +1000,18 @@ def test_metrics_leave_out_what_was_nan_in_one_of_two_calls(first: bool) -> None
     pair = (BAD, GOOD) if first else (GOOD, BAD)
     tracker = track(step, model=model, action="record")
     tracker(*pair)
-    assert "anynan/absmax/forward/a" not in tracker.metrics(layers=True)
+    numbers = tracker.metrics(layers=True)
+    assert math.isnan(numbers["anynan/absmax/forward/a"])
+    assert math.isnan(numbers["anynan/headroom"])
+
+
+def test_headroom_is_nothing_at_an_inf_and_what_a_mask_holds_is_left_out() -> None:
+    tracker = forward_only(one("exp"), action="record")
+    tracker([1e4])
+    assert tracker.metrics()["anynan/headroom"] == 0
+    mask = forward_only(Model(Layer("mask", ("log",)), Layer("out", ("exp",))), action="record")
+    mask([0.0])
+    assert all(map(math.isfinite, mask.metrics(layers=True).values()))
 
 
 def test_metrics_before_the_first_step_are_counts_only() -> None:

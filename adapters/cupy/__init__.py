@@ -3,8 +3,10 @@
 try:
     import cupy as _cupy
 except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
+    if error.name != "cupy":  # it is there, and something that it needs is not
+        raise
     msg = 'anynan.cupy needs CuPy: pip install "anynan[cupy]"'
-    raise ImportError(msg) from error
+    raise ImportError(msg) from None
 if not hasattr(_cupy, "ndarray"):
     msg = 'anynan.cupy needs CuPy: pip install "anynan[cupy]"'
     raise ImportError(msg)

@@ -75,10 +75,10 @@ class CupySession(ArraySession):
 
 
 @overload
-def track(target: None = None, **options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
-def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
+def track(target: Any = ..., **options: Unpack[Arrays]) -> Any:
     """Watch a function of CuPy arrays: every operation on its arguments, until ``remove``.
 
     Each result is reduced to two numbers on its device, on the current stream, into memory that
@@ -88,7 +88,7 @@ def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
     operations too: put them into an ``anynan.scope("backward")``.
 
     Args:
-        target: A function; None to decorate.
+        target: A function; leave it out to decorate.
         **options: Those of ``anynan.track``.
 
     Returns:
@@ -107,7 +107,7 @@ def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
         'step'
     """
     chosen = array_options(options)
-    if target is None:
+    if target is ...:
         return functools.partial(start, options=chosen, session=CupySession)
     return start(target, chosen, CupySession)
 

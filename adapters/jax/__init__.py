@@ -3,8 +3,10 @@
 try:
     import jax as _jax
 except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
+    if error.name != "jax":  # it is there, and something that it needs is not
+        raise
     msg = 'anynan.jax needs JAX: pip install "anynan[jax]"'
-    raise ImportError(msg) from error
+    raise ImportError(msg) from None
 if not hasattr(_jax, "Array"):
     msg = 'anynan.jax needs JAX: pip install "anynan[jax]"'
     raise ImportError(msg)

@@ -1,7 +1,6 @@
 """``track`` and ``untrack``: the public doors."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Unpack, overload
 
@@ -27,10 +26,10 @@ class JaxOptions(Training, total=False):
 
 
 @overload
-def track(target: None = None, **options: Unpack[JaxOptions]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[JaxOptions]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Callable[..., Any], **options: Unpack[JaxOptions]) -> Tracker: ...
-def track(target: Any = None, **options: Unpack[JaxOptions]) -> Any:
+def track(target: Any = ..., **options: Unpack[JaxOptions]) -> Any:
     """Watch a function of arrays: a model, a loss, or best a whole training step.
 
     The function is traced to a jaxpr, once for each kind of arguments, and run again with a
@@ -42,7 +41,7 @@ def track(target: Any = None, **options: Unpack[JaxOptions]) -> Any:
     watched, and how.
 
     Args:
-        target: A function of pytrees, jitted or not; None to decorate.
+        target: A function of pytrees, jitted or not; leave it out to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
             function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
@@ -73,7 +72,7 @@ def track(target: Any = None, **options: Unpack[JaxOptions]) -> Any:
         msg = f"lag= takes 0 (read each step) or 1 (read it after the next one began), not {lag!r}"
         raise ValueError(msg)
     keep = options.get("keep_inputs", False)
-    if target is None:
+    if target is ...:
         return functools.partial(start, options=chosen, keep_inputs=keep, lag=lag)
     return start(target, chosen, keep_inputs=keep, lag=lag)
 
@@ -121,37 +120,13 @@ def untrack(target: Any) -> Any:
     return tracker.fn
 
 
-def _returns_early(target: Any) -> str | None:
-    """Say what a function is that returns before its body runs, None if it is none of these."""
-    while isinstance(target, functools.partial):
-        target = target.func
-    try:
-        target = inspect.unwrap(target)
-    except Exception:  # noqa: BLE001  an object that answers to every attribute
-        return None
-    for fn in (target, *(vars(kind).get("__call__") for kind in type(target).__mro__)):
-        if inspect.iscoroutinefunction(fn):
-            return "an async function"
-        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-            return "a generator function"
-    return None
-
-
 def start(
     target: Any, options: Options, *, keep_inputs: bool = False, lag: int | None = None
 ) -> Tracker:
     """Watch a function with options that were checked."""
-    refuse_target(target, "function of arrays")
+    refuse_target(target, "function of arrays", "jax")
     if not callable(target):
         msg = f"track() takes a function of arrays, not {type(target).__name__}"
-        raise TypeError(msg)
-    late = _returns_early(target)
-    if late is not None:
-        name = getattr(target, "__name__", type(target).__name__)
-        msg = (
-            f"{name} is {late}: it returns before its body runs, so there is no step to trace; "
-            "track the plain function that it calls for each step"
-        )
         raise TypeError(msg)
     tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
     return tracker.start(Session(target, tracker, keep_inputs=keep_inputs, lag=lag))

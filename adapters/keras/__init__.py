@@ -3,8 +3,10 @@
 try:
     import keras as _keras
 except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
+    if error.name != "keras":  # it is there, and something that it needs is not
+        raise
     msg = 'anynan.keras needs Keras: pip install "anynan[keras]"'
-    raise ImportError(msg) from error
+    raise ImportError(msg) from None
 if not hasattr(_keras, "Layer"):
     msg = 'anynan.keras needs Keras: pip install "anynan[keras]"'
     raise ImportError(msg)

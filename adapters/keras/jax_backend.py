@@ -103,7 +103,10 @@ class KerasSession(BaseAdapter):
             named.setdefault(layer, name)
         self._paths.update(named)
         layers = {path: layer for layer, path in named.items()}
-        self.chosen |= choose(layers, options.layers, options.exclude, whole=whole).keys()
+        overrides = options.policy.overrides
+        self.chosen |= choose(
+            layers, options.layers, options.exclude, overrides, whole=whole
+        ).keys()
         self.weights = weights_of(layers)
         self._built = all(layer.built for layer in layers.values())
 

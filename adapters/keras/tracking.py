@@ -39,10 +39,10 @@ class MonitorOptions(Watching, Weights, Backends, total=False):
 
 
 @overload
-def track(target: None = None, **options: Unpack[KerasOptions]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[KerasOptions]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Any, **options: Unpack[KerasOptions]) -> Tracker: ...
-def track(target: Any = None, **options: Unpack[KerasOptions]) -> Any:
+def track(target: Any = ..., **options: Unpack[KerasOptions]) -> Any:
     """Watch a Keras model, forward and backward, on the backend that Keras runs on.
 
     The model goes on being used as before: ``fit``, ``train_on_batch``, ``evaluate``,
@@ -71,7 +71,7 @@ def track(target: Any = None, **options: Unpack[KerasOptions]) -> Any:
         >>> len(tracker.events)
         0
     """
-    if target is None:
+    if target is ...:
         return functools.partial(track, **options)
     if isinstance(target, type):
         msg = f"track() takes a model object, not the class {target.__name__}: create it first"

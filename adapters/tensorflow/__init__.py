@@ -3,8 +3,10 @@
 try:
     import tensorflow as tf
 except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
+    if error.name != "tensorflow":  # it is there, and something that it needs is not
+        raise
     msg = 'anynan.tensorflow needs TensorFlow: pip install "anynan[tensorflow]"'
-    raise ImportError(msg) from error
+    raise ImportError(msg) from None
 if not hasattr(tf, "GradientTape"):
     msg = 'anynan.tensorflow needs TensorFlow: pip install "anynan[tensorflow]"'
     raise ImportError(msg)

@@ -16,10 +16,10 @@ from anynan.tensorflow.session.targets import is_keras, layers_in, modules_of, v
 
 
 @overload
-def track(target: None = None, **options: Unpack[Training]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[Training]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Any, **options: Unpack[Training]) -> Tracker: ...
-def track(target: Any = None, **options: Unpack[Training]) -> Any:
+def track(target: Any = ..., **options: Unpack[Training]) -> Any:
     """Watch a Keras model, a ``tf.Module`` or a function, forward and backward.
 
     A model goes on being used as before, through ``fit``, ``evaluate``, ``predict`` or a loop of
@@ -32,7 +32,7 @@ def track(target: Any = None, **options: Unpack[Training]) -> Any:
     documentation's TensorFlow page says what is watched when.
 
     Args:
-        target: A Keras model, a ``tf.Module`` or a function; None to decorate.
+        target: A Keras model, a ``tf.Module`` or a function; leave it out to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
             function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
@@ -59,7 +59,7 @@ def track(target: Any = None, **options: Unpack[Training]) -> Any:
         0
     """
     chosen = checked(options)
-    if target is None:
+    if target is ...:
         return functools.partial(_track, options=chosen)
     return _track(target, chosen)
 

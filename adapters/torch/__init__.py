@@ -3,8 +3,10 @@
 try:
     import torch as _torch
 except ModuleNotFoundError as error:  # pragma: no cover - shown by a test in a subprocess
+    if error.name != "torch":  # it is there, and something that it needs is not
+        raise
     msg = 'anynan.torch needs PyTorch: pip install "anynan[torch]"'
-    raise ImportError(msg) from error
+    raise ImportError(msg) from None
 if not hasattr(_torch, "Tensor"):
     msg = 'anynan.torch needs PyTorch: pip install "anynan[torch]"'
     raise ImportError(msg)

@@ -33,12 +33,12 @@ class TorchOptions(Training, total=False):
 
 
 @overload
-def track(target: None = None, **options: Unpack[TorchOptions]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[TorchOptions]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(
     target: torch.nn.Module | Callable[..., Any], **options: Unpack[TorchOptions]
 ) -> Tracker: ...
-def track(target: Any = None, **options: Unpack[TorchOptions]) -> Any:
+def track(target: Any = ..., **options: Unpack[TorchOptions]) -> Any:
     """Watch a model or a training step, forward and backward, until ``remove``.
 
     A module goes on being called as before; hooks read the root inputs, every layer's
@@ -51,7 +51,7 @@ def track(target: Any = None, **options: Unpack[TorchOptions]) -> Any:
     page says what is watched when.
 
     Args:
-        target: An ``nn.Module`` or a step function; None to decorate.
+        target: An ``nn.Module`` or a step function; leave it out to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
             function of the Event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
@@ -81,7 +81,7 @@ def track(target: Any = None, **options: Unpack[TorchOptions]) -> Any:
         0
     """
     chosen = Options.checked(options, TorchOptions, "PyTorch")
-    if target is None:
+    if target is ...:
         return functools.partial(start, options=chosen)
     return start(target, chosen)
 

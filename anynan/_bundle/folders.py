@@ -12,6 +12,21 @@ def free(folder: str) -> str:
     return found
 
 
+def refuse_unwritable(folder: str) -> None:
+    """Refuse a folder that nothing could be written to: it is made when something is bad.
+
+    Raises:
+        OSError: If it is a file or lies in one, or its owner lets nobody write there.
+    """
+    place = os.path.abspath(folder)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place) or not os.access(place, os.W_OK):
+        why = "nobody may write there" if os.path.isdir(place) else "it is no folder"
+        msg = f"save={folder!r} cannot be written: {place}: {why}"
+        raise OSError(msg)
+
+
 def refuse_full(folder: str) -> None:
     """Refuse a folder that something is in.
 

@@ -2,10 +2,9 @@
 
 ``numpy_words``, ``numpy_at`` and ``numpy_gauss`` are what ``numpy.random.set_state`` takes after
 ``"MT19937"``; ``python_words`` and ``python_gauss`` what ``random.setstate`` takes after 3, with
-NaN for None.
+no number for None.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def take(into: Collector, numpy: Any, python: Any) -> None:
     if python is not None:
         _, words, gauss = python
         _put(into, "python_words", words, np.uint32)
-        _put(into, "python_gauss", [math.nan if gauss is None else gauss], np.float64)
+        _put(into, "python_gauss", [] if gauss is None else [gauss], np.float64)
 
 
 def _put(into: Collector, name: str, values: Any, dtype: Any) -> None:

@@ -79,13 +79,15 @@ def _told(rows: "Sequence[Weights]", limit: float) -> int:
     compared = [row for row in rows if row.ratio is not None]
     if beyond:
         first = beyond[0]
+        explains = f"{_ratio(first.ratio)} what rounding to {_coarser(first)} explains"
         print(
             f"{len(beyond)} of {len(compared)} tensors differ; first {first.name}: "
-            f"{_ratio(first.ratio)} what rounding to {_coarser(first)} explains"
+            f"{first.note or explains}"
         )
         width = max(len(row.name) for row in beyond[:SHOWN])
         for row in beyond[:SHOWN]:
-            print(f"  {row.name.ljust(width)}  apart {row.error:.1e}  {_ratio(row.ratio)}")
+            far = f"apart {row.error:.1e}  {_ratio(row.ratio)}"
+            print(f"  {row.name.ljust(width)}  {row.note or far}")
         if len(beyond) > SHOWN:
             print(f"  and {len(beyond) - SHOWN} more")
     elif compared:

@@ -66,9 +66,14 @@ class Ending:
         self.bad = list(filter(is_bad, self.events))
 
     @property
+    def harms(self) -> tuple[str, ...]:
+        """List what the program came to harm by that no tracker read."""
+        return (*([self._death] if self._death else []), *self._found.harms)
+
+    @property
     def harmed(self) -> bool:
         """Tell whether something was bad, by whatever was seen of it."""
-        return bool(self.bad or self._found.harms or self._death)
+        return bool(self.bad or self.harms)
 
     def lines(self) -> list[str]:
         """Say what was watched, what came of it, and what was not watched."""

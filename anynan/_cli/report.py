@@ -40,7 +40,7 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"anynan report: {says(error)}", file=sys.stderr)
         return UNREADABLE
     print(found.report())
-    return BAD if found.counts["bad"] else FINE
+    return BAD if found.counts["bad"] or found.harms else FINE
 
 
 def says(error: Exception) -> str:

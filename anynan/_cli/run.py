@@ -1,10 +1,11 @@
 """``anynan run``: a program as it is, with everything in it watched."""
 
 import argparse
-import json
 import os
 import sys
+from collections import Counter
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,25 @@ import numpy as np
 from anynan._cli import program
 from anynan._cli.again import watched_again
 from anynan._cli.ending import SHOWN, Ending, Own
+from anynan._jsonl.writing import Writer
+from anynan._readings.history import History
 from anynan._recorder.errorlog import ErrorLog
 from anynan._reports.escaping import name as printed
 from anynan._reports.logs import listeners
 from anynan._reports.report import render, render_markdown
+from anynan._reports.run import Run
 from anynan._steps.everywhere import Found, watch_everything
-from anynan.events import Event
 from anynan.options import ACTIONS, LEVELS, Options
 
 USAGE = 2
 FAILED = 1
 NAMED = 5
 LOOKED_AT = 2**26  # bytes: a larger array is left alone as the program ends
+GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"  # what a message calls them
 FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_to(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "run",
@@ -37,6 +41,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
             "What comes after its name is its own."
         ),
         usage="anynan run [options] (script | -m module) [its arguments]",
+        epilog=(
+            "example: anynan run --report found.html train.py --lr 1e-3\n"
+            "exit status: the program's own; with --fail or --action raise 1 where that is 0 and "
+            "something was bad; 2 if there is no such program, or no report can be written"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--action", choices=ACTIONS, default="warn",
@@ -49,12 +59,14 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     parser.add_argument("--level", choices=LEVELS, default="step", help="default: step")
     parser.add_argument(
         "--report", metavar="FILE",
-        help="write every report there: as text, as Markdown (.md), as JSON lines (.jsonl) "
-        "or as a page (.html), one for each model",
+        help="write every report there: as text (.txt) or as Markdown (.md); or a file for each "
+        "model: the run as JSON lines (.jsonl), which anynan report reads, or a page (.html)",
     )  # fmt: skip
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
-    parser.add_argument("program", help=argparse.SUPPRESS)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("program", metavar=GIVE, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "arguments", metavar=ITS_OWN, nargs=argparse.REMAINDER, help=argparse.SUPPRESS
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -87,7 +99,7 @@ def run(chosen: argparse.Namespace) -> int:
         for line in (*lines, *ending.listed()):
             print(line, file=sys.stderr, flush=True)
     if chosen.report:
-        _write(chosen.report, lines, found, ending.events)
+        _write(chosen.report, lines, found, ending)
     fails = chosen.fail or chosen.action == "raise"
     return FAILED if ending.harmed and fails and not status else status
 
@@ -161,23 +173,31 @@ def _refuse_report(path: str) -> None:
     raise program.Missing(msg)
 
 
-def _write(path: str, lines: list[str], found: Found, events: list[Event]) -> None:
+def _write(path: str, lines: list[str], found: Found, ending: Ending) -> None:
     stem, end = os.path.splitext(path)
     if _rank() != "0":
         stem += f"-rank{_rank()}"
         path = stem + end
+    runs = [replace(run, harms=ending.harms) for run in found.runs()[:SHOWN]]
     try:
-        if end == ".html" and found.runs():
-            for i, run in enumerate(found.runs()[:SHOWN]):
+        if end == ".html" and runs:
+            for i, run in enumerate(runs):
                 run.to_html(f"{stem}-{i + 1}{end}" if i else path)
             return
         if end == ".jsonl":
-            text = "".join(f"{json.dumps(event.to_dict())}\n" for event in events)
-        else:
-            form = render_markdown if end == ".md" else render
-            parts = ["\n".join(lines), *map(form, events)]
-            text = "\n\n".join(part.rstrip() for part in parts) + "\n"
+            counts = Counter(
+                e.severity if e.expected is None else "expected" for e in ending.events
+            )
+            nothing = Run(
+                "the program", History(0), events=tuple(ending.events), counts=counts,
+                notes=tuple(lines), harms=ending.harms,
+            )  # fmt: skip
+            for i, run in enumerate(runs or [nothing]):
+                Writer(f"{stem}-{i + 1}{end}" if i else path).whole(run)
+            return
+        form = render_markdown if end == ".md" else render
+        parts = ["\n".join(lines), *map(form, ending.events)]
         with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write("\n\n".join(part.rstrip() for part in parts) + "\n")
     except OSError as error:
         print(f"anynan run: the report could not be written: {error}", file=sys.stderr)

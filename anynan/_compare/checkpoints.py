@@ -24,7 +24,7 @@ class Weights:
         dtypes: Its dtype in the one and in the other, None where it is not.
         error: Relative L2 distance; None where it cannot be compared.
         unit: Unit roundoff of the coarser dtype: what storing it so explains.
-        note: Why it was not compared.
+        note: Why it was not compared, or what is not finite.
     """
 
     name: str
@@ -88,7 +88,9 @@ def _compared(x: Tensor, y: Tensor | None) -> Weights:
     for p, q in zip(_numbers(x), _numbers(y), strict=True):
         fine = np.isfinite(p) & np.isfinite(q)
         if not fine.all() and not np.array_equal(p[~fine], q[~fine], equal_nan=True):
-            return Weights(x.name, dtypes, math.inf, unit)
+            bad = [not np.isfinite(part).all() for part in (p, q)]
+            where = "in other places" if all(bad) else f"in the {'first' if bad[0] else 'second'}"
+            return Weights(x.name, dtypes, math.inf, unit, f"NaN or Inf {where}")
         p, q = p[fine], q[fine]  # noqa: PLW2901  what both have
         apart += float(np.dot(p - q, p - q))
         size += float(np.dot(p, p))

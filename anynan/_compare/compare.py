@@ -18,10 +18,15 @@ from anynan._runtime.about import ADAPTERS
 RERUNS = 2
 _TURNS = 10  # runs at most, to see whether rounding alone turns a choice
 _UNSEEN = "its gates (ReLU, clipping) have another shape or number in the second model"
-_GATES = "an element near a limit (of a ReLU, of clipping) lies on its other side"
+_GATES = (
+    "an element is 0 in one run and not in the other, so it may lie at a limit (of a ReLU, of "
+    "clipping)"
+)
 
 
-def capture(model: Any, *batch: Any, backward: bool = True) -> Capture:
+def capture(
+    model: Any, *batch: Any, inputs: Mapping[str, Any] | None = None, backward: bool = True
+) -> Capture:
     """Run a model once, and keep what every layer was given and made.
 
     What cannot be in one process is compared so: two machines, two versions of a framework,
@@ -31,6 +36,7 @@ def capture(model: Any, *batch: Any, backward: bool = True) -> Capture:
     Args:
         model: A model, or a function that calls one.
         *batch: What it is called with.
+        inputs: What it is called with by name, as the batch of a tokenizer is.
         backward: Take the backward pass, too.
 
     Returns:
@@ -45,6 +51,8 @@ def capture(model: Any, *batch: Any, backward: bool = True) -> Capture:
         >>> [taken.layer for taken in anynan.capture(model, torch.ones(2, 4)).taken][:3]
         ['0', '1', '']
     """
+    if inputs is not None:
+        model, batch = _by_name(model), (*batch, dict(inputs))
     return _side(model, "the model").run(batch, Wish(weights=True, backward=backward))
 
 
@@ -52,6 +60,7 @@ def compare(
     a: Any,
     b: Any,
     *batch: Any,
+    inputs: Mapping[str, Any] | None = None,
     names: Mapping[str, str] | None = None,
     backward: bool = True,
     follow: bool = False,
@@ -71,6 +80,7 @@ def compare(
         b: The other, of the same framework or another; or a ``Capture`` of one that ran
             elsewhere.
         *batch: What both are called with; arrays of any framework.
+        inputs: What both are called with by name: ``inputs=tokenizer(text)``.
         names: Patterns from the first model's layer paths to the second's, where they differ:
             ``{"layers.*": "blocks_*"}``. What no pattern names is matched by path, then by
             order and shape.
@@ -97,6 +107,9 @@ def compare(
         >>> anynan.compare(mine, port, torch.randn(4, 8)).place.layer
         '1'
     """
+    if inputs is not None:
+        a, batch = _by_name(a), (*batch, dict(inputs))
+        b = b if isinstance(b, Capture) else _by_name(b)
     first = _side(a, "the first model")
     ready = b if isinstance(b, Capture) else None
     second = _side(b, "the second model") if ready is None else None
@@ -106,6 +119,17 @@ def compare(
     return _Comparing(first, second, ready, batch, dict(names or {}), limit, follow=follow).result(
         backward=backward
     )
+
+
+def _by_name(model: Any) -> Any:
+    """Have a model called by name with what its last argument holds."""
+    if not callable(model):
+        return model
+
+    def call(*batch: Any) -> Any:
+        return model(*batch[:-1], **batch[-1])
+
+    return call
 
 
 def _side(target: Any, what: str) -> Side:
@@ -290,6 +314,9 @@ class _Comparing:
             if way == "backward" and a and not seen:
                 holes.append(f"the backward pass: {_UNSEEN}")
                 a = []
+            if way == "backward" and a and any(row.shapes for row in rows):
+                holes.append("the backward pass: shapes differ in the forward pass")
+                a = []
             found = pairs(a, b, self.names, found)
             for x, y in found:
                 at = ended.get((x.layer, x.call), -1)
@@ -322,8 +349,12 @@ class _Comparing:
             far = apart(x.given, y.given, layouts=self.layouts, joint=joint)
             given = None if far is None else far / into
         other, call = (None, x.call) if y is None else (y.layer, y.call)
+        sizes = None
+        if error is None and y is not None and not self.layouts and x.way == "forward":
+            sizes = _sizes(x, y)
         return Row(
-            x.layer, other, x.kind, x.call, x.way, error, floor, given, other_call=call
+            x.layer, other, x.kind, x.call, x.way, error, floor,
+            given, other_call=call, broken=_broken(x, y), shapes=sizes,
         )  # fmt: skip
 
     def _place(self, rows: Sequence[Row]) -> Row | None:
@@ -407,14 +438,34 @@ class _Comparing:
             y = theirs.weights.get(name)
             if y is not None:
                 far = nearest(x, y)
+                if far == math.inf:  # NaN in one of them, or the first is all zeros
+                    far = 1.0 if np.isfinite(x).all() and np.isfinite(y).all() else math.nan
             elif place is not None and name.rpartition(".")[0] == place.layer and theirs.weights:
                 there = any(holds(z, x, 4 * unit) for z in theirs.weights.values())
                 far = 0.0 if there else math.inf
             else:
                 continue
-            if far is not None and far > 2 * unit:
+            if far is not None and not far <= 2 * unit:
                 found.append((name, far))
         return tuple(found)
+
+
+def _broken(x: Taken, y: Taken | None) -> str:
+    """Say which of the two made NaN or +Inf; -Inf is what masks are made of."""
+    bad = [
+        side is not None and any(np.isnan(made).any() or np.isposinf(made).any() for made in side)
+        for side in (x.made, None if y is None else y.made)
+    ]
+    return {(True, True): "both", (True, False): "first", (False, True): "second"}.get(
+        (bad[0], bad[1]), ""
+    )
+
+
+def _sizes(x: Taken, y: Taken) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Give the shapes of what two calls made, where one made more numbers than the other."""
+    if len(x.made) != 1 or len(y.made) != 1 or x.made[0].size == y.made[0].size:
+        return None
+    return x.made[0].shape, y.made[0].shape
 
 
 def _discrete(run: Capture) -> list[Choice]:

@@ -30,6 +30,8 @@ class Row:
         local: The ratio where the second model's layer was given the first one's inputs; None
             where that was not tried.
         other_call: Which call of the second model's layer.
+        broken: Where it made NaN or +Inf: ``first``, ``second``, ``both`` or nowhere.
+        shapes: Of the first and the second, where their sizes differ.
     """
 
     layer: str
@@ -42,6 +44,8 @@ class Row:
     given: float | None
     local: float | None = None
     other_call: int = 0
+    broken: str = ""
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -127,7 +131,14 @@ class Comparison:
     @property
     def differs(self) -> bool:
         """Tell whether the two part by more than rounding explains; ``sys.exit`` takes it."""
-        return self.place is not None or any(turn.differs for turn in self.turns)
+        forward = [row for row in self.rows if row.way == "forward"]
+        misfit = bool(forward) and forward[-1].shapes is not None
+        return self.place is not None or misfit or any(turn.differs for turn in self.turns)
+
+    @property
+    def shapes(self) -> Row | None:
+        """Return the first call that makes another number of elements in the second model."""
+        return next((row for row in self.rows if row.shapes is not None), None)
 
     @property
     def sensitive(self) -> tuple[Row, ...]:
@@ -141,6 +152,13 @@ class Comparison:
     def sentence(self) -> str:
         """Return the answer in a sentence."""
         compared = [row for row in self.rows if row.ratio is not None]
+        if self.place is None and self.shapes is not None:
+            first, second = self.shapes.shapes or ((), ())
+            where = _layer(self.shapes.layer)
+            return (
+                f"shapes differ first in {where}: it makes {first} in the first model and "
+                f"{second} in the second"
+            )
         if not compared:
             return "nothing could be compared: no layer of the two has a partner"
         if self.place is None:
@@ -154,9 +172,12 @@ class Comparison:
                     f"`{choice.name}` in {_layer(choice.layer)} "
                     f"{'draws' if choice.drawn else 'chooses'} otherwise"
                 )
+            bad = next((each for each in self.rows if each.broken == "both"), None)
+            both = "" if bad is None else f"; both made NaN or Inf, first in {_layer(bad.layer)}"
             if not self.ratio:
-                return "no difference: everything that was compared is identical"
-            return f"no difference: everything is within {times(self.ratio)} what rounding explains"
+                return f"no difference: everything that was compared is identical{both}"
+            far = f"within {times(self.ratio)} what rounding explains"
+            return f"no difference: everything is {far}{both}"
         row = self.place
         before = self._within(self.rows.index(row))
         where = _layer(row.layer)
@@ -169,10 +190,7 @@ class Comparison:
         if row.way == "backward" and row.given is None:
             where = f"the gradient that arrives at {where}"
         rest = f"within {times(before)} that" if before else "identical"
-        return (
-            f"first{way} in {where}, {times(row.ratio)} what rounding explains; "
-            f"everything before is {rest}"
-        )
+        return f"first{way} in {where}, {_far(row)}; everything before is {rest}"
 
     def _within(self, count: int) -> float:
         ratios = [row.ratio for row in self.rows[:count] if row.ratio is not None]
@@ -221,7 +239,11 @@ class Comparison:
         assert row is not None
         mine = [item for item in self.weights if item[0].rpartition(".")[0] == row.layer]
         for name, far in mine[:3]:
-            said = f"differs by {_share(far)}" if far < math.inf else "is nowhere in the second"
+            said = f"differs by {_share(far)}"
+            if not math.isfinite(far):
+                said = "is nowhere in the second"
+                if math.isnan(far):
+                    said = "holds NaN or Inf in one of the two, and not in the other"
             lines.append(f"  weight  {printed(name)} {said}")
         if not mine and found is not None:
             if found.last is not None:
@@ -242,6 +264,17 @@ class Comparison:
         at = compared.index(self.place)
         start = max(0, min(at - most // 2, len(compared) - most))
         return compared[start : start + most]
+
+
+def _far(row: Row) -> str:
+    """Say how far a row is apart."""
+    if row.ratio == math.inf:
+        if row.broken in ("first", "second"):
+            return f"which makes NaN or Inf in the {row.broken} model alone"
+        if row.broken:
+            return "which makes NaN or Inf in other places"
+        return "which is 0 in the first model alone"
+    return f"{times(row.ratio)} what rounding explains"
 
 
 def _table(rows: Sequence[Row]) -> list[str]:

@@ -154,6 +154,9 @@ class _Reader:
             self.head.get("versions", {}),
             tuple(damage),
             self.open,
+            harms=tuple(self.end.get("harms", ())),
+            target=str(self.head.get("target") or ""),
+            backend=self.head.get("backend"),
         )
 
 

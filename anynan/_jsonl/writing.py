@@ -15,7 +15,7 @@ import numpy as np
 from anynan._jsonl.codes import encode
 from anynan._readings.readings import Rows, Site
 from anynan._reports.notices import warn
-from anynan._reports.run import of
+from anynan._reports.run import Run, of
 from anynan._runtime.about import __version__
 from anynan.errors import reason
 from anynan.events import Event, plain
@@ -29,25 +29,21 @@ _REMEMBERED = 10_000
 
 
 class Writer:
-    """Follow one tracker, and write what it sees to a file.
+    """Write a run to a file: at once, or step by step as a tracker sees it.
 
     It never stops the program it follows: where the file cannot be written any more, that is
     said once, and the file ends there.
 
     Args:
-        tracker: What to follow.
         path: The file.
         every: Write one step in so many, and those with an event.
     """
 
-    def __init__(self, tracker: "Tracker", path: str | os.PathLike[str], every: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], every: int = 1) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             msg = f"to_jsonl(every={every!r}): expected a whole number from 1"
             raise ValueError(msg)
-        judge = tracker.judge
-        adapter = judge.adapter
-        rank = None if adapter is None else adapter.rank()
-        self._path, self._every = _of_rank(os.fspath(path), rank), every
+        self._path, self._every = os.fspath(path), every
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._sites: dict[int, int] = {}
@@ -56,31 +52,54 @@ class Writer:
         self._events: deque[Event] = deque(maxlen=_REMEMBERED)  # a line may still be replaced
         self._said: dict[tuple[str, str], None] = {}
         self._steps = self._numbered = 0
-        self._file: Any = open(self._path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+        self._file: Any = None
+
+    def follow(self, tracker: "Tracker") -> None:
+        """Write what a tracker has seen, and go on until it is removed.
+
+        Raises:
+            OSError: If the file cannot be opened.
+        """
+        judge = tracker.judge
+        rank = None if judge.adapter is None else judge.adapter.rank()
+        self._path = _of_rank(self._path, rank)
         with judge._lock:  # noqa: SLF001  nothing is to happen in between
-            self._write(
-                "run",
-                schema=SCHEMA,
-                name=tracker.name,
-                target=tracker.target,
-                backend=None if adapter is None else adapter.backend,
-                rank=rank,
-                every=every,
-                versions=versions(None if adapter is None else adapter.backend),
-                allowed=list(of(tracker).allowed),
-            )
-            for entry in tracker.history.entries():
-                self._entry(entry)
-            for event in judge.events:
-                self.event(event)
-            self._notes(tracker.notes, tracker.remarks)
-            if adapter is None:
+            self._begin(of(tracker), rank)
+            if judge.adapter is None:
                 self.end(tracker)
             else:
                 judge.followers.append(self)
 
+    def whole(self, run: Run) -> None:
+        """Write a run that is over.
+
+        Raises:
+            OSError: If the file cannot be opened.
+        """
+        self._begin(run, None)
+        self._end(run)
+
+    def _begin(self, run: Run, rank: int | None) -> None:
+        self._file = open(self._path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+        self._write(
+            "run",
+            schema=SCHEMA,
+            name=run.name,
+            target=run.target,
+            backend=run.backend,
+            rank=rank,
+            every=self._every,
+            versions=versions(run.backend),
+            allowed=list(run.allowed),
+        )
+        for entry in run.history.entries():
+            self._entry(entry)
+        for event in run.events:
+            self.event(event)
+        self._notes(run.notes, run.remarks)
+
     def __del__(self) -> None:
-        if hasattr(self, "_file"):  # the tracker is gone, and was not removed
+        if getattr(self, "_file", None) is not None:  # the tracker is gone, and was not removed
             self._close()
 
     def step(self, rows: Rows, notes: Sequence[str], remarks: Sequence[str]) -> None:
@@ -112,11 +131,17 @@ class Writer:
 
     def end(self, tracker: "Tracker") -> None:
         """Write the last line and close the file."""
+        self._end(of(tracker))
+
+    def _end(self, run: Run) -> None:
         with self._safely():
-            run = of(tracker)
             self._notes(run.notes, run.remarks)
             self._write(
-                "end", counts=dict(run.counts), allowed=list(run.allowed), unseen=list(run.unseen)
+                "end",
+                counts=dict(run.counts),
+                allowed=list(run.allowed),
+                unseen=list(run.unseen),
+                harms=list(run.harms),
             )
             self._close()
 

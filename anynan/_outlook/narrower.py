@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anynan._files.formats import TARGETS
 from anynan._reports.escaping import name as printed
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from anynan._reports.run import Run
     from anynan._steps.tracker import Tracker
 
+ONLY = "module outputs only"  # what is computed inside of a layer may need more
 _PHASES = ("forward", "backward", "parameter")
 
 
@@ -56,22 +57,25 @@ class Headroom:
             largest = "overflows"
         text = f"{where}: {largest} at the top ({self.over_phase}, step {self.over_step})"
         if self.under <= 0:
-            return f"{text}, all zero at the bottom ({self.under_phase}, step {self.under_step})"
-        return f"{text}, {self.under:.1f} at the bottom ({self.under_phase})"
+            text += f", all zero at the bottom ({self.under_phase}, step {self.under_step})"
+        else:
+            text += f", {self.under:.1f} at the bottom ({self.under_phase})"
+        return text if self.over <= 0 or self.under <= 0 else f"{text}; {ONLY}"
 
 
-def headroom(run: "Tracker | Run", dtype: str) -> list[Headroom]:
+def headroom(run: "Tracker | Run", dtype: Any) -> list[Headroom]:
     """Rank layers by how safely they would run in a narrower dtype, the least safe first.
 
     Looked at are the largest magnitudes that were read of outputs, gradients and, with
     ``parameters=True``, weights. What a layer computes inside (a sum of squares, a matrix
     product's accumulation) may need more than that, and a tensor's smaller numbers become zero
-    before its largest does: a layer that is tight here will not do, one that has room may.
+    before its largest does. A layer that is tight here will fail in that dtype; one with room
+    here may still fail, so its line says "module outputs only".
 
     Args:
         run: A tracker, or a run that was read from a file.
-        dtype: ``float16``, ``bfloat16``, ``float8`` (which is ``float8_e4m3fn``) or
-            ``float8_e5m2``.
+        dtype: A framework's dtype, or a name: ``float16``, ``bfloat16``, ``float8`` (which is
+            ``float8_e4m3fn``) or ``float8_e5m2``.
 
     Returns:
         A line for each layer; those of which no magnitude was read come last.
@@ -88,7 +92,8 @@ def headroom(run: "Tracker | Run", dtype: str) -> list[Headroom]:
         >>> [found.layer for found in anynan.headroom(tracker, "float16") if found.bits < 0]
         ['0']
     """
-    target = TARGETS.get(dtype)
+    words = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
+    target = TARGETS.get(words.rpartition(".")[2])  # torch.float16 spells itself so
     if target is None:
         msg = f"dtype={dtype!r} is unknown; choose from {', '.join(TARGETS)}"
         raise ValueError(msg)

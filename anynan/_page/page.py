@@ -115,7 +115,8 @@ def _pictures(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[
     folded = FOLDED // sum(len(grid.layers) for grid in panels.values())
     for name, grid in panels.items():
         kept, origin = drawn[name].narrowed(most), _origin(event, name)
-        parts.append(heat_map(name, PANELS[name][0], kept, origin))
+        since = None if event is None else event.step
+        parts.append(heat_map(name, PANELS[name][0], kept, origin, since))
         if len(kept.layers) < len(grid.layers):
             text = (
                 f"{len(grid.layers):,} layers in {len(kept.layers)} rows: a row is what came "

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cache
 from html import escape
+from itertools import groupby
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from anynan._reports.escaping import name as printed
 WIDTH, HEIGHT = 6, 14  # of a cell; where there are few, they are wider
 _WIDEST, _ALL = 28, 640
 OVER = 4
-MARKED = 1500  # bad cells that get their mark
 FULL = 128.0  # bits of headroom from which on the colour stays
 _CHARACTER = 6.7
 _LABEL = 44  # characters
@@ -66,7 +66,7 @@ def key() -> str:
     texts = [
         (
             f'<span><i style="width:6em;background:linear-gradient(to right, {scale})"></i>'
-            f"headroom: 0 bits, in the middle {FULL / 4:.0f}, at the end {FULL:.0f} and more</span>"
+            f"headroom in bits: 0 ... {FULL / 4:.0f} ... {FULL:.0f}+</span>"
         )
     ]
     texts += [
@@ -78,7 +78,13 @@ def key() -> str:
     return f'<p class="key soft">{"".join(texts)}</p>'
 
 
-def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] | None) -> str:
+def heat_map(
+    name: str,
+    title: str,
+    grid: Grid,
+    origin: tuple[str | None, int] | None,
+    since: int | None = None,
+) -> str:
     """Draw layers by steps.
 
     Args:
@@ -86,6 +92,7 @@ def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] |
         title: What it shows.
         grid: Its codes.
         origin: Layer and step where it began, if that is in this panel.
+        since: The step where it began, wherever: what is bad from there on is because of it.
     """
     labels = [shown(layer) for layer in grid.layers]
     short = [text if len(text) <= _LABEL else f"...{text[3 - _LABEL :]}" for text in labels]
@@ -102,7 +109,7 @@ def heat_map(name: str, title: str, grid: Grid, origin: tuple[str | None, int] |
         f'<text x="{left - 6}" y="{OVER + i * HEIGHT + 11}" text-anchor="end">{escape(text)}</text>'
         for i, text in enumerate(short)
     ]
-    parts += _marks(grid, left, cell, origin)
+    parts += _marks(name, grid, left, cell, origin, since)
     end = 0.0
     for i in sorted({0, columns // 2, columns - 1}):
         step, x = str(grid.columns[i][0]), left + i * cell
@@ -181,32 +188,58 @@ def _picture(grid: Grid, every: int = 1) -> str:
     return data_uri(places, [colours[i] for i in used])
 
 
-def _marks(grid: Grid, left: int, wide: int, origin: tuple[str | None, int] | None) -> list[str]:
-    def corner(row: int, column: int) -> tuple[int, int]:
-        return left + column * wide, OVER + row * HEIGHT
-
-    parts = []
-    bad = np.argwhere(grid.cells >= BOTH)
+def _marks(
+    name: str,
+    grid: Grid,
+    left: int,
+    wide: int,
+    origin: tuple[str | None, int] | None,
+    since: int | None,
+) -> list[str]:
+    """Mark every bad cell: those side by side, which are alike, by one rectangle."""
+    columns = range(len(grid.columns))
+    parts = [
+        f'<pattern id="{name}-{code}" patternUnits="userSpaceOnUse" x="{left}" y="{OVER}" '
+        f'width="{wide}" height="{HEIGHT}"><text class="mark" x="{left + wide / 2}" '
+        f'y="{OVER + 11}">{mark}</text></pattern>'
+        for code, (_, mark) in _KINDS.items()
+    ]
     began = None
     if origin is not None:
         at = [i for i, (first, last) in enumerate(grid.columns) if first <= origin[1] <= last]
         rows = [i for i, layers in enumerate(grid.members) if origin[0] in layers]
         began = (rows[0], at[0]) if rows and at else None
-    for row, column in bad[:MARKED].tolist():
-        x, y = corner(row, column)
-        mark = _KINDS[int(grid.cells[row, column])][1]
-        parts.append(f'<text class="mark" x="{x + wide / 2}" y="{y + 11}">{mark}</text>')
-        if began is not None and column >= began[1] and (row, column) != began:
-            parts.append(
-                f'<rect x="{x}" y="{y}" width="{wide}" height="{HEIGHT}" fill="url(#hatch)"/>'
+    for row in np.flatnonzero((grid.cells >= BOTH).any(axis=1)).tolist():
+        y = OVER + row * HEIGHT
+        codes = [int(code) for code in grid.cells[row]]
+        after = [
+            since is not None and grid.columns[i][1] >= since and (row, i) != began for i in columns
+        ]
+        for (code, hatched), group in groupby(columns, lambda i: (codes[i], after[i])):  # noqa: B023
+            cells = list(group)
+            if code < BOTH:
+                continue
+            place = (
+                f'x="{left + cells[0] * wide}" y="{y}" width="{len(cells) * wide}" '
+                f'height="{HEIGHT}"'
             )
+            parts.append(f'<rect {place} fill="url(#{name}-{code})"/>')
+            if hatched:
+                parts.append(f'<rect {place} fill="url(#hatch)"/>')
     if began is not None:
-        x, y = corner(*began)
+        x, y = left + began[1] * wide, OVER + began[0] * HEIGHT
         parts.append(
             f'<rect class="origin" x="{x}" y="{y}" width="{wide}" height="{HEIGHT}">'
             "<title>it began here</title></rect>"
         )
     return parts
+
+
+def _power(value: float) -> str:
+    """Spell a power of ten: ``1e+6``, ``3e+6``, ``0.32``."""
+    if abs(value) < 3:
+        return f"{10**value:.2g}"
+    return f"{10 ** (value % 1):.2g}e{math.floor(value):+d}"
 
 
 Curve = tuple[str, Sequence[tuple[int, float]]]
@@ -244,7 +277,8 @@ def curves(title: str, lines: Sequence[Curve], limit: tuple[str, float] | None =
     for value in (low, (low + high) / 2, high):
         _, y = place(first, value)
         parts.append(
-            f'<text class="axis" x="{left - 6}" y="{y + 4}" text-anchor="end">1e{value:+.0f}</text>'
+            f'<text class="axis" x="{left - 6}" y="{y + 4}" text-anchor="end">'
+            f"{_power(value)}</text>"
         )
     for step in (first, last):
         x, _ = place(step, low)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
+from anynan._readings.policy import matches
+
 Pattern = str | Callable[[str, Any], bool]
 Patterns = Pattern | Iterable[Pattern] | None
 
@@ -12,6 +14,7 @@ def choose(
     layers: dict[str, Any],
     keep: Patterns = None,
     exclude: Patterns = None,
+    overrides: Iterable[str] = (),
     *,
     whole: bool = True,
 ) -> dict[str, Any]:
@@ -24,12 +27,17 @@ def choose(
         layers: Layer path -> layer.
         keep: Patterns to keep; None keeps everything.
         exclude: Patterns to leave out.
+        overrides: The globs of a policy's overrides, which must match, too.
         whole: False where layers may come later, so that a pattern need not match yet.
 
     Raises:
         TypeError: If a pattern is neither a string nor a predicate.
         ValueError: If a pattern matches no layer.
     """
+    for glob in overrides if whole else ():
+        if glob != "model" and not any(matches(path, glob) for path in layers):
+            msg = f"Policy(overrides=...): {glob!r} matches no layer{_nearest(glob, layers)}"
+            raise ValueError(msg)
     kept = set(layers) if keep is None else _matching("layers", keep, layers, whole=whole)
     left_out = set() if exclude is None else _matching("exclude", exclude, layers, whole=whole)
     return {
@@ -54,6 +62,13 @@ def _matching(option: str, patterns: Patterns, layers: dict[str, Any], *, whole:
         msg = "layers= is empty, so nothing would be watched; leave it out to watch every layer"
         raise ValueError(msg)
     for pattern in items:
+        if isinstance(pattern, type):
+            kind = pattern.__name__
+            msg = (
+                f"{option}= takes globs or predicates, not the class {kind}: choose its layers "
+                f"with lambda path, layer: isinstance(layer, {kind})"
+            )
+            raise TypeError(msg)
         if isinstance(pattern, str):
             hits = {path for path in layers if fnmatchcase(path, pattern)}
         elif callable(pattern):

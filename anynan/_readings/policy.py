@@ -168,9 +168,23 @@ class Policy:
         """Return what the overrides set for this layer."""
         found: dict[str, Any] = {}
         for glob, other in self.overrides.items():
-            if _matches(layer, glob):
+            if matches(layer, glob):
                 found |= {name: getattr(other, name) for name in other._given - {"overrides"}}  # noqa: SLF001
         return found
+
+    def refuse_idle(self) -> None:
+        """Refuse kinds that act though no limit of theirs is set anywhere.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        everywhere = (self, *self.overrides.values())
+        for kind in {kind: None for each in everywhere for kind in each.bad}:
+            limits = ("large", "headroom") if kind == "large" else (kind,)
+            if not any(getattr(each, limit) for each in everywhere for limit in limits):
+                wanted = " or ".join(f"{limit}=" for limit in limits)
+                msg = f"Policy(bad={kind!r}) does nothing without {wanted}: set that limit, too"
+                raise ValueError(msg)
 
     @property
     def unlimited(self) -> bool:
@@ -233,16 +247,12 @@ class Policy:
     def allowed(self, kind: Kind, phase: Phase, layer: str | None) -> str | None:
         """Return the reason of the whitelist entry that covers this, None if none does."""
         for entry in (*self.allow, *self.at(layer).allow):
-            if (
-                entry.kind == kind
-                and entry.phase in (None, phase)
-                and _matches(layer, entry.layers)
-            ):
+            if entry.kind == kind and entry.phase in (None, phase) and matches(layer, entry.layers):
                 return entry.reason
         return None
 
 
-def _matches(layer: str | None, glob: str) -> bool:
+def matches(layer: str | None, glob: str) -> bool:
     """Match a layer path; the model itself is called ``model``, as in ``metrics()``."""
     return fnmatchcase(layer or "", glob) or (not layer and glob == "model")
 

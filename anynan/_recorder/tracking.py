@@ -1,7 +1,6 @@
 """``track`` and ``namespace`` for array code: NumPy, Dask and any array-API library."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Unpack, overload
@@ -30,10 +29,10 @@ NO_WEIGHTS = (
 
 
 @overload
-def track(target: None = None, **options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
-def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
+def track(target: Any = ..., **options: Unpack[Arrays]) -> Any:
     """Watch a function of array code, until ``remove``.
 
     It runs on its own arrays, and what it is given, returns and writes is judged. A call that
@@ -42,7 +41,7 @@ def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
     ``anynan.scope`` it was made in. Arrays on a device, and Dask's, are always recorded.
 
     Args:
-        target: A function; None to decorate.
+        target: A function; leave it out to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"`` or a function of
             the Event), ``layers`` and ``exclude`` (globs or predicates on scope paths),
             ``replay`` (True), ``history`` (1000 calls), ``stats`` (absmax, min, max), ``read``
@@ -70,7 +69,7 @@ def track(target: Any = None, **options: Unpack[Arrays]) -> Any:
         ('log', 'log_of_negative')
     """
     chosen = array_options(options)
-    if target is None:
+    if target is ...:
         return functools.partial(start, options=chosen, session=ArraySession)
     return start(target, chosen, ArraySession)
 
@@ -169,15 +168,6 @@ def start(target: Any, options: Options, session: type[ArraySession]) -> Tracker
         raise TypeError(msg)
     if not callable(target):
         msg = f"track() takes a function, not {type_name(target)}"
-        raise TypeError(msg)
-    body = target if inspect.isroutine(target) else type(target).__call__
-    later = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    if any(test(body) for test in later):
-        name = getattr(target, "__name__", type(target).__name__)
-        msg = (
-            f"track() cannot watch {name!r}: the body of a generator or a coroutine runs after "
-            "the call; track the function that computes one item"
-        )
         raise TypeError(msg)
     tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
     return tracker.start(session(tracker))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from anynan._reports.escaping import name as printed
 from anynan._reports.report import folded
 
 if TYPE_CHECKING:
+    from anynan._judging.judge import Judge
     from anynan._readings.history import History
     from anynan._readings.readings import Reading
     from anynan._reports.run import Run
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from anynan.events import Event
 
 CLEAN = "nothing went bad"  # in what was read
+READ = "nothing bad was read"  # where that would be taken for more
 SHOWN_EVENTS = 10
 SHOWN_LAYERS = 5
 LINE = 1000
@@ -27,7 +30,11 @@ JUMP = 2.0  # an update that is so many times the usual one is worth a word
 
 
 def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
-    """Return the last read step's numbers under flat names; what is not finite is left out.
+    """Return the last read step's numbers under flat names.
+
+    What is bad is told as such: a gradient norm is NaN or Inf then, and so is the largest
+    magnitude of a bad layer; headroom is NaN where there is a NaN, and 0 bits at an Inf. What
+    may be meant (a mask's -Inf, missing data) is left out.
 
     They are the step, the tightest headroom in bits, the gradient norm over all weights, of a
     step that ``updates=`` looked at the norm of the update and its ratio to that of the weights,
@@ -39,16 +46,21 @@ def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
     numbers: dict[str, float] = {}
     readings = tracker.history.last()
     headroom = math.inf
+    broken = partial(_is_broken, tracker.judge)
     for reading in readings:
         bits = reading.headroom
+        if bits is None and broken(reading):
+            bits = math.nan if reading.kind == "nan" else 0.0
         if reading.norm is not None:
             name = f"anynan/headroom/gradient/{reading.layer or 'model'}"
         else:
             name = f"anynan/headroom/{reading.phase}/{reading.layer or 'model'}"
         if bits is not None:
-            numbers[name] = min(bits, numbers.get(name, bits))
+            numbers[name] = min(bits, numbers.get(name, bits), key=_nan_last)
         absmax, lo, hi = reading.absmax, reading.lo, reading.hi
         if reading.site.bound or absmax is None or lo is None or hi is None:
+            continue
+        if reading.kind is not None and not broken(reading):
             continue
         name = f"anynan/absmax/{reading.phase}/{reading.site.parameter or reading.layer or 'model'}"
         numbers[name] = max(absmax, numbers.get(name, 0.0), key=_nan_first)
@@ -58,10 +70,10 @@ def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
             if stat in stats:
                 numbers[name.replace("absmax", stat, 1)] = stats[stat]
         if bits is not None:
-            headroom = min(headroom, bits)
+            headroom = min(headroom, bits, key=_nan_last)
     if readings:
         numbers["anynan/step"] = float(readings[-1].step)
-    if math.isfinite(headroom):
+    if headroom != math.inf:
         numbers["anynan/headroom"] = headroom
     norms = layer_norms(readings)
     if norms:
@@ -73,15 +85,26 @@ def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
             numbers["anynan/update_ratio"] = update / size if size else math.inf
     for word in ("bad", "suspect", "expected"):
         numbers[f"anynan/{word}"] = float(tracker.count(word))
-    return {
-        name: value
-        for name, value in numbers.items()
-        if math.isfinite(value) and (layers or name.count("/") == 1)
-    }
+    return {name: value for name, value in numbers.items() if layers or name.count("/") == 1}
+
+
+def _is_broken(judge: "Judge", reading: "Reading") -> bool:
+    """Tell whether a reading is bad for sure: not what came in, no state, and not excused."""
+    kind, site, policy = reading.kind, reading.site, judge.options.policy
+    if kind is None or site.phase == "input" or (site.buffer and site.phase == "parameter"):
+        return False
+    judged = policy.weigh(kind, site.phase, site.layer)
+    excused = policy.allowed(kind, site.phase, site.layer)
+    excused = excused or judge.monitor.downgraded.get((site.layer, site.phase, kind))
+    return judged is not None and judged[1] == "bad" and not excused
 
 
 def _nan_first(value: float) -> float:
     return math.inf if math.isnan(value) else value
+
+
+def _nan_last(value: float) -> float:
+    return -math.inf if math.isnan(value) else value
 
 
 def tightest(history: "History") -> "dict[str, Reading]":
@@ -117,7 +140,12 @@ def _gradients(history: "History") -> list[str]:
     if not norms:
         return []
     text = f"  gradient  norm {magnitude(math.hypot(*norms.values()))}, step {readings[-1].step}"
-    if len(norms) > 1:
+    bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
+    if bad:
+        named = ", ".join(layer or "(the model itself)" for layer in bad[:SHOWN_LAYERS])
+        text += f"; not finite in {len(bad)} of {plural(len(norms), 'layer')}: {named}"
+        text += ", ..." if len(bad) > SHOWN_LAYERS else ""
+    elif len(norms) > 1:
         ranked = sorted(norms.items(), key=lambda item: item[1])
         (low, least), (high, most) = ranked[0], ranked[-1]
         text += (
@@ -160,7 +188,7 @@ def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
     bad, count = run.counts["bad"], max(run.step, max(last) + 1)
     suspects = [e for e in run.events if e.severity == "suspect" and not e.expected and _tells(e)]
-    text = f"{group(bad)} bad" if bad else CLEAN
+    text = f"{group(bad)} bad" if bad else READ if run.harms else CLEAN
     if suspects and not bad:  # no all-clear
         text = f"0 bad, {len(suspects)} suspect"
     text += (
@@ -168,7 +196,7 @@ def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
         f"{plural(len(run.history.last()), 'reading')} in the last step"
     )
     # What was finite before it went bad says nothing of how a run ended.
-    for layer, reading in [] if bad else list(best.items())[:1]:
+    for layer, reading in [] if bad or run.harms else list(best.items())[:1]:
         text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
     return printed(f"anynan: {run.name}: {text}", LINE)
 
@@ -226,6 +254,7 @@ def overview(run: "Run", told: Sequence[str] | None = None) -> str:
     )
     lines += numbers(history, best)
     lines += outlook(run) if told is None else told
+    lines += [f"  harm      {harm}" for harm in run.harms]
     lines += [f"  event     {line}" for line in folded(run.events)[-SHOWN_EVENTS:]]
     lines += [f"  allowed   {text}" for text in run.allowed]
     lines += [f"  note      {note}" for note in (*run.notes, *run.remarks, *run.damage)]

@@ -33,6 +33,9 @@ class Run:
         damage: What of a file could not be read, or that it has no end.
         open: What was read of a step that failed before its end.
         step: The step that a tracker is in.
+        harms: What the program came to harm by though nothing that was read was bad.
+        target: What is tracked, as an event names it.
+        backend: Which adapter watches it.
 
     Example:
         >>> import anynan
@@ -53,6 +56,9 @@ class Run:
     damage: tuple[str, ...] = ()
     open: Rows | None = None
     step: int = 0
+    harms: tuple[str, ...] = ()
+    target: str = ""
+    backend: str | None = None
 
     def report(self) -> str:
         """Return what was seen as text: the first bad event in full, then an overview."""
@@ -77,7 +83,13 @@ def of(tracker: "Tracker") -> Run:
     """Gather what a tracker has seen so far."""
     judge = tracker.judge
     policies = (judge.options.policy, *judge.options.policy.overrides.values())
-    given = [f"{e.kind} in {e.layers!r}: {e.reason}" for policy in policies for e in policy.allow]
+    used = {event.expected for event in tracker.events}
+    given = [
+        f"{e.kind} in {e.layers!r}: {e.reason}"
+        + ("" if e.reason in used else " (not needed so far)")
+        for policy in policies
+        for e in policy.allow
+    ]
     found = [
         f"{kind} in {phase} {path or '(the model itself)'}: {why}"
         for (path, phase, kind), why in judge.monitor.downgraded.items()
@@ -97,4 +109,6 @@ def of(tracker: "Tracker") -> Run:
         tuple(path for path in watched if path not in read),
         open=judge.open_rows(),
         step=tracker.step,
+        target=tracker.target,
+        backend=tracker._backend,  # noqa: SLF001  its own run
     )

@@ -9,7 +9,7 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from anynan._reports.overview import CLEAN, all_clear
+from anynan._reports.overview import CLEAN, READ, all_clear
 from anynan._reports.run import Run, of
 from anynan._runtime.about import ADAPTERS
 from anynan._runtime.imports import when_imported
@@ -17,8 +17,6 @@ from anynan._steps.tracker import Tracker
 from anynan.errors import reason
 from anynan.events import Event
 from anynan.options import Options
-
-READ = "nothing bad was read"  # where "nothing went bad" would be taken for more
 
 
 class Found:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import html
+import inspect
 import operator
 import os
 import sys
@@ -18,6 +19,7 @@ from anynan._notebooks.shell import shell
 from anynan._readings.history import History
 from anynan._readings.readings import Reading
 from anynan._reports.escaping import name as printed
+from anynan._runtime.about import ADAPTERS
 from anynan._runtime.interrupts import whole
 from anynan._runtime.tracebacks import shorten
 from anynan.errors import AnomalyError
@@ -28,22 +30,58 @@ if TYPE_CHECKING:
     from anynan._steps.adapter import BaseAdapter
 
 
-def refuse_target(target: Any, what: str) -> None:
-    """Refuse a tracker, or a class in its object's place; adapters ask at ``track``.
+def refuse_target(target: Any, what: str, backend: str = "") -> None:
+    """Refuse what would be watched in vain; adapters ask at ``track``.
+
+    That is nothing at all, a tracker, a class in its object's place, another framework's model,
+    and a function that returns before its body runs.
 
     Args:
         target: What was given to ``track``.
         what: What it takes.
+        backend: Name of the adapter, where it watches functions alone.
 
     Raises:
         TypeError: If it is one of these.
     """
+    if target is None:
+        msg = f"track() was given None: is a return statement missing where the {what} was made?"
+        raise TypeError(msg)
     if isinstance(target, Tracker):
         msg = f"this is a tracker already: {target!r}; track the {what} itself, its .fn"
         raise TypeError(msg)
     if isinstance(target, type):
         msg = f"track() takes a {what}, not the class {target.__name__}: create an object first"
         raise TypeError(msg)
+    name = getattr(target, "__name__", type(target).__name__)
+    packages = {kind.__module__.partition(".")[0] for kind in type(target).__mro__}
+    other = next((each for each in ADAPTERS if each in packages and each != backend), None)
+    if backend and other is not None:
+        msg = f"track() takes a {what}, and {name} is {other}'s: use anynan.{other}.track()"
+        raise TypeError(msg)
+    late = _returns_early(target)
+    if late:
+        msg = (
+            f"track() cannot watch {name}: the body of {late} runs after the call; track the "
+            "function that it calls for each step or item"
+        )
+        raise TypeError(msg)
+
+
+def _returns_early(target: Any) -> str:
+    """Say what a function is that returns before its body runs, empty if it is none of these."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    try:
+        target = inspect.unwrap(target)
+    except Exception:  # noqa: BLE001  an object that answers to every attribute
+        return ""
+    for fn in (target, *(vars(kind).get("__call__") for kind in type(target).__mro__)):
+        if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+            return "an async function"
+        if inspect.isgeneratorfunction(fn):
+            return "a generator function"
+    return ""
 
 
 def tracker_of(target: Any) -> "Tracker":
@@ -128,6 +166,8 @@ class Tracker:
         self.name = name
         self.paused = False
         self.where = ""
+        self._backend: str | None = None
+        self._removed = False
         self.judge: Judge = Judge(options, self)
 
     # Names.
@@ -228,6 +268,7 @@ class Tracker:
         if environment() == "off":
             return self
         self.judge.adapter = adapter
+        self._backend = adapter.backend
         with _lock:
             _watching[id(self)] = weakref.ref(self)
             started["trackers"] += 1
@@ -240,6 +281,7 @@ class Tracker:
         return self
 
     def __enter__(self) -> Self:
+        self._refuse_removed()
         return self
 
     def __exit__(
@@ -273,6 +315,7 @@ class Tracker:
             follower.end(self)
         self.judge.followers.clear()
         self.judge.adapter = None
+        self._removed = True
         adapter.detach()
         while self.judge.ends:
             self.judge.ends.pop()()
@@ -284,7 +327,12 @@ class Tracker:
         self.paused = True
 
     def resume(self) -> None:
-        """Watch again after ``pause``."""
+        """Watch again after ``pause``.
+
+        Raises:
+            RuntimeError: If the tracker was removed.
+        """
+        self._refuse_removed()
         if self.judge.adapter is not None and self.paused:
             self.judge.adapter.set_paused(False)
         self.paused = False
@@ -294,9 +342,16 @@ class Tracker:
 
         Raises:
             AnomalyError: As the tracker's action says.
+            RuntimeError: If the tracker was removed.
         """
+        self._refuse_removed()
         if self.judge.adapter is not None:
             self.judge.adapter.read()
+
+    def _refuse_removed(self) -> None:
+        if self._removed:
+            msg = f"this tracker was removed and watches nothing: track {self.name} again"
+            raise RuntimeError(msg)
 
     # What was seen.
 
@@ -376,7 +431,7 @@ class Tracker:
         """
         from anynan._jsonl.writing import Writer
 
-        Writer(self, path, every)
+        Writer(path, every).follow(self)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write what was seen as one page of HTML: report, layers by steps, curves, numbers.

@@ -360,3 +360,50 @@ def test_the_page_shows_the_place_and_every_layer(
     assert page.count("<rect") == len([row for row in found.rows if row.ratio is not None])
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert len(page) < 100_000
+
+
+def test_nan_on_both_sides_is_no_silent_agreement() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].weight.data[0, 0] = torch.nan
+    found = anynan.compare(model, copy.deepcopy(model), torch.ones(2, 4))
+    assert not found.differs
+    assert "both made NaN or Inf, first in `0`" in found.sentence()
+
+
+def test_nan_in_one_weight_is_told_as_that_and_not_as_a_number_of_times() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    other = copy.deepcopy(model)
+    other[0].weight.data[0, 0] = torch.nan
+    text = str(anynan.compare(model, other, torch.ones(2, 4)))
+    assert "First in `0`, which makes NaN or Inf in the second model alone" in text
+    assert "weight  0.weight holds NaN or Inf in one of the two, and not in the other" in text
+    assert "nowhere" not in text
+
+
+def test_shapes_that_differ_are_told_as_shapes() -> None:
+    found = anynan.compare(nn.Linear(4, 3), nn.Linear(4, 5), torch.ones(2, 4))
+    assert found.differs
+    assert "makes (2, 3) in the first model and (2, 5) in the second" in found.sentence()
+    assert "backward" not in found.sentence()
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+
+    def forward(self, *, ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        out: torch.Tensor = self.inner(ids) * scale
+        return out
+
+
+def test_a_batch_is_given_by_name() -> None:
+    model = Named()
+    other = copy.deepcopy(model)
+    other.inner.bias.data += 1
+    inputs = {"ids": torch.ones(2, 4), "scale": 2.0}
+    assert not anynan.compare(model, copy.deepcopy(model), inputs=inputs).differs
+    found = anynan.compare(model, other, inputs=inputs)
+    assert found.place is not None and found.place.layer == "inner"
+    ready = anynan.capture(other, inputs=inputs)
+    assert anynan.compare(model, ready, inputs=inputs).differs

@@ -1,9 +1,11 @@
 """Bad input: one clear error that says what was seen and what to do."""
 
+import math
 import subprocess
 import sys
 import textwrap
 import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -205,3 +207,94 @@ def test_the_traceback_of_a_step_ends_in_the_line_of_the_layer() -> None:
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert frames[-1].line == "return self.log(x)  # here"
     assert not any("anynan/_" in frame.filename for frame in frames)
+
+
+def test_what_would_watch_nothing_is_refused_in_one_line() -> None:
+    async def later(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def items() -> Iterator[int]:
+        yield 1
+
+    uses: dict[str, Callable[[], object]] = {
+        "None: is a return statement missing": lambda: anynan.torch.track(None),
+        "the body of an async function runs after": lambda: anynan.torch.track(later),
+        "the body of a generator function runs after": lambda: anynan.torch.track(items),
+        "layers= takes globs or predicates, not the class Linear": lambda: anynan.torch.track(
+            net(), layers=nn.Linear
+        ),
+        "'nowhere' matches no layer": lambda: anynan.torch.track(
+            net(), policy=anynan.Policy(overrides={"nowhere": anynan.Policy(large=1)})
+        ),
+        r"bad='spike'\) does nothing without spike=": lambda: anynan.torch.track(
+            net(), policy=anynan.Policy(bad="spike")
+        ),
+        "save=.* cannot be written": lambda: anynan.torch.track(net(), save=f"{__file__}/bundle"),
+    }
+    for words, use in uses.items():
+        with pytest.raises((TypeError, ValueError, OSError), match=words):
+            use()
+    anynan.torch.track(
+        net(), policy=anynan.Policy(overrides={"model": anynan.Policy(large=9)}, bad="large")
+    ).remove()
+
+
+def test_an_adapter_of_functions_names_the_one_that_a_module_belongs_to() -> None:
+    jax = pytest.importorskip("jax")
+    del jax
+    with pytest.raises(TypeError, match=r"Sequential is torch's: use anynan\.torch\.track\(\)"):
+        anynan.jax.track(net())
+
+
+def test_what_is_allowed_and_was_not_needed_is_listed_as_such() -> None:
+    allow = anynan.Allow("*", "neginf", "a mask")
+    with anynan.torch.track(net(), policy=anynan.Policy(allow=allow)) as tracker:
+        assert "a mask (not needed so far)" in tracker.report()
+
+
+def test_recording_warns_of_no_value_and_logs_each_suspect(
+    caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = net()
+    policy = anynan.Policy(large=1e-6, headroom=1, spike=1.0001)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    @anynan.torch.track(action="record", policy=policy, patience=2)
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+
+    for i in range(24):
+        step(torch.full((2, 2), 1.0 + 1e4 * (i == 22)))
+    step(torch.full((2, 2), math.inf))
+    step.remove()
+    assert {event.kind for event in step.events} >= {"large", "spike"}
+    assert {record.levelname for record in caplog.records} == {"WARNING", "ERROR"}
+    assert len(caplog.records) == len(step.events)
+    assert not [warning for warning in recwarn if warning.category is anynan.AnynanWarning]
+
+
+def test_metrics_never_look_healthier_once_all_weights_are_nan() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    @anynan.torch.track(action="record", replay=False)
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+
+    step(torch.ones(2, 2))
+    before = step.metrics()
+    for p in model.parameters():
+        p.data.fill_(torch.nan)
+    step(torch.ones(2, 2))
+    after = step.metrics()
+    assert before.keys() <= after.keys()
+    assert math.isfinite(before["anynan/gradient_norm"])
+    assert not math.isfinite(after["anynan/gradient_norm"])
+    assert math.isnan(after["anynan/headroom"])
+    text = step.report()
+    assert "not finite in 2 of 2 layers" in text
+    assert "tightest headroom" not in text

@@ -1,7 +1,7 @@
 """One traced form of a function: its operations, its readings, its compiled programs."""
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -260,15 +260,15 @@ class Program:
 
     # Readings.
 
-    def pick(self, keep: Patterns, skip: Patterns) -> None:
+    def pick(self, keep: Patterns, skip: Patterns, overrides: Iterable[str] = ()) -> None:
         """Choose the watched layers.
 
         Raises:
             ValueError: If a pattern matches no layer.
         """
         names = dict.fromkeys(self.layers.names())
-        if keep is not None or skip is not None:
-            names = choose(names, keep, skip)
+        if keep is not None or skip is not None or overrides:
+            names = choose(names, keep, skip, overrides)
         self.chosen = set(names)
 
     def watched(self, layer: str | None) -> bool:

@@ -289,7 +289,9 @@ class Session(BaseAdapter):
                     raise
                 except Exception as error:
                     raise UnwatchableError(reason(error)) from error
-                program.pick(self.options.layers, self.options.exclude)
+                program.pick(
+                    self.options.layers, self.options.exclude, self.options.policy.overrides
+                )
                 self._refuse(program)
                 self._say(program)
                 found = Watches(program)

@@ -38,7 +38,9 @@ class Layers:
         return all(getattr(layer, "built", True) for layer in self.alive().values())
 
     def _choose(self, layers: dict[str, Any], *, whole: bool) -> set[str]:
-        return set(choose(layers, self._options.layers, self._options.exclude, whole=whole))
+        options = self._options
+        overrides = options.policy.overrides
+        return set(choose(layers, options.layers, options.exclude, overrides, whole=whole))
 
     def lacks(self, layer: Any) -> bool:
         """Tell whether a layer that runs in a step of these is to be looked for among them."""

@@ -54,15 +54,17 @@ class Models:
     def paths(self, prefix: str, model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         """Give the watched layers of a model by path, patterns applied."""
         named = self.named(prefix, model)
-        if self.options.layers is None and self.options.exclude is None:
+        overrides = self.options.policy.overrides
+        if self.options.layers is None and self.options.exclude is None and not overrides:
             return named
         # A pattern need not match in every model of a step.
         every = dict(named)
         for other, found in self.living():
             if found is not model:
                 every.update(self.named(other, found))
-        whole = self.whole(every)
-        chosen = choose(every, self.options.layers, self.options.exclude, whole=whole)
+        chosen = choose(
+            every, self.options.layers, self.options.exclude, overrides, whole=self.whole(every)
+        )
         return {path: module for path, module in named.items() if path in chosen}
 
     def whole(self, layers: dict[str, torch.nn.Module]) -> bool:
