@@ -18,6 +18,7 @@ from anynan._bundle.bundle import FACTS, SCRIPT, load
 from anynan._bundle.calls import BundleError
 from anynan._bundle.script import TENSORS
 from anynan._cli.commands import main
+from anynan._files.scan import scan
 from tests.bundles import again, run_alone
 
 
@@ -185,9 +186,12 @@ def test_unfit_folders_are_refused_at_once(given: Any) -> None:
         anynan.track(np.log, save=given)
 
 
-def test_a_folder_that_cannot_be_written_is_a_note(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_and_later_a_note(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    tracked = anynan.track(lambda x: np.log(x), save=tmp_path / "file" / "b")
+    with pytest.raises(OSError, match="cannot be written: .*file: it is no folder"):
+        anynan.track(lambda x: np.log(x), save=tmp_path / "file" / "b")
+    tracked = anynan.track(lambda x: np.log(x), save=tmp_path / "later" / "b")
+    (tmp_path / "later").write_text("", encoding="utf-8")
     told = "no bundle was saved: (FileExists|NotADirectory)Error"
     with pytest.raises(anynan.NonFiniteError, match=told), np.errstate(all="ignore"):
         tracked(X)
@@ -371,3 +375,14 @@ def test_tampered_tensors_never_get_further(bundle: Path, at: int, byte: int, si
     if bytes(held) != (bundle / TENSORS).read_bytes():
         with pytest.raises(BundleError):
             load(str(folder))
+
+
+def test_scan_finds_nothing_bad_in_the_random_states_of_a_bundle(tmp_path: Path) -> None:
+    tracked = anynan.track(lambda x: np.log(x), save=tmp_path / "b")
+    with pytest.raises(anynan.NonFiniteError), np.errstate(all="ignore"):
+        tracked(X)
+    (file,) = scan([str(tmp_path / "b")])
+    named = {each.tensor.name: each.tally for each in file.tensors}
+    states = [tally for name, tally in named.items() if name.startswith("random.")]
+    assert states
+    assert not any(tally is not None and tally.bad for tally in states)

@@ -77,9 +77,9 @@ def _returns_early(target: Any) -> str:
     except Exception:  # noqa: BLE001  an object that answers to every attribute
         return ""
     for fn in (target, *(vars(kind).get("__call__") for kind in type(target).__mro__)):
-        if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+        if inspect.iscoroutinefunction(fn):
             return "an async function"
-        if inspect.isgeneratorfunction(fn):
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             return "a generator function"
     return ""
 
