@@ -35,7 +35,7 @@ class Source:
         file: Path of the source file.
         line: Line number, from 1.
         function: Name of the function the line is in.
-        text: The line itself, stripped.
+        text: The line itself, stripped; of an expression over several lines all of them, in one.
         via: The library frame it went through (``functional.py:2913 in layer_norm``), if any.
         column: Where in ``text`` the code that ran begins, in characters from 0, where known.
         end_column: Where it ends: ``text[column:end_column]`` is that code.

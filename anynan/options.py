@@ -4,7 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict, TypeVar
 
 from anynan._bundle.folders import refuse_unwritable
 from anynan._readings.patterns import Patterns
@@ -17,6 +17,7 @@ LEVELS = ("step", "layer", "operation")
 ENVIRONMENT = ("off", "warn", "record", "raise")
 KEEP_BYTES = 64 * 2**20
 
+Track = TypeVar("Track", bound=Callable[..., Any])
 Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
 Stats = str | Iterable[str]
 
@@ -205,6 +206,30 @@ class Options:
                 raise TypeError(msg)
         return cls(**{name: value for name, value in given.items() if name in common})
 
+    @classmethod
+    def shown(cls, known: type) -> Callable[[Track], Track]:
+        """Have a function's signature name its options, with the defaults of those that are shared.
+
+        Args:
+            known: The TypedDict that names those there are.
+        """
+        shared = inspect.signature(cls).parameters
+
+        def put(track: Track) -> Track:
+            written = inspect.signature(track)
+            given = [x for x in written.parameters.values() if x.kind is not x.VAR_KEYWORD]
+            for name in known.__annotations__:
+                default = shared[name].default if name in shared else None
+                if name in ("policy", "level"):  # long, and another for array code
+                    default = ...
+                given.append(
+                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+                )
+            vars(track)["__signature__"] = written.replace(parameters=given)
+            return track
+
+        return put
+
     @property
     def only_watches(self) -> bool:
         """Tell whether a bad reading changes nothing: no update is stopped, no step run again."""
@@ -242,5 +267,6 @@ def environment() -> str | None:
         return None
     if word not in ENVIRONMENT:
         msg = f"ANYNAN={word!r} in the environment is unknown; use {', '.join(ENVIRONMENT)}"
+        msg += " ('skip' is given in the code, as action=)" if word == "skip" else ""
         raise ValueError(msg)
     return word

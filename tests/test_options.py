@@ -1,12 +1,13 @@
 """The options every adapter shares: one clear error for each thing that cannot be."""
 
+import inspect
 from typing import Any
 
 import pytest
 
 import anynan
 from anynan import Policy
-from anynan.options import Options, environment
+from anynan.options import Arrays, Options, environment
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
@@ -181,3 +182,9 @@ def test_jax_cannot_read_at_once() -> None:
     pytest.importorskip("jax")
     with pytest.raises(ValueError, match="read='immediate' is not there for JAX"):
         anynan.jax.track(lambda x: x, read="immediate")  # type: ignore[call-overload]
+
+
+def test_the_signature_of_track_names_every_option() -> None:
+    names = list(inspect.signature(anynan.track).parameters)
+    assert names == ["target", *Arrays.__annotations__]
+    assert inspect.signature(anynan.track).parameters["history"].default == 1000

@@ -228,12 +228,31 @@ def test_the_part_of_a_line_that_ran_is_known() -> None:
     ]
 
 
-def test_of_a_call_over_several_lines_its_first_line_is_told() -> None:
+def test_of_an_expression_over_several_lines_the_operation_is_quoted() -> None:
+    found = [
+        user_source(skip=1),
+        (
+            0  # a comment
+            + 1
+            - Ask()
+        ),
+    ]  # fmt: skip
+    source = found[1]
+    assert source.text[source.column : source.end_column] == "0 + 1 - Ask()"
+    assert source.text == "0 + 1 - Ask()"
+
+
+class Ask:
+    def __rsub__(self, other: int) -> Any:
+        return user_source(skip=2)
+
+
+def test_of_a_call_over_several_lines_all_are_told() -> None:
     source = (0, user_source(
         skip=1,
     ))[1]  # fmt: skip
     assert source is not None
-    assert source.text[source.column : source.end_column] == "user_source("
+    assert source.text[source.column : source.end_column] == "user_source( skip=1, )"
 
 
 def test_the_line_of_another_library_is_quoted_and_the_frameworks_is_not() -> None:

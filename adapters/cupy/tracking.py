@@ -78,6 +78,7 @@ class CupySession(ArraySession):
 def track(**options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
+@Options.shown(Arrays)
 def track(target: Any = ..., **options: Unpack[Arrays]) -> Any:
     """Watch a function of CuPy arrays: every operation on its arguments, until ``remove``.
 

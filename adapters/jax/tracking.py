@@ -29,6 +29,7 @@ class JaxOptions(Training, total=False):
 def track(**options: Unpack[JaxOptions]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Callable[..., Any], **options: Unpack[JaxOptions]) -> Tracker: ...
+@Options.shown(JaxOptions)
 def track(target: Any = ..., **options: Unpack[JaxOptions]) -> Any:
     """Watch a function of arrays: a model, a loss, or best a whole training step.
 
@@ -43,7 +44,8 @@ def track(target: Any = ..., **options: Unpack[JaxOptions]) -> Any:
     Args:
         target: A function of pytrees, jitted or not; leave it out to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
-            function of the Event), ``layers`` and ``exclude`` (globs or predicates),
+            function of the Event), ``save`` (a folder for a bundle of the
+            first bad event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
             ``updates`` (n: in one step of n, how far the update moves the weights),

@@ -42,6 +42,7 @@ class MonitorOptions(Watching, Weights, Backends, total=False):
 def track(**options: Unpack[KerasOptions]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Any, **options: Unpack[KerasOptions]) -> Tracker: ...
+@Options.shown(KerasOptions)
 def track(target: Any = ..., **options: Unpack[KerasOptions]) -> Any:
     """Watch a Keras model, forward and backward, on the backend that Keras runs on.
 

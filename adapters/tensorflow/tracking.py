@@ -19,6 +19,7 @@ from anynan.tensorflow.session.targets import is_keras, layers_in, modules_of, v
 def track(**options: Unpack[Training]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Any, **options: Unpack[Training]) -> Tracker: ...
+@Options.shown(Training)
 def track(target: Any = ..., **options: Unpack[Training]) -> Any:
     """Watch a Keras model, a ``tf.Module`` or a function, forward and backward.
 
@@ -34,7 +35,8 @@ def track(target: Any = ..., **options: Unpack[Training]) -> Any:
     Args:
         target: A Keras model, a ``tf.Module`` or a function; leave it out to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
-            function of the Event), ``layers`` and ``exclude`` (globs or predicates),
+            function of the Event), ``save`` (a folder for a bundle of the
+            first bad event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``parameters`` (False; True reads every weight after each step that took gradients),
             ``updates`` (n: in one step of n, how far the update moves the weights),

@@ -38,6 +38,7 @@ def track(**options: Unpack[TorchOptions]) -> Callable[[Any], Tracker]: ...
 def track(
     target: torch.nn.Module | Callable[..., Any], **options: Unpack[TorchOptions]
 ) -> Tracker: ...
+@Options.shown(TorchOptions)
 def track(target: Any = ..., **options: Unpack[TorchOptions]) -> Any:
     """Watch a model or a training step, forward and backward, until ``remove``.
 
@@ -53,7 +54,8 @@ def track(target: Any = ..., **options: Unpack[TorchOptions]) -> Any:
     Args:
         target: An ``nn.Module`` or a step function; leave it out to decorate.
         **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
-            function of the Event), ``layers`` and ``exclude`` (globs or predicates),
+            function of the Event), ``save`` (a folder for a bundle of the
+            first bad event), ``layers`` and ``exclude`` (globs or predicates),
             ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
             ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
             ``read`` (``"auto"``, ``"immediate"``, ``"step"`` or every n steps), ``level``

@@ -8,17 +8,20 @@ from anynan._diagnosis.rules.situation import BACKWARD, BOTH, FORWARD
 from anynan.errors import reason
 from anynan.events import Cause
 
-__all__ = ["RULES", "Rule", "Situation", "explain", "table"]
+__all__ = ["RULES", "STEP", "Rule", "Situation", "explain", "table"]
 
 UNKNOWN = "unknown"
 # What is said where no operation was seen to make it: a tag, a sentence, a fix.
-_STEP = "track the training step function instead of the model, and the operation is named"
+STEP = (
+    "track the training step instead of the model (put the body of the loop into a function), and "
+    "the operation is named"
+)
 _OUTSIDE = "the model's outputs were finite, and the loss or its gradient is not"
 _BETWEEN = "what a layer was given was bad: code between the watched layers made it"
 _ANOTHER = "what came in is what another watched model gave"
 _WITHOUT_RULE = (
-    ("outside_the_model", _OUTSIDE, _STEP),
-    ("made_between_layers", _BETWEEN, _STEP),
+    ("outside_the_model", _OUTSIDE, STEP),
+    ("made_between_layers", _BETWEEN, STEP),
     ("made_by_another", _ANOTHER, "mend that model first"),
     (
         UNKNOWN,

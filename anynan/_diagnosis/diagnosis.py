@@ -8,7 +8,7 @@ from typing import Any
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.agreement import Passed, parting
-from anynan._diagnosis.causes import UNKNOWN, Situation, advise, explain
+from anynan._diagnosis.causes import STEP, UNKNOWN, Situation, advise, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink, Token, Verdict, trace
 from anynan._diagnosis.rules.circumstance import PROBABLE, is_label
@@ -738,7 +738,7 @@ def _outside_fix(case: Case) -> str:
             "check the loss and what it is made of with anynan.check(...), or track with "
             "level='operation', and the operation is named"
         )
-    return "track the training step function instead of the model, and the operation is named"
+    return STEP
 
 
 def _layer_before(case: Case, layer: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import re
 import sys
 import sysconfig
 import time
@@ -16,6 +17,8 @@ from anynan.events import Source
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _BEGAN = time.time()
+_LINES = 8  # of an expression that are quoted in one
+_COMMENT = re.compile(r"\s*(?<!\S)#[^'\"]*$")
 _STDLIB = tuple(
     os.path.join(path, "")
     for name in ("stdlib", "platstdlib")
@@ -166,7 +169,7 @@ def located(
     text = raw.strip()
     start = end = None
     if text and offset >= 0:
-        start, end = _columns(code, offset, line, raw)
+        text, start, end = _part(code, offset, line, raw, scope)
     return Source(
         code.co_filename, line, code.co_name, text,
         column=start, end_column=end, changed=changed,
@@ -222,19 +225,42 @@ def _codes(file: str, written: float, text: str) -> frozenset[CodeType]:
     return frozenset(found)
 
 
-def _columns(code: CodeType, offset: int, line: int, raw: str) -> tuple[int | None, int | None]:
-    """Find what of a line an instruction belongs to, counted from the line's first letter."""
+def _part(
+    code: CodeType, offset: int, line: int, raw: str, scope: dict[str, Any] | None
+) -> tuple[str, int | None, int | None]:
+    """Find what an instruction belongs to: its lines in one, and the columns of its own code."""
+    text = raw.strip()
     place = next(islice(code.co_positions(), offset // 2, None), None)
     if place is None:
-        return None, None
+        return text, None, None
     first, last, start, end = place
-    if first != line or start is None or end is None:
-        return None, None
-    encoded, indent = raw.encode(errors="replace"), len(raw) - len(raw.lstrip())
-    length = len(raw.strip())
-    begin = len(encoded[:start].decode(errors="ignore")) - indent
-    finish = len(encoded[:end].decode(errors="ignore")) - indent if last == first else length
-    return (begin, finish) if 0 <= begin < finish <= length else (None, None)
+    if first != line or last is None or start is None or end is None:
+        return text, None, None
+    begin = _characters(raw, start)
+    if last == first:
+        finish = _characters(raw, end)
+    else:
+        # Its first line alone would hide the operator, or the method, of an expression.
+        rest = [linecache.getline(code.co_filename, n, scope) for n in range(first + 1, last + 1)]
+        if last - first >= _LINES or not all(rest):
+            return text, *_fitting(begin, len(text), text)
+        before = [text, *(each.strip() for each in rest[:-1])]
+        before = [part for each in before if (part := _COMMENT.sub("", each))]
+        joined = " ".join(before)
+        ending = rest[-1].strip()
+        finish = len(joined) + 1 + _characters(rest[-1], end)
+        text = f"{joined} {ending}"
+    return text, *_fitting(begin, finish, text)
+
+
+def _characters(raw: str, column: int) -> int:
+    """Turn a column in bytes into one in characters, counted from the line's first letter."""
+    indent = len(raw) - len(raw.lstrip())
+    return len(raw.encode(errors="replace")[:column].decode(errors="ignore")) - indent
+
+
+def _fitting(start: int, end: int, text: str) -> tuple[int | None, int | None]:
+    return (start, end) if 0 <= start < end <= len(text) else (None, None)
 
 
 def _via_text(file: str, line: int, inside: str, scope: dict[str, Any] | None) -> str:

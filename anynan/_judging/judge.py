@@ -25,6 +25,7 @@ from anynan._diagnosis.diagnosis import (
 )
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import PLACING, OpRecord, Replay, Sink, trace
+from anynan._diagnosis.rules.evidence import magnitude
 from anynan._diagnosis.trials import tried
 from anynan._judging import made
 from anynan._judging.actions import Actor, names_bad, takes_along
@@ -1103,6 +1104,8 @@ class Judge(Actor):
 
     def _suspect(self, reading: Reading, kind: Kind, **said: Any) -> Event:
         """Make the event of a reading that does not act."""
+        if kind == "large":
+            said["notes"] = (self._beyond(reading), *said.get("notes", ()))
         event = Event(
             backend=self._adapter.backend,
             layer=reading.layer,
@@ -1125,6 +1128,15 @@ class Judge(Actor):
         if new and rows.failed is None and rows.held is None and self.adapter is not None:
             rows.spread -= 1  # it is what is told
             self.fail(rows, new[-1], new[-1].kind or "nan")
+
+    def _beyond(self, reading: Reading) -> str:
+        """Say how large a reading is, and beyond which limit."""
+        site, policy = reading.site, self.options.policy.at(reading.layer)
+        limit = policy.limit(site.layer, site.dtype_max)
+        text = f"{magnitude(reading.absmax or 0.0)} is beyond {magnitude(limit)}"
+        return (
+            f"{text}, large=" if limit == policy.large else f"{text}, headroom={policy.headroom:g}"
+        )
 
     def _settle_doubts(self, rows: Rows) -> None:
         """Note what came in bad and did no harm."""

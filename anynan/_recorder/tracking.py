@@ -32,6 +32,7 @@ NO_WEIGHTS = (
 def track(**options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
+@Options.shown(Arrays)
 def track(target: Any = ..., **options: Unpack[Arrays]) -> Any:
     """Watch a function of array code, until ``remove``.
 

@@ -139,6 +139,8 @@ def render_line(event: Event, *, which: bool = False) -> str:
     if event.cause is not None:
         # What a norm was and is says more than that it is unusual.
         text += f": {(norm and event.cause.evidence) or event.cause.text}"
+    if event.kind == "large" and event.notes and event.cause is None:
+        text += f": {event.notes[0]}"
     if event.expected is not None:
         text += f" ({event.expected})"
     if event.times > 1:
@@ -558,7 +560,8 @@ def describe(summary: Summary) -> str:
         if count
     ]
     if summary.bad == summary.size and len(counts) == 1:
-        return f"{head}  every element {counts[0].rpartition(' ')[2]}"
+        what = "value" if summary.size == 1 else "every element"
+        return f"{head}  {what} {counts[0].rpartition(' ')[2]}"
     return f"{head}{ranged}" + (f"   {', '.join(counts)}" if counts else "")
 
 

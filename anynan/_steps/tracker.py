@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 from anynan._bundle.collector import LIMIT
+from anynan._diagnosis.rules.evidence import plural
 from anynan._judging.judge import Judge
 from anynan._notebooks.shell import shell
 from anynan._readings.history import History
@@ -482,4 +483,4 @@ class Tracker:
 
     def __repr__(self) -> str:
         state = "removed" if self.judge.adapter is None else "paused" if self.paused else "watching"
-        return f"<anynan.Tracker {state} {printed(self.name)}: {len(self.events)} events>"
+        return f"<anynan.Tracker {state} {printed(self.name)}: {plural(len(self.events), 'event')}>"

@@ -1,6 +1,7 @@
 """Bad input: one clear error that says what was seen and what to do."""
 
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -298,3 +299,31 @@ def test_metrics_never_look_healthier_once_all_weights_are_nan() -> None:
     text = step.report()
     assert "not finite in 2 of 2 layers" in text
     assert "tightest headroom" not in text
+
+
+def test_a_wrong_option_of_first_bad_batch_is_answered_with_its_own_options() -> None:
+    wrong: dict[str, Any] = {"evry": 2}
+    with pytest.raises(TypeError, match="first_bad_batch.*'evry'; the options are every, state, "):
+        anynan.torch.first_bad_batch(lambda batch: batch.sum(), [torch.ones(2)], **wrong)
+
+
+def test_a_suspect_beyond_a_limit_tells_value_and_limit() -> None:
+    for policy, said in ((Policy(large=100), "large="), (Policy(headroom=124), "headroom=124")):
+        model = net()
+        with anynan.torch.track(model, action="record", policy=policy) as tracker:
+            model(torch.full((2, 2), 1e6))
+        line = anynan.render(tracker.events[0], "line")
+        assert re.search(rf": \S+ is beyond \S+, {said}", line), line
+
+
+def test_a_number_that_came_in_bad_is_no_sample_of_the_data() -> None:
+    model = net()
+
+    @anynan.torch.track(action="record")
+    def step(x: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+        return (model(x) * rate).sum()
+
+    step(torch.ones(2, 2), torch.tensor(torch.nan))
+    (event,) = (event for event in step.events if event.severity == "bad")
+    assert event.cause is not None
+    assert "sample" not in event.cause.fix.replace("no sample", "")

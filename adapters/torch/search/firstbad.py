@@ -144,6 +144,10 @@ def _check(step: Any, batches: Any, every: Any, options: Mapping[str, Any]) -> O
     if environment() == "off":
         msg = "ANYNAN=off turns watching off: unset it to look for the first bad batch"
         raise ValueError(msg)
+    for name in options.keys() - TorchOptions.__annotations__.keys():
+        known = ", ".join(("every", "state", *TorchOptions.__annotations__))
+        msg = f"first_bad_batch() has no option {name!r}; the options are {known}"
+        raise TypeError(msg)
     chosen = Options.checked(options, TorchOptions, "PyTorch")
     if isinstance(step, Tracker) and not options:
         chosen = step.judge.options

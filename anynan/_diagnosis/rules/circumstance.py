@@ -76,6 +76,11 @@ def _bad_input(s: Situation) -> str | None:
 
 
 def _input_wording(s: Situation) -> tuple[str, str] | None:
+    if s.phase == "input" and s.summary is not None and s.summary.shape == ():
+        return (
+            "this number was already bad when it came in",
+            "look at where it is computed: it is one number, and no sample of the data",
+        )
     if s.phase == "input" or _from_outside(s, "input") is not None:
         return None
     if _from_outside(s, "data") is not None:
