@@ -455,3 +455,26 @@ def test_what_a_report_of_lines_says_agrees_with_the_run_it_was_written_by(tmp_p
         assert told.returncode == status, told.stderr
         assert ("died of NaN or Inf" in told.stdout) == bool(status)
         assert "nothing went bad" not in told.stdout
+
+
+TWO = """
+import torch
+netD, netG = torch.nn.Linear(3, 1), torch.nn.Linear(3, 3)
+class Agent:
+    def __init__(self): self.critic = torch.nn.Linear(3, 1)
+    def value(self, x): return self.critic(x)
+agent = Agent()
+agent.value(netD(netG(torch.ones(2, 3))).expand(2, 3))
+netD(torch.full((2, 3), torch.nan))
+"""
+
+
+def test_models_of_one_class_are_told_apart_by_the_names_that_the_program_calls_them(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "p.py").write_text(TWO)
+    done = python("-m", "anynan", "run", "p.py", cwd=tmp_path)
+    assert "\n  model    netD (Linear)\n" in done.stderr
+    for name in ("netD", "netG", "critic"):
+        assert f"\nanynan: {name} (Linear): " in done.stderr

@@ -3,12 +3,14 @@
 import importlib
 import math
 import os
+import re
 import threading
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
+from anynan._diagnosis.sources import user_source
 from anynan._reports.overview import CLEAN, READ, all_clear
 from anynan._reports.run import Run, of
 from anynan._runtime.about import ADAPTERS
@@ -34,16 +36,23 @@ class Found:
         self.added = 0
         self._unwatched: list[str] = []
         self._trackers: list[Tracker] = []
+        self._names: dict[int, tuple[str, str]] = {}  # what each is, and how the program calls it
         self._ended: list[_Seen] = []
         self._lock = threading.RLock()
 
     def add(self, tracker: Tracker) -> None:
         """Take up the tracker of what was found; it gives way to one of the user's own."""
         tracker.judge.found = True
+        called = _called()
         with self._lock:
             self._let_go()
             self._trackers.append(tracker)
             self.added += 1
+            self._names[id(tracker)] = tracker.name, called
+            alike = [x for x in self._trackers if self._names[id(x)][0] == tracker.name]
+            for each in alike if len(alike) > 1 else ():  # of several Linears, which is which
+                kind, name = self._names[id(each)]
+                each.name = f"{name} ({kind})" if name else kind
 
     def fail(self, what: str, error: Exception) -> None:
         """Note what could not be watched: the program must not learn of it by an exception."""
@@ -88,6 +97,7 @@ class Found:
             while self._trackers:
                 self._trackers[0].remove()
                 tracker = self._trackers.pop(0)
+                self._names.pop(id(tracker), None)
                 self._ended.append(_seen(tracker)._replace(run=of(tracker)))
 
     def _let_go(self) -> None:
@@ -96,6 +106,7 @@ class Found:
             if tracker.fn is None or tracker.judge.adapter is None:
                 tracker.remove()
                 self._trackers.remove(tracker)
+                self._names.pop(id(tracker), None)
                 self._ended.append(_seen(tracker))
 
     def _all(self) -> "list[_Seen]":
@@ -181,6 +192,14 @@ class _Seen(NamedTuple):
         """Give the number of the first bad event; it is beyond all others without any."""
         pairs = zip(self.turns, self.events, strict=False)
         return next((turn for turn, event in pairs if is_bad(event)), math.inf)
+
+
+def _called() -> str:
+    """Give the name by which the user's line that runs calls something, empty if it has none."""
+    source = user_source(skip=3)
+    code = "" if source is None else source.text[source.column or 0 : source.end_column]
+    found = re.match(r"([\w.]+(\[[\w'\"]+\])?)\(", code)
+    return "" if found is None else found[1].removeprefix("self.")
 
 
 def _seen(tracker: Tracker) -> _Seen:
