@@ -173,7 +173,8 @@ def _enter(original: Any) -> Any:
         for session in SEAMS.sessions:
             state = session.state
             if not state.tapes:
-                session.steps.end_trained()
+                if begins and not state.replaying:
+                    session.steps.end_trained()
                 state.outputs = []
             begins = begins and not (state.tapes or state.replaying or state.depth or state.held)
             state.tapes += 1
