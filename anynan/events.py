@@ -10,7 +10,7 @@ Phase = Literal["input", "forward", "loss", "backward", "parameter", "optimizer"
 Kind = Literal["nan", "posinf", "neginf", "large", "spike", "vanishing"]
 Severity = Literal["bad", "suspect"]
 Outcome = Literal["finite", "another", "insufficient"]
-Extent = Literal["step", "call", "forward", "both", "loss", "gradients"]
+Extent = Literal["step", "call", "forward", "both", "loss", "gradients", "gradient"]
 
 PHASES: tuple[Phase, ...] = (
     "input",
@@ -107,8 +107,8 @@ class Trial:
         outcome: ``finite`` if nothing bad was left, ``another`` if another fault was, and
             ``insufficient`` if the repaired operation itself still made bad values.
         extent: What was run: the ``step``, a ``call`` of array code, the model's ``forward``
-            pass, or ``both`` passes; of what was noted behind a model the ``loss``, or its
-            ``gradients``, too.
+            pass, or ``both`` passes; of what was noted behind a model the ``loss``, it and its
+            ``gradients``, or a ``gradient`` that the program changed.
         loss: The loss it ended with, where there was one and it was finite.
         gradient_norm: The L2 norm of all gradients of weights, likewise.
     """

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from anynan.options import Options
 from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_modules
 from anynan.torch.session.model import ModelSession
+from anynan.torch.session.program import Watch
 from anynan.torch.session.session import session_of
 from anynan.torch.tracking import start
 from anynan.torch.update.updates import watching
@@ -63,7 +64,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     def own(name: str, method: str, door: str) -> None:
         patches.change(sys.modules[name].Trainer, method, partial(finder.training, door))
 
-    noted.everywhere = True
+    watch = Watch(options, found)
+    noted.everywhere = watch.around, watch.loss
     noted.begin().put()
     handles = [
         register_optimizer_step_pre_hook(_before_update),
@@ -76,7 +78,10 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
             waiting.pop()()
         while handles:
             handles.pop().remove()
-        noted.everywhere = False
+        noted.away()
+        with suppress(Exception):
+            watch.finish()
+        noted.everywhere = None
         noted.end()
         patches.undo()
 
@@ -181,9 +186,10 @@ class Finder:
             session = None if last is None else session_of(last)
             if next(_state(module), None) is None:
                 self._stateless.add(module)
-            if isinstance(session, ModelSession) and module in self._stateless:
+            if module in self._stateless:  # a loss, or a transform of data: no model
                 self._known.update(module.modules())
-                session.join(module)
+                if isinstance(session, ModelSession):
+                    session.join(module)
                 return
             for part in module.modules():
                 session = session_of(part)

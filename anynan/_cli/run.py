@@ -87,6 +87,7 @@ def run(chosen: argparse.Namespace) -> int:
     end = watch_everything(Options(action=chosen.action, level=chosen.level), found)
     with errors, watched_again(_given(chosen), _own_name(chosen)):
         status, ended_by = program.run(begin)
+    found.ended_by = ended_by
     end()
     listeners.remove(own.hear)
     ending = Ending(found, own, [*_floats(errors), *_left()], ended_by)

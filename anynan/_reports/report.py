@@ -50,6 +50,7 @@ _EXTENTS = {
     "both": "the forward and the backward pass are",
     "loss": "the loss is",
     "gradients": "the loss and its gradients are",
+    "gradient": "the gradient is",
 }
 _NTH = ("second", "third")
 _OF_MODELS = ("__call__", "call", "forward")

@@ -28,12 +28,14 @@ class Found:
         notes: What could not be watched, each said once.
         harms: What was bad though no tracker read it, each said once.
         added: How many trackers were taken up.
+        ended_by: The exception that ended the program, None where none did.
     """
 
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.harms: list[str] = []
         self.added = 0
+        self.ended_by: BaseException | None = None
         self._unwatched: list[str] = []
         self._trackers: list[Tracker] = []
         self._names: dict[int, tuple[str, str]] = {}  # what each is, and how the program calls it

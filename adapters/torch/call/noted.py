@@ -19,6 +19,7 @@ import torch
 
 from anynan._diagnosis.sources import gone_through, is_library, located
 from anynan._runtime.imports import when_imported
+from anynan.errors import AnomalyError
 from anynan.events import Source
 from anynan.torch.private import (
     EVALUATION,
@@ -43,7 +44,7 @@ PASSES = 4
 # So many tensors of one argument are looked at.
 LONG = 64
 
-_SKIP, _PLAIN, _WRITES, _DRAWN, _PASS = range(5)
+_SKIP, _PLAIN, _WRITES, _DRAWN, _PASS, _READ = range(6)
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _PLAINS = frozenset(
     {
@@ -66,6 +67,11 @@ _NEVER = frozenset(
 )  # fmt: skip
 _WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__",
                       "__itruediv__", "__ipow__", "__imod__", "__ifloordiv__"})  # fmt: skip
+
+_READS = frozenset({"item", "__float__", "__bool__", "__repr__", "__format__"})
+_ASKS = frozenset({"isnan", "isinf", "isfinite"})
+# From an answer to what was asked there are so few operations, and so few others in between.
+_HOPS, _RECENT = 4, 16
 
 _kinds: dict[Any, int] = {}
 _users: dict[CodeType, bool] = {}
@@ -131,17 +137,19 @@ class Pass:
     Attributes:
         roots: What it was asked for, the loss mostly: weakly, with the versions of these.
         gradients: What was given for them.
-        place: The user's code that began it.
+        before: Which pass had been read when it began.
     """
 
-    __slots__ = ("__weakref__", "_notes", "gradients", "place", "roots")
+    __slots__ = ("__weakref__", "_notes", "before", "gradients", "roots")
 
-    def __init__(
-        self, roots: list[tuple[Any, int]], gradients: list[Any], notes: "Notes", place: Any
-    ) -> None:
-        self.roots, self.gradients, self.place = roots, gradients, place
+    def __init__(self, roots: list[tuple[Any, int]], gradients: list[Any], notes: "Notes") -> None:
+        self.roots, self.gradients, self.before = roots, gradients, -1
         # The lists are the thread's own, and go on: this is how far they had come.
         self._notes = notes.before, notes.notes, len(notes.notes), notes.held_before, notes.held
+
+    def living(self) -> list[torch.Tensor]:
+        """List what it was asked for, as far as that is there."""
+        return [x for ref, _ in self.roots if (x := ref()) is not None]
 
     def noted(self) -> "Noted":
         """Give what had been noted."""
@@ -161,7 +169,9 @@ class Notes(FunctionMode):
 
     Attributes:
         passes: The last backward passes.
-        around: Called with each backward pass: before it with True, and behind it with False.
+        around: Called with each backward pass: before it with True, and behind it with False, and
+            with what it gave.
+        reads: Called with a tensor that is bad as the program looks at its value.
     """
 
     def __init__(self) -> None:
@@ -174,7 +184,8 @@ class Notes(FunctionMode):
         self.held: dict[int, Held] = {}
         self.held_before: dict[int, Held] = {}
         self.passes: deque[Pass] = deque(maxlen=PASSES)
-        self.around: Callable[[Pass, bool], None] | None = None
+        self.around: Callable[[Notes, Pass, bool, Any], None] | None = None
+        self.reads: Callable[[Notes, torch.Tensor], None] | None = None
         self._bytes = self._copied = self._inside = 0
         self._compiled = 0
 
@@ -259,6 +270,8 @@ class Notes(FunctionMode):
             return self._write(func, args, kwargs or {})
         if kind == _PASS:
             return self._pass(func, args, kwargs or {})
+        if kind == _READ:
+            return self._read(func, args, kwargs or {})
         out = func(*args, **kwargs) if kwargs else func(*args)
         if kind == _DRAWN and type(out) is _Tensor:
             self.hold(out)
@@ -316,11 +329,9 @@ class Notes(FunctionMode):
             found = self._begun(args, kwargs)
         self._inside += 1
         try:
-            if found is not None and self.around is not None:
-                self.around(found, True)
+            self._tell(found, True, None)
             out = func(*args, **kwargs)
-            if found is not None and self.around is not None:
-                self.around(found, False)
+            self._tell(found, False, out)
         finally:
             self._inside -= 1
         if isinstance(out, tuple):
@@ -330,6 +341,70 @@ class Notes(FunctionMode):
         else:
             self._turn()
         return out
+
+    def _tell(self, found: Pass | None, begins: bool, out: Any) -> None:
+        if found is None or self.around is None:
+            return
+        try:
+            self.around(self, found, begins, out)
+        except AnomalyError as error:
+            # The user's stack is what matters, not the way through the core.
+            raise error.with_traceback(None) from None
+        except Exception:  # noqa: BLE001  the program is not to fail by ours
+            return
+
+    def begin(self, x: torch.Tensor) -> Pass:
+        """Take up a tensor as a backward pass that begins with it would be."""
+        self.hold(x)
+        found = Pass([(_ref(x), writes(x))], [None], self)
+        self.passes.append(found)
+        return found
+
+    def taken(self) -> Iterator[Any]:
+        """Walk what the operations since the last pass took, weakly."""
+        for note in self.notes:
+            for x in note[1]:
+                if type(x) is weakref.ReferenceType:
+                    yield x
+
+    # What the program looks at.
+
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See a bad value that becomes a number, an answer or text."""
+        out = func(*args, **kwargs)
+        if self.reads is None or self._inside:
+            return out
+        kind = type(out)
+        x = args[0] if args else None
+        if kind is float:
+            bad = out - out != 0
+        elif kind is bool:
+            x = self._asked(x)
+            bad = x is not None
+        else:
+            bad = kind is str and ("nan" in out or "inf" in out)
+        if bad and type(x) is _Tensor:
+            self._inside += 1
+            try:
+                self.reads(self, x)
+            except Exception:  # noqa: BLE001  the program is not to fail by ours
+                return out
+            finally:
+                self._inside -= 1
+        return out
+
+    def _asked(self, x: Any) -> Any:
+        """Give the tensor that the program asked whether it is finite, None for other answers."""
+        ref = _ref(x)
+        for _ in range(_HOPS):
+            recent = reversed(self.notes[-_RECENT:])
+            note = next((Note(*each) for each in recent if each[8] is ref), None)
+            if note is None or not note.args or type(note.args[0]) is not weakref.ReferenceType:
+                return None
+            ref = note.args[0]
+            if note.func.__name__ in _ASKS:
+                return ref()
+        return None
 
     def _begun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
         roots = args[0]
@@ -341,7 +416,7 @@ class Notes(FunctionMode):
         for x in roots:
             self.hold(x)
         pairs = [(_ref(x), writes(x)) for x in roots]
-        found = Pass(pairs, given, self, _place(_getframe(3)))
+        found = Pass(pairs, given, self)
         self.passes.append(found)
         return found
 
@@ -386,6 +461,8 @@ def _kind(func: Any) -> int:
         found = _PLAIN if own in _GETTERS else _SKIP
     elif name in ("backward", "grad") and getattr(func, "__module__", "").startswith("torch"):
         found = _PASS
+    elif name in _READS:
+        found = _READ
     elif name.startswith(_DRAWS) and not name.endswith("_"):
         found = _DRAWN
     elif name in _NEVER or name.startswith(_DRAWS) or name == "__set__":
@@ -447,8 +524,9 @@ class _Here(threading.local):
 
 
 _here = _Here()
-# Whether the whole program is noted, and not only what is behind a model's call.
-everywhere = False
+# Where the whole program is noted, and not only what is behind a model's call: what is called with
+# each backward pass, and with what the program reads.
+everywhere: tuple[Any, Any] | None = None
 _all: "weakref.WeakValueDictionary[int, Notes]" = weakref.WeakValueDictionary()
 _waiting: list[Any] = []
 
@@ -468,6 +546,8 @@ def begin() -> Notes:
     notes = _here.notes
     if notes is None or notes.ended:
         notes = _here.notes = _all[threading.get_ident()] = Notes()
+        if everywhere is not None:
+            notes.around, notes.reads = everywhere
         if not _waiting:
             _waiting.append(when_imported(EVALUATION, _before_compiled))
     return notes
@@ -488,13 +568,13 @@ def _compiled(begins: bool, number: int) -> None:
 
 def behind_models() -> None:
     """Note what comes behind a model's call, where not the whole program is noted."""
-    if not everywhere:
+    if everywhere is None:
         begin().put()
 
 
 def within_models() -> None:
     """Note nothing from a model's call or an update on, where not the whole program is noted."""
-    if not everywhere:
+    if everywhere is None:
         away()
 
 
@@ -503,7 +583,7 @@ def updated() -> None:
     notes = _here.notes
     if notes is not None:
         notes.passes.clear()
-        if everywhere:
+        if everywhere is not None:
             notes.put()
         else:
             notes.forget()
@@ -511,7 +591,7 @@ def updated() -> None:
 
 def leave() -> None:
     """Let go of what was noted for a tracker that ends."""
-    if not everywhere and _here.notes is not None:
+    if everywhere is None and _here.notes is not None:
         _here.notes.take()
         _here.notes.forget()
         _here.notes.passes.clear()
@@ -526,7 +606,7 @@ def end() -> None:
 def away() -> Notes | None:
     """Note nothing for a while; give what is to be put back."""
     notes = _here.notes
-    if notes is None and everywhere:
+    if notes is None and everywhere is not None:
         return begin()  # a thread that nobody has seen
     return notes if notes is not None and notes.take() else None
 

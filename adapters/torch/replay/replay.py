@@ -71,7 +71,7 @@ class Replays:
         self._graphs, self._scalers = graphs, scalers
         self.reached = Reached(models.fn) if models.options.replay else None
         self.scene = Scene(models)
-        self.tails = Tails(models)
+        self.tails = Tails(models.parameters)
         self.lock = threading.Lock()
 
     def let_pass(self, state: State) -> None:

@@ -22,9 +22,8 @@ from anynan._diagnosis.sources import user_source
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._runtime.context import replay_context
-from anynan.events import Source
+from anynan.events import Extent, Phase, Source
 from anynan.torch.call import noted
-from anynan.torch.call.models import Models
 from anynan.torch.call.noted import Note, Noted, Pass
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.private import (
@@ -145,6 +144,13 @@ class Tail:
             if operations[i].in_place
         }
 
+        for note in (operations[i] for i in self._steps):
+            if note.copy is not None:
+                ref = note.args[0]
+                values[id(ref), note.versions[0]] = self._stand(
+                    watcher, ref, note.copy, grad=_requires(ref), copied=True
+                )
+
         def value(ref: Any, version: int) -> torch.Tensor:
             key = (id(ref), version)
             if key in lost:
@@ -159,16 +165,6 @@ class Tail:
         for i in self._steps:
             note = operations[i]
             try:
-                if note.copy is not None:
-                    key = (id(note.args[0]), note.versions[0])
-                    if key not in values:
-                        values[key] = self._stand(
-                            watcher,
-                            note.args[0],
-                            note.copy,
-                            grad=_requires(note.args[0]),
-                            copied=True,
-                        )
                 versions = iter(note.versions)
                 take = functools.partial(_filled, lambda ref: value(ref, next(versions)))  # noqa: B023
                 args = [take(x) for x in note.args]
@@ -238,12 +234,13 @@ class Tails:
     """Compute again what a thread's backward passes began with.
 
     Args:
-        models: What is watched.
+        weights: Lists the weights by name.
+        last: Only the last pass is meant.
     """
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
-        self._last: tuple[int, int, Pass, bool] | None = None
+    def __init__(self, weights: Callable[[], list[tuple[str, Any]]], *, last: bool = False) -> None:
+        self._weights, self._only_last = weights, last
+        self._last: tuple[tuple[int, int, str], Pass, Extent] | None = None
 
     def replay(self, thread: int | None, reading: Reading, prior: Replay | None) -> Replay | None:
         """Compute the loss, or its gradients, again; None where that shows nothing bad.
@@ -256,15 +253,42 @@ class Tails:
         notes = noted.of(thread)
         backward = reading.phase == "backward"
         passes = [] if notes is None else list(notes.passes)
-        if not backward or task() != -1:  # it is the one that runs
+        if self._only_last or not backward or task() != -1:  # it is the one that runs
             passes = passes[-1:]
+        changed = None if notes is None or not backward else self._changed(notes, reading)
+        if changed is not None:
+            return changed
         for found in passes:
-            tail = Tail(found.noted(), found.roots, self._named)
-            replay = _again(tail, found.gradients if backward else None, None, prior)
-            if replay is not None and any(x.phase == reading.phase for x in replay.sinks):
-                self._last = reading.step, reading.order, found, backward
+            replay = self._again(reading, found, "gradients" if backward else "loss", prior=prior)
+            if replay is not None:
                 return replay
         return None
+
+    def _changed(self, notes: noted.Notes, reading: Reading) -> Replay | None:
+        """Compute again what the program made of a weight's gradient after the backward pass."""
+        weights = self._weights() if reading.site.parameter and task() == -1 else []
+        p = next((p for name, p in weights if name == reading.site.parameter), None)
+        if p is None or p.grad is None:
+            return None
+        found = notes.begin(p.grad)
+        notes.passes.pop()
+        replay = self._again(reading, found, "gradient")
+        for record in () if replay is None else replay.records:
+            record.phase, record.direct = "backward", True
+        return replay
+
+    def _again(
+        self, reading: Reading, found: Pass, extent: Extent, *, prior: Replay | None = None,
+        mender: Mender | None = None,
+    ) -> Replay | None:  # fmt: skip
+        tail = Tail(found.noted(), found.roots, self._named)
+        gradients = found.gradients if extent == "gradients" else None
+        replay = _again(tail, gradients, mender, prior, reading.phase)
+        if mender is None:
+            if replay is None or not any(x.phase == reading.phase for x in replay.sinks):
+                return None
+            self._last = (reading.step, reading.order, reading.phase), found, extent
+        return replay
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Try repairs: the same operations once more, with these in their place.
@@ -272,28 +296,28 @@ class Tails:
         Raises:
             LookupError: If it was not this that told of the reading.
         """
-        if self._last is None or self._last[:2] != (reading.step, reading.order):
+        if self._last is None or self._last[0] != (reading.step, reading.order, reading.phase):
             raise LookupError
-        *_, found, backward = self._last
+        _, found, extent = self._last
         mender = Mender(repairs)
-        tail = Tail(found.noted(), found.roots, self._named)
-        replay = _again(tail, found.gradients if backward else None, mender, None)
+        replay = self._again(reading, found, extent, mender=mender)
         if replay is None or replay.notes or not mender.whole:
             return None
-        tried = Attempt(replay, "gradients" if backward else "loss", mender.bad)
-        tried.loss = mender.loss
-        return tried
+        alone = extent != "gradient" and all(x.numel() == 1 for x in found.living())
+        extent = "forward" if extent == "loss" and not alone else extent
+        return Attempt(replay, extent, mender.bad, mender.loss if alone else None)
 
     def _named(self, x: torch.Tensor) -> tuple[External, str] | None:
-        name = next((name for name, p in self._models.parameters() if p is x), None)
+        name = next((name for name, p in self._weights() if p is x), None)
         if name is not None:
             return "parameter", name
         return None if x.requires_grad else ("input", "target")
 
 
 def _again(
-    tail: Tail, gradients: list[Any] | None, mender: Mender | None, prior: Replay | None
-) -> Replay | None:
+    tail: Tail, gradients: list[Any] | None, mender: Mender | None, prior: Replay | None,
+    phase: Phase,
+) -> Replay | None:  # fmt: skip
     if tail.empty:
         return None
     watcher = TailWatcher({})
@@ -308,7 +332,7 @@ def _again(
         with ExitStack() as stack:
             stack.enter_context(replay_context())
             stack.enter_context(unseen())
-            if not _run(tail, watcher, gradients):
+            if not _run(tail, watcher, gradients, phase):
                 return None
     except Lost:
         return None
@@ -323,12 +347,12 @@ def _again(
     return replay
 
 
-def _run(tail: Tail, watcher: TailWatcher, gradients: list[Any] | None) -> bool:
+def _run(tail: Tail, watcher: TailWatcher, gradients: list[Any] | None, phase: Phase) -> bool:
     with Seam(watcher), watcher:
         roots = tail.run(watcher)
         if gradients is None:
             for x in roots:
-                watcher.check_sink("loss", None, "loss", x)
+                watcher.check_sink(phase, None, "loss", x)
             return True
         weak = weakref.ref(watcher)
         for name, _, stand in tail.outside:

@@ -25,6 +25,11 @@ from anynan.torch.weights.weights import Weights
 _last_pass = [-1]  # the number of the backward pass whose loss was read last
 
 
+def last_pass() -> int:
+    """Give the number of the backward pass whose loss a watched model read last."""
+    return _last_pass[0]
+
+
 class Steps:
     """Hold the open steps of all threads.
 

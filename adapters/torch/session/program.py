@@ -1,0 +1,334 @@
+"""A program without modules: each backward pass over its own tensors is a step."""
+
+import math
+import re
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from anynan._arrays.summary import Summary
+from anynan._diagnosis.evidence import BadParameter, ReplayError
+from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.rules.repair import Repair
+from anynan._diagnosis.sources import is_library
+from anynan._diagnosis.trials import Attempt
+from anynan._readings.readings import Reading, Rows
+from anynan._steps.adapter import BaseAdapter
+from anynan._steps.everywhere import Found
+from anynan._steps.tracker import Tracker
+from anynan.options import Options
+from anynan.torch.call import noted
+from anynan.torch.call.noted import Notes, Pass
+from anynan.torch.private import foreach_norm
+from anynan.torch.read.probes import (
+    DTYPE_MAX,
+    DTYPE_NAME,
+    bad_rows,
+    measure,
+    nonfinite,
+    read_ends,
+    same_memory,
+)
+from anynan.torch.replay.tail import Tails
+from anynan.torch.step.steps import last_pass
+from anynan.torch.update.updates import watching
+from anynan.torch.weights.scalers import in_sight, in_use, scales
+
+NAME = "the program"
+# So many numbers that are bad as they are read are looked into.
+MOST = 3
+_NAMES = re.compile(r"\b(nan|inf|infinite|not finite|non-finite)\b", re.IGNORECASE)
+_GONE = "what led to it is not known any more: the operations are noted from pass to pass"
+
+
+class Program(BaseAdapter):
+    """Read the losses and gradients of backward passes that no watched model has a part in."""
+
+    backend = "torch"
+
+    def __init__(self, tracker: Tracker) -> None:
+        super().__init__(tracker)
+        self.tails = Tails(self.weights, last=True)
+        self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._names: dict[int, str] = {}
+
+    # What is asked when something is bad.
+
+    def weights(self) -> list[tuple[str, torch.Tensor]]:
+        """List the tensors that gradients came to, by the names that the program has for them."""
+        living = [x for ref in list(self._leaves.values()) if (x := ref()) is not None]
+        unknown = [x for x in living if id(x) not in self._names]
+        if unknown:
+            found = names_of(unknown)
+            for i, x in enumerate(living):
+                self._names.setdefault(id(x), found.get(id(x), f"weight {i}"))
+        return [(self._names[id(x)], x) for x in living]
+
+    def bad_parameters(self) -> list[BadParameter]:
+        """List those that hold a NaN or an Inf."""
+        return [
+            BadParameter(name, "", measure(x), held=False)
+            for name, x in self.weights()
+            if nonfinite(x)
+        ]
+
+    def replay(self, reading: Reading) -> Replay:
+        """Compute what is bad again, from what was noted."""
+        found = self.tails.replay(None, reading, None)
+        if found is None:
+            raise ReplayError(_GONE)
+        return found
+
+    def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
+        """Compute it once more with operations repaired."""
+        return self.tails.attempt(reading, repairs)
+
+    def measure(self, value: Any) -> Summary:
+        """Summarise a tensor."""
+        return measure(value)
+
+    def memory(self, value: Any) -> Callable[[Any], bool] | None:
+        """Tell whether another tensor is of the same storage."""
+        return same_memory(value)
+
+    def bad_rows(self, value: Any) -> tuple[int, ...]:
+        """List the rows that hold bad values."""
+        return bad_rows(value)
+
+    # Steps.
+
+    def ended(self, notes: Notes, found: Pass, out: Any) -> None:
+        """Read a backward pass that has ended."""
+        judge = self.tracker.judge
+        rows = judge.rows()
+        try:
+            for x in found.living():
+                if x.numel() == 1 and x.dtype in DTYPE_NAME:
+                    self._read(rows, x.detach(), "loss", "loss", None)
+            if out is None:
+                self._gradients(rows, notes)
+            elif rows.failed is None:
+                for x in out:
+                    if isinstance(x, torch.Tensor) and nonfinite(x):
+                        self._read(rows, x, "backward", "grad", None)
+                        break
+        finally:
+            self._close(rows)
+
+    def reading(self, x: torch.Tensor) -> Reading:
+        """Give what would be read of a loss."""
+        rows = self.tracker.judge.rows()
+        phase: Any = "loss"
+        site = self.tracker.judge.monitor.site(
+            None, phase, "loss" if x.numel() == 1 else "value", DTYPE_NAME[x.dtype],
+            DTYPE_MAX[x.dtype],
+        )  # fmt: skip
+        return Reading(rows.step, len(rows.lo), 0, site, *read_ends(x.detach()))
+
+    def settle(self, reading: Reading, x: torch.Tensor, seen: Replay | None) -> None:
+        """Judge what was read, and what was found of it then."""
+        judge = self.tracker.judge
+        rows = judge.rows()
+        rows.sites.append(reading.site)
+        rows.calls.append(0)
+        rows.lo.append(reading.lo or math.nan)
+        rows.hi.append(reading.hi or math.nan)
+        try:
+            judge.flag(rows, len(rows.lo) - 1, x, replayed=seen)
+        finally:
+            self._close(rows)
+
+    def _close(self, rows: Rows) -> None:
+        judge = self.tracker.judge
+        if judge.close_step() is not None:
+            judge.settle(rows)
+            if rows.failed is not None:  # no update of a program of its own is seen
+                judge.went_through(rows)
+
+    def _read(
+        self, rows: Rows, x: torch.Tensor, phase: Any, tensor: str, parameter: str | None
+    ) -> None:
+        site = self.tracker.judge.monitor.site(
+            None, phase, tensor, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype], parameter=parameter
+        )
+        lo, hi = read_ends(x)
+        rows.sites.append(site)
+        rows.calls.append(0)
+        rows.lo.append(lo)
+        rows.hi.append(hi)
+        if not (-site.limit <= lo and hi <= site.limit):
+            self.tracker.judge.flag(rows, len(rows.lo) - 1, x)
+
+    def _gradients(self, rows: Rows, notes: Notes) -> None:
+        """Look at the gradients of what the noted operations took, in one read."""
+        leaves = self._leaves
+        for ref in notes.taken():
+            x = ref()
+            if x is not None and x.is_leaf and x.requires_grad:
+                leaves[id(x)] = ref
+        for key in [key for key, ref in leaves.items() if ref() is None]:
+            del leaves[key]
+            self._names.pop(key, None)
+        grads = [x.grad for ref in leaves.values() if (x := ref()) is not None]
+        found = [g for g in grads if g is not None and g.layout is torch.strided]
+        if not found or rows.failed is not None:
+            return
+        with torch.no_grad():
+            norms = foreach_norm(found, 2, None)
+            if math.isfinite(sum(torch.stack([n.float() for n in norms]).tolist())):
+                return
+        for name, x in self.weights():
+            if x.grad is not None and nonfinite(x.grad):
+                self._read(rows, x.grad, "backward", f"grad of {name}", name)
+                return
+
+
+class _Tracker(Tracker):
+    """Track what is neither a model nor a function."""
+
+    @property
+    def target(self) -> str:
+        """Say what it is."""
+        return NAME
+
+
+class Watch:
+    """See to the passes and the losses that nobody else reads.
+
+    Args:
+        options: As for ``track``.
+        found: Is given the tracker of the program, once there is something to read.
+    """
+
+    def __init__(self, options: Options, found: Found) -> None:
+        self._options, self._found = options, found
+        self._adapter: Program | None = None
+        self._suspect: tuple[Reading, torch.Tensor, Any] | None = None
+        self._looked = 0
+
+    def program(self) -> Program:
+        """Give what reads the program itself."""
+        if self._adapter is None:
+            tracker = _Tracker(Watch.program, self._options, NAME)
+            self._adapter = Program(tracker)
+            tracker.start(self._adapter)
+            self._found.add(tracker)
+        return self._adapter
+
+    def around(self, notes: Notes, found: Pass, begins: bool, out: Any) -> None:
+        """Read a backward pass, where no watched model did."""
+        if begins:
+            found.before, self._suspect = last_pass(), None
+        elif found.before == last_pass() and not (_in_step() or in_use(scales()) or in_sight()):
+            self.program().ended(notes, found, out)
+
+    def loss(self, notes: Notes, x: torch.Tensor) -> None:
+        """Take up a number with a graph that is bad as the program reads it: it may be a loss.
+
+        It is told as the program ends, unless a backward pass comes after it: then it was a
+        measure, or is told of that pass.
+
+        Args:
+            notes: What was noted.
+            x: The number.
+        """
+        if x.numel() != 1 or not x.requires_grad or x.grad_fn is None or _in_step():
+            return
+        if self._looked >= MOST or not nonfinite(x) or self._found.bad():
+            return
+        self._looked += 1
+        self._suspect = self._look(notes, x)
+
+    def _look(self, notes: Notes, x: torch.Tensor) -> tuple[Reading, torch.Tensor, Any]:
+        """Find out at once what led to it: it may be gone later."""
+        program, found = self.program(), notes.begin(x)
+        reading = program.reading(x)
+        try:
+            return reading, x.detach(), program.tails.replay(None, reading, None)
+        finally:
+            notes.passes.remove(found)
+
+    def finish(self) -> None:
+        """Say what is bad as the program ends, where nothing was said of it."""
+        notes, error = noted.here(), self._found.ended_by
+        if notes is not None and not self._found.bad():
+            x = None if error is None else _named_by(error)
+            if x is not None:
+                self._suspect = self._look(notes, x)
+            if self._suspect is not None:
+                self.program().settle(*self._suspect)
+        self._suspect = None
+        self._weights()
+
+    def _weights(self) -> None:
+        for each in watching():
+            tracker = each.tracker
+            if self._found.has(tracker) and not tracker.count("bad"):
+                for item in each.steps.weights.bad():
+                    if not item.buffer:
+                        self._harm(f"{tracker.name}: {item.name}", item.summary)
+        program = self._adapter
+        if program is not None and not program.tracker.count("bad"):
+            for item in program.bad_parameters():
+                self._harm(item.name, item.summary)
+
+    def _harm(self, name: str, summary: Summary) -> None:
+        word = {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}[summary.kind or "nan"]
+        self._found.harm(f"{name} holds {word} as the program ends")
+
+
+def _named_by(error: BaseException) -> torch.Tensor | None:
+    """Give the bad tensor for which the program ended with an exception that names NaN."""
+    if not _NAMES.search(str(error)):
+        return None
+    frames, at = [], error.__traceback__
+    while at is not None:
+        frames.append(at.tb_frame)
+        at = at.tb_next
+    for frame in reversed(frames):
+        for name, value in list(frame.f_locals.items()):
+            for _, x in _inside(name, value):
+                if type(x) is torch.Tensor and x.dtype in DTYPE_NAME and _holds_nan(x):
+                    return x
+    return None
+
+
+def _holds_nan(x: torch.Tensor) -> bool:
+    lo, _ = read_ends(x.detach()) if x.numel() else (0.0, 0.0)
+    return lo != lo
+
+
+def _in_step() -> bool:
+    """Tell whether a tracked step of the program's own runs: it reads all of it."""
+    return any(
+        each.models.fn is not None and each.steps.threads.state().depth for each in watching()
+    )
+
+
+def names_of(tensors: list[torch.Tensor]) -> dict[int, str]:
+    """Give the names of tensors in the functions that run now."""
+    wanted = {id(x) for x in tensors}
+    found: dict[int, str] = {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < len(wanted):
+        if not is_library(frame.f_code.co_filename):
+            for scope in (frame.f_locals, frame.f_globals):
+                for name, value in list(scope.items()):
+                    for path, item in _inside(name, value):
+                        if id(item) in wanted:
+                            found.setdefault(id(item), path)
+        frame = frame.f_back
+    return found
+
+
+def _inside(name: str, value: Any) -> list[tuple[str, Any]]:
+    kind = type(value)
+    if kind in (list, tuple):
+        return [(f"{name}[{i}]", item) for i, item in enumerate(value[:100])]
+    if kind is dict:
+        return [(f"{name}[{key!r}]", item) for key, item in list(value.items())[:100]]
+    return [(name, value)]

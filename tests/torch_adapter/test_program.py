@@ -1,0 +1,179 @@
+"""Programs without modules, and losses that no backward pass begins with, under ``anynan run``."""
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+
+def run(tmp_path: Path, program: str, *options: str) -> tuple[int, str, str]:
+    """Run a program as it is, and give its status, its output and what anynan said."""
+    script = tmp_path / "script.py"
+    script.write_text(dedent(program), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "anynan", "run", *options, str(script)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, " ".join(done.stderr.split())
+
+
+LOOP = """
+import torch
+torch.manual_seed(0)
+w = torch.randn(4, requires_grad=True)
+x, y = torch.rand(16, 4), torch.rand(16)
+for i in range(6):
+    p = torch.sigmoid((x @ w) * (1 + i) * 20)
+    {loss}
+    {update}
+print(float(w.sum()))
+"""
+LOG = "loss = -(y * torch.log(p) + (1 - y) * torch.log(1 - p)).mean()"
+BACKWARD = "loss.backward(); w.data -= 0.5 * w.grad; w.grad = None"
+GRAD = "(g,) = torch.autograd.grad(loss, w); w = (w - 0.5 * g).detach().requires_grad_()"
+
+
+@pytest.mark.parametrize("update", [BACKWARD, GRAD])
+def test_a_loop_over_plain_tensors_is_told_operation_line_and_fix(
+    tmp_path: Path, update: str
+) -> None:
+    status, _, said = run(tmp_path, LOOP.format(loss=LOG, update=update), "--fail")
+    assert status == 1
+    assert "op log" in said
+    assert LOG in said
+    assert "[log_of_zero]" in said
+    assert "tried with log(x + 1e-8) the loss is finite" in said
+
+
+def test_a_gradient_of_plain_tensors_is_told(tmp_path: Path) -> None:
+    loss = "loss = p.mean() + (w * 0).pow(2).sum().sqrt()"
+    _, _, said = run(tmp_path, LOOP.format(loss=loss, update=BACKWARD))
+    assert "first appeared in the backward pass of step 0" in said
+    assert "op gradient of sqrt" in said
+    assert "gradient of w" in said
+
+
+def test_a_clean_loop_over_plain_tensors_is_clean(tmp_path: Path) -> None:
+    loss = "loss = (p - y).square().mean()"
+    status, out, said = run(tmp_path, LOOP.format(loss=loss, update=BACKWARD), "--fail")
+    assert status == 0
+    assert "the program: nothing went bad in 6 steps" in said
+    assert out.strip() != "nan"
+
+
+MODEL = """
+import math, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(6):
+    out = model(torch.ones(2, 4))
+    loss = (out.pow(2).mean() - i).sqrt()
+    {check}
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+CHECKS = [
+    "if torch.isnan(loss): break",
+    "if not torch.isfinite(loss).all(): break",
+    "if math.isnan(loss.item()): break",
+    "if math.isnan(float(loss)): raise SystemExit('loss is NaN')",
+    "print(loss.detach() if i < 1 else loss)\n    if i: break",
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_program_that_stops_over_its_loss_is_told(tmp_path: Path, check: str) -> None:
+    _, _, said = run(tmp_path, MODEL.format(check=check))
+    assert "op sqrt" in said
+    assert "loss = (out.pow(2).mean() - i).sqrt()" in said
+    assert "[sqrt_of_negative]" in said
+
+
+def test_a_measure_that_is_bad_and_goes_nowhere_is_no_event(tmp_path: Path) -> None:
+    program = """
+    import torch
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for i in range(4):
+        out = model(torch.ones(2, 4))
+        print((out / 0).mean().item())
+        optimizer.zero_grad(); out.pow(2).mean().backward(); optimizer.step()
+    with torch.no_grad():
+        print((model(torch.ones(2, 4)) / 0).mean().item())
+    """
+    status, out, said = run(tmp_path, program, "--fail")
+    assert (status, out.split()) == (0, ["nan"] * 5)
+    assert "1 bad in" not in said
+
+
+def test_what_was_done_to_a_gradient_by_hand_is_told(tmp_path: Path) -> None:
+    program = """
+    import torch
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
+    torch.nn.init.zeros_(model[2].weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(2):
+        loss = (model(torch.rand(6, 4)) - 1).square().mean()
+        optimizer.zero_grad(); loss.backward()
+        for p in model.parameters():
+            p.grad.div_(p.grad.norm())
+        optimizer.step()
+    """
+    _, _, said = run(tmp_path, program)
+    assert "op divide" in said
+    assert "p.grad.div_(p.grad.norm())" in said
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "torch.distributions.Categorical(logits=logits).sample()",
+        "torch.multinomial(logits.softmax(-1), 1)",
+    ],
+)
+def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path, sample: str) -> None:
+    program = f"""
+    import torch
+    model = torch.nn.Linear(4, 2)
+    def act(x):
+        logits = model(x).masked_fill(x[:, :1] > 0.5, float("-inf"))
+        return {sample}
+    act(torch.tensor([[0.9, 0.0, 0.0, 0.0]]))
+    """
+    status, _, said = run(tmp_path, program)
+    assert status == 1
+    assert "in `act`" in said
+    assert sample in said
+
+
+def test_a_transform_of_data_is_no_model(tmp_path: Path) -> None:
+    program = """
+    import torch
+    class Normalize(torch.nn.Module):
+        def forward(self, x): return (x - 0.1) / 0.3
+    class Layer(torch.nn.Linear):
+        def forward(self, x): return torch.relu(x @ self.weight.T + self.bias)
+    normalize, layer = Normalize(), Layer(4, 4)
+    data = torch.stack([normalize(torch.rand(4)) for _ in range(30)])
+    optimizer = torch.optim.Adam(layer.parameters())
+    loss = torch.log1p(torch.exp(100 - layer.forward(data).pow(2).mean(1))).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    """
+    _, _, said = run(tmp_path, program)
+    assert "op exp" in said
+    assert "Normalize" not in said
+
+
+def test_weights_that_are_bad_as_the_program_ends_count(tmp_path: Path) -> None:
+    program = """
+    import torch
+    model = torch.nn.Linear(4, 2)
+    model(torch.ones(2, 4)).sum().backward()
+    model.weight.data.fill_(float("nan"))
+    """
+    status, _, said = run(tmp_path, program, "--fail")
+    assert status == 1
+    assert "Linear: weight holds NaN as the program ends" in said
