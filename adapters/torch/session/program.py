@@ -223,7 +223,11 @@ class Watch:
         """Read a backward pass, where no watched model did."""
         if begins:
             found.before, self._suspect = last_pass(), None
-        elif found.before == last_pass() and not (_in_step() or in_use(scales()) or in_sight()):
+            return
+        if found.before != last_pass() or _in_step() or in_use(scales()) or in_sight():
+            return
+        # Beside models it is told of what is bad alone: compiled code hides calls of theirs.
+        if self._adapter is not None or not watching() or _is_bad(found):
             self.program().ended(notes, found, out)
 
     def loss(self, notes: Notes, x: torch.Tensor) -> None:
@@ -300,6 +304,13 @@ def _named_by(error: BaseException) -> torch.Tensor | None:
 def _holds_nan(x: torch.Tensor) -> bool:
     lo, _ = read_ends(x.detach()) if x.numel() else (0.0, 0.0)
     return lo != lo
+
+
+def _is_bad(found: Pass) -> bool:
+    """Tell whether a pass began with a bad number, where that can be asked at no cost."""
+    return any(
+        x.numel() == 1 and x.device.type == "cpu" and nonfinite(x.detach()) for x in found.living()
+    )
 
 
 def _in_step() -> bool:
