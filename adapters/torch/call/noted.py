@@ -171,12 +171,14 @@ class Notes(FunctionMode):
         passes: The last backward passes.
         around: Called with each backward pass: before it with True, and behind it with False, and
             with what it gave.
+        refused: What a function that draws was given last and raised over.
         reads: Called with a tensor that is bad as the program looks at its value.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.ended = False
+        self.refused: Any = None
         # As plain tuples: a Note takes longer to make.
         self.notes: list[Any] = []
         self.before: list[Any] = []
@@ -272,7 +274,11 @@ class Notes(FunctionMode):
             return self._pass(func, args, kwargs or {})
         if kind == _READ:
             return self._read(func, args, kwargs or {})
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+        except Exception:
+            self.refused = args[0] if kind == _DRAWN and args else None
+            raise
         if kind == _DRAWN and type(out) is _Tensor:
             self.hold(out)
         return out

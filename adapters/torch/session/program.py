@@ -260,7 +260,7 @@ class Watch:
         """Say what is bad as the program ends, where nothing was said of it."""
         notes, error = noted.here(), self._found.ended_by
         if notes is not None and not self._found.bad():
-            x = None if error is None else _named_by(error)
+            x = None if error is None else _named_by(error, notes.refused)
             if x is not None:
                 self._suspect = self._look(notes, x)
             if self._suspect is not None:
@@ -285,7 +285,7 @@ class Watch:
         self._found.harm(f"{name} holds {word} as the program ends")
 
 
-def _named_by(error: BaseException) -> torch.Tensor | None:
+def _named_by(error: BaseException, refused: Any) -> torch.Tensor | None:
     """Give the bad tensor for which the program ended with an exception that names NaN."""
     if not _NAMES.search(str(error)):
         return None
@@ -296,14 +296,15 @@ def _named_by(error: BaseException) -> torch.Tensor | None:
     for frame in reversed(frames):
         for name, value in list(frame.f_locals.items()):
             for _, x in _inside(name, value):
-                if type(x) is torch.Tensor and x.dtype in DTYPE_NAME and _holds_nan(x):
-                    return x
-    return None
+                if _holds_nan(x):
+                    return x  # type: ignore[no-any-return]
+    return refused if _holds_nan(refused) else None
 
 
-def _holds_nan(x: torch.Tensor) -> bool:
-    lo, _ = read_ends(x.detach()) if x.numel() else (0.0, 0.0)
-    return lo != lo
+def _holds_nan(x: Any) -> bool:
+    if type(x) is not torch.Tensor or x.dtype not in DTYPE_NAME or not x.numel():
+        return False
+    return bool(math.isnan(read_ends(x.detach())[0]))
 
 
 def _is_bad(found: Pass) -> bool:
