@@ -297,8 +297,10 @@ def _named_by(error: BaseException, refused: Any) -> torch.Tensor | None:
         for name, value in list(frame.f_locals.items()):
             for _, x in _inside(name, value):
                 if _holds_nan(x):
-                    return x  # type: ignore[no-any-return]
-    return refused if _holds_nan(refused) else None
+                    found: torch.Tensor = x
+                    return found
+    last: torch.Tensor | None = refused if _holds_nan(refused) else None
+    return last
 
 
 def _holds_nan(x: Any) -> bool:
