@@ -78,10 +78,12 @@ def maker(judge: "Judge", value: Any, since: float) -> Maker | None:
     near = None
     for made in reversed(tuple(_made)):
         other = made.judge()
-        if other is None or other.adapter is None:
-            continue
         if value is not None and made.memory is not None and made.memory(value):
             return Maker(made.name, made.step, certain=True, itself=other is judge)
+        if (
+            other is None or other.adapter is None
+        ):  # it is tracked no more: only what it gave is known
+            continue
         here = made.own and made.thread == threading.get_ident() and other is not judge
         if here and near is None and made.number >= since:
             near = Maker(made.name, made.step, certain=False)

@@ -320,7 +320,8 @@ def _rows(event: Event, calls: int | None, width: int) -> list[Row]:
 
 def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
     operation, cause = event.operation, event.cause
-    if event.layer or not (_outside(event) or event.phase in ("value", "input")):
+    in_layer = event.layer or not (_outside(event) or event.phase in ("value", "input"))
+    if in_layer:
         yield "layer", (_layer(event.layer) + _call(event, calls),)
     yield from _subject(event, width)
     evidence = "" if cause is None else cause.evidence
@@ -331,7 +332,7 @@ def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
         # What came in bad was made by no operation: this one only met it first.
         yield (
             "used by" if event.phase in ("input", "parameter") else "op",
-            _operation(operation, event, width),
+            _operation(operation, event, width, where="" if in_layer else _call(event, None)),
         )
         held = [describe(summary) for summary in operation.inputs]
         bad = [i for i, summary in enumerate(operation.inputs) if summary.bad]
@@ -461,7 +462,7 @@ def _since(good: int, bad: int) -> str:
 
 
 def _operation(
-    operation: Operation, event: Event, width: int, *, note: str = ""
+    operation: Operation, event: Event, width: int, *, note: str = "", where: str = ""
 ) -> tuple[str, ...]:
     name = operation.name
     if operation.phase == "backward":
@@ -472,6 +473,7 @@ def _operation(
         name = f"{name} (forward)"
     if note:
         name = f"{name} {note}"
+    name += where[1:]
     gap = max(_OPERATION, len(name) + 2)
     aside = gap if gap <= width // 2 else _OPERATION
     if width - _INDENT - _LABELS - aside < _CODE:

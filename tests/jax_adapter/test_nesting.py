@@ -188,6 +188,7 @@ def test_the_round_that_did_harm_is_named(fn, x, operation, iteration, evidence)
         anynan.jax.track(fn)(x)
     event = caught.value.event
     assert (event.operation.name, event.iteration) == (operation, iteration)
+    assert f"iteration {iteration})" in str(caught.value)
     assert event.cause.evidence.startswith(evidence)
     assert event.notes == ()
 

@@ -268,6 +268,23 @@ def test_what_a_reported_function_made_is_no_fault_of_the_next(eager, found):
     assert any("no fault of its own" in line for line in lines)
 
 
+def test_what_a_function_closes_over_is_no_fault_of_its_own(found):
+    spoilt = jax.jit(lambda v: v - jnp.log(v) / jnp.sum(v * 0))(jnp.ones(4))
+    jax.jit(lambda x: jnp.sum(x * spoilt))(jnp.ones(4))
+    assert [event.operation.name for event in found.bad()] == ["divide"]
+    assert any("no fault of its own" in line for line in found.lines())
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_what_eager_code_makes_of_a_reported_array_is_no_bad_batch(data, found):
+    update = jax.jit(lambda v: v - jnp.log(v) / jnp.sum(v * 0))
+    spoilt = update(jnp.ones(4))
+    evaluate = jax.jit(lambda w: jnp.sum(w * 2))
+    evaluate(np.float32([1, np.nan]) if data else spoilt * 2 + 1)
+    tag = "bad_input" if data else "made_by_another"
+    assert [event.cause.tag for event in found.bad()] == ["divide_by_zero", tag]
+
+
 def test_a_fault_of_its_own_is_told_after_another_functions():
     for found in watched(action="record", level="step"):
         first, second = jax.jit(lambda x: jnp.log(x)), jax.jit(lambda x: jnp.sqrt(x - 3))

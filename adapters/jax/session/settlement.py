@@ -145,12 +145,18 @@ class Settlement:
     def _look_back(self, step: Step) -> None:
         """Find whether a reported step of another function made what this one was given."""
         arrays = list(map(alive, step.arrays))
-        maker = self.maker(arrays)
-        if maker is None:  # what was made of that is not known by itself; a batch has its own story
-            pairs = zip(arrays, step.program.leaves, strict=True)
-            maker = self.maker([x for x, leaf in pairs if leaf.role != "input"], step.since)
+        closed = [value.constant for value in step.program.graph.values if value.known]
+        pairs = list(zip(arrays, step.program.leaves, strict=True))
+        # What was made of that is not known by itself; a batch has its own story.
+        maker = self.maker([*arrays, *closed]) or self.maker(
+            [x for x, leaf in pairs if leaf.role != "input"], step.since
+        )
         if maker is not None:
             step.rows.makers[ANYTHING] = maker
+            return
+        for x, leaf in pairs:
+            if leaf.role == "input" and (maker := self.maker([x], step.since)) is not None:
+                step.rows.makers[leaf.name] = maker
 
     def maker(self, arrays: list[Any], since: int | None = None) -> "made.Maker | None":
         """Give what is known of the origin of bad values among arrays, if that was told.
