@@ -174,7 +174,7 @@ class Actor:
                 return event
             self._counts[event.severity] += 1
             self._exchange(first[0], replace(first[0], times=first[0].times + 1))
-        log(event if operation is not None else first[0])
+        log(event if operation is not None else first[0], again=True)
         return first[0]
 
     def _act(self, event: Event, rows: Rows) -> None:

@@ -15,13 +15,14 @@ _turns = itertools.count()
 listeners: list[Callable[[int, Event], object]] = []  # what hears of every event of this process
 
 
-def log(event: Event) -> int:
+def log(event: Event, *, again: bool = False) -> int:
     """Log an event: its line is the message, its facts are ``record.anynan``.
 
     Bad is an error, suspect a warning, expected an information.
 
     Args:
         event: What happened.
+        again: True for the repetition of an event that was heard of: it is only logged.
 
     Returns:
         Its number among all events of this process, in the order in which they came.
@@ -36,6 +37,8 @@ def log(event: Event) -> int:
             line, facts = f"an event could not be told: {reason(error)}", {}
         _logger.log(level, "%s", line, extra={"anynan": facts})
     turn = next(_turns)
+    if again:
+        return turn
     for listen in listeners:
         listen(turn, event)
     return turn
