@@ -177,3 +177,14 @@ def test_weights_that_are_bad_as_the_program_ends_count(tmp_path: Path) -> None:
     status, _, said = run(tmp_path, program, "--fail")
     assert status == 1
     assert "Linear: weight holds NaN as the program ends" in said
+
+
+def test_the_same_fault_again_is_one_event_and_none_of_the_programs_own_trackers(
+    tmp_path: Path,
+) -> None:
+    loop = LOOP.format(loss="loss = torch.log(w * 0).sum()", update="loss.backward()")
+    _, _, said = run(tmp_path, loop)
+    assert "6 bad in 6 steps" in said
+    assert "6 times" in said
+    assert said.count(" event ") == 1
+    assert "tracks by itself" not in said
