@@ -188,3 +188,102 @@ def test_the_same_fault_again_is_one_event_and_none_of_the_programs_own_trackers
     assert "6 times" in said
     assert said.count(" event ") == 1
     assert "tracks by itself" not in said
+
+
+def test_a_value_of_many_elements_that_the_program_asks_for_nan_is_told(tmp_path: Path) -> None:
+    program = """
+    import torch
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    out = x / x
+    if torch.isnan(out).any():
+        raise SystemExit
+    """
+    _, _, said = run(tmp_path, program)
+    assert "op divide" in said
+    assert "out = x / x" in said
+
+
+def test_a_masked_value_that_the_program_prints_is_no_harm(tmp_path: Path) -> None:
+    program = """
+    import torch
+    x = torch.ones(2, requires_grad=True)
+    x.sum().backward()
+    print((x * 2).masked_fill(torch.tensor([True, False]), float("-inf")))
+    """
+    status, _, said = run(tmp_path, program, "--fail")
+    assert status == 0
+    assert "nothing went bad" in said
+
+
+BY_HAND = """
+import torch, torch.nn.functional as F
+torch.manual_seed(0)
+fc = torch.nn.Linear(4, 1)
+for i in range(4):
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    fc.zero_grad()
+    loss = F.smooth_l1_loss(fc(x), y) + {more}
+    loss.backward()
+    for p in fc.parameters():
+        p.data.add_(-0.1 * p.grad)
+"""
+
+
+@pytest.mark.parametrize("value", ["fc.weight", "fc(x)"])
+def test_a_gradient_of_a_model_that_no_optimizer_updates_is_told_once(
+    value: str, tmp_path: Path
+) -> None:
+    more = f"({value} * 0).pow(2).sum().sqrt()"
+    _, _, said = run(tmp_path, BY_HAND.format(more=more))
+    assert "first appeared in the backward pass of step 0" in said
+    assert "op gradient of sqrt" in said
+    assert more in said
+    assert "[norm_gradient_at_zero]" in said
+    assert said.count(" event ") == 1
+
+
+def test_a_clean_model_that_no_optimizer_updates_is_clean(tmp_path: Path) -> None:
+    status, _, said = run(tmp_path, BY_HAND.format(more="fc.weight.sum()"), "--fail")
+    assert status == 0
+    assert "Linear: nothing went bad" in said
+
+
+TAKEN = """
+import numpy as np, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+values = torch.rand(8)
+for i in range(3):
+    out = model(torch.ones(4, 1))
+    chosen = {chosen}
+    chosen = (chosen - chosen.mean()) / chosen[:1].std()
+    loss = (out * chosen).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "chosen", ["values[np.arange(4)]", "torch.as_tensor(np.ones(4)).float() * 2"]
+)
+def test_what_is_made_of_numpy_is_followed_where_it_is_gone(chosen: str, tmp_path: Path) -> None:
+    _, _, said = run(tmp_path, TAKEN.format(chosen=chosen))
+    assert "op std" in said
+    assert "[variance_of_one]" in said
+
+
+def test_what_is_made_of_something_gone_is_not_said_to_have_come_in(tmp_path: Path) -> None:
+    chosen = "torch.from_numpy(np.ones(4)).float() * 2"
+    _, _, said = run(tmp_path, TAKEN.format(chosen=chosen))
+    assert "bad in 3 steps" in said
+    assert "labels" not in said
+
+
+def test_a_gradient_that_another_takes_the_place_of_is_followed(tmp_path: Path) -> None:
+    line = "p.grad = p.grad * 0 / (p.grad * 0).norm()"
+    program = TAKEN.format(chosen="values[:4]").replace("[:1].std()", ".std()")
+    by_hand = f"\n    for p in model.parameters():\n        {line}\n    optimizer.step()"
+    program = program.replace("optimizer.step()", by_hand)
+    _, _, said = run(tmp_path, program)
+    assert "op divide" in said
+    assert line in said

@@ -44,7 +44,7 @@ PASSES = 4
 # So many tensors of one argument are looked at.
 LONG = 64
 
-_SKIP, _PLAIN, _WRITES, _DRAWN, _PASS, _READ = range(6)
+_SKIP, _PLAIN, _WRITES, _DRAWN, _PASS, _READ, _GRAD = range(7)
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _PLAINS = frozenset(
     {
@@ -58,11 +58,13 @@ _DRAWS = (
     "rand", "normal", "bernoulli", "multinomial", "poisson", "uniform", "exponential", "cauchy",
     "geometric", "random", "gumbel_softmax", "rrelu",
 )  # fmt: skip
+# What these are made from may be another by then.
+_TAKEN = frozenset({"as_tensor", "asarray"})
 _NEVER = frozenset(
     {
         "requires_grad_", "detach_", "set_", "resize_", "share_memory_", "pin_memory", "apply_",
         "map_", "__deepcopy__", "as_subclass", "retain_grad", "register_hook", "__setstate__",
-        "empty", "empty_like", "new_empty", "empty_strided", "from_numpy", "as_tensor",
+        "empty", "empty_like", "new_empty", "empty_strided",
     }
 )  # fmt: skip
 _WRITERS = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__",
@@ -264,6 +266,9 @@ class Notes(FunctionMode):
                     (func, taken, kwargs, versions, code, last, around, casts, *made, None)
                 )
             except Exception:  # noqa: BLE001  it is as if what it gave came from outside
+                for x in [out] if type(out) is _Tensor else out:
+                    if type(x) is _Tensor:
+                        self.hold(x)
                 return out
             if len(self.notes) > MOST:
                 self._turn()
@@ -274,6 +279,8 @@ class Notes(FunctionMode):
             return self._pass(func, args, kwargs or {})
         if kind == _READ:
             return self._read(func, args, kwargs or {})
+        if kind == _GRAD and args[1] is not None and type(args[0].grad) is _Tensor:
+            self.hold(args[0].grad)  # what another gradient is made of goes as that one comes
         try:
             out = func(*args, **kwargs) if kwargs else func(*args)
         except Exception:
@@ -465,11 +472,13 @@ def _kind(func: Any) -> int:
     if name == "__get__":
         own = getattr(getattr(func, "__self__", None), "__name__", "")
         found = _PLAIN if own in _GETTERS else _SKIP
+    elif name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "grad":
+        found = _GRAD
     elif name in ("backward", "grad") and getattr(func, "__module__", "").startswith("torch"):
         found = _PASS
     elif name in _READS:
         found = _READ
-    elif name.startswith(_DRAWS) and not name.endswith("_"):
+    elif name in _TAKEN or (name.startswith(_DRAWS) and not name.endswith("_")):
         found = _DRAWN
     elif name in _NEVER or name.startswith(_DRAWS) or name == "__set__":
         found = _SKIP

@@ -175,7 +175,7 @@ class Tail:
                     version = 0 if isinstance(note.out, list) else note.version
                     if x is not None and writes(x) == version:
                         values[id(ref), version] = self._stand(
-                            watcher, ref, x.detach(), grad=note.grad
+                            watcher, ref, x.detach(), grad=note.grad, lost=True
                         )
                     elif ref is not None:
                         lost.add((id(ref), version))
@@ -208,16 +208,20 @@ class Tail:
         return self._stand(watcher, ref, x, grad=grad, copied=copied)
 
     def _stand(
-        self, watcher: TailWatcher, ref: Any, x: torch.Tensor, *, grad: bool, copied: bool = False
-    ) -> torch.Tensor:
-        """Give what stands for a tensor from outside: the same values, a graph of its own."""
+        self, watcher: TailWatcher, ref: Any, x: torch.Tensor, *, grad: bool, copied: bool = False,
+        lost: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """Give what stands for a tensor from outside: the same values, a graph of its own.
+
+        One that an operation made, of what is not there any more, is not said to have come in.
+        """
         real = ref()
         stand = x.detach()
         if copied:
             stand = stand.clone()
         if grad and (x.is_floating_point() or x.is_complex()):
             stand.requires_grad_()
-        known = None if real is None else self.named(real)
+        known = None if real is None or lost else self.named(real)
         kind, name = known or ("handed" if grad else "unknown", "input")
         if stand.layout is torch.strided and not stand.is_meta:
             watcher.outside.setdefault(storage_number(stand), (kind, name))

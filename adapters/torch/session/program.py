@@ -224,6 +224,8 @@ class Watch:
         if begins:
             found.before, self._suspect = last_pass(), None
             return
+        for each in watching():
+            each.passed()
         if found.before != last_pass() or _in_step() or in_use(scales()) or in_sight():
             return
         # Beside models it is told of what is bad alone: compiled code hides calls of theirs.
@@ -231,16 +233,18 @@ class Watch:
             self.program().ended(notes, found, out)
 
     def loss(self, notes: Notes, x: torch.Tensor) -> None:
-        """Take up a number with a graph that is bad as the program reads it: it may be a loss.
+        """Take up what has a graph and is bad as the program looks at it: it may be a loss.
 
         It is told as the program ends, unless a backward pass comes after it: then it was a
         measure, or is told of that pass.
 
         Args:
             notes: What was noted.
-            x: The number.
+            x: The number, or what the program asked for NaN.
         """
-        if x.numel() != 1 or not x.requires_grad or x.grad_fn is None or _in_step():
+        if not x.requires_grad or x.grad_fn is None or _in_step():
+            return
+        if x.numel() != 1 and not _holds_nan(x):  # of many, some may be infinite on purpose
             return
         if self._looked >= MOST or not nonfinite(x) or self._found.bad():
             return

@@ -29,7 +29,7 @@ from anynan.torch.update.moves import Moves
 from anynan.torch.update.skips import Seam, current, stepped
 from anynan.torch.update.termination import Termination
 from anynan.torch.weights.optimizers import Optimizers
-from anynan.torch.weights.scalers import scaled
+from anynan.torch.weights.scalers import in_use, scaled
 
 
 class Updates:
@@ -170,6 +170,22 @@ class Updates:
         every = self.steps.options.read
         if not isinstance(every, int) or not (rows.step + 1) % every:
             self.steps.ranks.before_update(state, rows)
+
+    def passed(self) -> None:
+        """Read gradients as a backward pass has ended, where no optimizer does the update."""
+        state = self.steps.threads.state()
+        rows = state.rows
+        if self.models.fn is not None or state.idle or rows is None or in_use(state.scales):
+            return
+        if self.optimizers.exist():
+            return
+        if rows.failed is None:
+            held = self.optimizers.unheld()
+            self.gradients.read(state, rows, held, [p.grad for p in held.parameters], None)
+            if rows.pending is not None:
+                self.fail(state, rows)
+        if rows.failed is not None:
+            self.tracker.judge.went_through(rows)
 
     def skipped(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
         """Read the gradients for which a scaler skips an update, if none was seen bad so far."""

@@ -84,6 +84,12 @@ class Optimizers:
             entry = self._held[optimizer] = Held.of(size, mine, sites)
         return entry
 
+    def unheld(self) -> Held:
+        """List the watched parameters that have a gradient."""
+        mine = [(name, p) for name, p in self._models.parameters() if p.grad is not None]
+        sites = [gradient_site(self._monitor, name, p) for name, p in mine]
+        return Held.of(len(mine), [p for _, p in mine], sites)
+
     def forget(self) -> None:
         """Look anew at what each holds: other weights are watched now."""
         self._held.clear()
