@@ -287,3 +287,18 @@ def test_a_gradient_that_another_takes_the_place_of_is_followed(tmp_path: Path) 
     _, _, said = run(tmp_path, program)
     assert "op divide" in said
     assert line in said
+
+
+def test_a_large_gradient_that_is_changed_in_place_is_told_by_a_small_one(tmp_path: Path) -> None:
+    line = "[p.grad.div_(p.grad.norm() * 0) for p in model.parameters()]"
+    program = f"""
+    import torch
+    model = torch.nn.Linear(2000, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model(torch.ones(4, 2000)).mean().backward()
+    {line}
+    optimizer.step()
+    """
+    _, _, said = run(tmp_path, program)
+    assert "op divide" in said
+    assert line in said

@@ -122,7 +122,10 @@ def main() -> int:
     if asked.write:
         counts = asked.rows.with_name("cases.json")
         known = json.loads(counts.read_text(encoding="utf-8")) if counts.exists() else {}
-        asked.write.write_text(page(read(asked.rows), known, KNOWN, NOTES), encoding="utf-8")
+        old = asked.write.read_text(encoding="utf-8") if asked.write.exists() else ""
+        _, own, by_hand = old.partition("\n## Public scripts, unedited\n")  # the page's last part
+        new = page(read(asked.rows), known, KNOWN, NOTES) + own + by_hand
+        asked.write.write_text(new, encoding="utf-8")
     wrong = [(row, what, said) for row in rows for what, said in unlisted(row)]
     for row, what, said in wrong:
         print(f"NOT LISTED  {row.suite}  {row.case}  {row.level}  {what}: {said}")

@@ -41,6 +41,8 @@ from anynan.torch.replay.scene import arrived
 from anynan.torch.replay.seams import Seam
 from anynan.torch.replay.watcher import Watcher
 
+# So many other gradients are looked at for what was done to one of them by hand.
+ALIKE = 4
 Named = Callable[[torch.Tensor], tuple[External, str] | None]
 
 
@@ -271,15 +273,20 @@ class Tails:
     def _changed(self, notes: noted.Notes, reading: Reading) -> Replay | None:
         """Compute again what the program made of a weight's gradient after the backward pass."""
         weights = self._weights() if reading.site.parameter and task() == -1 else []
-        p = next((p for name, p in weights if name == reading.site.parameter), None)
-        if p is None or p.grad is None:
-            return None
-        found = notes.begin(p.grad)
-        notes.passes.pop()
-        replay = self._again(reading, found, "gradient")
-        for record in () if replay is None else replay.records:
-            record.phase, record.direct = "backward", True
-        return replay
+        mine = [p for name, p in weights if name == reading.site.parameter]
+        # Of a large one that was written in place no copy is held: others were made alike.
+        small = sorted((p for _, p in weights if p.numel() <= noted.COPIED), key=torch.numel)
+        for p in [*mine, *small[:ALIKE]] if mine else ():
+            if p.grad is None or not nonfinite(p.grad):
+                continue
+            found = notes.begin(p.grad)
+            notes.passes.pop()
+            replay = self._again(reading, found, "gradient")
+            if replay is not None and replay.records:
+                for record in replay.records:
+                    record.phase, record.direct = "backward", True
+                return replay
+        return None
 
     def _again(
         self, reading: Reading, found: Pass, extent: Extent, *, prior: Replay | None = None,
