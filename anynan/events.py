@@ -148,6 +148,8 @@ class Event(Shown):
         step: Step, from 0.
         call: Which call of this layer in the step, from 0.
         iteration: Loop iteration inside the program, where the backend knows it.
+        training_step: The step without those before it that took no gradients, from 0: the
+            iteration of the training. None where there were none.
         order: Position among the step's readings.
         tensor: Which tensor (``output``, ``output['logits']``, ``grad``, ``args[0]``).
         parameter: Name of the weight or buffer, in the phases that concern one.
@@ -188,6 +190,7 @@ class Event(Shown):
     step: int
     call: int = 0
     iteration: int | None = None
+    training_step: int | None = None
     order: int = 0
     tensor: str = "output"
     parameter: str | None = None

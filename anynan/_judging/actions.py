@@ -27,6 +27,8 @@ MAX_EVENTS = 10_000
 # Of one origin so many are told in a row, then each tenth, hundredth and so on.
 TOLD = 3
 # What is said where no second run showed the operation.
+# Phases of a step that takes gradients.
+_TRAINING = ("loss", "backward", "parameter", "optimizer")
 _UNSEEN = (None, "unknown", "made_between_layers")
 
 
@@ -82,6 +84,9 @@ class Actor:
             AnomalyError: As the tracker's action says.
         """
         event = self._signed(event)
+        # Before the first iteration ends it may be a program that does nothing but evaluate.
+        if rows.evaluated and (rows.evaluated < rows.step or event.phase in _TRAINING):
+            event = replace(event, training_step=rows.step - rows.evaluated)
         rows.failed, rows.held = event, None
         if event.rank != self._adapter.rank():
             rows.spread = 0  # the other rank has counted its own

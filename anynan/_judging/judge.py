@@ -102,6 +102,7 @@ class Judge(Actor):
         rows: Rows | None = getattr(self._local, "rows", None)
         if rows is None:
             rows = self._local.rows = Rows(getattr(self._local, "next", 0))
+            rows.evaluated = self.evaluated
         return rows
 
     def open_rows(self) -> Rows | None:
@@ -109,14 +110,25 @@ class Judge(Actor):
         rows: Rows | None = getattr(self._local, "rows", None)
         return None if rows is None or rows.failed is None else rows
 
-    def close_step(self) -> Rows | None:
-        """End this thread's step and count on; ``settle`` the rows when they are read."""
+    def close_step(self, *, evaluation: bool = False) -> Rows | None:
+        """End this thread's step and count on; ``settle`` the rows when they are read.
+
+        Args:
+            evaluation: It was a call without gradients: no iteration of a training.
+        """
         rows: Rows | None = getattr(self._local, "rows", None)
         if rows is not None:
             self._local.rows = None
             self._local.next = rows.step + 1
             self._local.since = made.count()
+            self._local.evaluated = self.evaluated + evaluation
         return rows
+
+    @property
+    def evaluated(self) -> int:
+        """Count this thread's steps that took no gradients."""
+        count: int = getattr(self._local, "evaluated", 0)
+        return count
 
     def settle(self, rows: Rows) -> None:
         """Judge what is left of an ended step, and keep its readings.

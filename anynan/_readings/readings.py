@@ -135,7 +135,8 @@ class Rows:
     """
 
     __slots__ = (
-        "__weakref__", "applied", "brought", "calls", "carried", "carrying", "doubts", "expected",
+        "__weakref__", "applied", "brought", "calls", "carried", "carrying", "doubts", "evaluated",
+        "expected",
         "failed", "follows", "given", "guarded", "held", "hi", "holding", "judged", "live", "lo",
         "makers", "norms", "pending", "scale", "seen", "sites", "skip", "spread", "stats", "step",
         "suspect", "updates",
@@ -143,6 +144,8 @@ class Rows:
 
     def __init__(self, step: int) -> None:
         self.step = step
+        # How many steps before it, of its thread, took no gradients.
+        self.evaluated = 0
         self.sites: list[Site] = []
         self.calls: list[int] = []
         self.lo: list[float] = []

@@ -192,13 +192,21 @@ def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
     if suspects and not bad:  # no all-clear
         text = f"0 bad, {len(suspects)} suspect"
     text += (
-        f" in {plural(count, 'step')}: {plural(len(run.layers), 'layer')}, "
+        f" in {_steps(count, run.evaluated)}: {plural(len(run.layers), 'layer')}, "
         f"{plural(len(run.history.last()), 'reading')} in the last step"
     )
     # What was finite before it went bad says nothing of how a run ended.
     for layer, reading in [] if bad or run.harms else list(best.items())[:1]:
         text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
     return printed(f"anynan: {run.name}: {text}", LINE)
+
+
+def _steps(count: int, evaluated: int) -> str:
+    """Count the iterations of a training, and the calls without gradients beside them."""
+    if not 0 < evaluated < count:
+        return plural(count, "step")
+    calls = plural(evaluated, "call")
+    return f"{plural(count - evaluated, 'iteration')} and {calls} without gradients"
 
 
 def _tells(event: "Event") -> bool:

@@ -222,6 +222,13 @@ def _expected_headline(event: Event) -> str:
     return f"Expected: {what} {_place(event)}"
 
 
+def _when(event: Event) -> str:
+    """Name the step as the user counts: calls without gradients are no iterations."""
+    if event.training_step is None:
+        return f"step {event.step}"
+    return f"iteration {event.training_step} (call {event.step})"
+
+
 def _place(event: Event) -> str:
     if event.phase == "value":
         return f"in {event.tensor}"
@@ -229,11 +236,11 @@ def _place(event: Event) -> str:
         place = f"in `{name}`" if (name := _function(event)) else ""
         if event.phase == "loss":
             if not place and _is_loss(event):
-                return f"in the loss of step {event.step}"
+                return f"in the loss of {_when(event)}"
             place = f"{place}, outside every layer" if place else "outside every layer"
         if place:
-            return f"{place}, at step {event.step}" if event.step else place
-    return f"in {_PLACES[event.phase]} of step {event.step}"
+            return f"{place}, at {_when(event)}" if event.step else place
+    return f"in {_PLACES[event.phase]} of {_when(event)}"
 
 
 def _outside(event: Event) -> bool:
@@ -280,7 +287,7 @@ def _what(event: Event) -> str:
 
 def _headline(event: Event) -> str:
     kind = _KINDS.get(event.kind)
-    step = event.step
+    when = _when(event)
     if kind is None:
         what = _what(event)
         what = what[0].upper() + what[1:]
@@ -290,15 +297,15 @@ def _headline(event: Event) -> str:
         return f"{kind} found in {event.tensor}"
     if event.phase == "input":
         labels = event.cause is not None and event.cause.tag == "bad_label"
-        return f"{kind} came in with the {'labels' if labels else 'batch'} of step {step}"
+        return f"{kind} came in with the {'labels' if labels else 'batch'} of {when}"
     if event.phase == "parameter":
-        return f"{kind} was already in {_weight(event)} at step {step}"
+        return f"{kind} was already in {_weight(event)} at {when}"
     kept = event.tensor in (STATE, CARRIED)
     other = event.cause is not None and event.cause.tag == "weight_written"
     if event.phase == "optimizer" and (event.operation is not None or kept or other):
-        return f"{kind} was written into {_weight(event)} at step {step}"
+        return f"{kind} was written into {_weight(event)} at {when}"
     if event.phase == "optimizer":
-        return f"{kind} was written into {_weight(event)} by the optimizer at step {step}"
+        return f"{kind} was written into {_weight(event)} by the optimizer at {when}"
     return f"{kind} first appeared {_place(event)}"
 
 

@@ -33,6 +33,7 @@ class Run:
         damage: What of a file could not be read, or that it has no end.
         open: What was read of a step that failed before its end.
         step: The step that a tracker is in.
+        evaluated: How many of its steps were calls without gradients.
         harms: What the program came to harm by though nothing that was read was bad.
         target: What is tracked, as an event names it.
         backend: Which adapter watches it.
@@ -56,6 +57,7 @@ class Run:
     damage: tuple[str, ...] = ()
     open: Rows | None = None
     step: int = 0
+    evaluated: int = 0
     harms: tuple[str, ...] = ()
     target: str = ""
     backend: str | None = None
@@ -109,6 +111,7 @@ def of(tracker: "Tracker") -> Run:
         tuple(path for path in watched if path not in read),
         open=judge.open_rows(),
         step=tracker.step,
+        evaluated=judge.evaluated,
         target=tracker.target,
         backend=tracker._backend,  # noqa: SLF001  its own run
     )

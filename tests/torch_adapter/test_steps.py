@@ -761,3 +761,32 @@ def test_parameters_true_sees_a_bad_update_at_once() -> None:
     assert "the gradient was finite" in event.cause.text
     assert "the gradient reached" in event.cause.evidence
     assert len(bad(tracker)) == 1
+
+
+def test_calls_without_gradients_are_no_iterations_of_a_training() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with anynan.torch.track(model, action="record") as tracker:
+        for iteration in range(4):
+            with torch.no_grad():
+                for _ in range(3):
+                    model(torch.rand(2, 4))
+            loss = model(torch.rand(2, 4)).square().mean() / (iteration != 2)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        (event,) = tracker.events
+        assert (event.step, event.training_step) == (11, 2)
+        assert "iteration 2 (call 11)" in anynan.render(event)
+        assert anynan.Event.from_json(event.to_json()) == event
+        assert "in 4 iterations and 12 calls without gradients" in tracker.report()
+
+
+def test_a_program_that_takes_no_gradients_counts_its_calls() -> None:
+    model = nn.Linear(4, 1)
+    with anynan.torch.track(model, action="record") as tracker, torch.no_grad():
+        for call in range(3):
+            model(torch.full((2, 4), float("nan") if call == 2 else 1.0))
+        (event,) = tracker.events
+        assert (event.step, event.training_step) == (2, None)
+        assert "in 3 steps" in tracker.report()

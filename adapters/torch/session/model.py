@@ -136,7 +136,7 @@ class ModelSession(Session):
         if over or not state.slots.deferred:
             self.steps.take(state)
         if over:
-            self.steps.close(state)
+            self.steps.close(state, evaluation=True)
 
     def _note_on(self, output: Any) -> None:
         """Note what is made of the model's output, up to the backward pass."""

@@ -292,9 +292,9 @@ class Steps:
 
     # Close.
 
-    def close(self, state: State) -> None:
-        """Close the step: read it now, or every n steps."""
-        rows = self.tracker.judge.close_step()
+    def close(self, state: State, *, evaluation: bool = False) -> None:
+        """Close the step, or a call without gradients: read it now, or every n steps."""
+        rows = self.tracker.judge.close_step(evaluation=evaluation)
         was_idle, state.idle = state.idle, True
         try:
             if state.operations is not None:
