@@ -50,6 +50,7 @@ class State:
         "trained",
         "updated",
         "used",
+        "uses",
     )  # fmt: skip
 
     def __init__(self, slots: Slots) -> None:
@@ -97,6 +98,7 @@ class State:
         self.trained = False
         self.updated = False
         self.scales: list[Any] = []
+        self.uses: dict[int, int] = {}
         self.broken = False
 
     @contextmanager

@@ -285,6 +285,7 @@ class Tails:
             if replay is not None and replay.records:
                 for record in replay.records:
                     record.phase, record.direct = "backward", True
+                    record.parameter = reading.site.parameter
                 return replay
         return None
 

@@ -19,7 +19,15 @@ from anynan.torch.graphs.plans import Late
 from anynan.torch.private import backward_roots, task
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, nonfinite, read_ends
 from anynan.torch.read.slots import DeferredSlots
-from anynan.torch.weights.scalers import Scalers, in_sight, in_use, scales, worked
+from anynan.torch.weights.scalers import (
+    Scalers,
+    forget_idle,
+    in_sight,
+    in_use,
+    scales,
+    uses,
+    worked,
+)
 from anynan.torch.weights.weights import Weights
 
 _last_pass = [-1]  # the number of the backward pass whose loss was read last
@@ -67,7 +75,7 @@ class Steps:
         rows = state.rows = self.tracker.judge.rows()
         state.used = True
         if torch.is_grad_enabled():
-            state.scales = scales()
+            state.scales, state.uses = scales(), uses()
         self.ranks.begin(state, rows)
         if self.options.parameters:
             self.write_weights(state, rows)
@@ -295,6 +303,8 @@ class Steps:
     def close(self, state: State, *, evaluation: bool = False) -> None:
         """Close the step, or a call without gradients: read it now, or every n steps."""
         rows = self.tracker.judge.close_step(evaluation=evaluation)
+        if state.saw_backward:
+            forget_idle(state.uses)
         was_idle, state.idle = state.idle, True
         try:
             if state.operations is not None:

@@ -1,6 +1,7 @@
 """Loss scalers: which one is in use, and whether it skipped an update."""
 
 import weakref
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from anynan.torch.weights.optimizers import find_optimizers
 # update as it did so first. Nothing searches the heap for them: that takes seconds in a large one.
 _found: "weakref.WeakKeyDictionary[torch.amp.GradScaler, dict[int, dict[str, Any]]]"
 _found = weakref.WeakKeyDictionary()
+# How often they scaled or stepped, and the thread that did so last.
+_uses: "weakref.WeakKeyDictionary[torch.amp.GradScaler, tuple[int, int]]"
+_uses = weakref.WeakKeyDictionary()
 
 
 class Scalers:
@@ -72,8 +76,28 @@ class Scalers:
 
 def scaling(scaler: torch.amp.GradScaler) -> None:
     """Note that a scaler is about to scale a loss, or to step."""
-    if scaler.is_enabled() and scaler not in _found:
+    if not scaler.is_enabled():
+        return
+    count, _ = _uses.get(scaler, (0, 0))
+    _uses[scaler] = count + 1, get_ident()
+    if scaler not in _found:
         _found[scaler] = work_of(scaler)
+
+
+def uses() -> dict[int, int]:
+    """Note how often each scaler was used, by id."""
+    return {id(scaler): count for scaler, (count, _) in list(_uses.items())}
+
+
+def forget_idle(before: dict[int, int]) -> None:
+    """Forget each scaler of this thread that was not used since ``uses``.
+
+    A step with a backward pass went by without it: it is that of an earlier training.
+    """
+    for scaler in list(_found):
+        count, thread = _uses.get(scaler, (0, 0))
+        if thread == get_ident() and before.get(id(scaler)) == count:
+            _found.pop(scaler, None)
 
 
 def in_sight() -> bool:
