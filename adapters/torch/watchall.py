@@ -115,7 +115,7 @@ class Finder:
             inside.call = True
             notes = noted.away()
             try:
-                look(module)
+                look(module, computes=_has_graph((args, kwargs)))
                 if notes is not None and module in stateless:  # as a loss: it is code like any
                     notes.put()
                 return call(module, *args, **kwargs)
@@ -166,8 +166,13 @@ class Finder:
 
         return trained
 
-    def look(self, module: torch.nn.Module) -> None:
-        """Track a module, if nobody does; the parts that were found before give way."""
+    def look(self, module: torch.nn.Module, *, computes: bool = False) -> None:
+        """Track a module, if nobody does; the parts that were found before give way.
+
+        Args:
+            module: The module.
+            computes: It goes on with what has a graph: without weights it is a loss then.
+        """
         if self._trainers:
             return
         try:
@@ -184,9 +189,9 @@ class Finder:
                 return
             last = self._last()
             session = None if last is None else session_of(last)
-            if next(_state(module), None) is None:
+            bare = next(_state(module), None) is None
+            if bare and (computes or isinstance(session, ModelSession)):  # a loss: no model
                 self._stateless.add(module)
-            if module in self._stateless:  # a loss, or a transform of data: no model
                 self._known.update(module.modules())
                 if isinstance(session, ModelSession):
                     session.join(module)
@@ -198,11 +203,12 @@ class Finder:
             self._known.update(module.modules())
             self._held.append(module)
             tracker = start(module, self._options)
-            self._found.add(tracker)
+            self._found.add(tracker, minor=bare)
             adapter: Any = tracker.judge.adapter
             if adapter is not None:
                 adapter.models.handed = True
-            self._last = weakref.ref(module)
+            if not bare:  # a transform of data has no losses
+                self._last = weakref.ref(module)
         except AnomalyError as error:  # a weight is bad already
             if error.tracker is not None:
                 self._found.add(error.tracker)
@@ -250,6 +256,17 @@ def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
 
 def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     noted.updated()
+
+
+def _has_graph(x: Any, depth: int = 2) -> bool:
+    """Tell whether there is a tensor with a graph among what a module is called with."""
+    if isinstance(x, torch.Tensor):
+        return bool(x.requires_grad)
+    if isinstance(x, dict):
+        x = x.values()
+    elif not isinstance(x, list | tuple):
+        return False
+    return depth > 0 and any(_has_graph(item, depth - 1) for item in x)
 
 
 def _state(module: torch.nn.Module) -> Iterator[Any]:

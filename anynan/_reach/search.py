@@ -287,10 +287,11 @@ class Search:
             return
         owner = getattr(fn, "__self__", None)
         fn = inspect.unwrap(getattr(fn, "__func__", fn))
+        if self._bound is None and isinstance(fn, types.FunctionType):
+            self._bound = owner
         if not isinstance(fn, types.FunctionType):
             owner, fn = fn, inspect.unwrap(_found(type(fn), "__call__") or _nothing)
         if owner is not None and not isinstance(owner, types.ModuleType | type):
-            self._bound = owner if self._bound is None else self._bound
             self._value(fixed("self", owner), depth)
         if isinstance(fn, types.FunctionType) and id(fn) not in self._seen:
             self._seen[id(fn)] = fn

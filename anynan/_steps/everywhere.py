@@ -38,16 +38,24 @@ class Found:
         self.ended_by: BaseException | None = None
         self._unwatched: list[str] = []
         self._trackers: list[Tracker] = []
+        self._minor: set[int] = set()  # of trackers that nobody asks after while all is well
         self._names: dict[int, tuple[str, str]] = {}  # what each is, and how the program calls it
         self._ended: list[_Seen] = []
         self._lock = threading.RLock()
 
-    def add(self, tracker: Tracker) -> None:
-        """Take up the tracker of what was found; it gives way to one of the user's own."""
+    def add(self, tracker: Tracker, *, minor: bool = False) -> None:
+        """Take up the tracker of what was found; it gives way to one of the user's own.
+
+        Args:
+            tracker: The tracker.
+            minor: No line is given to it while all is well, as to a transform of data.
+        """
         tracker.judge.found = True
         called = _called()
         with self._lock:
             self._let_go()
+            if minor:
+                self._minor.add(id(tracker))
             self._trackers.append(tracker)
             self.added += 1
             self._names[id(tracker)] = tracker.name, called
@@ -100,7 +108,8 @@ class Found:
                 self._trackers[0].remove()
                 tracker = self._trackers.pop(0)
                 self._names.pop(id(tracker), None)
-                self._ended.append(_seen(tracker)._replace(run=of(tracker)))
+                self._ended.append(self._seen(tracker)._replace(run=of(tracker)))
+                self._minor.discard(id(tracker))
 
     def _let_go(self) -> None:
         """Keep no more than words and events of what is gone."""
@@ -109,11 +118,15 @@ class Found:
                 tracker.remove()
                 self._trackers.remove(tracker)
                 self._names.pop(id(tracker), None)
-                self._ended.append(_seen(tracker))
+                self._ended.append(self._seen(tracker))
+                self._minor.discard(id(tracker))
+
+    def _seen(self, tracker: Tracker) -> "_Seen":
+        return _seen(tracker)._replace(minor=id(tracker) in self._minor)
 
     def _all(self) -> "list[_Seen]":
         with self._lock:
-            return [*self._ended, *map(_seen, self._trackers)]
+            return [*self._ended, *map(self._seen, self._trackers)]
 
     def numbered(self) -> list[tuple[int, Event]]:
         """List what was seen in the order in which it was, with its number among all events."""
@@ -153,6 +166,8 @@ class Found:
         told, clean, all_ = [f"anynan: {harm}" for harm in self.harms], 0, self._all()
         if most is not None:  # what was there to the end is worth more than what was dropped
             all_.sort(key=lambda seen: seen.run is None)
+        if any(seen.line and not seen.minor for seen in all_):
+            all_ = [seen for seen in all_ if seen.bad or not seen.minor]
         for seen in all_:
             clean += bool(seen.line and not seen.bad)
             if seen.line and (seen.bad or most is None or clean <= most):
@@ -176,6 +191,7 @@ class _Seen(NamedTuple):
         turns: Their numbers in the order of all trackers' events.
         notes: What of it could not be watched.
         run: The whole of it, for those that were watched to the end.
+        minor: No line is given to it while all is well.
     """
 
     line: str
@@ -183,6 +199,7 @@ class _Seen(NamedTuple):
     turns: tuple[int, ...]
     notes: tuple[str, ...]
     run: Run | None = None
+    minor: bool = False
 
     @property
     def bad(self) -> bool:

@@ -299,6 +299,8 @@ class Tails:
         if mender is None:
             if replay is None or not any(x.phase == reading.phase for x in replay.sinks):
                 return None
+            if not replay.records and not any(sink.parents for sink in replay.sinks):
+                return None  # no operation of these made it: what did is not there any more
             self._last = (reading.step, reading.order, reading.phase), found, extent
         return replay
 
