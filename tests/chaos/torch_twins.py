@@ -369,9 +369,14 @@ def seed(number: int) -> None:
 
 
 def modes() -> dict[str, Any]:
-    """Give what is on for every operation of this thread."""
+    """Give what is on for every operation of this thread.
+
+    What anynan notes between a model and the update is left out: it ends with the tracker.
+    """
+    count = torch._C._len_torch_function_stack()
+    functions = [torch._C._get_function_stack_at(i) for i in range(count)]
     return {
-        "stacks": (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()),
+        "stacks": (torch._C._len_torch_dispatch_stack(), sum(not is_ours(x) for x in functions)),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "anomaly": torch.is_anomaly_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
@@ -396,5 +401,6 @@ def process() -> dict[str, Any]:
         **{f"{key} (length)": number for key, number in shared.items()},
         "hook guards": torch._dynamo.config.skip_nnmodule_hook_guards,
         **modes(),
+        "function modes": torch._C._len_torch_function_stack(),
         "threads of PyTorch": torch.get_num_threads(),
     }

@@ -601,6 +601,7 @@ def updated() -> None:
         if everywhere is not None:
             notes.put()
         else:
+            notes.take()  # a closure of the optimizer's has called the model since
             notes.forget()
 
 

@@ -32,14 +32,14 @@ class ModelSession(Session):
         super().__init__(tracker, models or Models(tracker.judge.options))
         self.models.refs = [("", weakref.ref(model))]
         self._joined: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._kind = type(model).__name__
 
     def follows(self, module: torch.nn.Module) -> bool:
         """Tell whether a module is made of the very parts of this model, which is gone."""
         parts = [*module.modules()][1:]
-        name = type(module).__name__
         return (
             self.tracker.fn is None
-            and self.tracker.name == name
+            and self._kind == type(module).__name__
             and ({*self.models.hooked} == {*parts})
         )
 
