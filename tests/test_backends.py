@@ -44,6 +44,7 @@ def test_an_unknown_name_is_refused(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.tier(2)
 def test_backends_run_and_markers_are_obeyed(suite: pytest.Pytester) -> None:
     suite.makepyfile("""
         import pytest
@@ -65,6 +66,7 @@ def test_backends_run_and_markers_are_obeyed(suite: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5, skipped=1, xfailed=1, failed=1)
 
 
+@pytest.mark.tier(2)
 def test_a_missing_backend_is_skipped_unless_it_is_named(suite: pytest.Pytester) -> None:
     suite.makepyfile(ABSENT)
     assert set(_run(suite).parseoutcomes()) == {"skipped"}

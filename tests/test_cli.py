@@ -157,6 +157,7 @@ def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
     return status, capsys.readouterr().out
 
 
+@pytest.mark.tier(2)
 def test_the_doctor_tells_versions_devices_and_what_is_watched(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

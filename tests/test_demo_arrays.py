@@ -7,6 +7,8 @@ import pytest
 from anynan._cli import commands as cli
 from anynan._cli import demo
 
+pytestmark = pytest.mark.tier(2)
+
 # Bug -> what the report says: operation, line, cause.
 FOUND: dict[str, tuple[str, str, str]] = {
     "softmax": ("exp", "grown = xp.exp(logits)", "exp of a number this large is beyond"),

@@ -122,6 +122,7 @@ def _by_name() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.tier(2)
 def test_adapter_comes_by_its_name_alone(adapter: str) -> None:
     if not installed(adapter):
         pytest.skip(f"{adapter} is not installed")
@@ -134,6 +135,7 @@ def test_the_keras_adapter_loads_no_other_before_a_model_needs_it() -> None:
     assert _by_name()["keras"] == ["keras"]
 
 
+@pytest.mark.tier(2)
 def test_a_report_of_pytorch_does_not_wait_for_the_compiler() -> None:
     pytest.importorskip("torch")
     done = _python(

@@ -196,6 +196,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no SIGKILL here")
+@pytest.mark.tier(2)
 def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "run.jsonl"
@@ -224,6 +225,7 @@ def demo(framework: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("framework", ["torch"])  # the others: tests/conformance
+@pytest.mark.tier(2)
 def test_the_report_of_a_real_failure_can_be_read_from_its_file(
     framework: str,
     tmp_path: Path,

@@ -110,6 +110,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.tier(2)
 def test_it_is_off_unless_asked_for(folder: Path) -> None:
     failed, said = run(folder)
     assert failed == ALWAYS
@@ -134,12 +135,14 @@ def test_a_test_fails_with_the_report(folder: Path) -> None:
     assert "@pytest.mark.anynan: it takes allow= and reason=" in shown["test_without_a_reason"]
 
 
+@pytest.mark.tier(2)
 def test_a_project_turns_it_on_and_workers_obey(folder: Path) -> None:
     (folder / "pytest.ini").write_text("[pytest]\nanynan = true\n")
     failed, _ = run(folder, "-n", "1", "-k", "nobody or clean or allowed")
     assert failed == {"test_nobody_looks", "test_something_else_is_allowed"}
 
 
+@pytest.mark.tier(2)
 def test_it_imports_no_framework(tmp_path: Path) -> None:
     (tmp_path / "test_none.py").write_text(
         "import sys\ndef test_it():\n"

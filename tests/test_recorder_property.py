@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import anynan
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.tier(2), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 Step = tuple[str, Callable[[Any, Any], Any]]
 

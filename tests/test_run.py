@@ -125,6 +125,7 @@ def test_a_clean_program_ends_with_one_line(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.tier(2)
 def test_a_fault_is_reported_where_the_program_stands(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAIN)
@@ -152,6 +153,7 @@ def test_a_program_that_is_only_warned_goes_on_and_the_report_is_written(tmp_pat
     assert done.stderr.count("first appeared") == 2  # the report, and the last line
 
 
+@pytest.mark.tier(2)
 def test_a_page_is_written_for_each_model(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAIN)
@@ -212,6 +214,7 @@ def test_arrays_that_are_nan_as_the_program_ends_are_named(tmp_path: Path) -> No
     assert "anynan.track(function) finds where it began" in note
 
 
+@pytest.mark.tier(2)
 def test_an_error_of_the_programs_has_no_frame_of_ours(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "p.py").write_text(
@@ -303,6 +306,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.tier(2)
 def test_ranks_that_lightning_starts_agree_on_what_one_of_them_found(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     (tmp_path / "ranks.py").write_text(RANKS)
@@ -399,6 +403,7 @@ def test_what_a_program_tracks_by_itself_is_counted_and_not_overlooked(
 
 
 @pytest.mark.parametrize("words", [(), ("--fail",)])
+@pytest.mark.tier(2)
 def test_the_exit_status_tells_of_what_was_bad_where_that_is_asked_for(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -469,6 +474,7 @@ netD(torch.full((2, 3), torch.nan))
 """
 
 
+@pytest.mark.tier(2)
 def test_models_of_one_class_are_told_apart_by_the_names_that_the_program_calls_them(
     tmp_path: Path,
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import anynan
 from tests.chaos import twins
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.tier(2), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 SEEDS = st.integers(0, 999)
 OPTIONS = st.fixed_dictionaries(

@@ -15,6 +15,8 @@ import jax.numpy as jnp  # noqa: E402
 import anynan  # noqa: E402
 from tests.chaos import twins  # noqa: E402
 
+pytestmark = pytest.mark.tier(2)
+
 SEEDS = st.integers(0, 999)
 OPTIONS = st.fixed_dictionaries(
     {"action": st.sampled_from(["record", "warn", "raise"])},

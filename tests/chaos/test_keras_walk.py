@@ -15,6 +15,8 @@ keras: Any = pytest.importorskip("keras")
 import anynan  # noqa: E402
 from tests.chaos import twins  # noqa: E402
 
+pytestmark = pytest.mark.tier(2)
+
 if keras.backend.backend() != "tensorflow":
     pytest.skip("these run on TensorFlow", allow_module_level=True)
 

@@ -21,6 +21,8 @@ import anynan  # noqa: E402
 from tests.chaos import torch_twins, twins  # noqa: E402
 from tests.torch_adapter.training import Fault  # noqa: E402
 
+pytestmark = pytest.mark.tier(2)
+
 # What puts things back runs in frames of contextlib, too.
 PLACES = (str(Path(anynan.__file__).parent) + os.sep, contextlib.__file__)
 # Functions that put something in its place or take it away: each line of them is tried.

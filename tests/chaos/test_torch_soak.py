@@ -15,6 +15,8 @@ import anynan  # noqa: E402
 from tests.chaos import torch_twins  # noqa: E402
 from tests.torch_adapter.training import Fault, live_tensors  # noqa: E402
 
+pytestmark = pytest.mark.tier(2)
+
 
 def held(model: Any) -> dict[str, int]:
     """Count what could pile up."""

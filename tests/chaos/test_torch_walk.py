@@ -19,6 +19,8 @@ from tests.chaos import torch_twins, twins  # noqa: E402
 from tests.chaos.torch_twins import CALLS, CHANGES, COPIES, FAILURES, Net, Side  # noqa: E402
 from tests.torch_adapter.training import assert_same  # noqa: E402
 
+pytestmark = pytest.mark.tier(2)
+
 SEEDS = st.integers(0, 999)
 OPTIONS = st.fixed_dictionaries(
     {"action": st.sampled_from(["record", "warn", "raise", "skip"])},

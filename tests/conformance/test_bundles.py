@@ -94,6 +94,7 @@ BACKENDS = {
 @pytest.mark.filterwarnings("ignore:anynan. no module was found")
 @pytest.mark.parametrize("library", BACKENDS)
 @pytest.mark.parametrize("what", ["log", "softmax", "gradient", "overflow"])
+@pytest.mark.tier(2)
 def test_the_script_fails_as_the_program_did(tmp_path: Path, library: str, what: str) -> None:
     tracked, x = BACKENDS[library](what, save=tmp_path / "b")
     with pytest.raises(anynan.NonFiniteError, match="saved in"), np.errstate(all="ignore"):
@@ -114,6 +115,7 @@ def test_a_mean_in_tensorflow(tmp_path: Path) -> None:
     assert outcome.same, f"{outcome}\n{script}"
 
 
+@pytest.mark.tier(2)
 def test_a_keras_model_in_fit(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
 
@@ -209,6 +211,7 @@ def test_keys_of_jax(tmp_path: Path, typed: bool) -> None:
     np.testing.assert_array_equal(kept, jax.random.key_data(key) if typed else key)
 
 
+@pytest.mark.tier(2)
 def test_seeds_of_keras_in_fit(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
 

@@ -206,6 +206,7 @@ def test_fault_is_reported_at_its_line(recipe: StepRecipe, variant: Any) -> None
 
 
 @pytest.mark.parametrize("recipe", FAULTS, ids=lambda r: r.name)
+@pytest.mark.tier(2)
 def test_a_step_of_which_the_ends_are_read_tells_the_same(recipe: StepRecipe, variant: Any) -> None:
     reported(recipe, variant, recipes_operations.__file__, level="step")
 

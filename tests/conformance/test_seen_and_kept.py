@@ -245,6 +245,7 @@ def doctor() -> str:
     return out.getvalue()
 
 
+@pytest.mark.tier(2)
 def test_the_doctor_knows_where_it_ran(failed: Failed) -> None:
     out = doctor()
     for name, version in anynan.load(failed.folder / "run.jsonl").versions.items():

@@ -11,6 +11,7 @@ from anynan._arrays.probe import probe
 
 cupy: Any = pytest.importorskip("cupy")
 pytestmark = [
+    pytest.mark.tier(2),
     pytest.mark.gpu,
     pytest.mark.skipif(not cupy.cuda.is_available(), reason="no CUDA device is available"),
 ]

@@ -17,6 +17,8 @@ import pytest
 cupy: Any = pytest.importorskip("cupy")
 from anynan.cupy import kernels  # noqa: E402
 
+pytestmark = pytest.mark.tier(2)
+
 ARCHITECTURES = ("sm_60", "sm_70", "sm_80", "sm_90", "sm_100", "compute_75")
 SIZES = (2, 4, 8)
 NAN, INF = float("nan"), float("inf")

@@ -10,6 +10,8 @@ import pytest
 
 import anynan
 
+pytestmark = pytest.mark.tier(2)
+
 nn = pytest.importorskip("flax.linen")
 X = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
 

@@ -7,6 +7,8 @@ import pytest
 import anynan
 from anynan._diagnosis.sources import is_library
 
+pytestmark = pytest.mark.tier(2)
+
 demo = pytest.importorskip("anynan.jax.demo")
 
 FOUND = {

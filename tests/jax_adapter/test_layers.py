@@ -57,6 +57,7 @@ def nnx_step(model, optimizer, x):
 
 
 @pytest.mark.parametrize("wrap", [nnx.jit, lambda f: f], ids=["jitted", "plain"])
+@pytest.mark.tier(2)
 def test_nnx_models_and_optimizers_are_changed_in_place(wrap):
     def trained(step):
         model = NnxNet(nnx.Rngs(0))
@@ -154,6 +155,7 @@ def test_equinox_models_come_and_go_as_arguments(wrap):
     }  # fmt: skip
 
 
+@pytest.mark.tier(2)
 def test_an_equinox_gradient_is_named():
     model = EqxNet(bad=True)
     model = eqx.tree_at(lambda m: m.blocks[1].up.weight, model, jnp.zeros((4, 4)))
@@ -254,6 +256,7 @@ def test_an_nnx_model_that_is_split_and_merged_has_its_layers(way):
     assert (event.layer, event.phase, event.call) == ("second", "forward", 0)
 
 
+@pytest.mark.tier(2)
 def test_a_model_with_a_loop_in_it_is_called_once():
     class Recurrent(eqx.Module):
         cell: eqx.nn.GRUCell

@@ -7,6 +7,8 @@ from jax import lax
 
 import anynan
 
+pytestmark = pytest.mark.tier(2)
+
 
 def carry(f):
     return lambda x: lax.scan(lambda c, _: (f(c), None), x, length=3)[0]

@@ -8,6 +8,8 @@ import pytest
 
 import anynan
 
+pytestmark = pytest.mark.tier(2)
+
 TABLE = {"table": jnp.arange(20.0).reshape(5, 4)}
 
 

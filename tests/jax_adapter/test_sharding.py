@@ -13,10 +13,13 @@ from anynan._reports.report import render
 from anynan.jax.read import probes
 from tests.jax_adapter.models import made, same
 
-pytestmark = pytest.mark.skipif(
-    jax.device_count() < 8,
-    reason="needs 8 devices: JAX was started before the tests asked for them",
-)
+pytestmark = [
+    pytest.mark.tier(2),
+    pytest.mark.skipif(
+        jax.device_count() < 8,
+        reason="needs 8 devices: JAX was started before the tests asked for them",
+    ),
+]
 MESH = Mesh(np.array(jax.devices()[:8]), ("i",)) if jax.device_count() >= 8 else None
 P = PartitionSpec
 SPLIT = P("i")

@@ -8,6 +8,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 import anynan
 
+pytestmark = pytest.mark.tier(2)
+
 GOOD, BAD, FLAT = jnp.array([1.0, 2.0]), jnp.array([1.0, -2.0]), jnp.array([1.0, 0.0])
 
 

@@ -7,6 +7,8 @@ import pytest
 
 import anynan
 
+pytestmark = pytest.mark.tier(2)
+
 X = jnp.array([1.0, 0.0])
 MINUS = jnp.array([1.0, -1.0])
 

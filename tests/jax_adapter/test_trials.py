@@ -19,6 +19,8 @@ from jax.nn import softmax
 import anynan
 from anynan.jax.program.program import Program
 
+pytestmark = pytest.mark.tier(2)
+
 W = jnp.arange(3.0)
 
 

@@ -19,6 +19,8 @@ from jax.interpreters import mlir
 
 import anynan
 
+pytestmark = pytest.mark.tier(2)
+
 SPREAD = "is run as it is: its inside is not watched, only what comes out of it"
 
 

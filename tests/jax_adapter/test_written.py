@@ -8,6 +8,8 @@ import pytest
 
 import anynan
 
+pytestmark = pytest.mark.tier(2)
+
 X = jnp.array([1.0, -1.0, 2.0])
 NUMBER = jnp.float32(jnp.nan)
 TABLE = jnp.array([1.0, np.nan, 2.0])

@@ -11,6 +11,8 @@ import tensorflow as tf
 import anynan
 from tests.keras_adapter import models
 
+pytestmark = pytest.mark.tier(2)
+
 
 def either(first, x):
     if first:

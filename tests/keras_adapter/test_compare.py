@@ -17,6 +17,8 @@ from tests.keras_backends.compare_checks import (  # noqa: F401
     test_masks_stay_on_their_tensors,
 )
 
+pytestmark = pytest.mark.tier(2)
+
 torch = pytest.importorskip("torch")
 X = np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32)
 

@@ -12,6 +12,8 @@ from anynan._diagnosis.sources import is_library
 from anynan.keras import demo
 from anynan.tensorflow import demo as same
 
+pytestmark = pytest.mark.tier(2)
+
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):

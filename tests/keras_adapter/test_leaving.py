@@ -8,6 +8,8 @@ import tensorflow as tf
 import anynan
 from tests.keras_adapter import models
 
+pytestmark = pytest.mark.tier(2)
+
 
 def raised(run):
     with pytest.raises(Exception) as caught:

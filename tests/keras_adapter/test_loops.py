@@ -170,6 +170,7 @@ PROGRAMS = {
 
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", list(PROGRAMS))
+@pytest.mark.tier(2)
 def test_a_program_as_it_is_is_told_with_its_line(tmp_path, name):
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAMS[name]).lstrip())

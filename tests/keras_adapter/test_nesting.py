@@ -8,6 +8,8 @@ import tensorflow as tf
 import anynan
 from tests.keras_adapter.models import line
 
+pytestmark = pytest.mark.tier(2)
+
 
 @tf.function
 def outer(x):

@@ -165,6 +165,7 @@ def test_what_xla_compiles_inside_of_a_graph_is_read_as_xla_does_it_best():
 
 
 @pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.tier(2)
 def test_the_magnitudes_of_a_failing_step_are_in_its_report(jit):
     model = models.functional(models.Root(name="inner"))
     models.positive(model)

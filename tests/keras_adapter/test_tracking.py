@@ -11,6 +11,8 @@ import anynan
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, Root, compiled, data, line, positive, zero
 
+pytestmark = pytest.mark.tier(2)
+
 LAYERS = ["first", "block", "block.dense", "block.inner", "last", ""]
 # Those with weights, whose gradients are read every step.
 HEAVY = ["first", "block.dense", "last"]

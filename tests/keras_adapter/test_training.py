@@ -9,6 +9,8 @@ import anynan
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, Root, compiled, data, positive, zero
 
+pytestmark = pytest.mark.tier(2)
+
 
 def layers(tracker, phase):
     return {reading.layer for reading in tracker.history.last() if reading.phase == phase}

@@ -195,6 +195,8 @@ class Net(tf.Module):
 net = Net()
 anynan.tensorflow.track(net)
 import keras
+
+pytestmark = pytest.mark.tier(2)
 optimizer = keras.optimizers.SGD(0.1)
 
 @tf.function

@@ -12,6 +12,8 @@ from anynan.tensorflow.session.seams import SEAMS
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, Root, compiled, data, line, positive, zero
 
+pytestmark = pytest.mark.tier(2)
+
 OWNERS = [
     (keras.layers.Layer, "__call__"),
     (keras.Model, "make_train_function"),

@@ -42,6 +42,7 @@ def test_fit_is_watched(found):
     assert "bad in 4 steps" in found.lines()[0]
 
 
+@pytest.mark.tier(2)
 def test_a_batch_is_watched(found):
     model = broken()
     models.zero(model)
@@ -49,6 +50,7 @@ def test_a_batch_is_watched(found):
     assert found.bad()[0].layer == "block.inner"
 
 
+@pytest.mark.tier(2)
 def test_a_monitor_takes_over(found):
     model = broken()
     model.fit(X, Y, batch_size=4, verbose=0)

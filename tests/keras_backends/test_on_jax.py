@@ -4,7 +4,7 @@ import pytest
 
 from tests.keras_backends.processes import run
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.tier(2), pytest.mark.multiprocess]
 
 
 def test_on_jax():

@@ -21,6 +21,8 @@ from anynan import AnynanWarning, NonFiniteError
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.graphs.fixed import Board
 
+pytestmark = pytest.mark.tier(2)
+
 BACKEND = "aot_eager"  # traces as inductor does, forward and backward, and compiles in no time
 
 

@@ -21,6 +21,8 @@ from anynan.torch.replay.replay import Replays
 from anynan.torch.session.session import Session
 from anynan.torch.weights.weights import Weights
 
+pytestmark = pytest.mark.tier(2)
+
 NAN = float("nan")
 
 

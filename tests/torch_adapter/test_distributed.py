@@ -25,6 +25,7 @@ from tests.torch_adapter import thread_ranks
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = [
+    pytest.mark.tier(2),
     pytest.mark.multiprocess,
     pytest.mark.skipif(
         not (distributed.is_available() and distributed.is_gloo_available()),

@@ -14,7 +14,11 @@ from anynan._steps.everywhere import Found, watch_everything
 from anynan.options import Options
 from tests.processes import python
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_lightning")]
+pytestmark = [
+    pytest.mark.tier(2),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("quiet_lightning"),
+]
 
 BATCHES = torch.arange(6.0).repeat_interleave(2)[:, None] * torch.ones(12, 4) / 10
 BAD = 2  # the batch, and so the step

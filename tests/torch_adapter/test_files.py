@@ -172,6 +172,8 @@ torch.save(module.net, "net.pt")
 
 TRANSFORMERS = """
 import torch, transformers
+
+pytestmark = pytest.mark.tier(2)
 torch.manual_seed(0)
 config = transformers.LlamaConfig(
     vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2

@@ -18,6 +18,8 @@ from anynan.torch import BadBatch, first_bad_batch
 from anynan.torch.update import updates
 from tests.torch_adapter.training import Fault, assert_same, everything, live_tensors, seed
 
+pytestmark = pytest.mark.tier(2)
+
 every_interval = pytest.mark.parametrize("every", [1, 4])
 SPOILED = 6
 

@@ -183,6 +183,7 @@ def explosion() -> tuple[list[anynan.Event], anynan.Event]:
     return found
 
 
+@pytest.mark.tier(2)
 def test_an_explosion_is_told_before_the_first_nan(explosion: Any) -> None:
     told, struck = explosion
     assert {event.kind for event in told} == {"spike"}
@@ -203,6 +204,7 @@ def test_the_warning_says_how_far_since_when_and_where(explosion: Any) -> None:
     assert cause.evidence.endswith(f" at step {step}"), "steps are those of the training"
 
 
+@pytest.mark.tier(2)
 def test_the_fixed_demo_is_not_told_anything() -> None:
     train_step, loader = demo.setup("lr", "", 0)
     with train_step, warnings.catch_warnings():

@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("lightning")
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_lightning")]
+pytestmark = [
+    pytest.mark.tier(2),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("quiet_lightning"),
+]
 
 import lightning  # noqa: E402
 import torch  # noqa: E402

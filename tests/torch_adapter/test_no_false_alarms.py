@@ -18,6 +18,8 @@ from torch.nn import functional as F
 
 import anynan
 
+pytestmark = pytest.mark.tier(2)
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 INF = math.inf

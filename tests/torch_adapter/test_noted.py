@@ -182,6 +182,7 @@ def test_nothing_is_kept_alive_behind_the_next_pass(found: Found) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.tier(2)
 def test_compiled_code_is_compiled_as_without(found: Found, *, whole: bool) -> None:
     def run() -> tuple[Any, ...]:
         torch._dynamo.reset()

@@ -47,6 +47,7 @@ def test_a_loop_over_plain_tensors_is_told_operation_line_and_fix(
     assert "tried with log(x + 1e-8) the loss is finite" in said
 
 
+@pytest.mark.tier(2)
 def test_a_gradient_of_plain_tensors_is_told(tmp_path: Path) -> None:
     loss = "loss = p.mean() + (w * 0).pow(2).sum().sqrt()"
     _, _, said = run(tmp_path, LOOP.format(loss=loss, update=BACKWARD))
@@ -84,6 +85,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.tier(2)
 def test_a_program_that_stops_over_its_loss_is_told(tmp_path: Path, check: str) -> None:
     _, _, said = run(tmp_path, MODEL.format(check=check))
     assert "op sqrt" in said
@@ -91,6 +93,7 @@ def test_a_program_that_stops_over_its_loss_is_told(tmp_path: Path, check: str) 
     assert "[sqrt_of_negative]" in said
 
 
+@pytest.mark.tier(2)
 def test_a_measure_that_is_bad_and_goes_nowhere_is_no_event(tmp_path: Path) -> None:
     program = """
     import torch
@@ -108,6 +111,7 @@ def test_a_measure_that_is_bad_and_goes_nowhere_is_no_event(tmp_path: Path) -> N
     assert "1 bad in" not in said
 
 
+@pytest.mark.tier(2)
 def test_what_was_done_to_a_gradient_by_hand_is_told(tmp_path: Path) -> None:
     program = """
     import torch
@@ -149,6 +153,7 @@ def test_an_exception_that_names_nan_is_told_its_operation(tmp_path: Path, sampl
     assert sample in said
 
 
+@pytest.mark.tier(2)
 def test_a_transform_of_data_is_no_model(tmp_path: Path) -> None:
     program = """
     import torch

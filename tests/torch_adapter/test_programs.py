@@ -24,7 +24,10 @@ from tests.torch_adapter.training import (
 )
 
 # PyTorch's own, from the inner one of two nested reentrant regions.
-pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+pytestmark = [
+    pytest.mark.tier(2),
+    pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad"),
+]
 
 every_program = pytest.mark.parametrize("name", PROGRAMS)
 every_track = pytest.mark.parametrize("track", ["model", "step"])

@@ -214,6 +214,8 @@ UNCOMPILED = """
 import torch, anynan
 from tests.torch_adapter.test_step_level import Net, seed
 
+pytestmark = pytest.mark.tier(2)
+
 seed()
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -546,6 +546,7 @@ def test_a_deep_copy_is_not_tracked() -> None:
     tracker.remove()
 
 
+@pytest.mark.tier(2)
 def test_a_pickle_loads_where_anynan_is_not_installed(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     tracker = anynan.torch.track(model)

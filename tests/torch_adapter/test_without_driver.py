@@ -49,6 +49,8 @@ print(len(step.history), "steps")
 # All programs in one process: most of its time is the import.
 RUN = """
 import contextlib, io, json, sys, traceback
+
+pytestmark = pytest.mark.tier(2)
 said = {}
 for name, code in json.load(sys.stdin).items():
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):

@@ -10,6 +10,8 @@ from tests.wild.rows import ROOT, Fault, Known, Row, read, reason_for, write
 from tests.wild.running import Runner
 from tests.wild.suites import Suite
 
+pytestmark = pytest.mark.tier(2)
+
 
 @pytest.mark.multiprocess
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")

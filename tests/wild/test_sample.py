@@ -9,6 +9,8 @@ import pytest
 from tests.wild.rows import ROOT, versions_of
 from tests.wild.suites import SUITES
 
+pytestmark = pytest.mark.tier(2)
+
 
 @pytest.mark.wild
 @pytest.mark.parametrize("suite", SUITES)
