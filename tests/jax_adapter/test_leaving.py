@@ -85,8 +85,10 @@ def test_an_exception_over_something_else_stays_what_it_is():
     assert not tracker.events
 
 
-def test_what_jax_itself_raises_over_a_nan_takes_the_report_along():
-    tracker = anynan.jax.track(jax.jit(lambda x: jnp.log(x).sum()))
+@pytest.mark.parametrize("level", ["step", "layer"])
+@pytest.mark.parametrize("around", [jax.jit, lambda fn: lambda x: jax.jit(fn)(x) * 2])
+def test_what_jax_itself_raises_over_a_nan_takes_the_report_along(around, level):
+    tracker = anynan.jax.track(around(lambda x: jnp.log(x).sum()), level=level)
     with jax.debug_nans(True):
         error = raised(lambda: tracker(jnp.array([1.0, -1.0])))
     assert type(error) is anynan.NonFiniteError

@@ -65,6 +65,14 @@ def rebind(eqn: Any, ins: list[Any], **changed: Any) -> list[Any]:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
+def is_nan_check(error: Exception) -> bool:
+    """Tell whether ``jax_debug_nans`` stopped a compiled part of a program that JAX runs bare.
+
+    JAX makes a FloatingPointError of it in a call of such a part, but not where one is run again.
+    """
+    return type(error).__name__ == "InternalFloatingPointError"
+
+
 def dropped(var: Any) -> bool:
     """Tell whether a variable stands for a result that nobody takes."""
     return type(var).__name__ == "DropVar"  # public under no name in every version

@@ -138,6 +138,8 @@ class Evaluator:
             if inner:
                 try:
                     return _RULES[inner[0].kind](self, eqn, ins, path)
+                except FloatingPointError:  # JAX looks for a NaN, and has found it
+                    raise
                 except Exception as error:  # noqa: BLE001  it costs its own readings, and no more
                     plan.shut[path] = reason(error)
                     return rebind(eqn, ins), [self.blank(x) for x in self._inside(eqn, path)]

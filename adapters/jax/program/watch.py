@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from anynan._readings.readings import Site
+from anynan.jax.graphs.versions import is_nan_check
 from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import UnwatchableError
@@ -228,9 +229,11 @@ class Watch:
             out: tuple[list[Any], Any] = self.run(table, self.factors, *arrays)
         except UnwatchableError:
             raise
-        except Exception:
+        except Exception as error:
             if not self.ran:
                 self._prove(table, arrays)
+            if is_nan_check(error):
+                raise FloatingPointError(*error.args) from None
             raise
         self.ran = True
         return out
