@@ -89,6 +89,8 @@ def _passed(step: Step, found: dict[int, Flag], failing: int, spots: list[Spot])
     passed = []
     for spot in step.watch.spots if step.program.settings.layers else spots:
         flag = found.get(spot.value)
+        if spot.parameter is not None and spot.value == failing:
+            break  # behind it the first run was not judged
         if flag is None or spot.parameter is not None:
             continue
         low, high = probes.UNREAD if flag.row is None else probes.read(flag.row)
