@@ -92,6 +92,20 @@ def test_a_computed_neginf_at_the_end_is_told_once_with_operation_and_line(name:
     assert "nothing went bad" not in tracker.report()
 
 
+def test_a_neginf_by_which_the_step_fails_is_told_with_it_alone() -> None:
+    jnp = library("jax")
+    jax = pytest.importorskip("jax")
+
+    def step(w: Any, x: Any) -> Any:
+        return w - jax.grad(lambda w: jnp.log(w * x).sum())(w), jnp.log(w * x)
+
+    tracker = anynan.jax.track(step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", anynan.AnynanWarning)
+        with pytest.raises(anynan.NonFiniteError):
+            tracker(jnp.ones(2), jnp.zeros(2))
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_batch_of_inf_that_becomes_neginf_is_told_once(name: str) -> None:
     _, call = tracked(name, negated)

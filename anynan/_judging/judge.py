@@ -257,7 +257,8 @@ class Judge(Actor):
         if severity == "suspect" or meant:
             if site.phase == "input" and site.tensor in rows.makers:  # noted where it was made
                 return
-            if not meant and self._tell_left(rows, reading, kind, value, replayed):
+            alone = not meant and not later  # else it is told with what the step fails by
+            if alone and self._tell_left(rows, reading, kind, value, replayed):
                 return
             if value is None and site.tensor == STATE:
                 value = _live(rows, order)
