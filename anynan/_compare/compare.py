@@ -18,7 +18,8 @@ from anynan._runtime.about import ADAPTERS
 RERUNS = 2
 _TURNS = 10  # runs at most, to see whether rounding alone turns a choice
 _UNSEEN = "its gates (ReLU, clipping) have another shape or number in the second model"
-_GATES = (
+_GATES = "an element near a limit (of a ReLU, of clipping) lies on its other side"
+_ZEROS = (
     "an element is 0 in one run and not in the other, so it may lie at a limit (of a ReLU, of "
     "clipping)"
 )
@@ -321,7 +322,8 @@ class _Comparing:
             for x, y in found:
                 at = ended.get((x.layer, x.call), -1)
                 if way == "backward" and (at <= shut or _around(x.layer, gates)):
-                    holes.append(f"the backward pass from {x.layer or 'the model'} on: {_GATES}")
+                    why = _GATES if gates else _ZEROS
+                    holes.append(f"the backward pass from {x.layer or 'the model'} on: {why}")
                     break
                 if way == "forward" and y is not None and _opens(x, y):
                     shut = max(shut, at)
