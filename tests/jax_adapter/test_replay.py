@@ -6,6 +6,7 @@ import pytest
 
 import anynan
 from anynan.jax.replay import replay
+from anynan.jax.session import settlement
 from tests.jax_adapter.models import made
 
 
@@ -36,12 +37,16 @@ def test_a_large_step_is_narrowed_to_the_layers_that_went_bad(bad, zero, found, 
     assert max(asked) < program_size
 
 
-def test_a_failing_step_is_replayed_three_times_at_most():
+def test_a_failing_step_is_replayed_three_times_at_most(monkeypatch):
+    ran = []
+    second = settlement.replay
+    monkeypatch.setattr(settlement, "replay", lambda *args: ran.append(args) or second(*args))
     tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), action="record")
     for _ in range(5):
         tracked(-jnp.ones(2))
-    assert [event.operation is not None for event in tracked.events] == [True] * 3 + [False] * 2
-    assert "not replayed again" in tracked.events[-1].notes[0]
+    assert len(ran) == 3
+    (event,) = tracked.events
+    assert (event.times, event.operation.name, event.notes) == (5, "log", ())
 
 
 def test_a_replay_can_be_left_out():
