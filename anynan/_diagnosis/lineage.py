@@ -153,6 +153,12 @@ class Replay:
     inner: bool = False
     raised: BaseException | None = None
 
+    @property
+    def made(self) -> bool:
+        """Tell whether an operation made what arrived bad first, and not what came in bad."""
+        verdict = trace(self.records, self.sinks)
+        return verdict.origin is not None and verdict.outside is None
+
     def end(self) -> None:
         """Leave out what came after the first harm: it is spread, and tells nothing."""
         roots = _all_roots(self.records)

@@ -115,11 +115,20 @@ class Replays:
             raise ReplayError(msg)
         if any(root.fn is None for root in roots):
             raise ReplayError(GONE)
+        found = None
         if reading.phase == "backward" and not state.in_step:  # what is behind the models is first
             found = self.tails.replay(state.thread.ident, reading, None)
-            if found is not None:
+            if found is not None and found.made:
                 return found
-        result = self.again(state, reading, roots)
+        try:
+            result = self.again(state, reading, roots)
+        except ReplayError:
+            if found is None:
+                raise
+            return found
+        if found is not None and not result.made:
+            return found
+        self.tails.forget()
         beyond = self._beyond(state, reading) if result.incoming and not result.sinks else []
         if beyond:  # what came in bad may have been made in the part that took what this one gave
             found = self.again(state, reading, beyond, handed=True)

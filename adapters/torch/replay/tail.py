@@ -264,11 +264,20 @@ class Tails:
         changed = None if notes is None or not backward else self._changed(notes, reading)
         if changed is not None:
             return changed
+        best, self._last = None, None
+        extent: Extent = "gradients" if backward else "loss"
         for found in passes:
-            replay = self._again(reading, found, "gradients" if backward else "loss", prior=prior)
-            if replay is not None:
-                return replay
-        return None
+            replay = self._again(reading, found, extent, prior=prior)
+            # One that only passes on what came in bad, as another pass gave it, is the next best.
+            if replay is not None and (best is None or replay.made):
+                best, self._last = replay, (_key(reading), found, extent)
+                if replay.made:
+                    break
+        return best
+
+    def forget(self) -> None:
+        """Leave what was told to a second run of the models."""
+        self._last = None
 
     def _changed(self, notes: noted.Notes, reading: Reading) -> Replay | None:
         """Compute again what the program made of a weight's gradient after the backward pass."""
@@ -282,7 +291,8 @@ class Tails:
             found = notes.begin(p.grad)
             notes.passes.pop()
             replay = self._again(reading, found, "gradient")
-            if replay is not None and replay.records:
+            if replay is not None and replay.made:
+                self._last = _key(reading), found, "gradient"
                 for record in replay.records:
                     record.phase, record.direct = "backward", True
                     record.parameter = reading.site.parameter
@@ -296,12 +306,11 @@ class Tails:
         tail = Tail(found.noted(), found.roots, self._named)
         gradients = found.gradients if extent == "gradients" else None
         replay = _again(tail, gradients, mender, prior, reading.phase)
-        if mender is None:
-            if replay is None or not any(x.phase == reading.phase for x in replay.sinks):
+        if mender is None and replay is not None:
+            if not any(x.phase == reading.phase for x in replay.sinks):
                 return None
             if not replay.records and not any(sink.parents for sink in replay.sinks):
                 return None  # no operation of these made it: what did is not there any more
-            self._last = (reading.step, reading.order, reading.phase), found, extent
         return replay
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
@@ -310,7 +319,7 @@ class Tails:
         Raises:
             LookupError: If it was not this that told of the reading.
         """
-        if self._last is None or self._last[0] != (reading.step, reading.order, reading.phase):
+        if self._last is None or self._last[0] != _key(reading):
             raise LookupError
         _, found, extent = self._last
         mender = Mender(repairs)
@@ -326,6 +335,10 @@ class Tails:
         if name is not None:
             return "parameter", name
         return None if x.requires_grad else ("input", "target")
+
+
+def _key(reading: Reading) -> tuple[int, int, str]:
+    return reading.step, reading.order, reading.phase
 
 
 def _again(
