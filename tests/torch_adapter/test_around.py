@@ -97,14 +97,16 @@ def test_another_thread_trains_its_own_model(tracked: str) -> None:
 
 
 def test_threads_that_share_a_tracked_model() -> None:
+    told: list[anynan.Event] = []  # each as it comes: the tracker counts them with the first
     model = Bad(0.01)
-    tracker = anynan.torch.track(model, action="record")
+    tracker = anynan.torch.track(model, action=told.append)
     with beside(lambda: model(torch.ones(1, 2))) as raised:
         for _ in range(3):
             model(torch.ones(1, 2))
     assert raised == []
-    assert {(event.layer, event.kind) for event in tracker.events} == {("", "nan")}
-    assert any("another thread" in note for event in tracker.events for note in event.notes)
+    assert {(event.layer, event.kind) for event in told} == {("", "nan")}
+    assert any("another thread" in note for event in told for note in event.notes)
+    assert sum(event.times for event in tracker.events) == len(told)
 
 
 def test_buffers_that_another_thread_updates_keep_its_updates() -> None:

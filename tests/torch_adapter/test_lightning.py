@@ -110,8 +110,9 @@ def test_a_loss_that_sends_back_nan_is_told_from_the_model() -> None:
     with anynan.torch.track(module), pytest.raises(NonFiniteError) as caught:
         fit(module)
     event = caught.value.event
-    assert (event.layer, event.phase) == (None, "loss")
-    assert event.cause.tag == "outside_the_model"
+    assert (event.layer, event.phase) == (None, "backward")
+    assert event.operation.source.text == "return (out - out).square().sum().sqrt()"
+    assert event.cause.tag == "norm_gradient_at_zero"
 
 
 def test_a_bad_batch_is_named() -> None:

@@ -77,7 +77,7 @@ class Session(BaseAdapter):
     def detach(self) -> None:
         """Undo everything; safe to call twice."""
         self.ranks.leave()
-        noted.leave()
+        self._leave_notes()
         self._end_operations()
         self.updates.unwatch()
         self.layers.remove()
@@ -89,8 +89,15 @@ class Session(BaseAdapter):
         try:
             self.steps.read_rest()
             self.updates.unwatch()
+            self._leave_notes()
         except Exception:  # noqa: BLE001, S110  nothing may be raised here
             pass
+
+    def _leave_notes(self) -> None:
+        """Let go of what was noted behind models, unless another one is still watched."""
+        others = (session_of(model) for model in list(tracked))
+        if all(other is None or other is self for other in others):
+            noted.leave()
 
     def set_paused(self, paused: bool) -> None:
         """Take the hooks away while paused: nothing is left to cost anything."""
