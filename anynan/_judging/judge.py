@@ -140,6 +140,7 @@ class Judge(Actor):
             self.review(rows)
             self._settle_carried(rows)
             self._settle_scale(rows)
+            self._settle_left(rows)
             self.guard(rows)
         finally:
             self._settle_doubts(rows)
@@ -257,11 +258,13 @@ class Judge(Actor):
         if severity == "suspect" or meant:
             if site.phase == "input" and site.tensor in rows.makers:  # noted where it was made
                 return
-            alone = not meant and not later  # else it is told with what the step fails by
-            if alone and self._tell_left(rows, reading, kind, value, replayed):
-                return
             if value is None and site.tensor == STATE:
                 value = _live(rows, order)
+            if not meant and self._may_be_left(reading, kind):
+                rows.left.append(
+                    (Doubt(reading, kind, _lookup(rows, order, value, weak=False)), replayed)
+                )
+                return
             self._note_once(reading, kind, value)
             return
         inside = site.phase == "forward" and bool(site.layer) and replayed is None
@@ -446,6 +449,23 @@ class Judge(Actor):
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             return bare(case, error), case
 
+    def _may_be_left(self, reading: Reading, kind: Kind) -> bool:
+        """Tell whether a reading is of -Inf that the whole model or function gives."""
+        site = reading.site
+        end = kind == "neginf" and site.phase == "forward" and not site.layer
+        known = self._seen["left", site.layer, site.tensor]
+        return end and self.options.replay and not known
+
+    def _settle_left(self, rows: Rows) -> None:
+        """Tell of -Inf that was given, unless the step failed by it: that is told already."""
+        for left, replayed in rows.left:
+            reading, kind = left.reading, left.kind
+            if self.adapter is None:  # removed by the user's own callback, mid-step
+                return
+            if rows.failed is None and self._tell_left(rows, reading, kind, left.value(), replayed):
+                continue
+            self._note_once(reading, kind, left.value())
+
     def _tell_left(
         self, rows: Rows, reading: Reading, kind: Kind, value: Any, replayed: Replay | None
     ) -> bool:
@@ -456,10 +476,7 @@ class Judge(Actor):
         """
         site = reading.site
         looks, told = ("left", site.layer), ("left", site.layer, site.tensor)
-        end = kind == "neginf" and site.phase == "forward" and not site.layer
-        if not end or rows.holding or self._seen[told] or self._seen[looks] >= MAX_REPLAYS:
-            return False
-        if not self.options.replay:
+        if self._seen[told] or self._seen[looks] >= MAX_REPLAYS:
             return False
         self._seen[looks] += 1
         event, _ = self._investigate(rows, reading, kind, value, 0, replayed)

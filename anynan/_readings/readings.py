@@ -136,10 +136,9 @@ class Rows:
 
     __slots__ = (
         "__weakref__", "applied", "brought", "calls", "carried", "carrying", "doubts", "evaluated",
-        "expected",
-        "failed", "follows", "given", "guarded", "held", "hi", "holding", "judged", "live", "lo",
-        "makers", "norms", "pending", "scale", "seen", "sites", "skip", "spread", "stats", "step",
-        "suspect", "updates",
+        "expected", "failed", "follows", "given", "guarded", "held", "hi", "holding", "judged",
+        "left", "live", "lo", "makers", "norms", "pending", "scale", "seen", "sites", "skip",
+        "spread", "stats", "step", "suspect", "updates",
     )  # fmt: skip
 
     def __init__(self, step: int) -> None:
@@ -170,6 +169,8 @@ class Rows:
         self.carried = False
         # What of layers was bad since, and may be because of it.
         self.carrying: list[Reading] = []
+        # -Inf that the whole gave, with what was seen of it, until the step's end is known.
+        self.left: list[tuple[Doubt, Any]] = []
         # While a layer's output is judged: gives what the layer was given that is bad, and the
         # path of the model around it, None where code outside of every layer called it.
         self.given: Callable[[], tuple[Any, str | None]] | None = None
