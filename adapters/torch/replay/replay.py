@@ -149,9 +149,7 @@ class Replays:
 
     def _before_loss(self, state: State, reading: Reading) -> Replay:
         """Run the model's call again where it gave -Inf: the loss is made outside of it."""
-        rows = state.rows
-        past = [] if rows is None else map(rows.reading, range(reading.order))
-        gave = next((r for r in past if r.phase == "forward" and r.kind is not None), None)
+        gave = _gave(state, reading)
         roots = [] if gave is None else _roots(state, gave)
         prior = None
         if gave is not None and roots and all(root.fn is not None for root in roots):
@@ -171,8 +169,13 @@ class Replays:
         Returns:
             What was seen; None where that is not what the first run would have come to.
         """
+        before = reading.phase == "loss" and not state.in_step
+        gave = _gave(state, reading) if before else None
         with suppress(LookupError):
-            return self.tails.attempt(reading, chosen)
+            found = self.tails.attempt(reading, chosen)
+            if found is not None or gave is None:
+                return found
+        reading = gave or reading  # what is repaired is the model's
         roots = _roots(state, reading)
         if not roots or any(root.fn is None for root in roots) or state.updated:
             return None
@@ -405,6 +408,13 @@ class Replays:
 def _stopped(error: Exception) -> str:
     line = f": {str(error).splitlines()[0][:120]}" if str(error) else ""
     return f"the replay stopped at {type(error).__name__}{line}"
+
+
+def _gave(state: State, reading: Reading) -> Reading | None:
+    """Find what a model gave that was bad, before its loss was."""
+    rows = state.rows
+    past = [] if rows is None else map(rows.reading, range(reading.order))
+    return next((r for r in past if r.phase == "forward" and r.kind is not None), None)
 
 
 def _roots(state: State, reading: Reading) -> list[RootCall]:
