@@ -13,6 +13,8 @@ from tensorflow.python.framework import op_def_library
 import anynan
 from tests.keras_adapter import models
 
+pytestmark = pytest.mark.tier(2)
+
 X = tf.constant([0.0, 1.0, 2.0])
 
 
@@ -195,8 +197,6 @@ class Net(tf.Module):
 net = Net()
 anynan.tensorflow.track(net)
 import keras
-
-pytestmark = pytest.mark.tier(2)
 optimizer = keras.optimizers.SGD(0.1)
 
 @tf.function

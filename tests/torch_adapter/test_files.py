@@ -16,6 +16,8 @@ from torch import nn
 import anynan
 from tests.processes import python
 
+pytestmark = pytest.mark.tier(2)
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -172,8 +174,6 @@ torch.save(module.net, "net.pt")
 
 TRANSFORMERS = """
 import torch, transformers
-
-pytestmark = pytest.mark.tier(2)
 torch.manual_seed(0)
 config = transformers.LlamaConfig(
     vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2

@@ -17,6 +17,8 @@ import anynan
 from anynan.torch.private import BatchNorm
 from tests.torch_adapter.training import LINES, WORDS, Fault, bad, seed
 
+pytestmark = pytest.mark.tier(2)
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -213,8 +215,6 @@ def test_a_bad_batch_and_a_bad_weight_are_told_apart() -> None:
 UNCOMPILED = """
 import torch, anynan
 from tests.torch_adapter.test_step_level import Net, seed
-
-pytestmark = pytest.mark.tier(2)
 
 seed()
 model = Net()

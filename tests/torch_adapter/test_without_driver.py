@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.tier(2)
+
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 FIRST = re.search(r"```python\n(.*?)```", README, re.DOTALL)
 
@@ -49,8 +51,6 @@ print(len(step.history), "steps")
 # All programs in one process: most of its time is the import.
 RUN = """
 import contextlib, io, json, sys, traceback
-
-pytestmark = pytest.mark.tier(2)
 said = {}
 for name, code in json.load(sys.stdin).items():
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
