@@ -102,3 +102,30 @@ def test_a_pattern_that_fits_no_layer_yet_is_no_error():
     with pytest.raises(ValueError, match="matches no layer"):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         anynan.keras.track(model, layers="none*")
+
+
+def test_a_module_that_only_a_container_holds_is_watched_where_another_is_tracked():
+    class Part(tf.Module):
+        def __call__(self, x):
+            return tf.sqrt(x)
+
+    class Whole(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.part = tf.Variable([1.0]), Part()
+
+        def __call__(self, x):
+            return self.part(x * self.weight)
+
+    held = {"model": Whole()}
+
+    @anynan.tensorflow.track(action="record")
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(held["model"](x))
+        tape.gradient(loss, held["model"].weight)
+
+    with anynan.tensorflow.track(Whole()):  # that changes the classes of both
+        step(tf.constant([-1.0]))
+    event = step.events[-1]
+    assert (event.layer, event.operation.name) == ("whole.part", "sqrt")

@@ -1,7 +1,7 @@
 """What is watched: layers by path, the model they are of, their variables."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anynan._readings.patterns import choose
@@ -47,12 +47,13 @@ class Layers:
         return layer not in self._foreign
 
     def grow(
-        self, layer: Any = None, sources: Sequence[Any] = ()
+        self, layer: Any, parts: Mapping[str, Any], sources: Sequence[Any]
     ) -> tuple[dict[str, Any], list[Any]]:
         """Take up what came since: layers, and the variables of all of them.
 
         Args:
-            layer: One that runs, and was not known.
+            layer: One that runs, and was not known; None if none does.
+            parts: It and the layers in it, by path.
             sources: Variables that were not known: of a function's step they are weights.
 
         Returns:
@@ -69,7 +70,8 @@ class Layers:
                 fresh[name] = one
         if layer is not None and not any(layer is one for one in fresh.values()):
             if self._model is None:
-                fresh |= _adopted(layer, known)
+                names = {f"{layer.name}.{path}".rstrip("."): one for path, one in parts.items()}
+                fresh |= {path: one for path, one in names.items() if id(one) not in known}
             else:
                 self._foreign.add(layer)
         if fresh:
@@ -96,11 +98,3 @@ class Layers:
     def expected(self) -> list[str]:
         """List the layers that ought to be read when they run."""
         return [path for path in self._known if path in self.chosen - self.looped - {""}]
-
-
-def _adopted(layer: Any, known: set[int]) -> dict[str, Any]:
-    """Give what is new of a layer of Keras that nothing holds by a name, by its own."""
-    from anynan.keras.layers import layers_of
-
-    found = {f"{layer.name}.{path}".rstrip("."): one for path, one in layers_of(layer).items()}
-    return {path: one for path, one in found.items() if id(one) not in known}

@@ -29,6 +29,7 @@ from anynan.tensorflow.replay.steps import State
 from anynan.tensorflow.session.calls import Calls
 from anynan.tensorflow.session.seams import SEAMS
 from anynan.tensorflow.session.steps import Steps
+from anynan.tensorflow.session.targets import parts_of
 from anynan.tensorflow.session.updates import Updates
 
 
@@ -105,7 +106,8 @@ class Session(BaseAdapter):
             layer: One that runs, and was not known.
             sources: Variables of which a gradient is asked for, and that were not known.
         """
-        fresh, made = self.layers.grow(layer, sources)
+        parts = {} if layer is None else parts_of(layer)
+        fresh, made = self.layers.grow(layer, parts, sources)
         if fresh:
             SEAMS.install(self, fresh)
         SEAMS.install_weights(made)
