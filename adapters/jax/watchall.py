@@ -161,6 +161,7 @@ class Watched:
     def _track(self) -> Tracker | None:
         try:
             tracker = self._tracker = start(self._fn, self._options)
+            tracker.judge.since_the_start()
             weakref.finalize(self, tracker.remove).atexit = False
             self._found.add(tracker)
         except Exception as error:  # noqa: BLE001  it is not watched then, and that is said

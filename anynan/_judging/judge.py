@@ -180,6 +180,10 @@ class Judge(Actor):
         """Give the number of what was made bad first after this thread's last step."""
         return int(getattr(self._local, "since", self._since))
 
+    def since_the_start(self) -> None:
+        """Count the program before it was watched as its own: it is watched from its first call."""
+        self._since = 0
+
     @property
     def step(self) -> int:
         """Give this thread's step, from 0."""

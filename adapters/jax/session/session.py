@@ -200,7 +200,7 @@ class Session(BaseAdapter):
             raise
         if failed is not None:
             return self._unwatched(key, failed, fn, given)
-        since = self.tracker.judge.since if rows.step else 0
+        since = self.tracker.judge.since
         self.tracker.judge.close_step()
         hold = weakly if self.light else list
         ran = Step(watch, hold(flat.arrays), hold(outs), words, rows)
