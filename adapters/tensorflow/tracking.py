@@ -142,8 +142,14 @@ def _track_module(module: Any, options: Options) -> Tracker:
             "the function that uses it"
         )
         raise TypeError(msg)
-    tracker = Tracker(weakref.ref(module), options, type(module).__name__)
-    return Session(functools.partial(modules_of, module), module, tracker).start()
+    ref = weakref.ref(module)
+    tracker = Tracker(ref, options, type(module).__name__)
+
+    def find() -> dict[str, Any]:
+        module = ref()
+        return {} if module is None else modules_of(module)
+
+    return Session(find, module, tracker).start()
 
 
 def _track_function(fn: Any, options: Options) -> Tracker:

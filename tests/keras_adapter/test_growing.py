@@ -125,7 +125,8 @@ def test_a_module_that_only_a_container_holds_is_watched_where_another_is_tracke
             loss = tf.reduce_sum(held["model"](x))
         tape.gradient(loss, held["model"].weight)
 
-    with anynan.tensorflow.track(Whole()):  # that changes the classes of both
+    other = Whole()
+    with anynan.tensorflow.track(other):  # that changes the classes of both
         step(tf.constant([-1.0]))
     event = step.events[-1]
     assert (event.layer, event.operation.name) == ("whole.part", "sqrt")

@@ -1,6 +1,7 @@
 """Bad input, trouble, and what tracking leaves behind."""
 
 import copy
+import gc
 
 import keras
 import numpy as np
@@ -253,3 +254,39 @@ def test_what_was_found_goes_with_an_exception_that_ends_the_step():
     assert (event.kind, event.phase) == ("nan", "forward")
     assert caught.value.__notes__[0].startswith("NaN first appeared")
     tracker.remove()
+
+
+def test_a_tracked_function_that_is_dropped_watches_no_longer():
+    layer = keras.layers.Dense(2)
+
+    def train(**options):
+        step = anynan.tensorflow.track(lambda x: tf.reduce_sum(tf.math.log(layer(x))), **options)
+        try:
+            step(-tf.ones((1, 2)))
+        except anynan.NonFiniteError:
+            pass
+
+    for action in ("record", "raise"):
+        train(action=action)
+        gc.collect()
+        assert not SEAMS.sessions
+        assert not SEAMS.layers
+
+
+def test_a_function_that_is_not_running_leaves_another_ones_model_alone():
+    class Plain(tf.Module):
+        def __init__(self):  # without TensorFlow's own, so it has no name
+            self.weight = tf.Variable([1.0])
+
+        def __call__(self, x):
+            return tf.math.log(self.weight * x)
+
+    idle = anynan.tensorflow.track(lambda x: x * 2)
+    model = Plain()
+    with anynan.tensorflow.track(model, action="record") as tracker:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(-tf.ones(1)))
+        tape.gradient(loss, model.weight)
+    assert [event.operation.name for event in tracker.events] == ["log"]
+    assert idle.events == ()
+    assert not list(idle.history)

@@ -70,10 +70,11 @@ class Layers:
                 fresh[name] = one
         if layer is not None and not any(layer is one for one in fresh.values()):
             if self._model is None:
-                names = {f"{layer.name}.{path}".rstrip("."): one for path, one in parts.items()}
+                name = getattr(layer, "name", type(layer).__name__)  # a module may not have one
+                names = {f"{name}.{path}".rstrip("."): one for path, one in parts.items()}
                 fresh |= {path: one for path, one in names.items() if id(one) not in known}
             else:
-                self._foreign.add(layer)
+                self.pass_over(layer)
         if fresh:
             alive |= fresh
             self._known = {path: weakref.ref(one) for path, one in alive.items()}
@@ -85,6 +86,10 @@ class Layers:
             else:
                 self.weights.pass_over(x)
         return fresh, made
+
+    def pass_over(self, layer: Any) -> None:
+        """Look at a layer no more."""
+        self._foreign.add(layer)
 
     def model(self) -> Any:
         """Give the tracked model, None if there is none or it is gone."""

@@ -12,33 +12,53 @@ from anynan.tensorflow.replay import nested, taped
 if TYPE_CHECKING:
     from anynan.tensorflow.session.session import Session
 
+    Finds = Callable[[], Session | None]
+
 _ABSENT = object()
 
 
 class Seams:
     """Change classes while anything is tracked, and put them back.
 
+    The session of a model stays while the model does. That of a function goes with its tracker,
+    which is the only way to call it.
+
     Attributes:
-        sessions: Who watches.
-        layers: A layer's id -> who watches it, under which path.
+        layers: A layer's id -> how to find who watches it, under which path.
     """
 
     def __init__(self) -> None:
-        self.sessions: list[Session] = []
-        self.layers: dict[int, list[tuple[weakref.ref[Any], Session, str]]] = {}
+        self._sessions: list[Callable[[], Session | None]] = []
+        self.layers: dict[
+            int, list[tuple[weakref.ref[Any], Callable[[], Session | None], str]]
+        ] = {}
         self._changed: list[tuple[type, str, Any]] = []
+
+    @property
+    def sessions(self) -> "list[Session]":
+        """List who watches."""
+        return [session for one in self._sessions if (session := one()) is not None]
+
+    def of(self, layer: Any) -> "list[tuple[Session, str]]":
+        """List who watches a layer, each with the path it has there."""
+        held = [
+            (one(), path) for ref, one, path in self.layers.get(id(layer), ()) if ref() is layer
+        ]
+        return [(session, path) for session, path in held if session is not None]
 
     def install(self, session: "Session", layers: dict[str, Any]) -> None:
         """Watch these layers for a session; change classes if it is the first."""
         if session not in self.sessions:
-            self.sessions.append(session)
+            weak = session.layers.model() is None
+            self._sessions.append(weakref.ref(session, self._end) if weak else lambda: session)
+        one = next(one for one in self._sessions if one() is session)
         first: set[int] = set()
         for path, layer in layers.items():
             if id(layer) not in first:  # a shared layer goes by its first path
                 first.add(id(layer))
                 held = self.layers.setdefault(id(layer), [])
                 held[:] = [entry for entry in held if entry[0]() is layer]
-                held.append((weakref.ref(layer), session, path))
+                held.append((weakref.ref(layer), one, path))
         for owner in dict.fromkeys(_owner(type(layer), "__call__") for layer in layers.values()):
             self._change(owner, "__call__", _layer_call)
         self.install_weights(session.layers.weights.trainable())
@@ -67,15 +87,17 @@ class Seams:
 
     def uninstall(self, session: "Session") -> None:
         """Forget a session; after the last one every class is as it was."""
-        if session in self.sessions:
-            self.sessions.remove(session)
+        for one in [one for one in self._sessions if one() is session]:
+            self._end(one)
+
+    def _end(self, one: "Finds") -> None:
+        if one in self._sessions:
+            self._sessions.remove(one)
         for key, held in list(self.layers.items()):
-            held[:] = [
-                entry for entry in held if entry[1] is not session and entry[0]() is not None
-            ]
+            held[:] = [entry for entry in held if entry[1] is not one and entry[0]() is not None]
             if not held:
                 del self.layers[key]
-        if self.sessions:
+        if self._sessions:
             return
         taped.drop()
         while self._changed:
@@ -117,12 +139,12 @@ def _layer_call(original: Any) -> Any:
         record = taped.running()
         if record is not None:
             run = functools.partial(_noted, record, self, run)
-        known = [who for ref, who, _ in SEAMS.layers.get(id(self), ()) if ref() is self]
+        known = [session for session, _ in SEAMS.of(self)]
         for session in SEAMS.sessions:
             if session not in known and not session.paused:
-                session.adopt(self)
-        for ref, session, path in SEAMS.layers.get(id(self), ()):
-            if ref() is self and not session.paused:
+                session.adopt(self, known=bool(known))
+        for session, path in SEAMS.of(self):
+            if not session.paused:
                 run = functools.partial(session.calls.layer, run, self, path)
         return run(*args, **kwargs)
 
@@ -228,10 +250,11 @@ def _apply(original: Any) -> Any:
 
 def _apply_scaled(original: Any) -> Any:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        found = [session.state for session in SEAMS.sessions]
-        for session, state in zip(SEAMS.sessions, found, strict=True):
+        found = []
+        for session in SEAMS.sessions:
             session.updates.scaler = weakref.ref(self)
-            state.scaling += 1
+            session.state.scaling += 1
+            found.append(session.state)
         try:
             return original(self, grads, trainable_variables)
         finally:

@@ -18,6 +18,7 @@ from anynan._readings.readings import Reading, Rows
 from anynan._runtime.imports import when_imported
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracker import Tracker
+from anynan.errors import reason
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.boards import Boards
@@ -126,13 +127,23 @@ class Session(BaseAdapter):
         """Tell whether a call of a compiled function, which nobody tracked, is a step."""
         return False
 
-    def adopt(self, layer: Any) -> None:
-        """Watch a layer that runs in a step and was not known, if it belongs to what is watched."""
+    def adopt(self, layer: Any, *, known: bool) -> None:
+        """Watch a layer that runs in a step and was not known, if it belongs to what is watched.
+
+        Args:
+            layer: The layer.
+            known: Whether another session watches it. What runs under a tape alone is that one's.
+        """
         state = self.state
-        free = self.layers.model() is None
+        free = self.layers.model() is None and not known
         inside = state.frame is not None or (free and (state.depth or state.tapes))
-        if inside and not state.replaying and self.layers.lacks(layer):
+        if not inside or state.replaying or not self.layers.lacks(layer):
+            return
+        try:
             self.grow(layer)
+        except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
+            self.layers.pass_over(layer)
+            self.tracker.judge.say(f"a {type(layer).__name__} is not watched: {reason(error)}")
 
     def _write_weight(self, worst: BadParameter, rows: Rows) -> None:
         value = self.layers.weights.value(worst.name)

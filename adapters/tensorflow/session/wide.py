@@ -27,12 +27,11 @@ class Wide(Session):
         super().__init__(dict, None, tracker)
         self._trains: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
-    def adopt(self, layer: Any) -> None:
+    def adopt(self, layer: Any, *, known: bool) -> None:
         """Watch a model that runs under a tape, or in a compiled function of the program's."""
         inside = self.state.tapes or self.state.depth
-        known = any(who is not self for _, who, _ in SEAMS.layers.get(id(layer), ()))
         if inside and not known and not self.others():
-            super().adopt(layer)
+            super().adopt(layer, known=known)
 
     def others(self) -> bool:
         """Tell whether another session is at work: what runs then is its own."""
