@@ -142,14 +142,8 @@ def _track_module(module: Any, options: Options) -> Tracker:
             "the function that uses it"
         )
         raise TypeError(msg)
-    ref = weakref.ref(module)
-    tracker = Tracker(ref, options, type(module).__name__)
-
-    def find() -> dict[str, Any]:
-        module = ref()
-        return {} if module is None else modules_of(module)
-
-    return Session(find, module, tracker).start()
+    tracker = Tracker(weakref.ref(module), options, type(module).__name__)
+    return Session(functools.partial(modules_of, module), module, tracker).start()
 
 
 def _track_function(fn: Any, options: Options) -> Tracker:

@@ -1,5 +1,6 @@
 """Bad input, trouble, and what tracking leaves behind."""
 
+import contextlib
 import copy
 import gc
 
@@ -261,10 +262,8 @@ def test_a_tracked_function_that_is_dropped_watches_no_longer():
 
     def train(**options):
         step = anynan.tensorflow.track(lambda x: tf.reduce_sum(tf.math.log(layer(x))), **options)
-        try:
+        with contextlib.suppress(anynan.NonFiniteError):
             step(-tf.ones((1, 2)))
-        except anynan.NonFiniteError:
-            pass
 
     for action in ("record", "raise"):
         train(action=action)
@@ -290,3 +289,27 @@ def test_a_function_that_is_not_running_leaves_another_ones_model_alone():
     assert [event.operation.name for event in tracker.events] == ["log"]
     assert idle.events == ()
     assert not list(idle.history)
+
+
+class Compiled(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable([2.0])
+
+    @tf.function(input_signature=[tf.TensorSpec([1], tf.float32)])
+    def __call__(self, x):
+        return tf.math.log(self.weight * x)
+
+
+def test_a_tracked_module_is_saved_as_it_would_be(tmp_path):
+    module = Compiled()
+    with anynan.tensorflow.track(module) as tracker:
+        with tf.GradientTape():  # it is traced for the first time while operations are noted
+            module(tf.ones(1))
+        tf.saved_model.save(module, str(tmp_path))
+        with pytest.raises(anynan.NonFiniteError):
+            module(-tf.ones(1))
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert float(loaded(tf.ones(1))[0]) == pytest.approx(np.log(2.0))
+    (event,) = tracker.events
+    assert (event.layer, event.operation.name) == ("", "log")

@@ -119,7 +119,7 @@ class Record:
         inputs: Any,
         attributes: Any,
         outputs: Any,
-        name: Any = None,
+        op_name: Any = None,
         graph: Any = None,
     ) -> None:
         """Note an operation that has run, as TensorFlow tells of it."""

@@ -351,6 +351,11 @@ class Calls:
         finally:
             state.xla = before
 
+    def reads(self, fn: Any) -> None:
+        """Know that what a compiled function takes and gives is read around it."""
+        if not fn.experimental_get_tracing_count():
+            self._asked.add(fn)
+
     def _ask(self, fn: Any, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find out, once, whether a function without checks ran the tracked weights."""
         if fn in self._asked or not count:

@@ -32,11 +32,26 @@ class Seams:
         self.layers: dict[
             int, list[tuple[weakref.ref[Any], Callable[[], Session | None], str]]
         ] = {}
+        # Where a class's own call is a compiled function that is left as it is: it would not be
+        # found there when the module is saved.
+        self._compiled: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._changed: list[tuple[type, str, Any]] = []
 
     @property
     def sessions(self) -> "list[Session]":
-        """List who watches."""
+        """List who watches: nobody in a graph that is no function's, as where a model is saved."""
+        if not (tf.executing_eagerly() or tf.inside_function()):
+            return []
+        return self._living()
+
+    def calls(self, function: Any) -> Any:
+        """Give the layer that a compiled function is the call of, None if it is none's."""
+        ref = self._compiled.get(function)
+        return None if ref is None else ref()
+
+    def _living(self) -> "list[Session]":
         return [session for one in self._sessions if (session := one()) is not None]
 
     def of(self, layer: Any) -> "list[tuple[Session, str]]":
@@ -48,7 +63,7 @@ class Seams:
 
     def install(self, session: "Session", layers: dict[str, Any]) -> None:
         """Watch these layers for a session; change classes if it is the first."""
-        if session not in self.sessions:
+        if session not in self._living():
             weak = session.layers.model() is None
             self._sessions.append(weakref.ref(session, self._end) if weak else lambda: session)
         one = next(one for one in self._sessions if one() is session)
@@ -59,8 +74,13 @@ class Seams:
                 held = self.layers.setdefault(id(layer), [])
                 held[:] = [entry for entry in held if entry[0]() is layer]
                 held.append((weakref.ref(layer), one, path))
-        for owner in dict.fromkeys(_owner(type(layer), "__call__") for layer in layers.values()):
-            self._change(owner, "__call__", _layer_call)
+        for layer in layers.values():
+            owner = _owner(type(layer), "__call__")
+            if isinstance(vars(owner)["__call__"], FUNCTION):
+                self._compiled[layer.__call__] = weakref.ref(layer)
+                session.calls.reads(layer.__call__)
+            else:
+                self._change(owner, "__call__", _layer_call)
         self.install_weights(session.layers.weights.trainable())
         if any(name == "gradient" for _, name, _ in self._changed):
             return
@@ -69,7 +89,7 @@ class Seams:
         self._change(tf.GradientTape, "batch_jacobian", _jacobian)
         self._change(tf.GradientTape, "__enter__", _enter)
         self._change(tf.GradientTape, "__exit__", _exit)
-        self._change(type(tf.function(_nothing)), "__call__", _function_call)
+        self._change(FUNCTION, "__call__", _function_call)
 
     def install_weights(self, weights: list[Any]) -> None:
         """Change how a program updates weights by itself."""
@@ -125,6 +145,9 @@ def _nothing() -> None:
     pass
 
 
+FUNCTION = type(tf.function(_nothing))
+
+
 def _owner(cls: type, name: str) -> type:
     """Give the class that a class has a method from."""
     return next(owner for owner in cls.__mro__ if name in vars(owner))
@@ -135,20 +158,23 @@ def _owner(cls: type, name: str) -> type:
 
 def _layer_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        run = functools.partial(original, self)
-        record = taped.running()
-        if record is not None:
-            run = functools.partial(_noted, record, self, run)
-        known = [session for session, _ in SEAMS.of(self)]
-        for session in SEAMS.sessions:
-            if session not in known and not session.paused:
-                session.adopt(self, known=bool(known))
-        for session, path in SEAMS.of(self):
-            if not session.paused:
-                run = functools.partial(session.calls.layer, run, self, path)
-        return run(*args, **kwargs)
+        return _as_layer(self, functools.partial(original, self), *args, **kwargs)
 
     return __call__
+
+
+def _as_layer(layer: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    record = taped.running()
+    if record is not None:
+        run = functools.partial(_noted, record, layer, run)
+    known = [session for session, _ in SEAMS.of(layer)]
+    for session in SEAMS.sessions:
+        if session not in known and not session.paused:
+            session.adopt(layer, known=bool(known))
+    for session, path in SEAMS.of(layer):
+        if not session.paused:
+            run = functools.partial(session.calls.layer, run, layer, path)
+    return run(*args, **kwargs)
 
 
 def _noted(record: Any, layer: Any, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -221,6 +247,12 @@ def _exit(original: Any) -> Any:
 
 def _function_call(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        layer = SEAMS.calls(self)
+        if layer is not None:
+            return _as_layer(layer, functools.partial(call, self), *args, **kwargs)
+        return call(self, *args, **kwargs)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(original, self)
         inside = tf.inside_function()
         if inside and any(session.state.inline for session in SEAMS.sessions):
@@ -230,8 +262,8 @@ def _function_call(original: Any) -> Any:
                 return session.call(self, args, kwargs)
         for session in SEAMS.sessions:
             if not session.paused:
-                call = session.calls.compiling if inside else session.calls.function
-                run = functools.partial(call, run, self)
+                around = session.calls.compiling if inside else session.calls.function
+                run = functools.partial(around, run, self)
         return run(*args, **kwargs)
 
     return __call__

@@ -120,8 +120,16 @@ class Session(BaseAdapter):
         return False
 
     def takes(self, variable: Any) -> bool:
-        """Tell whether a variable that a step differentiates by is a weight of its."""
-        return True
+        """Tell whether a variable that is differentiated by is a weight of what is watched.
+
+        One that another session watches is that one's, but for a step that is running.
+        """
+        running = self.state.depth or self.state.held or self.state.frame is not None
+        return bool(running) or not any(
+            session.layers.weights.name(variable)
+            for session in SEAMS.sessions
+            if session is not self
+        )
 
     def runs(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a call of a compiled function, which nobody tracked, is a step."""
@@ -309,4 +317,6 @@ def _gone(ref: "weakref.ref[Session]") -> None:
     """Put the classes back when the model is gone."""
     session = ref()
     if session is not None and session.tracker.judge.adapter is session:
-        session.tracker.remove()
+        # It may be collected at any moment, also while a graph is made.
+        with suppress(Exception), tf.init_scope():
+            session.tracker.remove()

@@ -38,14 +38,6 @@ class Wide(Session):
         states = [session.state for session in SEAMS.sessions if session is not self]
         return any(s.depth or s.held or s.replaying or s.frame is not None for s in states)
 
-    def takes(self, variable: Any) -> bool:
-        """Tell whether a variable is no other session's."""
-        return not any(
-            session.layers.weights.name(variable)
-            for session in SEAMS.sessions
-            if session is not self
-        )
-
     def runs(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether a compiled function that is called is a step of the program's own."""
         if tf.inside_function() or self.state.depth or self.state.tapes or self.state.replaying:
