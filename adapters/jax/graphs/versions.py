@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.experimental
+from jax.extend import core as jc
 from jax.extend import source_info_util
 
 # The parameters that are known of what is built again from JAX's public functions. With another
@@ -94,6 +95,12 @@ def expanded(eqn: Any) -> Any:
             )(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars))
         weakref.finalize(prim, _expanded.pop, id(prim), None)
     return _expanded[id(prim)]
+
+
+def trace_state() -> Any:
+    """Give what tells one trace from another, and from none."""
+    place: Any = jc if hasattr(jc, "get_opaque_trace_state") else jax.core  # the latter before 0.10
+    return place.get_opaque_trace_state()
 
 
 def wide_numbers() -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core as jc
+
+from anynan.jax.graphs.versions import trace_state
 
 _state = local()
 
@@ -41,12 +42,12 @@ def traced(arrays: Any) -> bool:
 @functools.cache
 def _eager() -> Any:
     with jax.ensure_compile_time_eval():
-        return jc.get_opaque_trace_state()
+        return trace_state()
 
 
 def staged() -> bool:
     """Tell whether what is computed here becomes a part of a caller's program."""
-    return jc.get_opaque_trace_state() != _eager() and traced([jnp.negative(0)])
+    return trace_state() != _eager() and traced([jnp.negative(0)])
 
 
 def tracing() -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from anynan.jax.graphs.bodies import REMAT, Body, bodies
+from anynan.jax.graphs.versions import scanned
 from anynan.jax.program.evaluator import CALLBACKS, Evaluator, jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
@@ -108,8 +109,8 @@ class _Loops(Evaluator):
     def _loop(self, eqn: Any, body: Body, ins: list[Any], path: Path) -> list[Any] | None:
         p = eqn.params
         scan = eqn.primitive.name == "scan"
-        first = p["num_consts"] if scan else p["cond_nconsts"]
-        second = first + (p["num_carry"] if scan else p["body_nconsts"])
+        first, count = scanned(p) if scan else (p["cond_nconsts"], p["body_nconsts"])
+        second = first + count
         consts = ins[:first] if scan else ins[first:second]
         carry, xs = (ins[first:second], ins[second:]) if scan else (ins[second:], [])
         if scan and not p["length"]:
