@@ -235,6 +235,14 @@ class KerasSession(BaseAdapter):
             found.append(BadParameter(name, layer, summary, buffer))
         return found
 
+    def is_bad(self, item: BadParameter) -> bool:
+        """Look at one weight or buffer."""
+        part = self._judged()
+        if part is not None:
+            return part.is_bad(item)
+        found = (x._value for name, _, x, _ in self.weights if name == item.name)
+        return any(x is not None and probes.checkable(x) and int(_code(x)) for x in found)
+
     def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return probes.bad_rows(value)

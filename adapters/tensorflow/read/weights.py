@@ -170,6 +170,15 @@ class Weights:
                 found.append(BadParameter(name, path, probes.measure(value), buffer))
         return found
 
+    def is_bad(self, name: str, kept: list[tuple[Any, Any]]) -> bool:
+        """Tell whether one variable holds bad values now, or before, where that was kept."""
+        ref, *_ = self._of.get(name, (lambda: None,))
+        variable = ref()
+        if variable is None or not _can_be_bad(variable):
+            return False
+        value = next((value for one, value in kept if one is variable), None)
+        return not bool(probes.fine(read(variable) if value is None else value))
+
 
 def own_variables(layer: Any) -> list[tuple[str, Any]]:
     """List the variables that a layer holds itself, not its sublayers."""

@@ -244,6 +244,10 @@ class Session(BaseAdapter):
         """List the weights and buffers that are bad now."""
         return self.updates.bad_parameters()
 
+    def is_bad(self, item: BadParameter) -> bool:
+        """Look at one weight or buffer."""
+        return self.updates.is_bad(item.name)
+
     def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return probes.bad_rows(value)

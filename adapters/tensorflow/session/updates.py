@@ -163,15 +163,21 @@ class Updates:
         What the step itself made of them explains none of its readings: where they were kept they
         are judged as they were before it.
         """
-        state = self._state
-        rows = self._steps.rows() if state.after else None
-        kept = [] if state.after or state.step is None else state.step.kept
+        rows = self._steps.rows() if self._state.after else None
         found = []
-        for item in self._weights.bad(kept):
+        for item in self._weights.bad(self._began()):
             held, settings = self._kept_for(self._weights.variable(item.name))
             gradient = None if rows is None else _gradient(rows, item)
             found.append(replace(item, state=held, gradient=gradient, settings=settings))
         return found
+
+    def is_bad(self, name: str) -> bool:
+        """Tell whether one weight or buffer is bad, as ``bad_parameters`` does of all."""
+        return self._weights.is_bad(name, self._began())
+
+    def _began(self) -> list[tuple[Any, Any]]:
+        state = self._state
+        return [] if state.after or state.step is None else state.step.kept
 
     def _kept_for(self, weight: Any) -> tuple[dict[str, Summary], dict[str, float]]:
         """Give what optimizers keep for a weight, measured, and their settings, by name."""
