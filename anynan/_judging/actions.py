@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 MAX_EVENTS = 10_000
 # Of one origin so many are told in a row, then each tenth, hundredth and so on.
 TOLD = 3
-# What is said where no second run showed the operation.
 # Phases of a step that takes gradients.
 _TRAINING = ("loss", "backward", "parameter", "optimizer")
+# What is said where no second run showed the operation.
 _UNSEEN = (None, "unknown", "made_between_layers")
 
 

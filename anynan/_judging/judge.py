@@ -264,10 +264,9 @@ class Judge(Actor):
                 return
             if value is None and site.tensor == STATE:
                 value = _live(rows, order)
-            if not meant and self._may_be_left(reading, kind):
-                rows.left.append(
-                    (Doubt(reading, kind, _lookup(rows, order, value, weak=False)), replayed)
-                )
+            if not meant and self._may_be_left(rows, reading, kind):
+                left = Doubt(reading, kind, _lookup(rows, order, value, weak=False))
+                rows.left.append((left, replayed))
                 return
             self._note_once(reading, kind, value)
             return
@@ -453,12 +452,12 @@ class Judge(Actor):
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             return bare(case, error), case
 
-    def _may_be_left(self, reading: Reading, kind: Kind) -> bool:
-        """Tell whether a reading is of -Inf that the whole model or function gives."""
+    def _may_be_left(self, rows: Rows, reading: Reading, kind: Kind) -> bool:
+        """Tell whether -Inf that the whole model or function gives is to be looked into."""
         site = reading.site
         end = kind == "neginf" and site.phase == "forward" and not site.layer
         known = self._seen["left", site.layer, site.tensor]
-        return end and self.options.replay and not known
+        return end and self.options.replay and not (known or rows.holding)
 
     def _settle_left(self, rows: Rows) -> None:
         """Tell of -Inf that was given, unless the step failed by it: that is told already."""
@@ -466,9 +465,9 @@ class Judge(Actor):
             reading, kind = left.reading, left.kind
             if self.adapter is None:  # removed by the user's own callback, mid-step
                 return
-            if rows.failed is None and self._tell_left(rows, reading, kind, left.value(), replayed):
-                continue
-            self._note_once(reading, kind, left.value())
+            alone = rows.failed is None and self._may_be_left(rows, reading, kind)
+            if not (alone and self._tell_left(rows, reading, kind, left.value(), replayed)):
+                self._note_once(reading, kind, left.value())
 
     def _tell_left(
         self, rows: Rows, reading: Reading, kind: Kind, value: Any, replayed: Replay | None
@@ -479,8 +478,8 @@ class Judge(Actor):
             False where it may be a mask: nothing shows that an operation computed it.
         """
         site = reading.site
-        looks, told = ("left", site.layer), ("left", site.layer, site.tensor)
-        if self._seen[told] or self._seen[looks] >= MAX_REPLAYS:
+        looks = "left", site.layer
+        if self._seen[looks] >= MAX_REPLAYS:
             return False
         self._seen[looks] += 1
         event, _ = self._investigate(rows, reading, kind, value, 0, replayed)
@@ -488,7 +487,7 @@ class Judge(Actor):
             return False
         if event.operation is None and event.phase != "input":
             return False
-        self._seen[told] += 1
+        self._seen["left", site.layer, site.tensor] += 1
         self._seen[_noted(reading, kind)] += 1
         self._tell_suspect(event)
         return True

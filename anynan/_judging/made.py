@@ -80,10 +80,8 @@ def maker(judge: "Judge", value: Any, since: float) -> Maker | None:
         other = made.judge()
         if value is not None and made.memory is not None and made.memory(value):
             return Maker(made.name, made.step, certain=True, itself=other is judge)
-        if (
-            other is None or other.adapter is None
-        ):  # it is tracked no more: only what it gave is known
-            continue
+        if other is None or other.adapter is None:
+            continue  # it is tracked no more: only what it gave is known
         here = made.own and made.thread == threading.get_ident() and other is not judge
         if here and near is None and made.number >= since:
             near = Maker(made.name, made.step, certain=False)

@@ -291,6 +291,20 @@ def test_a_function_that_is_not_running_leaves_another_ones_model_alone():
     assert not list(idle.history)
 
 
+def test_nothing_is_watched_in_a_graph_of_the_old_kind():
+    class Plain(tf.Module):
+        def __call__(self, x):
+            return tf.math.log(x)
+
+    module = Plain()
+    with anynan.tensorflow.track(module) as tracker:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            assert np.isnan(session.run(module(-tf.ones(1))))
+        assert tracker.events == ()
+        with pytest.raises(anynan.NonFiniteError):
+            module(-tf.ones(1))
+
+
 class Compiled(tf.Module):
     def __init__(self):
         super().__init__()

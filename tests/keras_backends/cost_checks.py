@@ -1,7 +1,6 @@
 """What a failing batch costs in Keras, and those after it: counted in calls, on each backend."""
 
 import statistics
-import sys
 import warnings
 
 import keras
@@ -9,24 +8,9 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.counting import calls
 
 X, Y = np.ones((4, 8), np.float32), np.zeros((4, 1), np.float32)
-
-
-def calls(run):
-    """Count the calls of Python and C functions."""
-    found = 0
-
-    def profile(frame, event, arg):
-        nonlocal found
-        found += event in ("call", "c_call")
-
-    sys.setprofile(profile)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 @pytest.mark.parametrize("level", ["layer", "step"])

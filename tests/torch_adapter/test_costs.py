@@ -3,7 +3,6 @@
 import gc
 import math
 import pickle
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from anynan.torch.call.randomstate import RandomState
 from anynan.torch.replay.replay import Replays
 from anynan.torch.session.session import Session
 from anynan.torch.weights.weights import Weights
+from tests.counting import calls
 
 pytestmark = pytest.mark.tier(2)
 
@@ -106,22 +106,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 def usual(program: Program) -> int:
     """Count the calls of a step; now and then one looks anew at what the code reaches."""
     return min(calls(program.clean) for _ in range(3))
-
-
-def calls(run: Callable[[], object]) -> int:
-    """Count the calls of Python and C functions."""
-    found = 0
-
-    def profile(frame: Any, event: str, arg: Any) -> None:
-        nonlocal found
-        found += event in ("call", "c_call")
-
-    sys.setprofile(profile)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 @pytest.mark.parametrize("fault", FAULTS)

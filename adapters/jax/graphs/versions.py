@@ -99,7 +99,7 @@ def expanded(eqn: Any) -> Any:
 
 def trace_state() -> Any:
     """Give what tells one trace from another, and from none."""
-    place: Any = jc if hasattr(jc, "get_opaque_trace_state") else jax.core  # the latter before 0.10
+    place: Any = jc if hasattr(jc, "get_opaque_trace_state") else jax.core  # in 0.7.2
     return place.get_opaque_trace_state()
 
 

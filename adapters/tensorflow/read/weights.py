@@ -172,8 +172,8 @@ class Weights:
 
     def is_bad(self, name: str, kept: list[tuple[Any, Any]]) -> bool:
         """Tell whether one variable holds bad values now, or before, where that was kept."""
-        ref, *_ = self._of.get(name, (lambda: None,))
-        variable = ref()
+        held = self._of.get(name)
+        variable = None if held is None else held[0]()
         if variable is None or not _can_be_bad(variable):
             return False
         value = next((value for one, value in kept if one is variable), None)

@@ -28,10 +28,8 @@ class Seams:
     """
 
     def __init__(self) -> None:
-        self._sessions: list[Callable[[], Session | None]] = []
-        self.layers: dict[
-            int, list[tuple[weakref.ref[Any], Callable[[], Session | None], str]]
-        ] = {}
+        self._sessions: list[Finds] = []
+        self.layers: dict[int, list[tuple[weakref.ref[Any], Finds, str]]] = {}
         # Where a class's own call is a compiled function that is left as it is: it would not be
         # found there when the module is saved.
         self._compiled: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
@@ -56,10 +54,9 @@ class Seams:
 
     def of(self, layer: Any) -> "list[tuple[Session, str]]":
         """List who watches a layer, each with the path it has there."""
-        held = [
-            (one(), path) for ref, one, path in self.layers.get(id(layer), ()) if ref() is layer
-        ]
-        return [(session, path) for session, path in held if session is not None]
+        watching = self.sessions
+        held = [item for item in self.layers.get(id(layer), ()) if item[0]() is layer]
+        return [(session, path) for _, one, path in held if (session := one()) in watching]
 
     def install(self, session: "Session", layers: dict[str, Any]) -> None:
         """Watch these layers for a session; change classes if it is the first."""
