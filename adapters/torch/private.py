@@ -211,8 +211,13 @@ def forward_hooks_apart(models: Iterable[torch.nn.Module]) -> Iterator[None]:
             vars(module)["_forward_hooks"] = hooks
 
 
+_lookup = torch.nn.Module.__getattr__
+
+
 def original(module: Any) -> Any:
     """Give the module that a compiled one was made of; anything else as it is."""
+    if getattr(type(module), "__getattr__", None) is _lookup:  # a miss would cost an exception
+        return module._modules.get("_orig_mod", module)
     return getattr(module, "_orig_mod", module)
 
 
@@ -392,9 +397,14 @@ def stand_before_compiled(tell: Callable[[bool, int], None]) -> None:
     """
     module: Any = sys.modules[EVALUATION]
     real = module._maybe_set_eval_frame
+    ran: list[bool] = []
 
     def setting(callback: Any) -> Any:
         begins = callback is not None
+        if begins:
+            ran[:] = [True]
+        elif not ran:  # nothing to end: every function that is never to be compiled comes by here
+            return real(callback)
         frame = sys._getframe(1)
         context = frame.f_code.co_name in ("__enter__", "__exit__")
         number = id(frame.f_locals["self"] if context else frame)

@@ -136,6 +136,10 @@ class Judge(Actor):
         Raises:
             AnomalyError: As the tracker's action says.
         """
+        if self._is_plain(rows):
+            self.monitor.history.append(rows)
+            self._streak = self._scaled_streak = 0
+            return
         try:
             self.review(rows)
             self._settle_carried(rows)
@@ -155,6 +159,13 @@ class Judge(Actor):
             self._look_for_repair(rows)
             for follower in self.followers:
                 follower.step(rows, self.notes, self.remarks)
+
+    def _is_plain(self, rows: Rows) -> bool:
+        """Tell whether an ended step is over as it is: all of it was judged, and nothing waits."""
+        waits = rows.carrying or rows.left or rows.doubts or self.followers or self._guard.on
+        open_ = self._risen or rows.pending is not None or rows.held is not None
+        known = rows.failed is None and self._through is None
+        return known and not (waits or open_) and rows.judged == len(rows.lo)
 
     def passed(self, sites: list[Site], squares: list[float]) -> bool:
         """Take a step of which everything read was clean, at little cost.
@@ -192,6 +203,8 @@ class Judge(Actor):
 
     def review(self, rows: Rows) -> None:
         """Judge every row that was not judged yet, in execution order."""
+        if rows.judged == len(rows.lo):
+            return
         if rows.follows:
             rows.judged = len(rows.lo)
             return
@@ -796,6 +809,11 @@ class Judge(Actor):
             self._record(event)
             if event.expected is None:
                 self._warn_of(event)
+
+    @property
+    def guards(self) -> bool:
+        """Tell whether a policy asks for the gradients' norms to be judged."""
+        return bool(self._guard.on)
 
     def guard(self, rows: Rows, norm: float | None = None) -> None:
         """Judge the gradient norms read since the last time: a jump, or next to nothing.

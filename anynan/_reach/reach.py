@@ -20,6 +20,7 @@ _HELD = (
 )
 
 _NOTHING = Found()
+_NOTHING_KEPT = Kept()
 
 
 class Reach:
@@ -68,6 +69,8 @@ class Reach:
             given: Arguments of the step by name, which are looked through at every step.
         """
         holders = [fixed(name, value) for name, value in given]
+        if self.is_empty and not holders:
+            return _NOTHING_KEPT
         return Kept(self._found, Search(None, holders, self._kinds).found)
 
     @property

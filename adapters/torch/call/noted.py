@@ -207,9 +207,7 @@ class Notes(FunctionMode):
 
     def take(self) -> bool:
         """Note no more; tell whether it did."""
-        if self._inside:
-            return False
-        return function_modes.remove(self)
+        return not self._inside and function_modes.remove(self)
 
     def compiled(self, begins: bool, number: int) -> None:
         """Stay away from compiled code, whose guards would see the mode."""
@@ -251,7 +249,10 @@ class Notes(FunctionMode):
                     else:
                         taken.append(_deep(x, versions))
                 if kwargs:
-                    kwargs = {name: _deep(x, versions) for name, x in kwargs.items()}
+                    kwargs = {
+                        name: x if type(x) in _PLAINS else _deep(x, versions)
+                        for name, x in kwargs.items()
+                    }
                 frame = _getframe(1)
                 code, last = frame.f_code, frame.f_lasti
                 around = None
@@ -337,14 +338,18 @@ class Notes(FunctionMode):
     # Backward passes.
 
     def _pass(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found = None
-        with suppress(Exception):  # nothing is told of it then
-            found = self._begun(args, kwargs)
-        self._inside += 1
         try:
-            self._tell(found, True, None)
+            found = self._begun(args, kwargs)
+        except Exception:  # noqa: BLE001  nothing is told of it then
+            found = None
+        self._inside += 1
+        told = self.around is not None
+        try:
+            if told:
+                self._tell(found, True, None)
             out = func(*args, **kwargs)
-            self._tell(found, False, out)
+            if told:
+                self._tell(found, False, out)
         finally:
             self._inside -= 1
         if isinstance(out, tuple):
@@ -422,7 +427,7 @@ class Notes(FunctionMode):
     def _begun(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
         roots = args[0]
         grads = args[1] if len(args) > 1 else None
-        for name in ("gradient", "grad_tensors", "grad_outputs"):
+        for name in ("gradient", "grad_tensors", "grad_outputs") if kwargs else ():
             grads = kwargs.get(name, grads)
         roots = [roots] if isinstance(roots, _Tensor) else list(roots)
         given = list(grads) if isinstance(grads, tuple | list) else [grads] * len(roots)

@@ -1,9 +1,11 @@
 """The generators a step may draw from: taken at every root call, put back for a replay."""
 
+import array
 import ctypes
 import pickle
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +13,8 @@ import numpy as np
 import torch
 
 _CUDA = torch.backends.cuda.is_built()
-# What NumPy's global generator holds: 624 words, and the place of the next.
+# What either global generator holds: 624 words, and the place of the next.
 _WORDS = 624
-# The last state of it that was taken, and the memory that it was taken from.
-_taken: tuple[bytes, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class RandomState:
         devices = {}
         if _CUDA and torch.cuda.is_initialized():
             devices = {i: torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
-        return cls(torch.get_rng_state(), devices, _of_numpy(), random.getstate())
+        return cls(torch.get_rng_state(), devices, _of_numpy(), _of_python())
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Give what is held of PyTorch's own generators, by name."""
@@ -59,21 +59,78 @@ class RandomState:
         random.setstate(self.python)
 
 
-def _of_numpy() -> Any:
-    """Take the state of NumPy's global generator; the same again while nothing was drawn.
+class _Memory:
+    """Give a generator's state again for as long as the memory that it lies in is the same.
 
-    NumPy takes 0.1 ms to hand it out, word by word, and most steps draw nothing from it.
+    Either generator is slow to hand out its 624 words, one by one, and most steps draw nothing.
+
+    Args:
+        take: Takes the state.
+        words: Gives the words and the place of the next in a state, None where it holds more
+            than that memory does, as a spare normal number.
     """
-    global _taken  # noqa: PLW0603  one generator, one state
+
+    def __init__(
+        self, take: Callable[[], Any], words: Callable[[Any], tuple[bytes, int] | None]
+    ) -> None:
+        self._take, self._words = take, words
+        self._owner: Any = None
+        self._memory: Any = None
+        self._known: tuple[bytes, Any] | None = None
+
+    def state(self, owner: Any, address: Callable[[], int]) -> Any:
+        """Give the present state.
+
+        Args:
+            owner: Whose memory it is, which is kept with it.
+            address: Tells where its words lie.
+        """
+        if owner is not self._owner:
+            self._owner, self._known = owner, None
+            self._memory = (ctypes.c_char * (4 * _WORDS + 4)).from_address(address())
+        memory: bytes = self._memory.raw
+        if self._known is not None and self._known[0] == memory:
+            return self._known[1]
+        state = self._take()
+        found = self._words(state)
+        # The memory is believed where it holds what the state says.
+        same = found is not None and memory in _orders(*found)
+        self._known = (memory, state) if same else None
+        return state
+
+
+def _orders(words: bytes, place: int) -> tuple[bytes, bytes]:
+    """Give how the words and the place may lie."""
+    at = place.to_bytes(4, sys.byteorder)
+    return words + at, at + words
+
+
+_numpy = _Memory(
+    lambda: np.random.get_state(),  # noqa: NPY002  the user's global state, not ours
+    lambda state: None if state[3] else (state[1].tobytes(), state[2]),
+)
+_python = _Memory(
+    random.getstate, lambda state: (array.array("I", state[1][:-1]).tobytes(), state[1][-1])
+)
+_own: Any = random.getstate.__self__  # type: ignore[attr-defined]
+# CPython's object is its head, then the place and the words, and nothing that its type leaves out.
+_HEAD = object.__basicsize__
+_LIES = (
+    sys.implementation.name == "cpython"
+    and array.array("I").itemsize == 4
+    and type(_own) is random.Random
+    and random.Random.__basicsize__ >= _HEAD + 4 * _WORDS + 4
+)
+
+
+def _of_numpy() -> Any:
     generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if type(generator) is not np.random.MT19937:
-        return np.random.get_state()  # noqa: NPY002  the user's global state, not ours
-    memory = ctypes.string_at(generator.ctypes.state_address, 4 * _WORDS + 4)
-    if _taken is not None and _taken[0] == memory:
-        return _taken[1]
-    state: Any = np.random.get_state()  # noqa: NPY002
-    _, words, place, spare, _ = state
-    # A spare normal number is not in that memory: while there is one, all is taken each time.
-    same = words.tobytes() + place.to_bytes(4, sys.byteorder) == memory
-    _taken = (memory, state) if same and not spare else None
-    return state
+        return np.random.get_state()  # noqa: NPY002
+    return _numpy.state(generator, lambda: generator.ctypes.state_address)
+
+
+def _of_python() -> Any:
+    if not _LIES or _own.gauss_next is not None:
+        return random.getstate()
+    return _python.state(_own, lambda: id(_own) + _HEAD)

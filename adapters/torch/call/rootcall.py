@@ -1,14 +1,13 @@
 """What a replay needs of one root call: inputs, random state, modes."""
 
 import copy
-import inspect
 import sys
 import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from anynan._reach import Items
 from anynan.events import Source
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.regions import inside
-from anynan.torch.private import version
+from anynan.torch.private import is_casting, version
 from anynan.torch.read.paths import inner
 
 if TYPE_CHECKING:
@@ -74,11 +73,11 @@ class RootCall:
         """
         autocast = {
             device: torch.get_autocast_dtype(device)
-            for device in _AUTOCAST_DEVICES
+            for device in (_AUTOCAST_DEVICES if is_casting() else ())
             if torch.is_autocast_enabled(device)
         }
         # What the call takes out of its batch must still be there for a replay.
-        args, kwargs = _copied(args), _copied(kwargs)
+        args, kwargs = _copied(args), _copied(kwargs) if kwargs else {}
         versions = [(weakref.ref(x), version(x)) for x in values if not x.is_inference()]
         target = weakref.ref(fn) if isinstance(fn, torch.nn.Module) else fn
         return cls(
@@ -113,7 +112,7 @@ class RootCall:
             grad: Its gradient.
             keep: So many bytes, or ``"step"`` for all.
         """
-        small = keep == "step" or grad.numel() * grad.element_size() <= int(keep)
+        small = keep == "step" or grad.nbytes <= int(keep)
         self.gradients[index] = grad.detach() if small else None
 
     def stay(self, outputs: list[torch.Tensor]) -> Alive:
@@ -178,14 +177,15 @@ def _sent(fn: Any) -> tuple[torch.nn.Module, Any] | None:
 
 def _holds(model: torch.nn.Module, outputs: list[torch.Tensor]) -> bool:
     """Tell whether an attribute of a model is one of these, or a container of one."""
-    known = {id(x) for x in outputs}
+    values = [*vars(model).values()]
     for value in vars(model).values():
         kind = type(value)
-        if id(value) in known:
-            return True
-        items = value.values() if kind is dict else value if kind in (list, tuple) else ()
-        if any(id(item) in known for item in items):
-            return True
+        if kind is dict or kind is list or kind is tuple:
+            values += value.values() if kind is dict else value
+    for x in outputs:
+        for value in values:
+            if value is x:
+                return True
     return False
 
 
@@ -197,7 +197,7 @@ def _copied(value: Any) -> Any:
     if kind is dict:
         return {key: _copied(item) for key, item in value.items()}
     if kind in (list, tuple):
-        return kind(_copied(item) for item in value)
+        return kind([item if type(item) is torch.Tensor else _copied(item) for item in value])
     if not issubclass(kind, dict | UserDict):
         return value
     try:
@@ -222,4 +222,4 @@ def argument_names(call: Callable[..., Any]) -> tuple[str, ...]:
     if code is None:
         return ()
     names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
-    return names[1:] if inspect.ismethod(call) else names
+    return names[1:] if type(call) is MethodType else names

@@ -7,17 +7,13 @@ import torch
 from anynan.torch.private import PROXY, is_tracing, is_transformed, level, mode
 
 
-def _never() -> bool:
-    return False
-
-
 def _capturing() -> bool:
     # Without a driver the second call raises; before CUDA is in use nothing is captured.
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 # While a CUDA graph is captured nothing may be read, and its replays call no hook.
-capturing = _capturing if torch.backends.cuda.is_built() else _never
+capturing: Callable[[], bool] = _capturing if torch.backends.cuda.is_built() else bool
 TRANSFORMED = (
     "the layers of the model inside a function transform (vmap, grad, jvp and the like of "
     "torch.func) are not read: their values are those of no single call; track the step, which "

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
 # What only moves values between ranks, or packs them for that.
 MOVING = _COLLECTIVES | {"fsdp"}
+_AVAILABLE = distributed.is_available()
 SENT = "what another rank sent"
 
 
 def world() -> Any:
     """Return the default process group, None unless several processes share it."""
-    if not distributed.is_available() or not distributed.is_initialized():
+    if not _AVAILABLE or not distributed.is_initialized():
         return None
     group = distributed.group.WORLD
     return group if distributed.get_world_size() > 1 else None

@@ -303,7 +303,8 @@ class FunctionSession(Session):
             return
         state.depth += 1
         if state.depth == 2 and self.options.replay and state.operations is None:
-            state.inner = self.note_call(state, module, args, kwargs)
+            values = [x for _, x in self.models.inputs(module, args, kwargs)]
+            state.inner = self.note_call(state, module, args, kwargs, values)
             state.inners.append((path, weakref.ref(state.inner)))
 
     def exit_root(self, module: Any, output: Any) -> None:

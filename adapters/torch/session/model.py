@@ -65,7 +65,7 @@ class ModelSession(Session):
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Begin a root call: end the step before it if that is over, read the inputs."""
-        state = self.threads.state()
+        state = self.threads.own.state or self.threads.state()
         if self.replays.lock.locked():
             self.replays.let_pass(state)
         if state.idle or self.ranks.rehearses(state):
@@ -79,7 +79,8 @@ class ModelSession(Session):
         if self.layers.grown != registered.count:
             self.follow()
         if state.rows is not None:
-            self.steps.take(state)
+            if self.graphs.boards:
+                self.steps.take(state)
             if module not in self._joined and self._over(state):
                 self.steps.close(state)
         self.start_root(state, module, path, args, kwargs)
@@ -100,10 +101,11 @@ class ModelSession(Session):
 
     def exit_root(self, module: Any, output: Any) -> None:
         """End a root call; without gradients it is a whole step."""
-        state = self.threads.state()
+        state = self.threads.own.state or self.threads.state()
         if self.ranks.rehearsed(state) or state.idle:
             return
-        state.depth = max(state.depth - 1, 0)
+        if state.depth:
+            state.depth -= 1
         again = task() != -1  # as enter_root asks: nothing was entered
         if state.operations is not None and not state.depth and not again:
             state.operations.end()
@@ -125,7 +127,8 @@ class ModelSession(Session):
         if state.trained and not again:
             self._note_on(output)
         if (
-            len(state.calls) < 2
+            self.options.level != "step"
+            and len(state.calls) < 2
             and next(module.children(), None) is not None
             and not self.graphs.ran_now()
         ):
@@ -133,7 +136,7 @@ class ModelSession(Session):
         over = not state.trained and not again
         if self.models.parts and torch.is_grad_enabled():
             over = False  # a part without gradients, as a frozen one, is not the whole step
-        if over or not state.slots.deferred:
+        if self.graphs.boards and (over or not state.deferred):
             self.steps.take(state)
         if over:
             self.steps.close(state, evaluation=True)

@@ -161,7 +161,7 @@ class Session(BaseAdapter):
         elif not rows.holding:  # what opened it may have been an evaluation
             self.ranks.begin(state, rows)
         named = list(self.models.inputs(fn, args, kwargs))
-        root = state.root = self.note_call(state, fn, args, kwargs)
+        root = state.root = self.note_call(state, fn, args, kwargs, [x for _, x in named])
         if self.tracker.judge.level == "operation":
             with state.aside():
                 if state.operations is None:
@@ -196,12 +196,17 @@ class Session(BaseAdapter):
             return behind or found
         return found
 
-    def note_call(self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any) -> RootCall:
-        """Take what a second run of a call will need."""
-        values = [x for _, x in self.models.inputs(fn, args, kwargs)]
+    def note_call(
+        self, state: State, fn: Callable[..., Any], args: Any, kwargs: Any,
+        values: list[torch.Tensor],
+    ) -> RootCall:  # fmt: skip
+        """Take what a second run of a call will need; the tensors among its arguments, too."""
         root = RootCall.now(fn, tuple(args), dict(kwargs), values, state.calls)
         if self.replays.reached is not None:
-            root.began = self.replays.reached.begin(self.models, given(fn, args, kwargs))
+            # Tensors hold nothing else; the rest is looked through by name.
+            only = not kwargs and all([type(x) is torch.Tensor for x in args])
+            named = [] if only else given(fn, args, kwargs)
+            root.began = self.replays.reached.begin(self.models, named)
         return root
 
     def look_back(self, state: State, error: BaseException) -> None:

@@ -22,11 +22,15 @@ from anynan.torch.step.steps import Steps
 from anynan.torch.weights.scalers import in_use
 
 _Tensor = torch.Tensor
-_is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _compiler = torch.compiler
 _is_dynamo = torch.compiler.is_dynamo_compiling
 _expectations = context._expected.get
+
+
+def _is_traced() -> bool:
+    """Tell whether a graph is made here by other means than Dynamo's."""
+    return bool(_compiler._is_compiling_flag) or is_tracing() or mode(PROXY) is not None
 
 
 class GradHook(Hook):
@@ -299,7 +303,7 @@ class RootEnter(Hook):
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Hand over to the session."""
-        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None or capturing()):
+        if not (_is_dynamo() or _is_traced() or capturing()):
             self.enter(module, self.path, args, kwargs)
 
 
@@ -313,7 +317,7 @@ class RootExit(Hook):
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Hand over to the session."""
-        if not (_is_compiling() or is_tracing() or mode(PROXY) is not None or capturing()):
+        if not (_is_dynamo() or _is_traced() or capturing()):
             self.leave(module, output)
 
 

@@ -21,6 +21,7 @@ from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, nonfinite, read_ends
 from anynan.torch.read.slots import DeferredSlots
 from anynan.torch.weights.scalers import (
     Scalers,
+    ever,
     forget_idle,
     in_sight,
     in_use,
@@ -71,10 +72,11 @@ class Steps:
 
     def open(self, state: State) -> Rows:
         """Open this thread's step."""
-        state.end_operations()  # of a step whose end was interrupted
+        if state.operations is not None:
+            state.end_operations()  # of a step whose end was interrupted
         rows = state.rows = self.tracker.judge.rows()
         state.used = True
-        if torch.is_grad_enabled():
+        if ever and torch.is_grad_enabled():
             state.scales, state.uses = scales(), uses()
         self.ranks.begin(state, rows)
         if self.options.parameters:
@@ -292,7 +294,7 @@ class Steps:
         tracker = self.tracker
         try:
             tracker.judge.review(rows)
-            if rows.scale is None and not worked(state.scales):
+            if rows.pending is not None and rows.scale is None and not worked(state.scales):
                 tracker.judge.unscaled(rows)
         finally:
             tracker.judge.settle(rows)
@@ -303,7 +305,7 @@ class Steps:
     def close(self, state: State, *, evaluation: bool = False) -> None:
         """Close the step, or a call without gradients: read it now, or every n steps."""
         rows = self.tracker.judge.close_step(evaluation=evaluation)
-        if state.saw_backward:
+        if ever and state.saw_backward:
             forget_idle(state.uses)
         was_idle, state.idle = state.idle, True
         try:

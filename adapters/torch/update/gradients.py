@@ -11,7 +11,7 @@ import torch
 
 from anynan._readings.readings import Rows, Site
 from anynan.torch.call.state import State
-from anynan.torch.private import foreach_div, foreach_norm
+from anynan.torch.private import foreach_div, foreach_norm, set_grad_enabled
 from anynan.torch.read.probes import ends, plain
 from anynan.torch.read.slots import DeferredSlots
 from anynan.torch.step.steps import Steps
@@ -82,8 +82,8 @@ class Gradients:
         written = None
         if self._options.backward:
             sites = held.sites
-            if any(grad is None for grad in gradients):
-                kept = [i for i, grad in enumerate(gradients) if grad is not None]
+            kept = [i for i, grad in enumerate(gradients) if grad is not None]
+            if len(kept) < len(gradients):
                 gradients, sites = [gradients[i] for i in kept], [sites[i] for i in kept]
             if gradients:
                 strict = scale is None and held.limit < sys.float_info.max
@@ -99,11 +99,13 @@ class Gradients:
         if not slots.deferred:
             if written is not None:
                 bad = self._confirm(rows, written)
-                rows.live.update((order, weakref.ref(grad)) for order, grad in bad)
+                if bad:
+                    rows.live.update((order, weakref.ref(grad)) for order, grad in bad)
                 for order, grad in bad:
                     self._steps.flag(state, rows, order, grad)
-            with state.aside():
-                self._steps.tracker.judge.guard(rows)
+            if self._steps.tracker.judge.guards:
+                with state.aside():
+                    self._steps.tracker.judge.guard(rows)
         elif not later:
             with state.aside():
                 if skipped:
@@ -205,11 +207,16 @@ def _norms(
 
 
 def _foreach_norm(gradients: list[Any], dtype: torch.dtype | None) -> list[torch.Tensor] | None:
+    hidden = torch.is_grad_enabled()
     try:
-        with torch.no_grad():
-            norms = foreach_norm(gradients, 2, dtype)
+        if hidden:  # inside: Ctrl-C may come as it returns
+            set_grad_enabled(False)
+        norms = foreach_norm(gradients, 2, dtype)
     except RuntimeError:
         return None
+    finally:
+        if hidden:
+            set_grad_enabled(True)
     return list(norms) if type(norms[0]) is torch.Tensor else None
 
 
@@ -217,7 +224,7 @@ def _write_norms(slots: Any, rows: Rows, sites: list[Site], norms: list[torch.Te
     if slots.deferred:
         slots.later(_stacked(norms, norms[0].dtype), functools.partial(_append, rows, sites))
     else:
-        _append(rows, sites, torch.stack(norms).tolist())
+        _append(rows, sites, [x.item() for x in norms])  # cheaper than to put them together
 
 
 def _append(rows: Rows, sites: list[Site], sizes: list[float]) -> None:

@@ -58,7 +58,7 @@ class Updates:
     @whole
     def watch(self) -> None:
         """Be told of every optimizer step from now on."""
-        _watching.add(self)
+        _watching[id(self)] = weakref.ref(self)
         if not _handles:
             _handles.append(register_optimizer_step_pre_hook(_before))
             _handles.append(register_optimizer_step_post_hook(_after))
@@ -69,8 +69,8 @@ class Updates:
     @whole
     def unwatch(self) -> None:
         """Be told no more; the hooks go with the last one."""
-        _watching.discard(self)
-        if not _watching:
+        _watching.pop(id(self), None)
+        if not watching():
             while _handles:
                 _handles.pop().remove()
             look_no_more()
@@ -94,7 +94,7 @@ class Updates:
         if rows is None:
             return
         self.ran_before = False
-        ran = any(site.phase == "forward" for site in rows.sites)
+        ran = bool(state.calls) or any(site.phase == "forward" for site in rows.sites)
         self._since = 0 if ran else self._since + 1
         self.optimizers.note(optimizer)
         scaler = current()
@@ -108,7 +108,8 @@ class Updates:
         # Where no scaler steps this optimizer, none skips the update.
         if rows.pending is not None and scaler is None and not scaled(optimizer):
             self.fail(state, rows)
-        self.agree(state, rows)
+        if self.steps.ranks.joined:
+            self.agree(state, rows)
         if rows.skip:
             for group in optimizer.param_groups:
                 for p in group["params"]:
@@ -120,7 +121,8 @@ class Updates:
         """Begin an update; give the rows of its step, None if it is none."""
         state.in_optimizer = True
         self.optimizers.known = True
-        self.steps.take(state)
+        if self.steps.graphs.boards:
+            self.steps.take(state)
         if state.rows is not None:
             return state.rows
         if all(grad is None for grad in gradients):
@@ -244,13 +246,19 @@ class Updates:
                     p.grad = None
 
 
-_watching: "weakref.WeakSet[Updates]" = weakref.WeakSet()
+# Asked twice an update: a ``WeakSet`` costs several times as much to walk.
+_watching: "dict[int, weakref.ref[Updates]]" = {}
 _handles: list[Any] = []
 
 
 def watching() -> list[Updates]:
-    """List those that are told."""
-    return list(_watching)
+    """List those that are told, in the order in which they began to be."""
+    found = [each for ref in list(_watching.values()) if (each := ref()) is not None]
+    if len(found) < len(_watching):
+        for key, ref in list(_watching.items()):
+            if ref() is None:
+                _watching.pop(key, None)
+    return found
 
 
 def _tell_rest() -> None:
@@ -288,8 +296,11 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 def _tell(optimizer: torch.optim.Optimizer) -> None:
     if capturing():
         return
-    # In the order they were made, which is the same on every rank: each agrees with its own.
-    for each in sorted(_watching, key=lambda each: each.steps.ranks.number):
+    found = watching()
+    if len(found) > 1:
+        # In the order they were made, which is the same on every rank: each agrees with its own.
+        found.sort(key=lambda each: each.steps.ranks.number)
+    for each in found:
         each.before(optimizer)
 
 

@@ -63,13 +63,12 @@ class Optimizers:
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the numbers of an update that are not finite: a schedule may set others after it."""
-        found = {
-            i: {name: x}
-            for i, group in enumerate(optimizer.param_groups)
-            for name, x in group.items()
-            if isinstance(x, float) and x - x != 0
-        }
-        if found or optimizer in self._bad:
+        found = {}
+        for i, group in enumerate(optimizer.param_groups):
+            for name, x in group.items():
+                if isinstance(x, float) and x - x != 0:
+                    found[i] = {name: x}
+        if found or (self._bad and optimizer in self._bad):
             self._bad[optimizer] = found
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:

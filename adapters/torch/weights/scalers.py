@@ -18,6 +18,8 @@ _found = weakref.WeakKeyDictionary()
 # How often they scaled or stepped, and the thread that did so last.
 _uses: "weakref.WeakKeyDictionary[torch.amp.GradScaler, tuple[int, int]]"
 _uses = weakref.WeakKeyDictionary()
+# Whether one ever did: most programs have none, and the dicts need not be asked at each step.
+ever: list[bool] = []
 
 
 class Scalers:
@@ -80,13 +82,14 @@ def scaling(scaler: torch.amp.GradScaler) -> None:
         return
     count, _ = _uses.get(scaler, (0, 0))
     _uses[scaler] = count + 1, get_ident()
+    ever[:] = [True]
     if scaler not in _found:
         _found[scaler] = work_of(scaler)
 
 
 def uses() -> dict[int, int]:
     """Note how often each scaler was used, by id."""
-    return {id(scaler): count for scaler, (count, _) in list(_uses.items())}
+    return {id(scaler): count for scaler, (count, _) in list(_uses.items())} if ever else {}
 
 
 def forget_idle(before: dict[int, int]) -> None:
@@ -94,7 +97,7 @@ def forget_idle(before: dict[int, int]) -> None:
 
     A step with a backward pass went by without it: it is that of an earlier training.
     """
-    for scaler in list(_found):
+    for scaler in list(_found) if ever else ():
         count, thread = _uses.get(scaler, (0, 0))
         if thread == get_ident() and before.get(id(scaler)) == count:
             _found.pop(scaler, None)
@@ -102,21 +105,23 @@ def forget_idle(before: dict[int, int]) -> None:
 
 def in_sight() -> bool:
     """Tell whether a scaler has scaled a loss."""
-    return any(scale_of(scaler) is not None for scaler in list(_found))
+    return bool(ever) and any(scale_of(scaler) is not None for scaler in list(_found))
 
 
 def scaled(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether a gradient scaler steps this optimizer now."""
-    return any(id(optimizer) in work_of(scaler) for scaler in list(_found))
+    return bool(ever) and any(id(optimizer) in work_of(scaler) for scaler in list(_found))
 
 
 def scales() -> list[tuple[Any, Any]]:
     """Note the state that each scaler keeps until its update."""
-    return [(weakref.ref(scaler), work_of(scaler)) for scaler in list(_found)]
+    return [(weakref.ref(scaler), work_of(scaler)) for scaler in list(_found)] if ever else []
 
 
 def since(held: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Add to what ``scales`` gave those scalers that came since, as they were then."""
+    if not ever:
+        return held
     known = {id(ref()) for ref, _ in held}
     new = [(weakref.ref(x), mark) for x, mark in list(_found.items()) if id(x) not in known]
     return held + new
@@ -124,12 +129,12 @@ def since(held: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 def in_use(held: list[tuple[Any, Any]]) -> bool:
     """Tell whether a scaler was there when the step began, or came since."""
-    return bool(held) or bool(_found)
+    return bool(held) or (bool(ever) and bool(_found))
 
 
 def worked(held: list[tuple[Any, Any]]) -> bool:
     """Tell whether a scaler unscaled or skipped an update since ``scales``."""
-    return any(
+    return bool(ever) and any(
         (scaler := ref()) is not None and (work_of(scaler) or work_of(scaler) is not states)
         for ref, states in since(held)
     )
