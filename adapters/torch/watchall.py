@@ -42,6 +42,7 @@ TRAINERS = (
 HELD = 16
 
 _is_compiling = torch.compiler.is_compiling
+_is_dynamo = torch.compiler.is_dynamo_compiling
 
 
 def watch_all(options: Options, found: Found) -> Callable[[], None]:
@@ -110,7 +111,7 @@ class Finder:
         inside, look, stateless = _Inside(), self.look, self._stateless
 
         def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or inside.call:
+            if _is_dynamo() or inside.call or _is_compiling():
                 return call(module, *args, **kwargs)
             inside.call = True
             notes = noted.away()

@@ -48,17 +48,26 @@ def step_ends(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
 
 
 def unasked(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
-    """Run as `anynan run` does: the model is found by its call, which is replaced meanwhile."""
+    """Run as `anynan run` does: models are found by their call, and what is around is noted."""
+    from anynan.torch.call import noted
+    from anynan.torch.session.program import Watch
     from anynan.torch.watchall import Finder
 
-    real = nn.Module.__call__
-    call = Finder(Options(action="warn", level="step"), Found()).calling(real)
+    options = Options(action="warn", level="step")
+    real, notes = nn.Module.__call__, noted.begin()
+    call = Finder(options, Found()).calling(real)
+    watch = Watch(options, Found())
+    everywhere = watch.around, watch.loss
 
     def run() -> None:
         type.__setattr__(nn.Module, "__call__", call)
+        noted.everywhere = notes.around, notes.reads = everywhere
+        notes.put()
         try:
             step()
         finally:
+            notes.take()
+            noted.everywhere = notes.around = notes.reads = None
             type.__setattr__(nn.Module, "__call__", real)
 
     return run

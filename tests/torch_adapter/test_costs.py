@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import anynan
 from anynan.torch.call.randomstate import RandomState
@@ -347,6 +348,74 @@ def test_an_overflow_that_a_scaler_answers_for_is_no_fault(
 
 
 # Clean steps.
+
+
+class Operators(TorchDispatchMode):
+    """Count the operators that reach the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.counts[func.__name__.partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def clean_step(depth: int, level: str | None, *, model: bool) -> tuple[int, Counter[str]]:
+    """Count the calls and the operators of a clean step of so many layers."""
+    program = Program("none", model=model, depth=depth, level=level or "step")
+    if level is None:
+        program.tracker.remove()
+        program.step = program._step
+    x = torch.randn(3, 4)
+
+    def run() -> None:
+        program.step(x)
+
+    for _ in range(9):  # after the eighth step what the code reaches is not searched for a while
+        run()
+    found = min(calls(run) for _ in range(3))
+    with Operators() as seen:
+        run()
+    if level is not None:
+        program.tracker.remove()
+    return found, seen.counts
+
+
+def added(depth: int, level: str, *, model: bool) -> tuple[int, Counter[str]]:
+    """Count what tracking adds to that."""
+    plain, tracked = (clean_step(depth, each, model=model) for each in (None, level))
+    operators = tracked[1].copy()
+    operators.subtract(plain[1])
+    return tracked[0] - plain[0], +operators
+
+
+@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+def test_a_clean_step_at_level_step_adds_the_same_whatever_the_depth(model: bool) -> None:
+    small, large = (added(depth, "step", model=model) for depth in (5, 40))
+    assert small[1] == large[1]
+    assert large[1]["_foreach_norm"] == large[1]["stack"] == 1  # all weights at once
+    assert large[1]["aminmax"] <= 4  # the batch, the output, its gradient, the loss
+    assert large[1].total() <= 10
+    assert large[1]["_local_scalar_dense"] == 0  # nothing is read one by one
+    assert large[0] - small[0] <= 35  # layers and weights are not gone through in Python
+    assert large[0] <= 650
+
+
+@pytest.mark.parametrize("model", [False, True], ids=["step", "model"])
+def test_a_clean_step_at_level_layer_adds_one_reduction_an_output_and_a_gradient(
+    model: bool,
+) -> None:
+    small, large = (added(depth, "layer", model=model) for depth in (5, 40))
+    layers = 2 * 35
+    operators = large[1].copy()
+    operators.subtract(small[1])
+    assert dict(+operators) == {"aminmax": 2 * layers}
+    assert large[1]["_local_scalar_dense"] == 0
+    assert large[0] - small[0] <= 50 * layers
 
 
 @pytest.mark.parametrize("model", [False, True], ids=["step", "model"])

@@ -77,6 +77,7 @@ _HOPS, _RECENT = 4, 16
 
 _kinds: dict[Any, int] = {}
 _users: dict[CodeType, bool] = {}
+_is_dynamo = torch.compiler.is_dynamo_compiling
 _ref = weakref.ref
 _getframe = sys._getframe
 
@@ -232,6 +233,8 @@ class Notes(FunctionMode):
         kind = _kinds.get(func)
         if kind is None:
             kind = _kind(func)
+        if kind == _SKIP:
+            return func(*args, **kwargs) if kwargs else func(*args)
         if kind == _PLAIN:
             out = func(*args, **kwargs) if kwargs else func(*args)
             if type(out) is not _Tensor and not isinstance(out, tuple | list):
@@ -258,14 +261,16 @@ class Notes(FunctionMode):
                 around = None
                 if not _users.get(code):
                     code, last, around = _place(frame)
-                casts = _casts() if is_casting() else None
-                if type(out) is _Tensor:
-                    made = (_ref(out), writes(out), out.requires_grad)
+                if type(out) is _Tensor:  # spelt out: to spread a tuple takes as long as half of it
+                    made, count, grad = _ref(out), writes(out), out.requires_grad
                 else:
-                    made = _several(out)
+                    made, count, grad = _several(out)
                 self.notes.append(
-                    (func, taken, kwargs, versions, code, last, around, casts, *made, None)
-                )
+                    (
+                        func, taken, kwargs, versions, code, last, around,
+                        _casts() if is_casting() else None, made, count, grad, None,
+                    )
+                )  # fmt: skip
             except Exception:  # noqa: BLE001  it is as if what it gave came from outside
                 for x in [out] if type(out) is _Tensor else out:
                     if type(x) is _Tensor:
@@ -630,6 +635,18 @@ def away() -> Notes | None:
     if notes is None and everywhere is not None:
         return begin()  # a thread that nobody has seen
     return notes if notes is not None and notes.take() else None
+
+
+def quietly(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a function that computes nothing, but asks every weight for its gradient, not noted."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if _is_dynamo():
+            return real(*args, **kwargs)
+        with apart():
+            return real(*args, **kwargs)
+
+    return called
 
 
 @contextmanager

@@ -158,7 +158,11 @@ def _is_read(x: torch.Tensor) -> bool:
 def keep_gradients(steps: Steps, state: State, root: RootCall, output: Any) -> bool:
     """Have a call keep the gradients that come into its outputs; tell whether any may come."""
     trains = False
-    found = [x for _, x in tensors(output, "output", objects=True)]
+    found = (
+        [output]
+        if type(output) is _Tensor
+        else [x for _, x in tensors(output, "output", objects=True)]
+    )
     alive = root.stay(found)
     for i, x in enumerate(found):
         if x.requires_grad:

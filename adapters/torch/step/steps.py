@@ -171,7 +171,7 @@ class Steps:
         if rows is None or _last_pass[0] == number:
             return
         _last_pass[0] = number  # of several models the first one that it comes to reads it
-        if in_use(state.scales) or in_sight():
+        if ever and (in_use(state.scales) or in_sight()):
             return  # what is scaled may overflow
         for x in backward_roots(state.thread.ident):
             if isinstance(x, torch.Tensor) and x.numel() == 1 and x.dtype in DTYPE_NAME:

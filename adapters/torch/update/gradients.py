@@ -224,7 +224,7 @@ def _write_norms(slots: Any, rows: Rows, sites: list[Site], norms: list[torch.Te
     if slots.deferred:
         slots.later(_stacked(norms, norms[0].dtype), functools.partial(_append, rows, sites))
     else:
-        _append(rows, sites, [x.item() for x in norms])  # cheaper than to put them together
+        _append(rows, sites, torch.stack(norms).tolist())
 
 
 def _append(rows: Rows, sites: list[Site], sizes: list[float]) -> None:

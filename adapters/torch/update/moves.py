@@ -35,6 +35,8 @@ class Moves:
 
     def after(self, optimizer: Any, rows: Rows | None) -> None:
         """Write how far they have moved into the step's rows."""
+        if self._every is None:
+            return
         kept = self._kept.pop(optimizer, None)
         if not kept or rows is None:
             return

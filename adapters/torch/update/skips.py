@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from anynan._reach.patches import Patches
+from anynan.torch.call import noted
 from anynan.torch.private import FIRST_SCALE
 from anynan.torch.weights.scalers import scaling
 
@@ -26,6 +27,8 @@ def stepped() -> None:
 class Seam:
     """Stand before ``GradScaler.scale`` and ``GradScaler.step`` while anything is tracked.
 
+    ``Optimizer.zero_grad``, which goes through all weights, is not noted meanwhile.
+
     No optimizer hook runs for an update that a scaler skips, and nothing but its use shows that
     there is a scaler.
 
@@ -42,6 +45,7 @@ class Seam:
         for kind in _kinds(torch.amp.GradScaler):
             if "scale" in vars(kind):
                 self._patches.change(kind, "scale", self._noted)
+        self._patches.change(torch.optim.Optimizer, "zero_grad", noted.quietly)
         # Of a class that is defined later, and scales by itself.
         self._patches.change(torch.amp.GradScaler, FIRST_SCALE, self._noted)
 
