@@ -1,6 +1,6 @@
 """From operation records to the origin: which operation made the bad value that matters."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -323,9 +323,11 @@ def _all_roots(records: Iterable[OpRecord]) -> dict[int, _Roots]:
         if record.name == "constant" and record.output is not None and record.output.size == 1:
             numbers[record.index] = record
         for operand in record.operands:
-            made = [numbers.get(parent) for parent in operand.parents]
             # A number written where it is used is an operand, and no operation of its own.
-            if made and all(one is not None and one.source == record.source for one in made):
+            if operand.parents and all(
+                (one := numbers.get(parent)) is not None and one.source == record.source
+                for parent in operand.parents
+            ):
                 operand.parents, operand.source, operand.label = (), "constant", "value"
         roots[record.index] = _roots(record, roots)
     return roots
@@ -333,7 +335,7 @@ def _all_roots(records: Iterable[OpRecord]) -> dict[int, _Roots]:
 
 def _of(sink: Sink, roots: dict[int, _Roots]) -> _Roots:
     """Give the roots of what arrived."""
-    return _join(_passed(parent, roots) for parent in sink.parents)
+    return _arrived(sink.parents, roots)
 
 
 def _only_placed(sink: Sink, found: _Roots) -> bool:
@@ -402,6 +404,21 @@ def _passed(index: int, roots: dict[int, _Roots]) -> _Roots:
     return _Roots() if found is None else _Roots((index,), (), found.real, found.placed)
 
 
+def _arrived(indices: Sequence[int], roots: dict[int, _Roots]) -> _Roots:
+    """Give what records hand on together: an operation on a list may take it of hundreds."""
+    parents: dict[int, None] = {}
+    real = placed = None
+    for index, found in zip(indices, map(roots.get, indices), strict=True):
+        if found is None:
+            continue
+        parents[index] = None
+        if found.real is not None and (real is None or found.real.index < real.index):
+            real = found.real
+        if found.placed is not None and (placed is None or found.placed.index < placed.index):
+            placed = found.placed
+    return _Roots(tuple(parents), (), real, placed)
+
+
 def _root(token: Token) -> _Roots:
     return _Roots((), (token,), None if token.placed else token, token if token.placed else None)
 
@@ -463,7 +480,7 @@ def _carried(record: OpRecord, size: int) -> float:
 
 def _operand_roots(record: OpRecord, operand: Operand, roots: dict[int, _Roots]) -> _Roots:
     summary = operand.summary
-    found = _join(_passed(parent, roots) for parent in operand.parents)
+    found = _arrived(operand.parents, roots)
     if found.first is not None:
         return found
     if operand.source is None or (summary is not None and not summary.bad):

@@ -130,7 +130,7 @@ def test_a_fault_has_one_second_run_and_no_search_of_the_heap(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("level", ["layer", "step"])
+@pytest.mark.parametrize("level", ["operation", "layer", "step"])
 def test_the_cost_of_a_fault_is_linear_in_the_number_of_layers(fault: str, level: Any) -> None:
     Program(fault, model=False, level=level, action="record").fail()  # what is loaded once
     found = []

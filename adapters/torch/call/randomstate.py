@@ -106,7 +106,7 @@ def _orders(words: bytes, place: int) -> tuple[bytes, bytes]:
 
 
 _numpy = _Memory(
-    lambda: np.random.get_state(),  # noqa: NPY002  the user's global state, not ours
+    lambda: np.random.get_state(),  # noqa: NPY002, PLW0108  the user's, and as it is called now
     lambda state: None if state[3] else (state[1].tobytes(), state[2]),
 )
 _python = _Memory(

@@ -204,7 +204,7 @@ class Session(BaseAdapter):
         root = RootCall.now(fn, tuple(args), dict(kwargs), values, state.calls)
         if self.replays.reached is not None:
             # Tensors hold nothing else; the rest is looked through by name.
-            only = not kwargs and all([type(x) is torch.Tensor for x in args])
+            only = not kwargs and all(type(x) is torch.Tensor for x in args)
             named = [] if only else given(fn, args, kwargs)
             root.began = self.replays.reached.begin(self.models, named)
         return root
