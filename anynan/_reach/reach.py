@@ -69,8 +69,8 @@ class Reach:
             given: Arguments of the step by name, which are looked through at every step.
         """
         holders = [fixed(name, value) for name, value in given]
-        if self.is_empty and not holders:
-            return _NOTHING_KEPT
+        if not holders:
+            return _NOTHING_KEPT if self.is_empty else Kept(self._found)
         return Kept(self._found, Search(None, holders, self._kinds).found)
 
     @property

@@ -641,10 +641,13 @@ def quietly(real: Callable[..., Any]) -> Callable[..., Any]:
     """Have a function that computes nothing, but asks every weight for its gradient, not noted."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        if _is_dynamo():
+        notes = None if _is_dynamo() else away()
+        if notes is None:
             return real(*args, **kwargs)
-        with apart():
+        try:
             return real(*args, **kwargs)
+        finally:
+            notes.put()
 
     return called
 

@@ -133,8 +133,10 @@ class FunctionSession(Session):
             root = self.start_root(state, fn, None, args, kwargs)
             reached = self.replays.reached
             if reached is not None:
-                args, kwargs = lent.enter_context(reached.lending(args, kwargs))
-                root.lend(args, kwargs)
+                now = lent.enter_context(reached.lending(args, kwargs))
+                if now[0] is not args or now[1] is not kwargs:
+                    args, kwargs = now
+                    root.lend(args, kwargs)
             with nullcontext() if state.operations is None else state.operations.watching():
                 result = fn(*args, **kwargs)
             self.steps.take(state)
@@ -296,7 +298,7 @@ class FunctionSession(Session):
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Keep what a model's own call is given: it can be run again where the step can not."""
-        state = self.threads.state()
+        state = self.threads.own.state or self.threads.state()
         if self.replays.lock.locked():
             self.replays.let_pass(state)
         if state.idle or self.ranks.rehearses(state) or not state.depth or task() != -1:
@@ -316,7 +318,7 @@ class FunctionSession(Session):
             state.depth -= 1
             if state.depth == 1 and state.inner is not None and output is not None:
                 keep_gradients(self.steps, state, state.inner, output)
-        if not state.slots.deferred:
+        if self.graphs.boards and not state.deferred:
             self.steps.take(state)
 
 
