@@ -1,7 +1,7 @@
 """The program that runs every step: the function itself, and a few numbers more."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,12 @@ from anynan.jax.read.readings import TOTALS, Emission, Plan
 # Arrays up to this size are put side by side and read in one pass: a pass of its own for each
 # costs more than the copy.
 SMALL = 4096
+
+
+@functools.cache
+def _code() -> Any:
+    """Give what looks for the worst kind in an array: one for all programs."""
+    return jit_once(probes.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,6 @@ class Watch:
         self.place = np.zeros(len(self.values), int)
         self.word = np.zeros(len(self.values), bool)
         self.ran = False
-        self._asked: dict[tuple[int, ...], Any] = {}  # by the readings it was asked of
         self.sites: list[Site] | None = None
         self.table: tuple[int, Any] | None = None
         self.donated = program.donated if settings.donate and not keep else ()
@@ -177,35 +182,38 @@ class Watch:
             found.append(State(self.at[index], weight, rest, result.source, role == "buffer"))
         return found
 
-    def meant(self, states: list[State], outs: Any, arrays: Any) -> Any:
+    def meant(
+        self, states: list[State], outs: Any, arrays: Any, code: Callable[[Any], Any] = probes.code
+    ) -> list[Any]:
         """Tell which of these readings may be meant as they are.
 
         An Inf in optimizer state does no harm by itself, and what comes in Inf and goes out so
         was not written by this step. Nor was a NaN in what is not trained.
+
+        Args:
+            states: The readings.
+            outs: What the program gave.
+            arrays: What it was given.
+            code: Gives the worst kind in an array.
         """
         found = []
         for state in states:
-            fine: Any = jnp.asarray(True)
+            fine: Any = True
             for i in state.rest:
-                fine = fine & (probes.code(outs[i]) < probes.NAN)
+                fine = fine & (code(outs[i]) < probes.NAN)
             if state.weight is not None:
-                own = probes.code(outs[state.weight])
+                own = code(outs[state.weight])
                 old = arrays[state.source]
-                came = probes.FINE if old is None else probes.code(jnp.asarray(old))
+                came = probes.FINE if old is None else code(jnp.asarray(old))
                 kept = (own <= came) if state.buffer else (own < probes.NAN) & (came > probes.FINE)
                 fine = fine & ((own == probes.FINE) | kept)
-            found.append(jnp.asarray(fine))
-        return jnp.stack(found)
+            found.append(fine)
+        return found
 
-    def ask_meant(self, states: list[State], outs: list[Any], arrays: list[Any]) -> Any:
-        """Tell the same of what the program gave, in one call of the device."""
-        key = tuple(state.at for state in states)
-        if key not in self._asked:
-            self._asked[key] = jit_once(functools.partial(self.meant, states))
-        results = {i for s in states for i in (s.weight, *s.rest) if i is not None}
-        return self._asked[key](
-            {i: outs[i] for i in results}, {s.source: arrays[s.source] for s in states}
-        )
+    def ask_meant(self, states: list[State], outs: list[Any], arrays: list[Any]) -> list[bool]:
+        """Tell the same of what the program gave: what looks is compiled once for each shape."""
+        look = _code()
+        return [bool(x) for x in self.meant(states, outs, arrays, lambda x: float(look(x)))]
 
     def members(self, index: int) -> list[int]:
         """Give the values that one reading is of."""
@@ -298,7 +306,9 @@ class Watch:
             meant = meant.at[at].set(
                 lax.cond(
                     jnp.any(bad[at]),
-                    lambda outs, arrays: self.meant(self.states, outs, arrays),
+                    lambda outs, arrays: jnp.stack(
+                        [jnp.asarray(x) for x in self.meant(self.states, outs, arrays)]
+                    ),
                     lambda *_: jnp.zeros(len(at), bool),
                     outs, list(arrays),
                 )

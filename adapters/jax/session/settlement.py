@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
@@ -239,7 +238,7 @@ class Settlement:
         bad = [s for s in bad if all(outs[i] is not None for i in (*s.rest, s.weight or 0))]
         if not bad:
             return set()
-        flags = np.asarray(watch.ask_meant(bad, outs, arrays))
+        flags = watch.ask_meant(bad, outs, arrays)
         return {state.at for state, flag in zip(bad, flags, strict=True) if flag}
 
     def _suspect(self, step: Step, watch: Watch, read: Any) -> None:
