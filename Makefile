@@ -19,7 +19,7 @@ OLDER := VENV=.venv-jax CONSTRAINTS=tests/constraints-jax-older.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-core test-all durations chaos test-cuda-build jax-older test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean newest test-newest test-newest-torch
+.PHONY: help demo test test-core test-all durations defects chaos test-cuda-build jax-older test-jax-older test-installs test-oldest-torch try lint types docs wheel bench bench-gpu test-gpu test-long rounding wild test-array-api clean newest test-newest test-newest-torch
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -48,6 +48,10 @@ durations: export OMP_NUM_THREADS = 1
 durations: $(VENV)/test.stamp ## Measure what each test takes (writes tests/durations.json)
 	$(PYTEST) --durations-to tests/durations.json $(ARGS)
 	$(RUN) -m tests.tiers
+
+# Each is planted in a copy. ARGS="--all-tests a_word" takes some, and runs all of `make test` for each.
+defects: $(VENV)/test.stamp ## Plant defects one by one, and see which test catches each
+	$(RUN) -m tests.defects --write $(ARGS)
 
 # The conformance suite, the tracker itself, and the demo from beginning to end.
 test-jax-older: export OMP_NUM_THREADS = 1

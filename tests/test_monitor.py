@@ -38,6 +38,16 @@ def slot(m: Monitor, layer: str | None = "a", phase: Any = "forward", **more: An
 # Slots.
 
 
+def test_what_is_known_of_a_row_stays_with_it_when_one_is_put_in_before() -> None:
+    m = monitor()
+    rows = filled(0, (slot(m, "a"), -1, 1), (slot(m, "b"), -2, INF))
+    rows.suspect.add(1)
+    rows.norms[1], rows.expected[1] = 2.0, {"posinf": "a test"}
+    rows.insert(1, slot(m, "c"), 0, -3, 3)
+    assert [rows.reading(i).layer for i in range(3)] == ["a", "c", "b"]
+    assert (rows.suspect, rows.norms, list(rows.expected)) == ({2}, {2: 2.0}, [2])
+
+
 def test_a_slot_is_made_once() -> None:
     m = monitor()
     assert slot(m) is slot(m)

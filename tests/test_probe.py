@@ -204,6 +204,13 @@ def test_an_infinity_keeps_its_sign(space: Space) -> None:
     assert probe(space.array([INF, -INF])) == (-INF, INF)
 
 
+@pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16", "complex64"])
+def test_the_sign_of_a_nan_does_not_matter(name: str) -> None:
+    negative = np.copysign(NAN, -1.0)
+    for items in ([negative], [negative, 1.0], [-1.0, negative]):
+        assert same(probe(np.array(items, dtype_of(name))), (NAN, NAN))
+
+
 def test_an_infinity_of_a_complex_number_has_no_sign() -> None:
     for bad in (complex(-INF, 1), complex(1, -INF), complex(INF, -INF)):
         for x in (np.array([1j, bad]), np.array([1j, bad], np.clongdouble)):

@@ -492,6 +492,17 @@ def test_a_write_through_a_view_spoils_its_base() -> None:
     assert event.operation.name == "log"
 
 
+def test_what_a_view_wrote_is_followed_through_a_copy_of_its_base() -> None:
+    def program(x: Array) -> Any:
+        y = x + 1
+        y[1:][...] = np.log(x[1:] - 2)
+        return y.copy().sum()
+
+    event = caught(program, ONES)
+    assert event.operation is not None
+    assert event.operation.name == "log"
+
+
 def test_the_origin_is_followed_through_many_operations() -> None:
     def program(x: Array) -> Any:
         y = np.exp(x * 1000)  # made here

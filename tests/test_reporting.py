@@ -605,4 +605,7 @@ def test_a_notebook_shows_each_result_without_scripts_and_colours_of_its_own() -
         # Text takes the page's colours, dark or light.
         assert not re.search("<script|<link|<img|color|background|http", page)
     assert "first bad at [1]" in summary._repr_html_()
+    event = replace(EVENTS["forward_nan"], layer="<script>", notes=("a < b",))
+    page = event._repr_html_()
+    assert "&lt;script&gt;" in page and "a &lt; b" in page
     assert "&lt;b&gt;" in history._repr_html_() and "<b>" not in history._repr_html_()

@@ -20,7 +20,6 @@ TESTS = Path(__file__).parent
 DURATIONS = TESTS / "durations.json"
 PAGE = TESTS.parent / "docs" / "contributing.md"
 FRAMEWORKS = ("jax", "keras", "tensorflow", "torch")
-_TABLE = re.compile(r"(<!-- durations -->\n).*?(<!-- /durations -->)", re.DOTALL)
 _SHOWN = 20
 
 
@@ -132,8 +131,14 @@ def main() -> None:
     if words.print:
         print(text)
         return
+    write("durations", text)
+
+
+def write(name: str, text: str) -> None:
+    """Put a table in its place in `docs/contributing.md`."""
+    place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     page = PAGE.read_text("utf-8")
-    PAGE.write_text(_TABLE.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page), "utf-8")
+    PAGE.write_text(place.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page), "utf-8")
 
 
 if __name__ == "__main__":

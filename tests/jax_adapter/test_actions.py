@@ -44,6 +44,13 @@ def test_skip_drops_the_bad_update_and_training_goes_on():
     assert (event.step, event.times, event.operation.name) == (1, 2, "log")
 
 
+def test_skip_keeps_an_update_of_which_all_that_is_bad_is_allowed():
+    allow = [anynan.Allow("*", "nan", "a test"), anynan.Allow("model", "nan", "a test")]
+    tracked = anynan.jax.track(train_step, action="skip", policy=anynan.Policy(allow=allow))
+    *after, _ = tracked(*start(), BAD)
+    assert not same(tuple(after), start())
+
+
 def test_skip_needs_a_state_to_go_back_to():
     tracked = anynan.jax.track(lambda x: jnp.log(x), action="skip")
     with pytest.raises(ValueError, match="returns no argument's new value"):

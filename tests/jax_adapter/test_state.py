@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx
 from flax.training import train_state
 
 import anynan
@@ -123,3 +124,17 @@ def test_a_nan_in_optimizer_state_alone_is_named_there():
     with pytest.raises(anynan.NonFiniteError) as caught:
         anynan.jax.track(step)({"w": jnp.ones(2)}, {"nu": {"w": -jnp.ones(2)}})
     assert caught.value.event.operation.name == "log"
+
+
+def test_an_nnx_model_is_changed_in_place_by_a_tracked_step():
+    def step(model, x):
+        grads = nnx.grad(lambda model: model(x).sum())(model)
+        weights = nnx.state(model, nnx.Param)
+        nnx.update(model, jax.tree.map(lambda w, grad: w - grad, weights, grads))
+
+    mine, theirs = (nnx.Linear(2, 1, rngs=nnx.Rngs(0)) for _ in range(2))
+    before = jnp.copy(mine.kernel[...])
+    anynan.jax.track(step)(mine, jnp.ones((1, 2)))
+    step(theirs, jnp.ones((1, 2)))
+    assert (mine.kernel[...] == theirs.kernel[...]).all()
+    assert (mine.kernel[...] != before).all()

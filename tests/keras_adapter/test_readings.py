@@ -63,6 +63,19 @@ def test_a_reading_tells_what_is_bad(look, dtype):
             assert -value not in (lo, hi)
 
 
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_one_bad_reading_among_others_is_not_fine(value):
+    good, bad = tf.ones(3), tf.constant([1.0, value])
+    assert bool(readings.all_fine(readings.exact([good, good])))
+    assert not bool(readings.all_fine(readings.exact([good, bad])))
+
+
+def test_readings_of_several_dtypes_stay_in_their_order():
+    tensors = [tf.constant(x, dtype) for x, dtype in ((1.0, "float32"), (2.0, "float16"))] * 2
+    low, _, _ = rows("exact", [tensors[0], tensors[1], tensors[2] + 2])
+    assert low.tolist() == [1.0, 2.0, 3.0]
+
+
 def test_a_sum_knows_a_single_number_only():
     tensors = [tf.constant(-2.5), tf.constant([[7.0]]), tf.ones(3), tf.ones([0, 4])]
     low, high, there = rows("scaled", tensors)

@@ -42,6 +42,23 @@ def test_weights_that_an_update_by_hand_spoils_are_told_once(level: Any) -> None
 
 
 @LEVELS
+def test_a_fault_right_after_the_weights_were_repaired_is_one_of_its_own(level: Any) -> None:
+    torch.manual_seed(0)
+    model, h = Net(), torch.zeros(2, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    good = {key: value.clone() for key, value in model.state_dict().items()}
+    tracker = anynan.torch.track(model, action="record", level=level)
+    for i in range(3):
+        model.fault = i > 0
+        optimizer.zero_grad()
+        model(torch.ones(2, 4), h)[0].square().mean().backward()
+        optimizer.step()
+        model.load_state_dict(good)
+    (event,) = tracker.events
+    assert (event.step, event.operation.name, event.times) == (1, "log", 2)
+
+
+@LEVELS
 def test_a_state_that_is_carried_on_bad_is_a_consequence(level: Any) -> None:
     model, h = Net(), torch.zeros(2, 8)
     tracker = anynan.torch.track(model, action="record", level=level)

@@ -52,3 +52,31 @@ def test_a_watched_loader_is_its_own_class_to_everybody_else() -> None:
     assert not isinstance(watched, DataLoader)
     assert isinstance(watched, type(watched))
     assert len(watched.dataset) == 16
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_first_bad_batch_of_a_loader_is_found_and_the_training_left_as_it_was(
+    every: int,
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 4)).sum().backward()
+    gradient, state = model.weight.grad, torch.get_rng_state()
+    before = [x.detach().clone() for x in (model.weight, model.weight.grad)]
+
+    def step(batch: list[torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(batch[0]) * torch.rand(())).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    found = anynan.torch.first_bad_batch(step, loader(bad=True), every=every)
+    assert found is not None
+    assert found.index == 2
+    assert model.weight.grad is gradient
+    after = [model.weight, model.weight.grad]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not optimizer.state

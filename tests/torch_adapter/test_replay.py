@@ -111,6 +111,26 @@ def test_operands_and_first_bad_index() -> None:
     assert "[1, 2]" in event.cause.evidence
 
 
+def test_the_operands_of_a_number_minus_a_tensor_are_in_the_order_of_the_code() -> None:
+    event = model_event(lambda x: 2e38 - (x * 0 - 3e38))
+    op = operation(event)
+    assert op.name == "subtract"
+    assert [item.absmax for item in op.inputs] == pytest.approx([2e38, 3e38])
+
+
+def test_rows_that_are_masked_in_part_are_not_counted() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(3, 4).triu(-1).bool()  # of the last row all but the first
+        mask[0, 0] = False
+        mask[1, 0] = True
+        return x.masked_fill(mask, -math.inf).softmax(-1)
+
+    event = model_event(attend)
+    assert event.cause is not None
+    assert event.cause.tag == "softmax_fully_masked"
+    assert event.cause.evidence == "1 row is -inf throughout"
+
+
 def test_the_loss_outside_every_layer() -> None:
     model = nn.Linear(4, 1)
 

@@ -41,6 +41,20 @@ def test_a_weight_spoiled_by_hand_is_named_with_the_line_that_did_it() -> None:
     assert "optimizer at" not in str(caught.value)
 
 
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_a_nan_that_only_a_weights_gradient_holds_stops_the_update(level: Any) -> None:
+    net = nn.Linear(2, 1)
+    net.weight.register_hook(lambda grad: grad * math.nan)
+    before = net.weight.detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    tracker = anynan.torch.track(net, level=level)
+    with tracker, pytest.raises(NonFiniteError) as caught:
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert (caught.value.event.phase, caught.value.event.kind) == ("backward", "nan")
+    assert torch.equal(net.weight, before)
+
+
 class Root(nn.Module):
     """Have an infinite slope at 0."""
 
