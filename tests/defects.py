@@ -35,7 +35,6 @@ class Defect(NamedTuple):
         old: Text that the file holds once.
         new: What takes its place.
         tests: Files or tests under `tests/`, those of tiers 0 and 1 of which are run.
-        late: True where only a test of tier 2 catches it.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Defect(NamedTuple):
     old: str
     new: str
     tests: str
-    late: bool = False
 
     def problem(self) -> str:
         """Say why it cannot be planted, empty if it can."""
@@ -218,10 +216,9 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("NaN and +Inf are mixed up",
         "adapters/jax/read/probes.py", "jnp.where(part > top, 2.0, 3.0)",
         "jnp.where(part > top, 3.0, 2.0)", "jax_adapter/test_reading.py"),
-    Defect("the last bad round of a loop counts as the first",
-        "adapters/jax/replay/rounds.py", "return min((tuple(int(i) for i in row)",
-        "return max((tuple(int(i) for i in row)",
-        "jax_adapter/test_replay.py jax_adapter/test_programs.py"),
+    Defect("a sum of large numbers counts as an overflow",
+        "adapters/jax/read/probes.py", "2.0**-48, 2.0**-944", "1.0, 1.0",
+        "jax_adapter/test_reading.py"),
     Defect("an object's new state is not given back after a step",
         "adapters/jax/session/session.py", "            objects.update(states)\n",
         "            pass\n", "jax_adapter/test_state.py"),
@@ -281,7 +278,7 @@ def planted(defect: Defect, *, every: bool = False) -> Result:
     with _copied() as folder:
         path = Path(folder) / defect.file
         path.write_text(path.read_text("utf-8").replace(defect.old, defect.new), "utf-8")
-        found, said = _failing(folder, defect, ["-x", *shared, *named])
+        found, said = _failing(folder, ["-x", *shared, *named])
     return Result(defect, found[0] if found else "", said, time.monotonic() - began)
 
 
@@ -292,12 +289,11 @@ def _copied() -> "tempfile.TemporaryDirectory[str]":
     return folder
 
 
-def _failing(folder: str, defect: Defect | None, words: Sequence[str]) -> tuple[list[str], str]:
+def _failing(folder: str, words: Sequence[str]) -> tuple[list[str], str]:
     """Run tests in a copy; give those that fail, and the last lines of what was printed."""
-    tier = "0-2" if defect is None else "2" if defect.late else "0-1"
     # Twice, so that the variable is no path that a file may rightly hold.
     own = {"PYTHONPATH": f"{folder}{os.pathsep}{folder}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--tiers", tier, *words]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--tiers", "0-1", *words]
     try:
         done = subprocess.run(
             command, cwd=folder, env={**os.environ, **own}, capture_output=True, text=True,
@@ -314,7 +310,7 @@ def _failing(folder: str, defect: Defect | None, words: Sequence[str]) -> tuple[
 def _fails_anyway(tests: list[str]) -> list[str]:
     """Give those of the tests that fail without a defect, too."""
     with _copied() as folder:
-        found, said = _failing(folder, None, tests)
+        found, said = _failing(folder, tests)
     return [*found, *filter(None, [said if "passed" not in said else ""])]
 
 
@@ -327,10 +323,9 @@ def table(results: Sequence[Result]) -> str:
     lines = ["| where | defect | caught by |", "|---|---|---|"]
     for result in results:
         file, _, test = result.test.removeprefix("tests/").partition("::")
-        late = " (tier 2)" if result.defect.late else ""
         name = test.partition("[")[0].replace("::", ".")
         where = result.defect.file.removeprefix("anynan/").removesuffix(".py")
-        lines.append(f"| `{where}` | {result.defect.name} | `{file}`: `{name}`{late} |")
+        lines.append(f"| `{where}` | {result.defect.name} | `{file}`: `{name}` |")
     return "\n".join(lines)
 
 

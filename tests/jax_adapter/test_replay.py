@@ -37,6 +37,17 @@ def test_a_large_step_is_narrowed_to_the_layers_that_went_bad(bad, zero, found, 
     assert max(asked) < program_size
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_first_of_several_bad_rounds_of_a_loop_is_named(reverse):
+    def step(xs):
+        total, ys = jax.lax.scan(lambda c, x: (c + x, jnp.log(x)), 0.0, xs, reverse=reverse)
+        return total + ys.sum()
+
+    event = caught(anynan.jax.track(step), jnp.array([1.0, -2.0, -3.0, 4.0]))
+    assert (event.operation.name, event.iteration) == ("log", 2 if reverse else 1)
+    assert event.cause.evidence.startswith("log(-3.0)" if reverse else "log(-2.0)")
+
+
 def test_a_failing_step_is_replayed_three_times_at_most(monkeypatch):
     ran = []
     second = settlement.replay

@@ -17,14 +17,16 @@ SEAMS = [
 ]
 
 
-def test_a_second_run_leaves_what_the_code_counts_and_draws_as_its_own_run_did():
+def test_what_a_fixed_run_counts_draws_and_keeps_is_put_back():
     def run(*, tracked):
-        counts, noise = {"calls": 0}, np.zeros(2)
+        counts, noise, seen = {"calls": 0}, np.zeros(2), []
 
         def step(x):
             counts["calls"] += 1
             noise[...] += random.random() + np.random.rand()  # noqa: NPY002
-            return tf.math.log(tf.reduce_sum(x) * 0 - 1)
+            ratio = tf.reduce_sum(x * 0 / (x * 0))
+            seen.append(str(float(ratio)))
+            return ratio
 
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
@@ -33,9 +35,10 @@ def test_a_second_run_leaves_what_the_code_counts_and_draws_as_its_own_run_did()
         step(tf.ones(2))
         if tracked:
             (event,) = step.events
-            assert event.operation.name == "log"
+            assert event.operation.name == "divide"
+            assert event.tried.outcome == "finite"
             step.remove()
-        return counts, noise.tolist(), random.random(), np.random.rand()  # noqa: NPY002
+        return counts, noise.tolist(), seen, random.random(), np.random.rand()  # noqa: NPY002
 
     assert run(tracked=True) == run(tracked=False)
 
