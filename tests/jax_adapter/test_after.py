@@ -6,7 +6,6 @@ import optax
 import pytest
 
 import anynan
-from anynan.jax.program.watch import Watch
 from anynan.jax.read import probes
 from anynan.jax.session import settlement
 
@@ -47,7 +46,6 @@ def looks(monkeypatch):
     for name in ("flags", "replay", "attempt", "_code"):
         count(settlement, name)
     count(probes, "measure")
-    count(Watch, "ask_meant")
     return seen
 
 
@@ -65,11 +63,24 @@ def test_later_steps_are_judged_by_what_is_known(level, replay, action, looks):
     for x in (X, X, BAD):
         params, state, _ = tracked(params, state, x)
     assert looks.count("flags") == looks.count("replay") == looks.count("_code") == 0
-    assert looks.count("ask_meant") == 0
     assert len(tracked.events) == 1
     said = [note for note in (*tracked.notes, *tracked.remarks) if "counted there" in note]
     assert len(said) == 1
     assert tracked.events[0].spread.count > 3
+
+
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+def test_a_fault_compiles_its_second_run_and_nothing_over_all_weights_beside_it(monkeypatch):
+    tracked = anynan.jax.track(step, action="record")
+    params, state = start()
+    params, state, _ = tracked(params, state, X)
+    compiled, real = [], jax.jit
+    monkeypatch.setattr(
+        jax, "jit", lambda fn, **options: compiled.append(fn) or real(fn, **options)
+    )
+    tracked(params, state, BAD)
+    assert len(compiled) <= 2
+    assert len(tracked.events) == 1
 
 
 @pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")

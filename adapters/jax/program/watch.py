@@ -1,6 +1,5 @@
 """The program that runs every step: the function itself, and a few numbers more."""
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,6 @@ from jax import lax
 
 from anynan._readings.readings import Site
 from anynan.jax.graphs.versions import is_nan_check
-from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.program.trace import UnwatchableError
 from anynan.jax.read import probes
@@ -21,12 +19,6 @@ from anynan.jax.read.readings import TOTALS, Emission, Plan
 # Arrays up to this size are put side by side and read in one pass: a pass of its own for each
 # costs more than the copy.
 SMALL = 4096
-
-
-@functools.cache
-def _code() -> Any:
-    """Give what looks for the worst kind in an array: one for all programs."""
-    return jit_once(probes.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +201,6 @@ class Watch:
                 fine = fine & ((own == probes.FINE) | kept)
             found.append(fine)
         return found
-
-    def ask_meant(self, states: list[State], outs: list[Any], arrays: list[Any]) -> list[bool]:
-        """Tell the same of what the program gave: what looks is compiled once for each shape."""
-        look = _code()
-        return [bool(x) for x in self.meant(states, outs, arrays, lambda x: float(look(x)))]
 
     def members(self, index: int) -> list[int]:
         """Give the values that one reading is of."""

@@ -238,7 +238,7 @@ class Settlement:
         bad = [s for s in bad if all(outs[i] is not None for i in (*s.rest, s.weight or 0))]
         if not bad:
             return set()
-        flags = watch.ask_meant(bad, outs, arrays)
+        flags = watch.meant(bad, outs, arrays, lambda x: int(_code(x)))
         return {state.at for state, flag in zip(bad, flags, strict=True) if flag}
 
     def _suspect(self, step: Step, watch: Watch, read: Any) -> None:
