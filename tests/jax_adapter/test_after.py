@@ -6,6 +6,7 @@ import optax
 import pytest
 
 import anynan
+from anynan.jax.program.evaluator import jit_once
 from anynan.jax.read import probes
 from anynan.jax.session import settlement
 
@@ -74,12 +75,11 @@ def test_a_fault_compiles_its_second_run_and_nothing_over_all_weights_beside_it(
     tracked = anynan.jax.track(step, action="record")
     params, state = start()
     params, state, _ = tracked(params, state, X)
+    jit_once(probes.code)  # asks once what the compiler can do
     compiled, real = [], jax.jit
-    monkeypatch.setattr(
-        jax, "jit", lambda fn, **options: compiled.append(fn) or real(fn, **options)
-    )
+    monkeypatch.setattr(jax, "jit", lambda fn, **given: compiled.append(fn) or real(fn, **given))
     tracked(params, state, BAD)
-    assert len(compiled) <= 2
+    assert len(compiled) <= 3  # one value read exactly, the second run, the operations told
     assert len(tracked.events) == 1
 
 
