@@ -61,6 +61,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     finder, patches = Finder(options, found), Patches()
     patches.change(torch.nn.Module, "__call__", finder.calling)
     patches.change(torch, "compile", finder.compiling)
+    apply: Any = vars(torch.autograd.Function)["apply"]
+    patches.put(torch.autograd.Function, "apply", classmethod(noted.applying(apply.__func__)))
 
     def own(name: str, method: str, door: str) -> None:
         patches.change(sys.modules[name].Trainer, method, partial(finder.training, door))
@@ -68,9 +70,14 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     watch = Watch(options, found)
     noted.everywhere = watch.around, watch.loss
     noted.begin().put()
+
+    def after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        noted.updated()
+        watch.updated(optimizer)
+
     handles = [
         register_optimizer_step_pre_hook(_before_update),
-        register_optimizer_step_post_hook(_after_update),
+        register_optimizer_step_post_hook(after_update),
     ]
     waiting = [when_imported(where[0], partial(own, *where)) for where in TRAINERS]
 
@@ -253,10 +260,6 @@ class Finder:
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not callable(kwargs.get("closure", args[1] if len(args) > 1 else None)):
         noted.away()
-
-
-def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    noted.updated()
 
 
 def _has_graph(x: Any, depth: int = 2) -> bool:

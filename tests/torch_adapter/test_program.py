@@ -307,3 +307,82 @@ def test_a_large_gradient_that_is_changed_in_place_is_told_by_a_small_one(tmp_pa
     _, _, said = run(tmp_path, program)
     assert "op divide" in said
     assert line in said
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_a_gradient_that_clipping_spreads_over_all_weights_is_followed(
+    count: int, tmp_path: Path
+) -> None:
+    line = "model[1].weight.grad.mul_(1e38).mul_(1e38)"
+    program = f"""
+    import torch
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range({count})])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model(torch.randn(8, 4)).square().mean().backward()
+    {line}
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    """
+    _, _, said = run(tmp_path, program.replace("mean", "sum"))
+    assert "op multiply" in said
+    assert line in said
+
+
+FUNCTION = """
+import torch
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        return {forward}
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return {backward}, None
+{weights}
+x = torch.ones(8, 4)
+for i in range(3):
+    loss = Own.apply(({out}) * (i != 1), 2.0).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+print(torch.is_grad_enabled())
+"""
+OF_TENSORS = "w = torch.ones(4, 1, requires_grad=True); optimizer = torch.optim.SGD([w], lr=0.01)"
+OF_MODEL = "w = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(w.parameters(), lr=0.01)"
+
+
+@pytest.mark.parametrize(("weights", "out"), [(OF_TENSORS, "x @ w"), (OF_MODEL, "w(x)")])
+@pytest.mark.parametrize(
+    ("forward", "backward", "wanted"),
+    [
+        ("x.abs() * scale", "g * x / x.abs()", "op divide (backward)"),
+        ("(x / x) * scale", "g * 0", "op divide"),
+    ],
+)
+def test_a_function_with_a_gradient_of_its_own_is_told_with_its_line(
+    weights: str, out: str, forward: str, backward: str, wanted: str, tmp_path: Path
+) -> None:
+    program = FUNCTION.format(weights=weights, out=out, forward=forward, backward=backward)
+    _, printed, said = run(tmp_path, program)
+    assert printed == "True\n"
+    assert wanted in said
+    assert ("in backward" if "backward" in wanted else "in forward") in said
+    assert "1 bad in 3 steps" in said
+
+
+@pytest.mark.parametrize(("weights", "out"), [(OF_TENSORS, "x @ w"), (OF_MODEL, "w(x)")])
+def test_optimizer_state_that_is_bad_as_the_program_ends_counts(
+    weights: str, out: str, tmp_path: Path
+) -> None:
+    program = f"""
+    import torch
+    {weights.replace("SGD", "Adam")}
+    x = torch.ones(8, 4)
+    ({out}).mean().backward(); optimizer.step()
+    next(iter(optimizer.state.values()))["exp_avg_sq"].fill_(torch.nan)
+    """
+    status, _, said = run(tmp_path, program, "--fail")
+    assert status == 1
+    assert "Adam's exp_avg_sq of w" in said
+    assert "holds NaN as the program ends" in said
+    assert "nothing went bad" not in said

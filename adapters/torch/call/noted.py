@@ -11,8 +11,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import CodeType, FrameType
+from contextlib import contextmanager, suppress
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ MOST = 2**13
 # So many backward passes are kept until an update.
 PASSES = 4
 # So many tensors of one argument are looked at.
-LONG = 64
+LONG = 2**12
 
 _SKIP, _PLAIN, _WRITES, _DRAWN, _PASS, _READ, _GRAD = range(7)
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -97,7 +97,7 @@ class Note(NamedTuple):
         around: The user's code and instruction, where a library called it.
         autocast: The casts in force.
         out: What it gave, weakly; a tuple of these where it gave several.
-        version: How often that had been written to.
+        version: How often that had been written to; a list for an operation that wrote to many.
         grad: Whether that had a gradient.
         copy: What it wrote to, as it was before, where that is held.
     """
@@ -111,14 +111,14 @@ class Note(NamedTuple):
     around: tuple[CodeType, int] | None
     autocast: Any
     out: Any
-    version: int
+    version: Any
     grad: bool
-    copy: torch.Tensor | None = None
+    copy: Any = None
 
     @property
     def in_place(self) -> bool:
         """Tell whether it wrote to its first operand."""
-        return _kinds.get(self.func) == _WRITES
+        return _kind(self.func) == _WRITES
 
     def source(self) -> Source | None:
         """Give the user's line."""
@@ -157,7 +157,8 @@ class Pass:
     def noted(self) -> "Noted":
         """Give what had been noted."""
         before, notes, count, held_before, held = self._notes
-        return Noted([Note(*each) for each in (*before, *notes[:count])], {**held_before, **held})
+        made = [one for each in (*before, *notes[:count]) for one in _split(Note(*each))]
+        return Noted(made, {**held_before, **held})
 
 
 class Noted(NamedTuple):
@@ -297,26 +298,32 @@ class Notes(FunctionMode):
         return out
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note an operation that writes to its first operand."""
+        """Note an operation that writes to its first operand, or to each of a list."""
         note: Any = None
         x: Any = args[0] if args else None
+        many = isinstance(x, tuple | list)
         try:
-            if type(x) in (_Tensor, _Parameter):
+            if many or type(x) in (_Tensor, _Parameter):
                 versions: list[int] = []
                 taken = [_deep(item, versions) for item in args]
                 named = {name: _deep(item, versions) for name, item in kwargs.items()}
                 casts = _casts() if is_casting() else None
                 note = (func, taken, named, versions, *_place(_getframe(2)), casts, taken[0])
-                copy = None
-                if x.nbytes <= COPIED and self._copied < 64 * COPIED:
-                    self._copied += x.nbytes
-                    copy = x.detach().clone()
+                copy = [self._copy(item) for item in x] if many else self._copy(x)
         except Exception:  # noqa: BLE001
             note = None
         out = func(*args, **kwargs)
         if note is not None:
-            self.notes.append((*note, writes(x), x.requires_grad, copy))
+            version = [writes(item) for item in x] if many else writes(x)
+            self.notes.append((*note, version, not many and x.requires_grad, copy))
         return out
+
+    def _copy(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Copy what is written to, if it is small."""
+        if self._copied >= 64 * COPIED or x.nbytes > COPIED:
+            return None
+        self._copied += x.nbytes
+        return x.detach().clone()
 
     def hold(self, x: torch.Tensor) -> None:
         """Hold the value of a small tensor that no noted operation gives again."""
@@ -339,6 +346,25 @@ class Notes(FunctionMode):
         """Let go of everything."""
         self._turn()
         self._turn()
+
+    def applied(self, run: Callable[..., Any], args: tuple[Any, ...], frame: FrameType) -> Any:
+        """Note a function with a gradient of the program's own as one operation."""
+        note: Any = None
+        with suppress(TypeError):  # it may hold what is not to be held
+            versions: list[int] = []
+            taken = [_deep(x, versions) for x in args]
+            casts = _casts() if is_casting() else None
+            note = (run, taken, None, versions, *_place(frame), casts)
+        self.take()
+        try:
+            out = run(*args)
+        finally:
+            self.put()
+        if note is not None and type(out) is _Tensor:
+            self.notes.append((*note, _ref(out), writes(out), out.requires_grad, None))
+        elif note is not None and isinstance(out, tuple):
+            self.notes.append((*note, *_several(out), None))
+        return out
 
     # Backward passes.
 
@@ -463,6 +489,29 @@ def _deep(x: Any, versions: list[int]) -> Any:
     raise TypeError(kind)
 
 
+def _split(note: Note) -> Iterator[Note]:
+    """Walk the operations that one is: what writes to a list is one for each of its tensors."""
+    if not isinstance(note.version, list):
+        yield note
+        return
+    versions = iter(note.versions)
+
+    def versioned(x: Any) -> tuple[Any, list[int]]:
+        return x, [next(versions)] if type(x) is weakref.ReferenceType else []
+
+    each = len(note.version)
+    columns = [
+        [versioned(item) for item in x] if isinstance(x, tuple | list) else [versioned(x)] * each
+        for x in note.args
+    ]
+    one = getattr(_Tensor, note.func.__name__.removeprefix("_foreach_"))
+    for row, version, copy in zip(zip(*columns, strict=True), note.version, note.copy, strict=True):
+        yield note._replace(
+            func=one, args=[x for x, _ in row], versions=[n for _, found in row for n in found],
+            out=row[0][0], version=version, copy=copy,
+        )  # fmt: skip
+
+
 def _several(out: Any) -> tuple[Any, int, bool]:
     """Take several results."""
     refs = [_ref(x) if type(x) is _Tensor else None for x in out]
@@ -554,6 +603,28 @@ _here = _Here()
 everywhere: tuple[Any, Any] | None = None
 _all: "weakref.WeakValueDictionary[int, Notes]" = weakref.WeakValueDictionary()
 _waiting: list[Any] = []
+
+
+def _has_ranks() -> bool:
+    """Tell whether what runs again could wait for other processes."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def applying(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Note the program's own functions with a gradient: no function mode sees their call."""
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        notes = _here.notes
+        own = isinstance(cls.forward, FunctionType) and _is_users(cls.forward.__code__)
+        if notes is None or kwargs or not own or not function_modes.has(notes) or _has_ranks():
+            return apply(cls, *args, **kwargs)
+
+        def run(*given: Any) -> Any:
+            return apply(cls, *given)
+
+        return notes.applied(run, args, _getframe(1))
+
+    return applied
 
 
 def here() -> Notes | None:

@@ -146,22 +146,24 @@ class Tail:
             if operations[i].in_place
         }
 
-        for note in (operations[i] for i in self._steps):
-            if note.copy is not None:
-                ref = note.args[0]
-                values[id(ref), note.versions[0]] = self._stand(
-                    watcher, ref, note.copy, grad=_requires(ref), copied=True
-                )
+        copies = {
+            (id(note.args[0]), note.versions[0]): note.copy
+            for note in operations
+            if note.copy is not None
+        }
 
         def value(ref: Any, version: int) -> torch.Tensor:
             key = (id(ref), version)
-            if key in lost:
-                raise Lost
             found = values.get(key)
             if found is None:
-                found = values[key] = self._from_outside(
-                    watcher, ref, version, copied=key in written
-                )
+                copy = copies.get(key)
+                if copy is not None:
+                    found = self._stand(watcher, ref, copy, grad=_requires(ref), copied=True)
+                elif key in lost:
+                    raise Lost
+                else:
+                    found = self._from_outside(watcher, ref, version, copied=key in written)
+                values[key] = found
             return found
 
         for i in self._steps:

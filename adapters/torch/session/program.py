@@ -1,5 +1,6 @@
 """A program without modules: each backward pass over its own tensors is a step."""
 
+import itertools
 import math
 import re
 import sys
@@ -209,6 +210,7 @@ class Watch:
         self._adapter: Program | None = None
         self._suspect: tuple[Reading, torch.Tensor, Any] | None = None
         self._looked = 0
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def program(self) -> Program:
         """Give what reads the program itself."""
@@ -271,6 +273,29 @@ class Watch:
                 self.program().settle(*self._suspect)
         self._suspect = None
         self._weights()
+        if not self._found.bad():
+            self._state()
+
+    def updated(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember an optimizer that updated."""
+        self._optimizers.add(optimizer)
+
+    def _state(self) -> None:
+        """Say what optimizers keep for the next update that is bad."""
+        own = [] if self._adapter is None else self._adapter.weights()
+        models = (each.models.parameters() for each in watching())
+        names = {id(p): name for name, p in itertools.chain(own, *models)}
+        for optimizer in list(self._optimizers):
+            bad = [
+                (key, p, x)
+                for p, kept in optimizer.state.items()
+                for key, x in (kept.items() if isinstance(kept, dict) else ())
+                if isinstance(x, torch.Tensor) and x.shape == p.shape and nonfinite(x)
+            ]
+            for key, p, x in bad[:1]:
+                name = names.get(id(p), "a weight")
+                more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+                self._harm(f"{type(optimizer).__name__}'s {key} of {name}{more}", measure(x))
 
     def _weights(self) -> None:
         for each in watching():
