@@ -22,6 +22,7 @@ TOP_LEVEL = {
     "tests",
 }
 LINK = "120000"
+LONGEST = 700
 
 # A worktree's .git is a file; an unpacked sdist and the tests beside a wheel have none.
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
@@ -47,6 +48,12 @@ def _adapters() -> set[str]:
 def _installed(name: str) -> str:
     """Give a source file's place in the wheel."""
     return "anynan/" + name.removeprefix("adapters/").removeprefix("anynan/")
+
+
+def test_no_test_file_is_longer_than_700_lines() -> None:
+    tests = [ROOT / name for name in _files() if fnmatch(name, "tests/*.py")]
+    long = {path.name for path in tests if len(path.read_text("utf-8").splitlines()) > LONGEST}
+    assert not long, "cut it where its subject changes"
 
 
 def _build(target: str, into: Path) -> Path:

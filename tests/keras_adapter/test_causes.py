@@ -1,10 +1,4 @@
-"""Causes that TensorFlow produces beyond those of tests/conformance/recipes_causes.py.
-
-A fault is a function of one weighted array; the line at fault ends in ``# bad``. The rows that
-TensorFlow cannot produce stand in ``NOT_IN_TENSORFLOW``, each with its reason.
-"""
-
-import inspect
+"""Causes in the training of a Keras model: data, weights, updates, loss scales."""
 
 import keras
 import numpy as np
@@ -12,60 +6,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
-from anynan._diagnosis.causes import RULES
-from tests.conformance.recipes_causes import produced
 from tests.keras_adapter import models
-
-FAULTS = {}
-
-
-def fault(tag, operation, x, *, phase="loss", kind="nan"):
-    """List a function among the faults."""
-
-    def add(fn):
-        FAULTS[fn.__name__] = (fn, tag, operation, x, phase, kind)
-        return fn
-
-    return add
-
-
-@fault("normalisation_of_inf", "batch_norm", [1, 2, 3, 4])
-def norm_of_inf(x):
-    image = tf.reshape(tf.where(x > 3, np.inf, x), (1, 2, 2, 1))
-    return tf.reduce_sum(tf.compat.v1.nn.fused_batch_norm(image, [1.0], [0.0])[0])  # bad
-
-
-@fault("norm_gradient_at_zero", "sqrt", [0, 0], phase="backward", kind="posinf")
-def norm(x):
-    return tf.norm(x)  # bad
-
-
-def report(fn, x):
-    weight = tf.Variable(1.0)
-
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = fn(x * weight)
-        return loss, tape.gradient(loss, weight)
-
-    with pytest.raises(anynan.NonFiniteError) as caught:
-        anynan.tensorflow.track(step)(tf.constant(x, "float32"))
-    return caught.value
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_cause_is_named_at_its_line(name):
-    fn, tag, operation, x, phase, kind = FAULTS[name]
-    error = report(fn, x)
-    event = error.event
-    assert event.operation is not None, str(error)
-    found = (event.cause.tag, event.operation.name, event.phase, event.kind)
-    assert found == (tag, operation, phase, kind), str(error)
-    assert event.cause.evidence
-    lines, first = inspect.getsourcelines(fn)
-    marked = [first + i for i, line in enumerate(lines) if line.rstrip().endswith("# bad")]
-    assert (event.operation.source.file, [event.operation.source.line]) == (__file__, marked)
 
 
 def caught(model, *args, fit=False, **options):
@@ -239,40 +180,3 @@ def test_a_variable_of_no_layer_is_no_batch():
     event = caught.value.event
     assert (event.layer, event.cause.tag) == ("block.inner", "bad_parameter")
     assert event.cause.evidence.startswith("table: ")
-
-
-NOT_IN_TENSORFLOW = {
-    "overwritten_input": "tensors of TensorFlow cannot be written to",
-    "uninitialised_memory": "every tensor of TensorFlow's public functions is filled",
-    "logit_of_zero_or_one": "there is no logit: its division or logarithm is named",
-    "logit_gradient_at_bound": "there is no logit: its division or logarithm is named",
-    "binary_cross_entropy_saturated": "Keras's loss clips, and TensorFlow's takes logits",
-    "kl_div_domain": "Keras's loss clips; by hand, its logarithm is named",
-    "variance_of_one": "every variance divides by n; a batch norm of one value by 1",
-    "cdist_gradient_at_zero": "a distance is a square root of a sum: norm_gradient_at_zero",
-    "eigen_gradient_degenerate": "the gradient takes 1/0 for 0 between equal eigenvalues",
-    "product_gradient_at_zero": "prod has no division in its gradient, cumprod divides 0/0 to 0",
-    "lgamma_gradient_at_pole": "the forward result is +Inf already, which is lgamma_pole",
-    "index_out_of_range": "an index out of range raises, or reads a 0",
-    "optimizer_state_overflow": "an infinite second moment makes the update 0, so no weight goes "
-    "bad of it",
-    "ctc_target_too_long": "Keras's loss and TensorFlow's stay finite",
-    "growth_without_training": "sizes are read where gradients are",
-    "log_gradient_at_zero": "a logarithm's result is -Inf already, and xlogy takes 0/0 for 0",
-}
-ELSEWHERE = {  # produced by the tests of this folder's other files
-    "bad_input", "bad_label", "bad_parameter", "sqrt_gradient_at_zero",
-}  # fmt: skip
-HERE = {
-    "running_statistics_bad", "learning_rate_divergence", "exploding_gradient", "beyond_limit",
-    "loss_scale_floor", "loss_scale_too_high", "optimizer_step_too_large",
-    "weight_written",
-    "optimizer_state_bad", "optimizer_epsilon_underflow", "optimizer_setting_bad",
-    "vanishing_gradient",
-}  # fmt: skip
-
-
-def test_every_row_is_produced_or_has_its_reason():
-    made = {tag for _, tag, *_ in FAULTS.values()} | HERE | ELSEWHERE
-    made |= produced("tensorflow") | set(NOT_IN_TENSORFLOW)
-    assert {rule.tag for rule in RULES} == made

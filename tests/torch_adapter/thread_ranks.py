@@ -17,8 +17,9 @@ import torch
 from torch import distributed
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
+import tests.torch_adapter.ranks_script  # noqa: F401  # lists the programs
 from anynan.torch.distributed import links
-from tests.torch_adapter.ranks_script import SCENARIOS, hearing
+from tests.torch_adapter.rank_parts import SCENARIOS, hearing
 
 # How long a rank waits for the others: much longer than any scenario takes.
 LIMIT = 60
@@ -77,7 +78,7 @@ class Line(threaded.ProcessLocalGroup):
 
 @functools.cache
 def run(ranks: int, scenario: str) -> list[dict[str, Any]]:
-    """Give what each rank saw of a scenario of ``ranks_script``."""
+    """Give what each rank saw of a scenario of ``SCENARIOS``."""
     seen: list[Any] = [None] * ranks
     failed: list[BaseException] = []
     store, turns = distributed.HashStore(), Turns()

@@ -1,0 +1,80 @@
+"""Tracked steps over the fake adapter, and what they are asked."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from tests.fake_adapter import Layer, Model, Output, track
+
+NAN, INF = float("nan"), float("inf")
+GOOD, BAD = [1.0, 2.0], [1.0, -2.0]  # the model takes a logarithm
+
+
+def make() -> Model:
+    return Model(
+        Layer("embed", ("multiply",), np.asarray(1.0)),
+        Layer("blocks.0", ("log",)),
+        Layer("blocks.1", ("copy",)),
+        Layer("head", ("multiply",), np.asarray(0.5)),
+    )
+
+
+def step_of(model: Model) -> Callable[[Any], Output]:
+    def step(batch: Any) -> Output:
+        """Run forward, backward and the update."""
+        loss = model(batch).loss()
+        loss.backward()
+        model.update(0.01)
+        return loss
+
+    return step
+
+
+def tracked(model: Model | None = None, **options: Any) -> tuple[Model, Any]:
+    model = model or make()
+    return model, track(step_of(model), model=model, **options)
+
+
+def rooted() -> Model:
+    """Make a model whose gradient is infinite where its input is 0."""
+    return Model(Layer("embed", ("multiply",), np.asarray(1.0)), Layer("norm", ("sqrt",)))
+
+
+def one(*operations: str, weight: float | None = None) -> Model:
+    return Model(Layer("layer", operations, None if weight is None else np.asarray(weight)))
+
+
+def forward_only(model: Model, **options: Any) -> Any:
+    return track(lambda batch: model(batch).loss(), model=model, **options)
+
+
+def failure(call: Callable[..., Any], *args: Any) -> anynan.AnomalyError:
+    with pytest.raises(anynan.AnomalyError) as caught:
+        call(*args)
+    return caught.value
+
+
+def repeat(call: Callable[[Any], Any], argument: Any, times: int) -> None:
+    for _ in range(times):
+        call(argument)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", anynan.AnynanWarning)
+        yield
+
+
+@contextmanager
+def lent_operations(layer: Layer, operations: tuple[str, ...]) -> Iterator[None]:
+    before, layer.operations = layer.operations, operations
+    try:
+        yield
+    finally:
+        layer.operations = before

@@ -1,0 +1,188 @@
+"""A tf.Module and a tf.function are tracked, left and saved; what a graph cannot tell is said."""
+
+import contextlib
+import gc
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import anynan
+from anynan.tensorflow.session.seams import SEAMS
+from tests.keras_adapter import models
+from tests.keras_adapter.models import Log, line
+
+pytestmark = pytest.mark.tier(2)
+
+
+def test_graph_that_was_traced_before_is_said():
+    model = models.functional(Log(name="inner"))
+    call = tf.function(model)
+    call(tf.ones((2, 4)))
+    with anynan.keras.track(model) as tracker:
+        with pytest.warns(anynan.AnynanWarning, match="was traced before track"):
+            call(tf.ones((2, 4)))
+        call(tf.ones((2, 4)))
+        assert len(tracker.notes) == 1
+
+
+def test_gradients_for_something_else_are_left_alone():
+    model = models.functional(keras.layers.Dense(4, name="inner"))
+    x = tf.ones((2, 4))
+    with anynan.keras.track(model) as tracker:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            out = model(x)
+        assert tape.gradient(out, x).shape == (2, 4)
+        assert tape.batch_jacobian(out, x).shape == (2, 1, 4)
+        assert isinstance(tape.gradient(out, {"w": model.trainable_variables}), dict)
+    assert not tracker.events
+
+
+def test_direct_checks():
+    anynan.check({"x": tf.ones(3), "words": tf.constant(["a"]), "v": tf.Variable(1)})
+    assert anynan.summarize(tf.Variable([1.0, 2.0], dtype="bfloat16")).dtype == "bfloat16"
+    with pytest.raises(anynan.NonFiniteError):
+        anynan.check(tf.constant([1.0, np.nan]))
+    with pytest.raises(TypeError, match="inside of a tf.function has none yet"):
+        tf.function(anynan.check)(tf.ones(2))
+
+
+class Scale(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable([1.0, 2.0])
+        self.inner = [Halve()]
+
+    def __call__(self, x):
+        return self.inner[0](x * self.weight)
+
+
+def test_what_the_graph_optimizer_alone_does_is_said():
+    weight = tf.Variable([1.0])
+
+    @anynan.tensorflow.track
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            scores = x * weight * 3e38
+            loss = tf.reduce_sum(tf.nn.softmax(scores) * tf.nn.softmax(scores))
+        return tape.gradient(loss, weight)
+
+    with step, pytest.raises(anynan.NonFiniteError, match="whether the fault is the optimizer's"):
+        step(tf.constant([[1.0, 0.0], [0.5, 0.25]]))
+
+
+class Halve(tf.Module):
+    def __call__(self, x):
+        return tf.math.log(x) / 2  # bad module
+
+
+@pytest.mark.parametrize("jit", [None, False, True])
+def test_plain_module_and_function(jit):
+    module = Scale()
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(module(x))
+        module.weight.assign_sub(0.0 * tape.gradient(loss, module.weight))
+        return loss
+
+    fn = step if jit is None else tf.function(step, jit_compile=jit)
+    with anynan.tensorflow.track(fn) as tracked:
+        assert float(tracked(tf.constant([1.0, 1.0]))) == pytest.approx(np.log(2) / 2)
+        found = {(r.layer, r.phase) for r in tracked.history.last()}
+        assert {("inner.0", "forward"), ("", "backward"), (None, "loss")} <= found
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            tracked(tf.constant([1.0, -1.0]))
+        event = caught.value.event
+        assert (event.layer, event.operation.name, event.step) == ("inner.0", "log", 1)
+        assert event.operation.source.line == line(__file__, "bad module")
+        assert event.cause.tag == "log_of_negative"
+
+
+def test_what_was_found_goes_with_an_exception_that_ends_the_step():
+    def step(x):
+        tf.debugging.assert_all_finite(model(x), "not finite")
+
+    model = keras.Sequential([keras.Input((2,)), Log()])
+    tracker = anynan.tensorflow.track(step, action="record")
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tracker(-tf.ones((2, 2)))
+    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    assert (event.kind, event.phase) == ("nan", "forward")
+    assert caught.value.__notes__[0].startswith("NaN first appeared")
+    tracker.remove()
+
+
+def test_a_tracked_function_that_is_dropped_watches_no_longer():
+    layer = keras.layers.Dense(2)
+
+    def train(**options):
+        step = anynan.tensorflow.track(lambda x: tf.reduce_sum(tf.math.log(layer(x))), **options)
+        with contextlib.suppress(anynan.NonFiniteError):
+            step(-tf.ones((1, 2)))
+
+    for action in ("record", "raise"):
+        train(action=action)
+        gc.collect()
+        assert not SEAMS.sessions
+        assert not SEAMS.layers
+
+
+def test_a_function_that_is_not_running_leaves_another_ones_model_alone():
+    class Plain(tf.Module):
+        def __init__(self):  # without TensorFlow's own, so it has no name
+            self.weight = tf.Variable([1.0])
+
+        def __call__(self, x):
+            return tf.math.log(self.weight * x)
+
+    idle = anynan.tensorflow.track(lambda x: x * 2)
+    model = Plain()
+    with anynan.tensorflow.track(model, action="record") as tracker:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(-tf.ones(1)))
+        tape.gradient(loss, model.weight)
+    assert [event.operation.name for event in tracker.events] == ["log"]
+    assert idle.events == ()
+    assert not list(idle.history)
+
+
+def test_nothing_is_watched_in_a_graph_of_the_old_kind():
+    class Plain(tf.Module):
+        def __call__(self, x):
+            return tf.math.log(x)
+
+    module = Plain()
+    with anynan.tensorflow.track(module) as tracker:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            assert np.isnan(session.run(module(-tf.ones(1))))
+        assert tracker.events == ()
+        with pytest.raises(anynan.NonFiniteError):
+            module(-tf.ones(1))
+
+
+class Compiled(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable([2.0])
+
+    @tf.function(input_signature=[tf.TensorSpec([1], tf.float32)])
+    def __call__(self, x):
+        return tf.math.log(self.weight * x)
+
+
+def test_a_tracked_module_is_saved_as_it_would_be(tmp_path):
+    module = Compiled()
+    with anynan.tensorflow.track(module) as tracker:
+        with tf.GradientTape():  # it is traced for the first time while operations are noted
+            module(tf.ones(1))
+        tf.saved_model.save(module, str(tmp_path))
+        with pytest.raises(anynan.NonFiniteError):
+            module(-tf.ones(1))
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert float(loaded(tf.ones(1))[0]) == pytest.approx(np.log(2.0))
+    (event,) = tracker.events
+    assert (event.layer, event.operation.name) == ("", "log")

@@ -1,0 +1,65 @@
+"""Tensors that are ragged, sparse, empty, of text, or drawn anew."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import anynan
+from tests.keras_adapter import models
+
+pytestmark = pytest.mark.tier(2)
+
+
+def test_ragged_strings_integers_and_empty_batches():
+    class Count(keras.layers.Layer):
+        def call(self, words):
+            return tf.cast(tf.strings.length(words), tf.float32)
+
+    words = keras.Sequential([keras.Input((2,), dtype="string"), Count()])
+    numbers = models.functional(keras.layers.Dense(4, name="inner"))
+    with anynan.keras.track(words) as one, anynan.keras.track(numbers) as other:
+        words(tf.constant([["a", "bc"]]))
+        numbers(tf.zeros((0, 4)))
+    assert not one.events
+    assert not other.events
+
+    class Rag(tf.Module):
+        def __call__(self, x):
+            return tf.math.log(x)
+
+    with anynan.tensorflow.track(Rag()) as tracker:
+        module = tracker.fn
+        module(tf.ragged.constant([[1.0], [2.0, 3.0]]))
+        with pytest.raises(anynan.NonFiniteError):
+            module(tf.ragged.constant([[1.0], [-2.0, 3.0]]))
+
+
+def test_the_values_of_a_sparse_tensor_are_looked_at():
+    class Scale(tf.Module):
+        def __call__(self, x):
+            return tf.sparse.map_values(tf.math.log, x)
+
+    def sparse(value):
+        return tf.SparseTensor([[0, 1], [1, 0]], [1.0, value], (2, 2))
+
+    with anynan.tensorflow.track(Scale()) as tracker:
+        module = tracker.fn
+        module(sparse(2.0))
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            module(sparse(-2.0))
+    assert (caught.value.event.kind, caught.value.event.phase) == ("nan", "forward")
+
+
+def test_numbers_that_are_drawn_anew_are_said():
+    class Noisy(tf.Module):
+        @tf.function
+        def __call__(self, x):
+            return tf.math.log(x - tf.random.uniform(x.shape, 2.0, 3.0))
+
+    with (
+        anynan.tensorflow.track(Noisy()) as tracker,
+        pytest.raises(anynan.NonFiniteError) as caught,
+    ):
+        tracker.fn(tf.ones(3))
+    assert caught.value.event.operation.name == "log"
+    assert "RandomUniform drew other numbers when the step was run again" in str(caught.value)

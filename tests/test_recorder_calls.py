@@ -1,0 +1,486 @@
+"""Calls of array code one after another: counts, history, cost, state."""
+
+import gc
+import sys
+import warnings
+import weakref
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from tests.recorded import centre, entropy, failing, line_of
+
+
+def pair(x: Any, y: float) -> Any:
+    return x.sum(), np.log(x - y)
+
+
+def spoilt(x: Any) -> Any:
+    y = np.asarray(x)
+    y[0] /= y[1]
+    return x * 2
+
+
+def checks(x: Any) -> Any:
+    with anynan.scope("inner"):
+        anynan.check(np.log(x), "logs")
+    return x
+
+
+def solves(x: Any) -> Any:
+    y = np.log(x)
+    if np.isnan(y).any():
+        msg = "not in the domain"
+        raise ValueError(msg)
+    return y
+
+
+def counts(x: Any, n: Any) -> Any:
+    n -= 1
+    return x / n
+
+
+@pytest.mark.parametrize(
+    ("function", "clean", "bad"),
+    [
+        (entropy, (np.full(2, 0.5),), (np.array([0.5, 0.0]),)),
+        (centre, (np.array([1.0, 2.0]),), (np.full(2, 2.0),)),
+        (centre, (np.arange(20_000.0),), (np.full(20_000, 2.0),)),
+        (pair, (np.ones(3), 0.5), (np.ones(3), 2.0)),
+        (spoilt, (np.ones(3),), (np.zeros(3),)),
+        (checks, (np.ones(3),), (-np.ones(3),)),
+        (solves, (np.ones(3),), (-np.ones(3),)),
+        (counts, (np.ones(2), np.full(2, 3)), (np.ones(2), np.ones(2, int))),
+        (entropy, (np.full(20_000, 0.5),), (np.linspace(0, 1, 20_000),)),
+        (entropy, (np.full(2, 0.5),), (np.array([0.5, np.nan]),)),
+        (entropy, (np.full(2, 0.5),), (np.array([0.5, -1e300]),)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_later_call_is_told_as_the_first_one(function: Any, clean: Any, bad: Any) -> None:
+    """The first call of a function is looked at more closely than those of plain arrays after."""
+
+    def told(*, later: bool) -> tuple[Any, list[Any]]:
+        tracked = anynan.track(function)
+        if later:
+            for _ in range(3):
+                tracked(*[np.copy(x) if isinstance(x, np.ndarray) else x for x in clean])
+        given = [np.copy(x) if isinstance(x, np.ndarray) else x for x in bad]
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            tracked(*given)
+        return replace(caught.value.event, step=0, order=0), given
+
+    (first, once), (event, again) = told(later=False), told(later=True)
+    assert event == first
+    assert event.operation is not None or event.phase == "input"
+    for one, other in zip(once, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_clean_calls_of_plain_arrays_are_in_the_history() -> None:
+    tracked = anynan.track(lambda x, y: (x * y, x.sum()))
+    for scale in (1.0, 2.0, 4.0):
+        tracked(np.full(4, scale), np.arange(4))
+    readings = tracked.history.last()
+    assert [(r.phase, r.site.tensor) for r in readings] == [
+        ("input", "x"), ("forward", "result[0]"), ("forward", "result[1]")
+    ]  # fmt: skip
+    assert len(tracked.history) == 3
+    for reading, largest in zip(readings, (4.0, 12.0, 16.0), strict=True):
+        assert reading.absmax is not None
+        assert reading.absmax >= largest  # where one number clears an array, it bounds it
+    assert tracked.step == 3
+
+
+def test_a_clean_call_names_what_it_read() -> None:
+    tracked = anynan.track(lambda x, y: (x.sum(), y * 1.0) if x.dtype.kind == "f" else y * 2)
+    floats, ints = np.ones(3), np.arange(3)
+    tracked(floats, ints)  # the first call is looked at more closely
+    read = []
+    for x, y in ((floats, ints), (ints, floats), (ints, ints)):
+        tracked(x, y)
+        read.append([reading.site.tensor for reading in tracked.history.last()])
+    assert read == [["x", "result[0]", "result[1]"], ["y", "result"], []]
+
+
+def test_a_clean_call_of_plain_arrays_calls_little() -> None:
+    """What a call costs is counted: Python calls, those of the function itself left out."""
+    tracked, x = anynan.track(np.negative), np.ones(1000)
+    for _ in range(5):
+        tracked(x)
+    calls: list[str] = []
+    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
+    try:
+        tracked(x)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) <= 13
+
+
+def test_limits_are_read_in_every_call() -> None:
+    tracked = anynan.track(lambda x: x * 10, policy=anynan.Policy(large=50.0))
+    tracked(np.ones(2))
+    tracked(np.ones(2))
+    with pytest.warns(anynan.AnynanWarning, match="beyond the limit"):
+        tracked(np.full(2, 9.0))
+
+
+def ends_badly(x: Any) -> Any:
+    if x[0] > 2:
+        raise KeyboardInterrupt
+    if x[0] > 1:
+        raise KeyError
+    return x * 2
+
+
+def test_a_call_that_ends_badly_leaves_nothing_behind() -> None:
+    tracked = anynan.track(ends_badly)
+    for _ in range(3):
+        tracked(np.ones(3))
+    for scale in (2.0, 3.0):
+        x = np.full(3, scale)
+        held = weakref.ref(x)
+        with suppress(KeyError, KeyboardInterrupt):
+            tracked(x)
+        del x
+        gc.collect()
+        assert held() is None
+    assert tracked(np.ones(3)).tolist() == [2, 2, 2]
+    assert np.geterr()["invalid"] == "warn"
+
+
+def test_a_bound_beside_an_exact_reading_is_no_growth() -> None:
+    tracked = anynan.track(np.square)
+    for scale in (1.0, 1.01, 1.02, 1.03):
+        tracked(np.full(1000, scale))
+    site = tracked.history.last()[-1].site
+    curve = tracked.history.curve(site)
+    assert [step for step, _ in curve] == [1, 2, 3]
+    assert curve[-1][1] < 1.1 * curve[0][1]
+
+
+def python_calls(tracked: Any, *args: Any) -> int:
+    for _ in range(5):
+        tracked(*args)
+    calls: list[str] = []
+    sys.setprofile(lambda _, event, __: calls.append(event) if event == "call" else None)
+    try:
+        tracked(*args)
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+@pytest.mark.parametrize("count", [1, 5, 50, 200])
+def test_further_arguments_cost_no_python_calls(count: int) -> None:
+    arrays = [np.ones(10) for _ in range(count)]
+    named = {f"w{i}": x for i, x in enumerate(arrays)}
+    assert python_calls(anynan.track(lambda *xs: xs[0] + 1), *arrays) <= 14
+    assert python_calls(anynan.track(lambda xs: xs[0] + 1), arrays) <= 14
+    assert python_calls(anynan.track(lambda d: d["w0"] + 1), named) <= 14
+    assert python_calls(anynan.track(lambda x: x[0][0]["w0"] + 1), ([named], 1.0)) <= 14
+
+
+SCALE = [np.full(3, 2.0) for _ in range(50)]
+
+
+def test_what_the_code_reaches_costs_little() -> None:
+    few = python_calls(anynan.track(lambda x: x * SCALE[0]), np.ones(3))
+    assert few <= 250
+
+
+def test_a_second_run_begins_with_the_containers_as_they_were() -> None:
+    def step(params: dict[str, Any], seen: list[Any], x: Any) -> Any:
+        seen.append(x)
+        params["w"] = params["w"] - 1.0
+        params["count"] = len(seen)
+        return np.sqrt(params["w"]).sum() * len(seen)
+
+    tracked = anynan.track(step)
+    params: dict[str, Any] = {"w": np.array([1.0, 3.0]), "count": 0}
+    seen: list[Any] = []
+    kept = params["w"]
+    with np.errstate(all="ignore"):
+        tracked(params, seen, np.ones(2))
+        held = params["w"]
+        with pytest.raises(anynan.NonFiniteError) as caught:
+            tracked(params, seen, np.ones(2))
+    event = caught.value.event
+    assert event.cause is not None
+    assert event.cause.tag == "sqrt_of_negative"
+    assert event.notes == ()
+    assert kept.tolist() == [1.0, 3.0]
+    assert held.tolist() == [0.0, 2.0]
+    assert params["w"].tolist() == [-1.0, 1.0]
+    assert (params["count"], len(seen)) == (2, 2)
+
+
+def test_an_array_that_the_call_puts_into_a_container_is_no_input() -> None:
+    def step(params: dict[str, Any], x: Any) -> float:
+        params["w"] = np.log(params["w"] - x)
+        return 0.0
+
+    tracked = anynan.track(step)
+    params = {"w": np.array([9.0])}
+    tracked({"w": np.array([9.0])}, np.ones(1))
+    tracked({"w": np.array([9.0])}, np.ones(1))
+    with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
+        tracked(params, np.full(1, 10.0))
+    event = caught.value.event
+    assert (event.phase, event.cause and event.cause.tag) == ("forward", "log_of_negative")
+
+
+class Dense:
+    """State two attributes below what the tracked method is bound to."""
+
+    def __init__(self) -> None:
+        self.weight, self.speed = np.ones((2, 2)), np.zeros((2, 2))
+
+    def update(self, gradient: Any) -> None:
+        self.speed = 0.9 * self.speed + 0.1 * gradient**2 - 0.5
+        self.weight = self.weight - gradient / np.sqrt(self.speed)
+
+
+class Network:
+    def __init__(self) -> None:
+        self.layers = [Dense()]
+
+    def step(self, x: Any) -> float:
+        out = x @ self.layers[0].weight
+        self.layers[0].update(x.T @ out)
+        return float((out**2).mean())
+
+
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_state_two_attributes_down_is_told_in_the_step_that_spoils_it(level: Any) -> None:
+    network = Network()
+    event = failing(network.step, np.full((2, 2), 0.1), level=level)
+    assert event.step == 0
+    assert event.operation is not None
+    assert event.operation.name == "sqrt"
+    assert event.operation.source is not None
+    assert event.operation.source.line == line_of(Dense.update, "np.sqrt")
+    assert type(network.layers[0].weight) is np.ndarray
+
+
+WEIGHT = np.ones(3)
+
+
+def test_a_global_that_the_call_spoils_is_told_in_that_step() -> None:
+    def update(x: Any) -> float:
+        global WEIGHT  # noqa: PLW0603
+        WEIGHT = WEIGHT / x
+        return 0.0
+
+    event = failing(update, np.array([1.0, 0.0, 1.0]))
+    assert event.operation is not None
+    assert event.operation.name == "divide"
+
+
+TABLE = np.ones(3)
+
+
+def test_state_that_was_bad_already_or_is_set_so_is_no_news() -> None:
+    """Without an operation that makes a NaN, a NaN in what the code reaches may be meant."""
+
+    def clear(x: Any) -> float:
+        TABLE[:] = np.nan
+        return float(x.sum())
+
+    tracked = anynan.track(clear)
+    for _ in range(3):
+        tracked(np.ones(2))
+    assert tracked.events == ()
+
+
+def silent(rho: Any) -> int:
+    u = rho / rho
+    return int(np.isfinite(u).sum())
+
+
+def test_a_nan_in_a_call_that_gives_nothing_to_read_is_told_once() -> None:
+    tracked = anynan.track(silent)
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always", anynan.AnynanWarning)
+        for i in range(5):
+            tracked(np.array([1.0, float(i % 2)]))
+    (text,) = [str(w.message) for w in caught if issubclass(w.category, anynan.AnynanWarning)]
+    assert "Suspect: NaN first appeared in `silent`" in text
+    assert "invalid value in divide" in text
+    (event,) = tracked.events
+    assert event.operation is not None
+    assert event.operation.source is not None
+    assert event.operation.source.line == line_of(silent, "rho / rho")
+    assert "nothing went bad" not in tracked.report()
+
+
+def test_a_nan_in_a_call_whose_result_is_finite_stays_silent() -> None:
+    tracked = anynan.track(lambda x: np.where(x > 0, np.log(x), 0.0))
+    with np.errstate(all="ignore"):
+        for _ in range(4):
+            tracked(np.array([-1.0, 1.0]))
+    assert tracked.events == ()
+
+
+def test_the_cause_is_named_after_many_iterations_that_hid_the_same() -> None:
+    def fit(x: Any) -> Any:
+        loss = x
+        for _ in range(200):
+            loss = -np.log(x) * x
+        return loss
+
+    event = failing(fit, np.array([1.0, 0.0]))
+    assert event.cause is not None
+    assert event.cause.tag == "log_of_zero"
+
+
+def simulate(steps: int) -> Any:
+    """Make every array inside, as a script does."""
+    rng = np.random.default_rng(1)
+    position, mass = rng.standard_normal((4, 2)), np.ones((4, 1))
+    for _ in range(steps):
+        offset = position[:, None] - position
+        position = position - (offset * (offset**2).sum(-1, keepdims=True) ** -1.5 * mass).sum(1)
+    return position
+
+
+def recursion(noise: float) -> Any:
+    gain, spread = np.zeros(2), np.zeros((2, 2))
+    for _ in range(3):
+        seen = spread[0, 0] + noise
+        gain = gain + spread[:, 0] / seen
+    return gain
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "name", "tag"),
+    [
+        (simulate, 2, "pow", "power_domain"),
+        (recursion, 0.0, "divide", "divide_by_zero"),
+    ],
+)
+def test_arrays_that_the_function_makes_itself_are_watched_where_nothing_else_explains(
+    function: Any, argument: Any, name: str, tag: str
+) -> None:
+    event = failing(function, argument)
+    assert event.operation is not None
+    assert event.cause is not None
+    assert (event.operation.name, event.cause.tag) == (name, tag)
+    assert event.operation.source is not None
+    text = "offset = " if function is simulate else "spread[:, 0] / seen"
+    line = line_of(function, text) + (function is simulate)
+    assert event.operation.source.line == line
+    assert type(np.zeros(1)) is np.ndarray
+    assert type(np.random.default_rng()) is np.random.Generator
+
+
+class Estimator:
+    """Refuse what is not finite, as scikit-learn's estimators do."""
+
+    def fit(self, x: Any) -> "Estimator":
+        x = np.asarray(x, dtype=float)
+        if not np.isfinite(x).all():
+            raise ValueError("Input X contains infinity or a value too large for float64.")
+        self.mean = x.mean()
+        return self
+
+
+class Pipeline:
+    def fit(self, x: Any) -> Estimator:
+        return Estimator().fit(np.log(x))
+
+
+def test_a_library_that_refuses_a_bad_argument_is_told_with_the_argument() -> None:
+    event = failing(Estimator().fit, np.array([1.0, np.nan, 2.0]))
+    assert (event.phase, event.tensor, event.notes) == ("input", "x", ())
+    assert event.cause is not None
+    assert "1 of 3 rows is bad: 1" in event.cause.evidence
+
+
+def test_a_library_that_refuses_an_inf_is_told_with_the_operation_that_made_it() -> None:
+    event = failing(Pipeline().fit, np.array([1.0, 0.0]))
+    assert event.kind == "neginf"
+    assert event.cause is not None
+    assert event.cause.tag == "log_of_zero"
+
+
+def test_an_exception_of_something_else_takes_no_bad_argument_along() -> None:
+    def refuse(_: Any) -> None:
+        raise ValueError("wrong shape: (3,)")
+
+    tracked = anynan.track(refuse)
+    with pytest.raises(ValueError, match="wrong shape") as caught:
+        tracked(np.array([np.nan]))
+    assert not getattr(caught.value, "__notes__", ())
+
+
+def test_a_table_is_told_once_and_no_error_of_something_else_is_quoted() -> None:
+    pd = pytest.importorskip("pandas")
+
+    def change(table: Any) -> Any:
+        np.log(table["c0"].to_numpy() * 0)
+        return table / table.shift()
+
+    tracked = anynan.track(change, action="warn")
+    table = pd.DataFrame(np.ones((3, 50)), columns=[f"c{i}" for i in range(50)])
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always")
+        tracked(table)
+    texts = [str(w.message) for w in caught]
+    assert sum("is a pandas.DataFrame: operations on it are not watched" in x for x in texts) == 1
+    assert len(texts) == 2
+    assert "error log" not in texts[1]
+
+
+def test_what_is_known_to_be_bad_is_not_looked_into_again() -> None:
+    tracked = anynan.track(lambda w, x: w * x, action="record")
+    x, bad, other = np.ones(4), np.array([1.0, np.nan, 1.0, 1.0]), np.array([np.nan, 1.0, 1.0, 1.0])
+    with np.errstate(all="ignore"):
+        clean = python_calls(tracked, x, x)
+        later = python_calls(tracked, bad, x)
+        assert later <= clean + 40
+        (event,) = tracked.events
+        assert (event.phase, event.tensor, event.step) == ("input", "w", 6)
+        assert event.spread.count >= 5
+        assert any("the same bad values came in" in remark for remark in tracked.remarks)
+        tracked(other, x)
+        assert len(tracked.events) == 2  # other values are news
+        tracked(x, x)
+        before = tracked.events[0].spread.count
+        tracked(bad, x)
+        assert len(tracked.events) == 2
+        assert tracked.events[0].spread.count == before + 1
+        assert tracked.step == 15
+
+
+def test_an_exception_over_known_bad_values_reaches_the_program() -> None:
+    def step(w: Any, stop: int) -> Any:
+        if stop:
+            raise KeyError(stop)
+        return w + 1
+
+    tracked = anynan.track(step, action="record")
+    bad = np.array([np.nan])
+    for _ in range(3):
+        assert np.isnan(tracked(bad, 0)).all()
+    with pytest.raises(KeyError):
+        tracked(bad, 1)
+    assert np.isnan(tracked(bad, 0)).all()
+
+
+def test_the_same_fault_again_and_again_is_one_event_with_a_count() -> None:
+    def likelihood(x: Any) -> Any:
+        return np.log(x - 0.5).sum()
+
+    tracked, rng = anynan.track(likelihood, action="warn"), np.random.default_rng(0)
+    with warnings.catch_warnings(record=True) as caught, np.errstate(all="ignore"):
+        warnings.simplefilter("always")
+        bad = sum(bool(np.isnan(tracked(rng.random(5)))) for _ in range(30))
+    (event,) = tracked.events
+    assert (event.times, event.cause and event.cause.tag) == (bad, "log_of_negative")
+    assert all("log at" in str(w.message) or w is caught[0] for w in caught)
+    assert len(caught) <= 5

@@ -1,0 +1,413 @@
+"""What a recorder reads, takes on trust and refuses."""
+
+import gc
+import inspect
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan._recorder import floatflags, live
+from anynan._recorder.tracked import TrackedArray
+from tests.recording import NAN, ONES, ZEROS, Array, State, caught, recorded, track
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+# Floating point flags.
+
+
+def test_large_clean_arrays_are_not_read_at_all_between_the_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+    really = live.is_finite
+
+    def counted(x: Array) -> bool:
+        looks.append(x.size)
+        return really(x)
+
+    monkeypatch.setattr(live, "is_finite", counted)
+
+    def program(x: Array) -> Any:
+        y = np.exp(x) / (1 + x * x)
+        return np.log(y).reshape(2, -1).T.sum(axis=0)
+
+    large = np.linspace(0, 1, floatflags.WORTH * 2)
+    recorded(program, large)
+    assert looks == [2]
+    recorded(lambda x: np.linalg.norm(np.fft.ifft(x)), large)
+    assert looks[1:] == [large.size, 1]  # nothing is taken on trust that has no flags of its own
+
+
+@pytest.mark.parametrize("dtype", ["e", "f", "d"])
+@pytest.mark.parametrize("name", sorted(floatflags._ASKED))
+def test_a_trusted_ufunc_raises_a_flag_for_all_it_makes(name: str, dtype: str) -> None:
+    ufunc = getattr(np, name)
+    info: Any = np.finfo(dtype)
+    values = [0, 1, -1, 0.5, 3, -7.5, 1e4, -1e4, info.max, -info.max, info.max / 3, info.tiny]
+    pairs = [(a, b) for a in values for b in values] if ufunc.nin == 2 else [(a,) for a in values]
+    for pair in pairs:
+        for size in (1, 7, 64, 1000):
+            args = [np.full(size, value, dtype) for value in pair]
+            flags = floatflags.Flags()
+            result = flags.run(ufunc, args, {})
+            assert flags.seen or np.isfinite(result).all() or not floatflags.honest(
+                ufunc, "__call__", np.dtype(dtype)
+            ), (pair, size)  # fmt: skip
+
+
+def test_what_flags_cannot_see_is_seen() -> None:
+    large = np.ones(floatflags.WORTH * 2)
+    outside = large.copy()
+    outside[-1] = NAN
+    for program in (
+        lambda x: x + outside,  # only passed on
+        lambda x: np.where(x > 0, outside, x),
+        lambda x: np.linalg.inv((x * 0).reshape(128, -1)[:, :128] + np.diag(outside[-128:])),
+        lambda x: np.maximum(x, outside),
+        lambda x: np.einsum("i,i->i", x * 1e300, x * 1e300),
+        lambda x: np.multiply(x * 1e200, x * 1e200, out=np.empty(x.shape)),
+    ):
+        with np.errstate(all="ignore"):
+            assert caught(program, large).kind in ("nan", "posinf")
+
+
+def test_ufuncs_of_other_packages_are_not_trusted() -> None:
+    special = pytest.importorskip("scipy.special")
+    assert not floatflags.honest(special.gammaln, "__call__", np.dtype("f8"))
+    event = caught(lambda x: special.gammaln(x * 0), np.ones(floatflags.WORTH * 2))
+    assert event.operation is not None
+    assert (event.operation.name, event.operation.raw) == ("lgamma", "numpy.gammaln")
+
+
+# What is out of sight is said.
+
+
+def test_a_plain_array_that_is_taken_out_is_said() -> None:
+    def program(x: Array) -> Any:
+        y = np.asarray(x / x)
+        return y + 1
+
+    tracker = track(program, action="record")
+    with pytest.warns(anynan.AnynanWarning, match="taken out of a tracked one at test_recorder"):
+        tracker(ZEROS)
+    (event,) = tracker.events
+    assert event.operation is not None
+    assert event.operation.name == "divide"
+
+
+def test_a_number_that_was_taken_out_is_blamed_for_what_it_spoils() -> None:
+    def program(x: Array) -> Any:
+        out = np.zeros(3)
+        for i in range(3):
+            out[i] = x[i] / (x[i] - 1)  # here
+        return out
+
+    for read in ("immediate", "step"):
+        event = caught(program, ONES, read=read)
+        assert event.operation is not None
+        assert event.operation.name == "divide"
+        assert event.operation.source is not None
+        assert event.operation.source.text.endswith("# here")
+
+
+def test_what_runs_after_the_call_is_refused() -> None:
+    def generator(x: Array) -> Any:
+        yield x
+
+    async def coroutine(x: Array) -> Any:
+        return x
+
+    for target in (generator, coroutine):
+        with pytest.raises(TypeError, match="runs after the call; track the function"):
+            track(target)
+
+
+def test_options_of_an_operation_are_not_taken_on_trust() -> None:
+    large = np.full(floatflags.WORTH * 2, 1e300)
+    for program in (
+        lambda x: np.concatenate([x, x], dtype="f4", casting="unsafe"),
+        lambda x: x.sum(dtype="f4"),
+        lambda x: np.add(x, x, dtype="f4", casting="unsafe"),
+    ):
+        assert caught(program, large).kind == "posinf"
+
+
+def test_what_is_no_plain_array_is_said() -> None:
+    tracker = track(lambda x, m: (x + 1, m.mean()))
+    masked = np.ma.masked_invalid([1.0, NAN])
+    with pytest.warns(anynan.AnynanWarning, match="MaskedArray: operations on it are not watched"):
+        _, mean = tracker(ONES, masked)
+    assert mean == 1.0
+
+
+def test_text_and_objects_pass() -> None:
+    tracker = track(lambda x, names, day: (x, names, day))
+    tracker(ONES, np.array(["a", "b"]), np.datetime64("2020-01-01"))
+    assert not tracker.notes
+
+
+# The tracker.
+
+
+def test_decorator_method_and_metadata() -> None:
+    class Model:
+        scale = 2.0
+
+        @track(action="record")
+        def forward(self, x: Array) -> Any:
+            """Do it."""
+            return x * self.scale
+
+    assert Model().forward(ONES).tolist() == [2, 2, 2]
+    assert Model.forward.__doc__ == "Do it."
+    assert Model.forward.fn.__name__ == "forward"
+
+
+def test_pause_resume_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[type] = []
+
+    def program(x: Any) -> Any:
+        kinds.append(type(x))
+        return x / x
+
+    with track(program, action="record") as tracker:
+        tracker.pause()
+        tracker(ZEROS)
+        tracker.resume()
+        tracker(ZEROS)
+    tracker(ZEROS)
+    assert kinds == [np.ndarray, TrackedArray, np.ndarray]
+    assert len(tracker.events) == 1
+    monkeypatch.setenv("ANYNAN", "off")
+    track(program)(ZEROS)
+    assert kinds[-1] is np.ndarray
+
+
+def test_actions() -> None:
+    def program(x: Array) -> Any:
+        return x / x
+
+    with pytest.warns(anynan.AnynanWarning, match="0/0 is NaN"):
+        assert np.isnan(track(program, action="warn")(ZEROS)).all()
+    events: list[anynan.Event] = []
+    track(program, action=events.append)(ZEROS)
+    assert [event.kind for event in events] == ["nan"]
+    with pytest.raises(anynan.NonFiniteError) as error:
+        track(program, replay=False)(ZEROS)
+    assert error.value.event.operation is None
+
+
+def test_nested_and_recursive_calls_are_one_step() -> None:
+    inner = track(lambda x: x / x, action="record")
+
+    @track(action="record")
+    def outer(x: Array, depth: int = 2) -> Any:
+        return inner(x) if depth == 0 else outer(x, depth - 1)
+
+    outer(ZEROS)
+    assert len(outer.events) == 1
+    assert not inner.events
+    assert len(outer.history) == 1
+
+
+def test_threads_have_their_own_steps() -> None:
+    tracker = track(lambda x: np.log(x), action="record")
+    barrier = threading.Barrier(4)
+
+    def work(value: float) -> None:
+        barrier.wait()
+        for _ in range(20):
+            tracker(np.full(5, value))
+
+    threads = [threading.Thread(target=work, args=(v,)) for v in (1.0, -1.0, 2.0, -3.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tracker.count("bad") == 40
+    assert len(tracker.history) == 80
+
+
+def test_numbers_are_kept() -> None:
+    tracker = track(lambda x: x * 2)
+    for i in range(3):
+        tracker(np.full(2, i + 1.0))
+    assert [(r.step, r.hi) for r in tracker.dump(phase="forward")] == [(0, 2), (1, 4), (2, 6)]
+    assert tracker.metrics(layers=True)["anynan/absmax/forward/model"] == 6.0
+
+
+def test_limits_hold_where_values_leave() -> None:
+    policy = anynan.Policy(large=100.0, bad=("large",))
+
+    def program(x: Array) -> Any:
+        with anynan.scope("grow"):
+            y = x * 1000
+        return y / 1000
+
+    with pytest.raises(anynan.AnomalyError) as error:
+        track(program, policy=policy)(ONES)
+    assert (error.value.event.layer, error.value.event.kind) == ("grow", "large")
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_nothing_is_kept_alive(read: Any) -> None:
+    refs: list[Any] = []
+
+    def program(x: Any) -> Any:
+        with anynan.scope("a"):
+            y: Any = np.exp(x)
+        refs.append(weakref.ref(y._raw))
+        refs.append(weakref.ref(x._raw))
+        return float((y / y).sum())
+
+    tracker = track(program, read=read, action="record")
+    gc.disable()
+    try:
+        for value in (1.0, 1000.0, 1.0):
+            tracker(np.full(10, value))
+            assert [ref() for ref in refs] == [None] * len(refs)
+            refs.clear()
+    finally:
+        gc.enable()
+
+
+def test_a_kept_array_keeps_no_other_alive() -> None:
+    kept: list[Any] = []
+    x = np.ones(10)
+    held = weakref.ref(x)
+    track(lambda x: kept.append(x * 2))(x)
+    del x
+    assert held() is None
+    assert kept[0].tolist() == [2.0] * 10
+
+
+def test_direct_checks_see_through_a_tracked_array() -> None:
+    def program(x: Array) -> Any:
+        with anynan.scope("layer"):
+            y = x / x
+            assert anynan.summarize(y).nan == 3
+            assert anynan.check(x, "x") is x
+            return anynan.check({"y": y}, "values")
+
+    for read in ("immediate", "step"):
+        tracker = track(program, read=read)
+        with pytest.raises(anynan.NonFiniteError) as error:
+            tracker(ZEROS)
+        event = error.value.event
+        assert (event.backend, event.layer, event.phase) == ("numpy", "layer", "forward")
+        assert event.spread.surfaced == "the check of values['y']"
+        assert not tracker.notes
+
+
+def test_patterns_choose_scopes() -> None:
+    def program(x: Array) -> Any:
+        with anynan.scope("a"), anynan.scope("b"):
+            y = x / x
+        with anynan.scope("c"):
+            return np.nan_to_num(y)
+
+    assert not recorded(program, ZEROS, exclude="a").events
+    assert len(recorded(program, ZEROS, layers="a.b").events) == 1
+    with pytest.warns(anynan.AnynanWarning, match="matched no scope .* the scopes were: a, a.b, c"):
+        recorded(program, ZEROS, layers=["*", "encoder"])
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"colour": 1}, TypeError, "no option 'colour'; the options are policy"),
+        ({"action": "skip"}, ValueError, "array code does not say what its update is"),
+        ({"patience": 2}, ValueError, "patience=2 drops the update"),
+        ({"parameters": True}, ValueError, "which arrays are weights"),
+        ({"stats": ["rms"]}, ValueError, "'rms' is not read from array code"),
+        ({"read": "later"}, ValueError, "read='later' is unknown"),
+    ],
+)
+def test_wrong_options_are_named(options: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        track(lambda x: x, **options)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (3, "takes a function, not int"),
+        (np.ones(3), "takes a function, not numpy.ndarray"),
+        (State, "takes a function, not the class State"),
+    ],
+)
+def test_wrong_targets_are_named(target: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        track(target)
+    with pytest.raises(TypeError, match="a tracker already"):
+        track(track(len))
+
+
+def test_a_model_is_sent_to_its_adapter() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"anynan.torch.track\(model\)"):
+        track(torch.nn.Linear(2, 2))
+
+
+def test_namespace() -> None:
+    xp = anynan.namespace(np)
+    assert anynan.namespace(np) is xp
+    assert anynan.namespace(xp) is xp
+    assert type(xp.zeros(3)) is np.ndarray
+    assert xp.pi == np.pi
+    assert xp.float32 is np.float32
+    assert xp.linalg.norm(np.ones(4)) == 2.0
+    assert "exp" in dir(xp)
+    event = caught(lambda x: xp.log(xp.zeros(3) - 1) + x, ONES)
+    assert event.operation is not None
+    assert (event.operation.name, event.operation.raw) == ("log", "numpy.log")
+    for wrong in (np.ones(3), 3, "numpy"):
+        with pytest.raises(TypeError, match="takes an array library's module, not a"):
+            anynan.namespace(wrong)
+
+
+def test_array_namespace_gives_the_recording_one() -> None:
+    compat = pytest.importorskip("array_api_compat")
+
+    def program(x: Any) -> Any:
+        xp = compat.array_namespace(x)
+        return xp.sqrt(x) / xp.linalg.vector_norm(x)
+
+    event = caught(program, ZEROS)
+    assert event.operation is not None
+    assert event.operation.name == "divide"
+    assert inspect.getsource(program)
+
+
+@pytest.mark.parametrize("read", ["auto", "step"])
+def test_level_operation_runs_nothing_a_second_time(read: Any) -> None:
+    calls: list[bool] = []
+
+    def step(x: Any) -> Any:
+        calls.append(anynan.replaying())
+        return np.log(x - len(calls) - 1)
+
+    tracker = track(step, level="operation", read=read, action="record")
+    tracker(np.ones(3))
+    (event,) = tracker.events
+    assert event.operation is not None
+    assert (event.operation.name, event.operation.inputs[0].min) == ("log", -1.0)
+    assert calls == [False]
+
+
+def test_where_scopes_are_chosen_they_are_read() -> None:
+    def program(x: Any) -> Any:
+        with anynan.scope("a"):
+            return np.log(x)
+
+    tracker = track(program, exclude="a", action="record")
+    tracker(np.ones(2))
+    assert tracker.events == ()
+    assert tracker.judge.level == "layer"
+    with pytest.raises(ValueError, match="layers= chooses scopes, and level='step' reads none"):
+        track(program, layers="a", level="step")

@@ -1,0 +1,106 @@
+"""A tracker's dump, metrics and report."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fake_adapter import Layer, Model, track
+from tests.fake_steps import BAD, GOOD, forward_only, one, tracked
+
+# Looking back.
+
+
+def test_dump_filters_by_layer_and_phase() -> None:
+    _, tracker = tracked()
+    tracker(GOOD)
+    found = tracker.dump("blocks", "forward")
+    assert [reading.layer for reading in found] == ["blocks.0", "blocks.1"]
+    assert {reading.phase for reading in tracker.dump("blocks.0")} == {"forward", "backward"}
+    assert len(tracker.dump()) == len(list(tracker.history))
+    assert tracker.dump("nowhere") == []
+
+
+def test_dump_refuses_an_unknown_phase() -> None:
+    _, tracker = tracked()
+    with pytest.raises(ValueError, match=r"'forwards' is unknown; choose from .*forward"):
+        tracker.dump(phase="forwards")
+
+
+def test_metrics_are_flat_numbers_of_the_last_step() -> None:
+    _, tracker = tracked(stats=("mean", "norm"))
+    tracker([1.0, 2.0])
+    tracker([1.0, 4.0])
+    numbers = tracker.metrics(layers=True)
+    assert all(type(value) is float for value in numbers.values())
+    assert numbers["anynan/step"] == 1
+    weight = tracker.fn.__closure__[0].cell_contents.layers[0].weight
+    assert numbers["anynan/absmax/forward/embed"] == pytest.approx(4, rel=0.1)
+    assert numbers["anynan/mean/forward/embed"] == pytest.approx(2.5, rel=0.1)
+    assert numbers["anynan/norm/forward/embed"] == pytest.approx(17**0.5, rel=0.1)
+    assert weight is not None
+    assert numbers["anynan/headroom"] == pytest.approx(1022, abs=2)
+    digest = tracker.metrics()
+    assert {"anynan/headroom", "anynan/step", "anynan/bad"} <= set(digest)
+    assert all(name.count("/") == 1 and numbers[name] == x for name, x in digest.items())
+    assert (numbers["anynan/bad"], numbers["anynan/suspect"]) == (0, 0)
+
+
+def test_metrics_give_the_smallest_and_largest_value_where_asked() -> None:
+    tracker = forward_only(one("copy"), stats=("min", "max"))
+    tracker([-3.0, 2.0])
+    numbers = tracker.metrics(layers=True)
+    assert numbers["anynan/min/forward/layer"] == -3
+    assert numbers["anynan/max/forward/layer"] == 2
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_metrics_tell_what_was_nan_in_one_of_two_calls(first: bool) -> None:
+    model = Model(Layer("a", ("log",)))
+
+    def step(batch: Any, other: Any) -> None:
+        model(batch)
+        model(other)
+
+    pair = (BAD, GOOD) if first else (GOOD, BAD)
+    tracker = track(step, model=model, action="record")
+    tracker(*pair)
+    numbers = tracker.metrics(layers=True)
+    assert math.isnan(numbers["anynan/absmax/forward/a"])
+    assert math.isnan(numbers["anynan/headroom"])
+
+
+def test_headroom_is_nothing_at_an_inf_and_what_a_mask_holds_is_left_out() -> None:
+    tracker = forward_only(one("exp"), action="record")
+    tracker([1e4])
+    assert tracker.metrics()["anynan/headroom"] == 0
+    mask = forward_only(Model(Layer("mask", ("log",)), Layer("out", ("exp",))), action="record")
+    mask([0.0])
+    assert all(map(math.isfinite, mask.metrics(layers=True).values()))
+
+
+def test_metrics_before_the_first_step_are_counts_only() -> None:
+    _, tracker = tracked()
+    assert tracker.metrics() == {"anynan/bad": 0, "anynan/suspect": 0, "anynan/expected": 0}
+
+
+def test_report_tells_steps_headroom_and_events() -> None:
+    _, tracker = tracked(action="record")
+    assert "none yet" in tracker.report()
+    tracker(GOOD)
+    tracker(BAD)
+    text = tracker.report()
+    for words in ("anynan: step", "0 to 1", "1 bad", "headroom", "blocks.0", "bits"):
+        assert words in text, text
+
+
+def test_report_puts_the_tightest_layer_first_even_at_no_headroom_at_all() -> None:
+    model = Model(Layer("a", ("copy",)), Layer("b", ("copy",)))
+    tracker = track(lambda x: model(x).value is None, model=model)
+    tracker([1.0])
+    tracker([np.finfo(float).max])
+    tracker([1.0])
+    lines = [line for line in tracker.report().splitlines() if line.startswith("  headroom")]
+    assert "0.0 bits" in lines[0]
+    assert "step 1" in lines[0]

@@ -1,0 +1,262 @@
+"""What is only a suspect: contained origins, jumps of the gradient norm, missing values."""
+
+from typing import Any
+
+import pytest
+
+import anynan
+from anynan._diagnosis.evidence import ReplayError
+from anynan._diagnosis.lineage import Replay
+from anynan._readings.readings import Reading
+from anynan._steps.tracker import Tracker
+from anynan.options import Options
+from tests.fake_adapter import Layer, Model, adapter_of
+from tests.fake_steps import BAD, INF, NAN, failure, forward_only, make, one, silence, tracked
+
+# The operation level: the watcher of a replay saw a whole step.
+
+
+def seen_by_a_watcher(*operations: str, batch: Any) -> Replay:
+    tracker = forward_only(one(*operations), action="record", policy=anynan.Policy(nan="suspect"))
+    tracker(batch)
+    adapter = adapter_of(tracker)
+    site = tracker.judge.monitor.site("layer", "forward", "output", "float64", None)
+    return adapter.replay(Reading(0, 0, 0, site, NAN, NAN))
+
+
+def test_a_contained_origin_is_shown_as_a_suspect() -> None:
+    tracker = forward_only(one("copy"))
+    seen = seen_by_a_watcher("log", "nan_to_num", batch=BAD)
+    tracker.judge.operations(tracker.judge.rows(), seen)
+    (event,) = tracker.events
+    assert (event.severity, event.layer, event.kind) == ("suspect", "layer", "nan")
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert event.cause is not None
+    assert event.cause.tag == "log_of_negative"
+    assert event.notes == ("contained: its bad values reached no layer output, loss or gradient",)
+    assert tracker.count("suspect") == 1
+
+
+def test_a_harmful_origin_that_no_reading_showed_is_bad() -> None:
+    tracker = forward_only(one("copy"))
+    seen = seen_by_a_watcher("log", batch=BAD)
+    event = failure(tracker.judge.operations, tracker.judge.rows(), seen).event
+    assert event.operation is not None
+    assert (event.layer, event.operation.name) == ("layer", "log")
+    assert adapter_of(tracker).replays == 0
+
+
+def test_what_the_watcher_saw_is_never_said_to_be_missing() -> None:
+    tracker = forward_only(one("copy"), action="record")
+    seen = seen_by_a_watcher("log", batch=BAD)
+    for _ in range(5):
+        tracker.judge.operations(tracker.judge.rows(), seen)
+        tracker.judge.settle(tracker.judge.close_step())
+    (event,) = tracker.events
+    assert (event.notes, event.times) == ((), 5)
+    assert event.operation is not None
+    assert event.operation.name == "log"
+
+
+def test_a_step_that_failed_already_is_not_reported_twice() -> None:
+    tracker = forward_only(one("log"), action="record")
+    rows = tracker.judge.rows()
+    seen = seen_by_a_watcher("log", batch=BAD)
+    tracker.judge.operations(rows, seen)
+    tracker.judge.operations(rows, seen)
+    assert tracker.count("bad") == 1
+
+
+# The guard on the gradient norm.
+
+
+def test_a_jump_of_the_gradient_norm_warns() -> None:
+    _, tracker = tracked(one("multiply", weight=1.0), policy=anynan.Policy(spike=10))
+    for _ in range(6):
+        tracker([1.0])
+    with pytest.warns(anynan.AnynanWarning):
+        tracker([100.0])
+    (event,) = tracker.events
+    assert (event.kind, event.severity, event.step) == ("spike", "suspect", 6)
+    assert event.cause is not None
+    assert event.cause.tag == "exploding_gradient"
+
+
+def test_clear_forgets_the_norms_that_a_jump_is_told_by() -> None:
+    _, tracker = tracked(one("multiply", weight=1.0), policy=anynan.Policy(spike=10))
+    for _ in range(6):
+        tracker([1.0])
+    tracker.clear()
+    tracker([100.0])
+    assert tracker.events == ()
+
+
+def test_what_is_soft_stays_soft_around_an_inner_one() -> None:
+    _, tracker = tracked(one("multiply", weight=1.0))
+    with tracker.judge.softly():
+        with tracker.judge.softly(on=False):
+            pass
+        with tracker.judge.softly():
+            pass
+        with pytest.warns(anynan.AnynanWarning):
+            tracker([INF])
+    failure(tracker, [INF])
+
+
+def test_a_jump_that_the_policy_makes_bad_raises() -> None:
+    policy = anynan.Policy(spike=10, bad=("spike",))
+    model, tracker = tracked(one("multiply", weight=1.0), policy=policy)
+    for _ in range(6):
+        tracker([1.0])
+    error = failure(tracker, [100.0])
+    assert not isinstance(error, anynan.NonFiniteError)
+    assert error.event.kind == "spike"
+    assert model.updates == 6
+
+
+def test_there_is_no_jump_before_there_is_a_median() -> None:
+    _, tracker = tracked(one("multiply", weight=1.0), policy=anynan.Policy(spike=2))
+    for x in (1.0, 100.0, 1.0, 1000.0):
+        tracker([x])
+    assert tracker.events == ()
+
+
+def test_a_vanishing_gradient_warns() -> None:
+    _, tracker = tracked(one("multiply", weight=1.0), policy=anynan.Policy(vanishing=1e-6))
+    with pytest.warns(anynan.AnynanWarning):
+        tracker([1e-9])
+    assert [event.kind for event in tracker.events] == ["vanishing"]
+
+
+def test_a_gradient_that_is_not_finite_is_no_jump() -> None:
+    policy = anynan.Policy(spike=10, bad=("spike",))
+    _, tracker = tracked(one("multiply", weight=1.0), policy=policy, backward=False)
+    for _ in range(6):
+        tracker([1.0])
+    rows = tracker.judge.rows()
+    tracker.judge.guard(rows, INF)
+    tracker.judge.guard(rows, NAN)
+    assert tracker.events == ()
+
+
+def test_a_jump_can_be_allowed() -> None:
+    allow = anynan.Allow("*", "spike", "the rate is warmed up")
+    policy = anynan.Policy(spike=10, bad=("spike",), allow=(allow,))
+    _, tracker = tracked(one("multiply", weight=1.0), policy=policy)
+    for x in (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 100.0):
+        tracker([x])
+    assert [event.expected for event in tracker.events] == ["the rate is warmed up"]
+    assert tracker.count("expected") == 1
+
+
+# Unfit input.
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layers": "block.*"}, "layers='block.*' matches no layer"),
+        ({"exclude": "embd"}, "exclude='embd' matches no layer; did you mean 'embed'"),
+        ({"action": "rise"}, "action='rise' is unknown; choose from raise, warn, record, skip"),
+        ({"history": -1}, "history=-1 is too small: it must be at least 0"),
+    ],
+)
+def test_unfit_options_are_refused_in_words(options: dict[str, Any], words: str) -> None:
+    model = make()
+    with pytest.raises(ValueError) as caught:
+        tracked(model, **options)
+    assert words in str(caught.value)
+    assert model.watchers == []
+
+
+def test_a_refused_replay_is_a_runtime_error() -> None:
+    assert issubclass(ReplayError, RuntimeError)
+
+
+def test_a_tracker_shows_what_its_users_need() -> None:
+    names = {
+        name
+        for name in (*dir(Tracker), *vars(Tracker(print, Options(), "step")))
+        if not name.startswith("_")
+    }
+    assert names == {
+        *("check", "clear", "count", "dump", "events", "fn", "history", "judge", "metrics", "name"),
+        *("notes", "pause", "paused", "remarks", "remove", "report", "resume", "save", "start"),
+        *("step", "target", "to_html", "to_jsonl", "where"),
+    }
+
+
+# Data that holds NaN or Inf on purpose.
+
+
+def test_missing_values_that_a_layer_fills_in_are_only_noted() -> None:
+    _, tracker = tracked(Model(Layer("fill", ("nan_to_num",)), Layer("head", ("copy",))))
+    for _ in range(3):
+        tracker([1.0, NAN, INF])
+    (event,) = tracker.events
+    assert (event.severity, event.phase, event.kind) == ("suspect", "input", "nan")
+    assert tracker.count("suspect") == 3
+    assert adapter_of(tracker).replays == 0
+
+
+def test_a_layer_that_hands_missing_values_on_is_not_to_blame() -> None:
+    model = Model(
+        Layer("scale", ("copy",)), Layer("fill", ("nan_to_num",)), Layer("head", ("copy",))
+    )
+    _, tracker = tracked(model)
+    for _ in range(3):
+        tracker([1.0, NAN])
+    assert tracker.count("bad") == 0
+    assert [event.phase for event in tracker.events] == ["input"]
+    assert adapter_of(tracker).replays == 1
+
+
+def test_a_fault_of_the_models_own_is_named_beside_missing_values() -> None:
+    model = Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",)))
+    _, tracker = tracked(model)
+    event = failure(tracker, [-1.0, NAN]).event
+    assert (event.layer, event.phase) == ("head", "forward")
+    assert event.operation is not None
+    assert event.operation.name == "log"
+
+
+def test_without_a_replay_a_bad_batch_is_named_before_what_followed() -> None:
+    _, tracker = tracked(Model(Layer("head", ("copy",))), replay=False)
+    event = failure(tracker, [1.0, NAN]).event
+    assert (event.phase, event.tensor, event.operation) == ("input", "x", None)
+    assert "is inferred" in event.notes[0]
+
+
+def test_data_that_a_layer_dealt_with_is_not_blamed_without_a_replay() -> None:
+    model = Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",)))
+    _, tracker = tracked(model, replay=False)
+    event = failure(tracker, [1.0, NAN, 2.0]).event
+    assert event.phase == "backward"
+    assert "x came in bad, too" in event.notes[-1]
+
+
+def test_a_mask_that_comes_in_is_never_blamed() -> None:
+    _, tracker = tracked(one("log"), replay=False)
+    event = failure(tracker, [-1.0, -INF]).event
+    assert (event.layer, event.phase) == ("layer", "forward")
+    assert tracker.count("suspect") == 1
+
+
+def test_a_large_input_that_the_policy_makes_bad_is_the_batchs() -> None:
+    policy = anynan.Policy(large=5, bad=("large",))
+    _, tracker = tracked(one("copy"), policy=policy)
+    event = failure(tracker, [1.0, 9.0]).event
+    assert (event.phase, event.kind, event.tensor) == ("input", "large", "x")
+    assert event.spread.surfaced is None
+
+
+def test_a_callable_may_remove_the_tracker_in_a_step_with_missing_values() -> None:
+    def remove(_: anynan.Event) -> None:
+        tracker.remove()
+
+    model = Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",)))
+    _, tracker = tracked(model, action=remove, read="step")
+    with silence():
+        tracker([-1.0, NAN])
+    assert tracker.count("bad") == 1

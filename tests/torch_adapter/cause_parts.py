@@ -1,0 +1,86 @@
+"""Models that fail, and what an event says of it."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anynan import AnomalyError, Event
+
+
+class Scale(nn.Module):
+    """Pass values on unchanged, through a weight, so that gradients flow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Body(nn.Module):
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+
+class Net(nn.Module):
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scale = Scale()
+        self.body = Body(call)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.scale(x))  # type: ignore[no-any-return]
+
+
+# Running them.
+
+
+def caught(run: Callable[[], object]) -> Event:
+    with pytest.raises(AnomalyError) as error:
+        run()
+    return error.value.event
+
+
+def check_line(event: Event, function: Callable[..., Any]) -> None:
+    """Hold that the operation's line is the one marked in a function."""
+    assert event.operation is not None
+    source = event.operation.source
+    assert source is not None
+    lines, first = inspect.getsourcelines(function)
+    marked = [first + i for i, line in enumerate(lines) if line.rstrip().endswith("# bad")]
+    assert (source.file, [source.line]) == (inspect.getsourcefile(function), marked)
+    assert source.text == lines[marked[0] - first].strip()
+
+
+# What takes more than a body: loops, weights, data.
+
+CIRCUMSTANCES: set[str] = {"outside_the_model"}
+
+
+def circumstance(*tags: str) -> Callable[[Any], Any]:
+    CIRCUMSTANCES.update(tags)
+    return lambda function: function
+
+
+def tag_of(event: Event) -> str:
+    assert event.cause is not None
+    return event.cause.tag
+
+
+def evidence_of(event: Event) -> str:
+    assert event.cause is not None
+    return event.cause.evidence
+
+
+def name_of(event: Event) -> str:
+    assert event.operation is not None
+    return event.operation.name

@@ -1,0 +1,225 @@
+"""Trainings over several ranks: replicated, sharded and split."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import anynan
+from tests.torch_adapter.rank_parts import (
+    BAD_STEP,
+    Fault,
+    Net,
+    batch,
+    ddp,
+    fsdp,
+    rank,
+    scenario,
+    train,
+    until_bad,
+    untracked,
+)
+
+
+@scenario
+def clean() -> dict[str, Any]:
+    return train(*ddp()) | {"untracked": untracked(ddp()[0])}
+
+
+@scenario
+def forward() -> dict[str, Any]:
+    return train(*ddp(), armed="forward")
+
+
+@scenario
+def backward() -> dict[str, Any]:
+    return train(*ddp(), armed="backward")
+
+
+@scenario
+def whole_step() -> dict[str, Any]:
+    return train(*ddp(), armed="forward", as_step=True)
+
+
+@scenario
+def bad_batch() -> dict[str, Any]:
+    def data(step: int) -> torch.Tensor:
+        x = batch(step)
+        if step == BAD_STEP and rank() == 1:
+            x[2, 0] = float("nan")
+        return x
+
+    return train(*ddp(), data=data)
+
+
+@scenario
+def fsdp_clean() -> dict[str, Any]:
+    return train(*fsdp()) | {"untracked": untracked(fsdp()[0])}
+
+
+@scenario
+def fsdp_forward() -> dict[str, Any]:
+    return train(*fsdp(), armed="forward")
+
+
+@scenario
+def fsdp_backward() -> dict[str, Any]:
+    return train(*fsdp(), armed="backward", action="skip")
+
+
+@scenario
+def fsdp_step() -> dict[str, Any]:
+    return train(*fsdp(), armed="forward", as_step=True, action="skip")
+
+
+def tensor_parallel() -> tuple[nn.Module, Fault]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(0)
+    net = Net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(net, mesh, {"first": ColwiseParallel(), "last": RowwiseParallel()})
+    return net, net.fault
+
+
+def same(step: int) -> torch.Tensor:
+    made = torch.Generator().manual_seed(step)
+    return torch.randn(3, 4, generator=made)
+
+
+@scenario
+def tp_clean() -> dict[str, Any]:
+    return train(*tensor_parallel(), data=same) | {
+        "untracked": untracked(tensor_parallel()[0], same)
+    }
+
+
+@scenario
+def tp_forward() -> dict[str, Any]:
+    return train(*tensor_parallel(), data=same, armed="forward")
+
+
+@scenario
+def tp_backward() -> dict[str, Any]:
+    return train(*tensor_parallel(), data=same, armed="backward", action="skip")
+
+
+def dtensors() -> tuple[nn.Module, Fault]:
+    """Keep the activations DTensors, too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(0)
+    net = Net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(
+        net,
+        mesh,
+        {
+            "first": ColwiseParallel(use_local_output=False),
+            "last": RowwiseParallel(use_local_output=False),
+        },
+    )
+    parallelize_module(
+        net,
+        mesh,
+        PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate()),
+    )
+    return net, net.fault
+
+
+@scenario
+def dtensor_clean() -> dict[str, Any]:
+    return train(*dtensors(), data=same) | {"untracked": untracked(dtensors()[0], same)}
+
+
+@scenario
+def dtensor_forward() -> dict[str, Any]:
+    return train(*dtensors(), data=same, armed="forward")
+
+
+@scenario
+def weight_gradient() -> dict[str, Any]:
+    """Spoil only the gradient of a weight: no layer's reading on rank 1 comes before its sum."""
+
+    class Spoil(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return x * w
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            return grad, grad.sum(0) / (0.0 if fault.armed else 1.0)
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Spoil.apply(x, self.weight)
+
+    fault = Fault()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), Scale(), nn.Linear(4, 4)))
+    return train(model, fault, armed="x")
+
+
+@scenario
+def inner_tracked_first() -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = Net()
+    tracker = anynan.torch.track(net)
+    paths = sorted(tracker.judge.adapter.watched())
+    tracker.remove()
+    model = DistributedDataParallel(net)
+    return train(model, net.fault, armed="forward", tracked=net) | {"paths": paths}
+
+
+@scenario
+def fsdp_tracked_first() -> dict[str, Any]:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    net = Net()
+    with anynan.torch.track(net):
+        for module in (net.first, net.last, net):
+            fully_shard(module)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def step(at: int) -> None:
+            net.fault.armed = "forward" if at == BAD_STEP and rank() == 1 else ""
+            optimizer.zero_grad()
+            net(batch(at)).square().mean().backward()
+            optimizer.step()
+
+        return until_bad(step)
+
+
+@scenario
+def synchronised_norm() -> dict[str, Any]:
+    """A layer that sums over the ranks in its forward pass takes the NaN to all of them."""
+    torch.manual_seed(0)
+
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            from torch.distributed.nn.functional import all_reduce
+
+            return x - all_reduce(x.mean(0)) / dist.get_world_size()
+
+    fault = Fault()
+    net = nn.Sequential(nn.Linear(4, 8), fault, Mean(), nn.Linear(8, 4))
+    return train(DistributedDataParallel(net), fault, armed="forward")

@@ -1,0 +1,180 @@
+"""What fails inside a tracked step leaves a sane state."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan import NonFiniteError
+from tests.torch_adapter.training import Fault
+from tests.torch_adapter.vows import small
+
+# Never silently blind.
+
+
+def test_layers_that_never_ran_are_listed() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2)})
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.parts["used"](x)
+
+    outer = Outer()
+    tracker = anynan.torch.track(outer)
+    with torch.no_grad():
+        outer(torch.randn(1, 2))
+    text = tracker.report()
+    assert "parts.idle" in text
+    assert "parts.used" not in text.partition("parts.idle")[2]
+
+
+def test_a_failing_replay_hides_nothing() -> None:
+    class Once(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if anynan.replaying():
+                raise KeyError("x")
+            return torch.log(-1 - x.abs())
+
+    model = nn.Sequential(Once())
+    anynan.torch.track(model)
+    with pytest.raises(NonFiniteError, match="KeyError") as caught:
+        model(torch.randn(2, 2))
+    assert caught.value.event.layer == "0"
+
+
+# Interruptions.
+
+
+def test_the_users_callback_may_remove_the_tracker() -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, action=lambda event: tracker.remove())
+    model[2].armed = "forward"
+    model(torch.randn(3, 4)).sum().backward()
+    assert len(tracker.events) == 1
+    assert tracker.judge.adapter is None
+    model[2].armed = None
+    optimizer.zero_grad()
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_removed_between_forward_and_backward(read: Any) -> None:
+    model = small()
+    tracker = anynan.torch.track(model, read=read)
+    model[2].armed = "backward"
+    loss = model(torch.randn(3, 4)).sum()
+    tracker.remove()
+    loss.backward()  # its hooks are in the graph, and rest
+    assert not tracker.events
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_an_error_in_the_users_forward_leaves_a_sane_state(error: Any, read: Any) -> None:
+    class Fragile(nn.Module):
+        fails = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.fails:
+                raise error
+            return x
+
+    model = nn.Sequential(nn.Linear(4, 4), Fragile(), Fault(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, read=read)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+
+    step()
+    model[1].fails = True
+    with pytest.raises(error):
+        step()
+    model[1].fails = False
+    step()
+    model[2].armed = "backward"
+    with pytest.raises(NonFiniteError) as caught:
+        step()
+    event = caught.value.event
+    assert event.operation is not None
+    assert (event.layer, event.operation.name) == ("2", "sqrt")
+    phases = [r.phase for r in tracker.history if r.step == tracker.history.steps()[-1]]
+    assert phases.count("backward") >= 4
+
+
+def test_an_error_in_a_tracked_step_leaves_a_sane_state() -> None:
+    model = small()
+
+    @anynan.torch.track
+    def step(x: torch.Tensor, fails: bool) -> torch.Tensor:
+        out = model(x).sum()
+        if fails:
+            msg = "mine"
+            raise ValueError(msg)
+        return out
+
+    step(torch.randn(3, 4), False)
+    with pytest.raises(ValueError, match="mine"):
+        step(torch.randn(3, 4), True)
+    step(torch.randn(3, 4), False)
+    assert step.history.steps() == [0, 1, 2]
+    model[2].armed = "forward"
+    with pytest.raises(NonFiniteError) as caught:
+        step(torch.randn(3, 4), False)
+    assert caught.value.event.step == 3
+
+
+def test_what_broke_a_step_is_raised_from_the_users_error() -> None:
+    model = small()
+    model[2].armed = "forward"
+
+    @anynan.torch.track(read="step")
+    def step(x: torch.Tensor) -> None:
+        if model(x).isnan().any():
+            msg = "the user's own check"
+            raise ValueError(msg)
+
+    with pytest.raises(anynan.NonFiniteError, match="NaN first appeared") as caught:
+        step(torch.randn(3, 4))
+    assert "own check" in str(caught.value.__cause__)
+
+
+def test_a_fused_path_that_hooks_turn_off_is_said_in_the_report() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with anynan.torch.track(layer) as tracker, torch.no_grad():
+        layer(torch.ones(1, 3, 8))
+        assert tracker.report().count("fused path") == 1
+    with anynan.torch.track(nn.Linear(2, 2)) as tracker:
+        assert "fused path" not in tracker.report()
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("tracked", ["model", "step"])
+@pytest.mark.parametrize("options", [{}, {"parameters": True}, {"level": "operation"}], ids=str)
+def test_lazy_modules(options: Any, tracked: str) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(1))
+
+    def step(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    if tracked == "model":
+        tracker = anynan.torch.track(model, **options)
+    else:
+        step = tracker = anynan.torch.track(step, **options)
+    step(torch.randn(5, 3))
+    tracker.check()
+    assert not tracker.events
+    model[0].weight.data.fill_(math.nan)
+    with pytest.raises(NonFiniteError, match=r"0\.weight"):
+        step(torch.randn(5, 3))

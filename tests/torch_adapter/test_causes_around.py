@@ -1,0 +1,487 @@
+"""Causes outside of a layer's arithmetic: data, weights, updates, training."""
+
+import copy
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import anynan
+from anynan import Event, Policy
+from tests.torch_adapter.cause_parts import (
+    Net,
+    caught,
+    check_line,
+    circumstance,
+    evidence_of,
+    name_of,
+    tag_of,
+)
+
+# Data.
+
+
+@circumstance("bad_input", "bad_label")
+@pytest.mark.parametrize(
+    "read",
+    [
+        "auto",
+        "step",
+    ],
+)
+@pytest.mark.parametrize("which", ["x", "target"])
+def test_bad_batch_names_its_rows(which: str, read: Any) -> None:
+    net = nn.Linear(3, 2)
+
+    def step(x: Tensor, target: Tensor) -> Tensor:
+        loss = F.mse_loss(net(x), target)
+        loss.backward()
+        return loss
+
+    batch = {"x": torch.ones(4, 3), "target": torch.zeros(4, 2)}
+    batch[which][2, 1] = math.nan
+    with anynan.torch.track(step, read=read) as tracked:
+        event = caught(lambda: tracked(**batch))
+    assert (event.layer, event.phase, event.tensor, event.kind) == (None, "input", which, "nan")
+    assert tag_of(event) == ("bad_input" if which == "x" else "bad_label")
+    assert evidence_of(event) == "1 of 4 rows is bad: 2"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_data_that_is_no_argument(*, kept: bool) -> None:
+    net = nn.Linear(3, 2)
+    rows = [[1.0, 2.0, 3.0], [1.0, math.nan, 3.0]]
+    batch = [torch.tensor(rows)]
+
+    def step() -> Tensor:
+        x = batch[0] if kept else torch.tensor(rows)
+        return net(x).sum()  # type: ignore[no-any-return]
+
+    with anynan.torch.track(step) as tracked:
+        event = caught(tracked)
+    assert tag_of(event) == "bad_input"
+    assert event.phase == ("forward" if kept else "loss"), "it is not the batch"
+    assert "1 x NaN of 6" in evidence_of(event)
+
+
+@contextmanager
+def filled_memory() -> Iterator[None]:
+    """Have torch.empty hold NaN, as chance may."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@circumstance("uninitialised_memory")
+def test_uninitialised_memory() -> None:
+    def body(x: Tensor) -> Tensor:
+        memory = torch.empty(3, 2)
+        memory[0] = x[0]
+        return x * memory  # bad
+
+    net = Net(body)
+    with filled_memory(), anynan.torch.track(net):
+        event = caught(lambda: net(torch.ones(3, 2)))
+    assert (event.layer, event.phase, name_of(event)) == ("body", "forward", "multiply")
+    assert tag_of(event) == "uninitialised_memory"
+    assert "4 x NaN of 6 elements" in evidence_of(event)
+    check_line(event, body)
+
+
+# Weights.
+
+
+@circumstance("bad_parameter")
+@pytest.mark.parametrize("parameters", [True, False])
+def test_bad_parameter(*, parameters: bool) -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    x = torch.ones(1, 3)
+    with anynan.torch.track(net, parameters=parameters), torch.no_grad():
+        net(x)
+        net(x)
+        net[1].weight[1, 2] = math.nan
+        event = caught(lambda: net(x))
+    assert (event.layer, event.phase, event.parameter) == ("1", "parameter", "1.weight")
+    assert event.since == ((1, 2) if parameters else (0, 2))
+    assert tag_of(event) == "bad_parameter"
+    assert evidence_of(event) == "1 x NaN of 6 elements"
+
+
+@circumstance("running_statistics_bad")
+def test_running_statistics() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).eval()
+    with anynan.torch.track(net):
+        net[0].get_buffer("running_var")[1] = math.nan
+        event = caught(lambda: net(torch.ones(2, 3)))
+    assert (event.layer, event.phase, event.parameter) == ("0", "parameter", "0.running_var")
+    assert tag_of(event) == "running_statistics_bad"
+    assert evidence_of(event) == "1 x NaN of 3 elements"
+
+
+# Optimizers.
+
+
+def training(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = net(x).float().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def first_bad_update(step: Callable[[Tensor], Tensor], *batches: Tensor, parameters: bool) -> Event:
+    with anynan.torch.track(step, parameters=parameters) as tracked:
+        event = caught(lambda: [tracked(x) for x in batches])
+    assert (event.layer, event.phase, event.parameter) == ("", "optimizer", "weight")
+    return event
+
+
+@circumstance("optimizer_epsilon_underflow")
+@pytest.mark.parametrize("parameters", [True, False])
+def test_adam_in_half_precision(*, parameters: bool) -> None:
+    net = nn.Linear(2, 2, bias=False).half()
+    step = training(net, torch.optim.Adam(net.parameters(), 1e-3))
+    x = torch.tensor([[1.0, 0.0]], dtype=torch.float16)
+    event = first_bad_update(step, x, x, parameters=parameters)
+    assert tag_of(event) == "optimizer_epsilon_underflow"
+    assert evidence_of(event) == "2 of 4 elements of exp_avg_sq are 0 in float16"
+    assert event.step == 0
+
+
+@pytest.mark.parametrize("parameters", [True, False])
+def test_adam_whose_eps_is_0(*, parameters: bool) -> None:
+    net = nn.Linear(2, 2, bias=False)
+    step = training(net, torch.optim.Adam(net.parameters(), eps=0.0))
+    x = torch.tensor([[1.0, 0.0]])
+    event = first_bad_update(step, x, x, parameters=parameters)
+    assert event.cause is not None
+    assert tag_of(event) == "optimizer_epsilon_underflow"
+    assert event.cause.text.startswith("the optimizer's eps is 0")
+
+
+@circumstance("weight_written")
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("where", [(1, 0), ...])
+def test_a_weight_that_other_code_writes(kind: Any, where: Any) -> None:
+    net = nn.Linear(2, 2)
+    step = training(net, kind(net.parameters(), 0.1))
+    tracker = anynan.torch.track(step)
+    x = torch.ones(1, 2)
+    tracker(x)
+    with torch.no_grad():
+        net.weight[where] = math.nan
+    with pytest.raises(anynan.NonFiniteError) as caught:
+        tracker(x)
+    event = caught.value.event
+    assert (event.parameter, tag_of(event)) == ("weight", "weight_written")
+    assert "NaN was written into a weight at step 0\n" in str(caught.value)
+
+
+@circumstance("optimizer_step_too_large")
+@pytest.mark.parametrize("parameters", [True, False])
+def test_a_step_beyond_the_weights_range(*, parameters: bool) -> None:
+    net = nn.Linear(2, 2, bias=False).half()
+    step = training(net, torch.optim.SGD(net.parameters(), 1e4))
+    x = torch.tensor([[100.0, 0.0]], dtype=torch.float16)
+    event = first_bad_update(step, x, 0 * x, parameters=parameters)
+    assert tag_of(event) == "optimizer_step_too_large"
+    if parameters:
+        said = "the gradient reached 100, and 10,000 times that is beyond 65,504"
+        assert evidence_of(event) == said
+    else:  # the gradient is gone: the next step began with zero_grad()
+        assert evidence_of(event) == "2 x -inf of 4 elements, all finite at step 0"
+
+
+@circumstance("optimizer_setting_bad")
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", math.nan), ("lr", math.inf), ("weight_decay", math.inf)]
+)
+def test_a_setting_of_the_optimizer_that_is_not_finite(kind: Any, name: str, value: float) -> None:
+    net = nn.Linear(2, 2, bias=False)
+    optimizer = kind(net.parameters(), lr=0.1)
+    optimizer.param_groups[0][name] = value
+    x = torch.ones(1, 2)
+    event = first_bad_update(training(net, optimizer), x, x, parameters=True)
+    assert tag_of(event) == "optimizer_setting_bad"
+    assert evidence_of(event) == f"{name} is {value}"
+
+
+def test_a_schedule_that_gives_a_finite_rate_again_after_the_update() -> None:
+    net = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step else math.nan)
+
+    def step(x: Tensor) -> None:
+        update(x)
+        rates.step()
+
+    update = training(net, optimizer)
+    x = torch.ones(1, 2)
+    event = first_bad_update(step, x, x, parameters=False)
+    assert tag_of(event) == "optimizer_setting_bad"
+    assert evidence_of(event) == "lr is nan"
+
+
+class Trust(torch.optim.SGD):
+    """Scale each update by the length of its weight, as LARS and LAMB do."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                trust = p.norm() / p.grad.norm()
+                p.sub_(p.grad * trust, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_operation_inside_of_an_optimizer_is_named_where_all_are_watched(
+    *, whole: bool
+) -> None:
+    net = nn.Linear(2, 2, bias=False)
+    step = training(net, Trust(net.parameters(), lr=0.1))
+    x = torch.zeros(1, 2)
+    with anynan.torch.track(step if whole else net, level="operation") as tracked:
+        event = caught(lambda: [(tracked if whole else step)(x) for _ in range(2)])
+    assert (event.phase, event.parameter) == ("optimizer", "weight")
+    if whole:  # a model's own call is over as its optimizer steps
+        assert event.operation is not None
+        assert event.operation.source is not None
+        assert event.operation.source.text == "trust = p.norm() / p.grad.norm()"
+        assert tag_of(event) == "divide_by_zero"
+
+
+def test_a_learning_rate_that_is_too_large_is_named_beside_the_gradient() -> None:
+    net = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e38)
+    x = torch.full((1, 2), 10.0)
+    event = first_bad_update(training(net, optimizer), x, x, parameters=True)
+    assert tag_of(event) == "optimizer_step_too_large"
+    assert evidence_of(event) == "the gradient reached 10, and 1e+38 times that is beyond 3.403e+38"
+
+
+@circumstance("ctc_target_too_long")
+@pytest.mark.parametrize(
+    ("frames", "labels", "said"),
+    [(3, [1, 2, 3, 4], "needs 4 time steps"), (4, [1, 1, 2, 2], "needs 6 time steps")],
+)
+def test_a_target_longer_than_its_input(frames: int, labels: list[int], said: str) -> None:
+    net = nn.Linear(4, 6)
+
+    def step(x: Tensor, frames: int) -> Tensor:
+        scores = net(x).log_softmax(-1)
+        return F.ctc_loss(scores, torch.tensor([labels]), torch.tensor([frames]), torch.tensor([4]))
+
+    with anynan.torch.track(step) as tracked:
+        tracked(torch.randn(6, 1, 4), 6)  # long enough
+        event = caught(lambda: tracked(torch.randn(6, 1, 4), frames))
+    assert (tag_of(event), name_of(event)) == ("ctc_target_too_long", "ctc_loss")
+    assert said in evidence_of(event)
+    assert f"its input has {frames}" in evidence_of(event)
+
+
+@circumstance("growth_without_training")
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_hidden_state_that_grows(*, trained: bool) -> None:
+    cell = nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        cell.weight.copy_(10 * torch.eye(2))
+
+    def run() -> None:
+        h = torch.ones(1, 2)
+        for _ in range(60):
+            h = cell(h)
+            if trained:
+                h.sum().backward()
+                h = h.detach()
+
+    with anynan.torch.track(cell), torch.set_grad_enabled(trained):
+        event = caught(run)
+    assert (tag_of(event) == "growth_without_training") is not trained
+    assert event.cause is not None
+    assert ("learning rate" in event.cause.fix) is trained
+
+
+@circumstance("optimizer_state_bad")
+def test_a_spoiled_optimizer_state() -> None:
+    net = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    step = training(net, optimizer)
+    step(torch.ones(1, 2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["exp_avg"][0, 0] = math.nan
+    optimizer.load_state_dict(saved)
+    event = first_bad_update(step, torch.ones(1, 2), torch.ones(1, 2), parameters=False)
+    assert tag_of(event) == "optimizer_state_bad"
+    assert evidence_of(event) == "exp_avg: 1 x NaN of 4 elements"
+
+
+# Growth.
+
+
+@circumstance("learning_rate_divergence")
+@pytest.mark.parametrize("read", ["auto", "step"])
+def test_diverging_training(read: Any) -> None:
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(net.weight)
+    optimizer = torch.optim.SGD(net.parameters(), 1.0)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = (net(x) ** 2).sum()  # bad
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with anynan.torch.track(step, read=read) as tracked:
+        event = caught(lambda: [tracked(torch.full((1, 1), 100.0)) for _ in range(20)])
+    assert (event.layer, event.phase, name_of(event), event.step) == (None, "loss", "pow", 5)
+    assert tag_of(event) == "learning_rate_divergence"
+    assert "10,000 at step 0" in evidence_of(event)
+    assert "at step 4" in evidence_of(event)
+    check_line(event, step)
+
+
+@circumstance("exploding_gradient")
+def test_exploding_gradient() -> None:
+    net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    nn.init.constant_(net[0].weight, 1e-30)
+    nn.init.ones_(net[1].weight)
+
+    def step(x: Tensor) -> Tensor:
+        net.zero_grad()
+        with torch.no_grad():
+            net[1].weight.mul_(1e5)
+        loss: Tensor = net(x).sum() * 1e10  # bad
+        loss.backward()
+        return loss
+
+    with anynan.torch.track(step) as tracked:
+        event = caught(lambda: [tracked(torch.full((1, 1), 1e-8)) for _ in range(12)])
+    assert (event.layer, event.phase, name_of(event)) == ("1", "backward", "matmul")
+    assert (event.step, tag_of(event)) == (5, "exploding_gradient")
+    assert "1e+15 at step 0" in evidence_of(event)
+    assert "1e+35 at step 4" in evidence_of(event)
+    check_line(event, step)
+
+
+def test_spike_of_the_gradient_norm() -> None:
+    net = nn.Linear(2, 1, bias=False)
+    step = training(net, torch.optim.SGD(net.parameters(), 0.0))
+    policy = Policy(spike=10, bad=("spike",))
+    batches = [torch.ones(1, 2)] * 7 + [torch.full((1, 2), 1e4)]
+    with anynan.torch.track(step, policy=policy) as tracked:
+        event = caught(lambda: [tracked(x) for x in batches])
+    assert (event.kind, event.phase, event.step) == ("spike", "backward", 7)
+    assert tag_of(event) == "exploding_gradient"
+    assert "1.414" in evidence_of(event)
+
+
+@circumstance("vanishing_gradient")
+def test_vanishing_gradient() -> None:
+    net = nn.Linear(2, 1, bias=False)
+    step = training(net, torch.optim.SGD(net.parameters(), 0.0))
+    policy = Policy(vanishing=1e-4, bad=("vanishing",))
+    with anynan.torch.track(step, policy=policy) as tracked:
+        event = caught(lambda: tracked(torch.full((1, 2), 3e-9)))
+    assert (event.kind, event.phase, tag_of(event)) == (
+        "vanishing", "backward", "vanishing_gradient",
+    )  # fmt: skip
+    assert "4.243e-09" in evidence_of(event)
+
+
+@circumstance("beyond_limit")
+@pytest.mark.parametrize("where", ["input", "forward"])
+def test_beyond_limit(where: str) -> None:
+    net = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(net.weight, 1.0 if where == "input" else 1e5)
+    policy = Policy(large=1e4, bad=("large",))
+    with anynan.torch.track(net, policy=policy):
+        event = caught(lambda: net(torch.full((1, 2), 5e4 if where == "input" else 1.0)))
+    assert (event.kind, event.phase, tag_of(event)) == ("large", where, "beyond_limit")
+    assert ("50,000" if where == "input" else "200,000") in evidence_of(event)
+
+
+# Loss scaling.
+
+
+def scaled(scale: float, weight: float) -> Callable[[Tensor], Tensor]:
+    """Train in float16 under a loss scaler; the gradient into the first layer is huge."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    nn.init.constant_(net[1].weight, weight)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-6)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss: Tensor = net(x).float().sum()  # bad
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return step
+
+
+@pytest.fixture
+def _no_scaler_left() -> Iterator[None]:
+    """Drop the scaler: one that lives counts as in use."""
+    yield
+    gc.collect()
+
+
+@circumstance("loss_scale_floor")
+@pytest.mark.usefixtures("_no_scaler_left")
+def test_overflow_with_the_scale_at_its_floor() -> None:
+    step = scaled(1.0, 6e4)
+    with anynan.torch.track(step) as tracked:
+        event = caught(lambda: tracked(torch.full((4, 2), 1e-4)))
+    assert (event.layer, event.phase, name_of(event)) == ("1", "backward", "linear")
+    assert tag_of(event) == "loss_scale_floor"
+    assert evidence_of(event) == (
+        "the loss scale is down to 1; in float32 the result reaches 120,000, float16 ends at 65,504"
+    )
+
+
+@circumstance("loss_scale_too_high")
+@pytest.mark.usefixtures("_no_scaler_left")
+def test_a_streak_of_overflows() -> None:
+    step = scaled(2.0**15, 6.0)
+    with anynan.torch.track(step, policy=Policy(scale_streak=2)) as tracked:
+        event = caught(lambda: [tracked(torch.full((4, 2), 1e-4)) for _ in range(5)])
+    assert (event.layer, event.phase, event.step) == ("1", "backward", 1)
+    assert tag_of(event) == "loss_scale_too_high"
+    # The scale of the failing step, not the one that the scaler went on to.
+    assert evidence_of(event) == (
+        "loss scale 16,384, gradients in float16; in float32 the result reaches 196,608 "
+        "(12 without the loss scale), float16 ends at 65,504"
+    )
+
+
+def test_gradient_that_was_bad_outside_the_model() -> None:
+    net = nn.Linear(2, 2)
+
+    def step() -> None:
+        out = net(torch.zeros(1, 2))
+        (out - out).sqrt().sum().backward()
+
+    with anynan.torch.track(net, replay=False):  # else what is behind the model is noted
+        event = caught(step)
+    assert (event.layer, event.phase) == (None, "loss")
+    assert tag_of(event) == "outside_the_model"
+    with anynan.torch.track(net):
+        event = caught(step)
+    assert (event.layer, event.phase) == (None, "backward")
+    assert tag_of(event) == "sqrt_gradient_at_zero"

@@ -1,0 +1,384 @@
+"""The first bad batch, for data, steps and states of every form."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import anynan
+from anynan import AnynanWarning, NonFiniteError
+from anynan.torch import first_bad_batch
+from anynan.torch.update import updates
+from tests.torch_adapter.training import assert_same, everything, live_tensors, seed
+from tests.torch_adapter.trainings import SPOILED, Training, batches, every_interval
+
+pytestmark = pytest.mark.tier(2)
+
+
+def test_a_pending_graph_survives() -> None:
+    run = Training()
+    loss = run.model(batches(None)[0]).sum()
+    first_bad_batch(run.step, batches())
+    loss.backward()
+    assert run.model.first.weight.grad is not None
+
+
+def test_lbfgs() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def step(x: Tensor) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+    for x in batches(None)[:2]:
+        step(x)
+    before = everything([model], [optimizer])
+    assert first_bad_batch(step, batches(None), every=2) is None
+    assert_same(before, everything([model], [optimizer]))
+
+
+def test_weights_outside_of_a_module() -> None:
+    w = torch.ones(4, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        loss = torch.log((x @ w).sum().abs() - (x[0, 0] == 7) * 1000)
+        (grad,) = torch.autograd.grad(loss, w)
+        with torch.no_grad():
+            w.sub_(grad)
+        return loss
+
+    for every in (1, 4):
+        with pytest.warns(AnynanWarning, match="no module was found"):
+            found = first_bad_batch(step, batches(), every=every)
+        assert found is not None
+        assert (found.index, found.event.phase) == (SPOILED, "loss")
+        assert torch.equal(w, torch.ones(4))
+
+
+class Meter:
+    """Something of the user's, with a state."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.total, self.broken = 0.0, broken
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.broken:
+            msg = "no key 'mean'"
+            raise KeyError(msg)
+        self.total = state["total"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_other_objects_with_a_state(*, broken: bool) -> None:
+    run, meter = Training(), Meter(broken=broken)
+
+    def step(x: Tensor) -> None:
+        meter.total += run.step(x).item()
+
+    if broken:
+        with pytest.warns(AnynanWarning, match=r"could not put back Meter \(KeyError"):
+            first_bad_batch(step, batches())
+        assert meter.total
+    else:
+        first_bad_batch(step, batches())
+        assert meter.total == 0
+
+
+def test_nothing_is_kept_alive() -> None:
+    run = Training()
+    first_bad_batch(run.step, batches(None), every=3)
+    before = live_tensors()
+    for every in (1, 3):
+        first_bad_batch(run.step, batches(None), every=every)
+    assert live_tensors() <= before  # less, where an earlier test's own are gone by now
+
+
+# Steps and batches of every kind.
+
+
+def test_no_more_batches_are_taken_than_needed() -> None:
+    taken = []
+
+    def stream() -> Iterator[Tensor]:
+        for i, x in enumerate(batches()):
+            taken.append(i)
+            yield x
+
+    found = first_bad_batch(Training().step, stream())
+    assert found is not None
+    assert taken == list(range(SPOILED + 1))
+
+
+def test_batches_that_raise() -> None:
+    def stream() -> Iterator[Tensor]:
+        yield from batches(None)[:2]
+        msg = "a file is missing"
+        raise OSError(msg)
+
+    run = Training()
+    before = run.state()
+    for every in (1, 5):
+        with pytest.raises(OSError, match="missing"):
+            first_bad_batch(run.step, stream(), every=every)
+        assert_same(before, run.state())
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("bar", [False, True], ids=["loader", "bar"])
+def test_a_data_loader(every: int, *, bar: bool) -> None:
+    data = torch.stack(batches(None)).reshape(-1, 4)
+    data[20] = torch.nan
+    generator = torch.Generator().manual_seed(5)
+    loader: Any = DataLoader(
+        TensorDataset(data, torch.arange(len(data))), 4, shuffle=True, generator=generator
+    )
+    (expected,) = [i for i, (_, rows) in enumerate(loader) if 20 in rows]
+    generator.manual_seed(5)
+    before, random_state = generator.get_state(), torch.get_rng_state()
+    if bar:
+        tqdm = pytest.importorskip("tqdm")
+        loader = tqdm.tqdm(loader, disable=True)
+    run = Training()
+
+    def step(pair: list[Tensor]) -> None:
+        run.step(pair[0])
+
+    random_state = torch.get_rng_state()
+    found = first_bad_batch(step, loader, every=every)
+    assert found is not None
+    assert found.index == expected
+    assert 20 in found.batch[1]
+    assert torch.equal(before, generator.get_state())
+    assert torch.equal(random_state, torch.get_rng_state())
+
+
+def test_batches_of_dicts() -> None:
+    run = Training()
+    data = [{"x": x, "name": "a", "more": None} for x in batches()]
+    found = first_bad_batch(lambda batch: run.step(batch["x"]), data, every=4)
+    assert found is not None
+    assert found.batch is data[SPOILED]
+
+
+def as_method(run: Training) -> Any:
+    return run.step
+
+
+def as_lambda(run: Training) -> Any:
+    return lambda x: run.step(x)
+
+
+def as_partial(run: Training) -> Any:
+    def step(model: nn.Module, optimizer: Any, x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    return functools.partial(step, run.model, run.optimizer)
+
+
+def as_tracker(run: Training) -> Any:
+    return anynan.torch.track(run.step, action="record")
+
+
+def as_lambda_of_a_tracker(run: Training) -> Any:
+    tracker = anynan.torch.track(run.step, action="record")
+    return lambda x: tracker(x)
+
+
+def as_step_of_a_tracked_model(run: Training) -> Any:
+    anynan.torch.track(run.model)
+    return run.step
+
+
+@every_interval
+@pytest.mark.parametrize(
+    "form",
+    [
+        as_method, as_lambda, as_partial, as_tracker, as_lambda_of_a_tracker,
+        as_step_of_a_tracked_model,
+    ],
+)  # fmt: skip
+def test_steps_of_every_form(form: Callable[[Training], Any], every: int) -> None:
+    run = Training()
+    step = form(run)
+    trackers = [each.tracker for each in updates.watching()]
+    before = run.state()
+    found = first_bad_batch(step, batches(), every=every)
+    assert found is not None
+    assert found.index == SPOILED
+    assert found.event.layer is not None
+    assert found.event.layer.endswith("marked.fault")
+    assert_same(before, run.state())
+    for tracker in trackers:
+        assert not tracker.events
+        assert not tracker.paused
+        assert not len(tracker.history)
+    for x in batches(None)[:2]:
+        step(x)
+    for tracker in trackers:
+        tracker.check()
+        assert tracker.history.steps()[0] == 0
+
+
+def test_a_model_out_of_sight_is_given_as_state() -> None:
+    class Slotted:
+        __slots__ = ("run",)
+
+        def __init__(self, run: Training) -> None:
+            self.run = run
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.run.step(x)
+
+    run = Training()
+    with pytest.raises(ValueError, match=r"state=\[model, optimizer\]"):
+        first_bad_batch(Slotted(run), batches())
+    before = run.state()
+    for every in (1, 4):
+        found = first_bad_batch(
+            Slotted(run), batches(), every=every, state=[run.model, run.average]
+        )
+        assert found is not None
+        assert (found.index, found.event.layer) == (SPOILED, "state.0.marked.fault")
+        assert_same(before["weights"], run.state()["weights"])
+
+
+@every_interval
+def test_options_are_those_of_track(every: int) -> None:
+    run = Training()
+    run.scaler = torch.amp.GradScaler("cpu", enabled=False)
+    found = first_bad_batch(run.step, batches(), every=every, exclude="model.marked*", replay=False)
+    assert found is not None
+    # In what is not watched, between two layers of the model.
+    assert (found.index, found.event.layer, found.event.operation) == (SPOILED, "model", None)
+
+
+@every_interval
+def test_a_compiled_model(every: int) -> None:
+    class Logs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(torch.log(self.first(x).exp() - 1e6 * (x[0, 0] == 7)))
+            return out
+
+    seed()
+    model = Logs()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = compiled(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for x in batches(None)[:2]:
+        step(x)
+    before = everything([model], [optimizer])
+    found = first_bad_batch(step, batches(), every=every)
+    assert found is not None
+    assert found.event.operation is not None
+    assert (found.index, found.event.operation.name) == (SPOILED, "log")
+    assert_same(before, everything([model], [optimizer]))
+    assert not any(module._forward_hooks for module in model.modules())
+    step(batches(None)[0])
+    torch._dynamo.reset()
+
+
+def test_replaying_is_true_meanwhile() -> None:
+    run, said = Training(), []
+
+    def step(x: Tensor) -> None:
+        said.append(anynan.replaying())
+        run.step(x)
+
+    first_bad_batch(step, batches(None))
+    assert said == [True] * 9
+    assert not anynan.replaying()
+
+
+def test_a_weight_that_is_bad_already() -> None:
+    run = Training()
+    with torch.no_grad():
+        run.model.first.weight[0, 0] = torch.nan
+    for every in (1, 4):
+        with pytest.raises(NonFiniteError, match="first.weight"):
+            first_bad_batch(run.step, batches(), every=every)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"step": nn.Linear(2, 2)}, TypeError, "a function that trains on one batch, not Linear"),
+        ({"step": nn.Linear}, TypeError, "not Linear"),
+        ({"step": 3}, TypeError, "not int"),
+        ({"batches": 3}, TypeError, "iterable of batches, not int"),
+        ({"batches": {"x": 1}}, TypeError, "not dict"),
+        ({"batches": "abc"}, TypeError, "not str"),
+        ({"every": 0}, ValueError, "every=0"),
+        ({"every": True}, ValueError, "every=True"),
+        ({"every": 1.5}, ValueError, r"every=1\.5"),
+        ({"action": "warn"}, TypeError, "sets action= by itself"),
+        ({"read": "step"}, TypeError, "sets read= by itself"),
+        ({"histroy": 3}, TypeError, "no option 'histroy'"),
+        ({"state": [3]}, TypeError, "state_dict and load_state_dict, not 3"),
+    ],
+)
+def test_errors(wrong: dict[str, Any], error: type[Exception], words: str) -> None:
+    given: dict[str, Any] = {"step": Training().step, "batches": batches(), **wrong}
+    with pytest.raises(error, match=words):
+        first_bad_batch(given.pop("step"), given.pop("batches"), **given)
+
+
+def test_a_tracker_of_a_model_is_no_step() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="this tracker watches a model"):
+        first_bad_batch(anynan.torch.track(model), batches())
+
+
+def test_when_watching_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYNAN", "off")
+    with pytest.raises(ValueError, match="ANYNAN=off"):
+        first_bad_batch(Training().step, batches())
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_state_that_is_inf_by_design_is_no_finding(every: int) -> None:
+    model = torch.nn.Linear(2, 1)
+    model.register_buffer("best", torch.tensor(torch.inf))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    good = [torch.rand(2, 2) for _ in range(5)]
+    assert anynan.torch.first_bad_batch(step, good, every=every) is None
+    found = anynan.torch.first_bad_batch(step, [*good, torch.full((2, 2), torch.nan)], every=every)
+    assert found is not None
+    assert (found.index, found.event.phase) == (5, "input")

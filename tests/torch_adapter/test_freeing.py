@@ -1,0 +1,270 @@
+"""Tracking keeps nothing alive and leaves nothing in copies."""
+
+import copy
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import textwrap
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from tests.torch_adapter.training import assert_same, live_tensors
+from tests.torch_adapter.vows import small
+
+# Nothing kept alive.
+
+
+def train_model(model: nn.Module, **options: Any) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters())
+    anynan.torch.track(model, **options)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("whole_step", "options"),
+    [
+        (False, {}),
+        (False, {"read": "step", "parameters": True}),
+        (False, {"stats": ("rms",)}),
+        (False, {"level": "operation"}),
+        (True, {}),
+        (True, {"read": "step"}),
+        (True, {"level": "operation", "parameters": True}),
+    ],
+    ids=str,
+)
+def test_fifty_steps_leak_no_tensor(whole_step: bool, options: Any) -> None:
+    model = small()
+    if whole_step:
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        @anynan.torch.track(**options)
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+    else:
+        step = train_model(model, **options)
+    counts = []
+    for i in range(50):
+        step()
+        if i in (4, 49):
+            counts.append(live_tensors())
+    assert counts[0] == counts[1]
+
+
+def test_failing_steps_leak_no_tensor() -> None:
+    model = small()
+    step = train_model(model, action="record")
+    counts = []
+    for i in range(16):
+        model[2].armed = "forward" if i % 2 else None
+        step()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(0.1)
+        if i in (9, 15):
+            counts.append(live_tensors())
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_hidden_state_carried_on_is_not_kept(detach: bool) -> None:
+    cell = nn.GRUCell(3, 3)
+    optimizer = torch.optim.SGD(cell.parameters(), lr=0.01)
+    tracker = anynan.torch.track(cell)
+    hidden = torch.zeros(2, 3)
+    states: list[weakref.ref[torch.Tensor]] = []
+    for _ in range(10):
+        hidden = cell(torch.randn(2, 3), hidden)
+        if detach:
+            hidden.sum().backward()
+            optimizer.step()
+            hidden = hidden.detach()
+        states.append(weakref.ref(hidden))
+    if not detach:
+        hidden.sum().backward()
+        optimizer.step()
+    assert [ref() is not None for ref in states] == [False] * 9 + [True]
+    assert not tracker.events
+
+
+def test_a_loss_that_is_kept_keeps_no_batch() -> None:
+    model = small()
+    step_loss: list[torch.Tensor] = []
+    batches: list[weakref.ref[torch.Tensor]] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    anynan.torch.track(model)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        batches.append(weakref.ref(x))
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        step_loss.append(loss)  # with its graph
+    del x
+    assert [ref() for ref in batches] == [None] * 3
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("options", [{}, {"read": "step"}], ids=str)
+@pytest.mark.parametrize("until", ["attach", "forward", "backward", "update", "no_grad"])
+def test_a_model_is_freed_at_once(options: Any, until: str) -> None:
+    with no_collector():
+        model = small()
+        tracker = anynan.torch.track(model, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if until == "no_grad":
+            with torch.no_grad():
+                model(torch.randn(3, 4))
+        elif until != "attach":
+            loss = model(torch.randn(3, 4)).sum()
+            if until != "forward":
+                loss.backward()
+            if until == "update":
+                optimizer.step()
+            del loss
+        refs = [weakref.ref(model), weakref.ref(model[0].weight), weakref.ref(model[2])]
+        del model, optimizer
+        assert [ref() for ref in refs] == [None] * 3
+        assert tracker.fn is None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            tracker.remove()
+
+
+def test_inputs_and_outputs_are_freed_at_the_end_of_a_step() -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    anynan.torch.track(model)
+    with no_collector():
+        x = torch.randn(3, 4)
+        out = model(x)
+        refs = [weakref.ref(x), weakref.ref(out)]
+        loss = out.sum()
+        loss.backward()
+        optimizer.step()
+        del x, out, loss
+        assert [ref() for ref in refs] == [None, None]
+
+
+# Copies.
+
+
+def test_a_deep_copy_is_not_tracked() -> None:
+    model = small()
+    tracker = anynan.torch.track(model, action="record")
+    other = copy.deepcopy(model)
+    x = torch.randn(3, 4)
+    assert torch.equal(model(x), other(x))
+    other[2].armed = "forward"
+    other(x).sum().backward()
+    assert not tracker.events
+    again = copy.deepcopy(other)
+    again(x)
+    with anynan.torch.track(other, action="record") as second:  # and it can be tracked itself
+        other(x)
+    assert len(second.events) == 1
+    tracker.remove()
+
+
+@pytest.mark.tier(2)
+def test_a_pickle_loads_where_anynan_is_not_installed(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    tracker = anynan.torch.track(model)
+    x = torch.randn(3, 4)
+    expected = model(x)
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
+    torch.save(model, tmp_path / "model.pt")
+    torch.save((x, expected.detach()), tmp_path / "data.pt")
+    code = """
+        import pickle, sys, torch
+        sys.modules["anynan"] = None  # importing it now fails
+        x, expected = torch.load("data.pt")
+        for model in (
+            pickle.load(open("model.pickle", "rb")), torch.load("model.pt", weights_only=False)
+        ):
+            out = model(x)
+            assert torch.equal(out, expected)
+            out.sum().backward()
+        print("loaded")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "loaded\n", done.stderr
+    assert not tracker.events
+
+
+def test_state_dict_is_untouched() -> None:
+    model = small()
+    names = list(model.state_dict())
+    repr_before = repr(model)
+    anynan.torch.track(model, parameters=True)
+    model(torch.randn(3, 4)).sum().backward()
+    assert list(model.state_dict()) == names
+    assert repr(model) == repr_before
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    model.load_state_dict(torch.load(buffer))
+    other = small()
+    other.load_state_dict(model.state_dict())
+    assert_same(dict(model.state_dict()), dict(other.state_dict()))
+
+
+def test_an_average_of_a_tracked_model_is_not_tracked() -> None:
+    model = small()
+    tracker = anynan.torch.track(model, action="record")
+    average = torch.optim.swa_utils.AveragedModel(model)
+    average.update_parameters(model)
+    average.module[2].armed = "forward"
+    average(torch.randn(3, 4))
+    assert not tracker.events
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_copy_made_while_tracked_holds_no_hooks() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    model.register_forward_hook(print_nothing)
+    anynan.torch.track(model)
+    other = copy.deepcopy(model)
+    hooks = [[*x._forward_hooks.values(), *x._forward_pre_hooks.values()] for x in other.modules()]
+    assert hooks == [[print_nothing], [], []]
+    other._forward_hooks.clear()
+    assert torch.jit.script(other)(torch.ones(1, 2)).shape == (1, 2)
+
+
+def print_nothing(module: Any, args: Any, output: Any) -> None:
+    """Stand for a hook of the user's own."""

@@ -1,0 +1,139 @@
+"""How often a tracked step waits for the device."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan import AnynanWarning, NonFiniteError
+from tests.torch_adapter.training import Count, seed
+from tests.torch_adapter.vows import small
+
+# Cost that can be counted.
+
+
+def counted(steps: int, **options: Any) -> Count:
+    """Count what tracking adds to some steps of training."""
+    counts = []
+    for tracked in (False, True):
+        seed()
+        model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        if tracked:
+            tracker = anynan.torch.track(model, **options)
+        count = Count()
+        for i in range(steps + 1):
+            mode: Any = count if i else warnings.catch_warnings()  # the first step is not counted
+            with mode:
+                optimizer.zero_grad()
+                model(torch.randn(8, 16)).square().mean().backward()
+                optimizer.step()
+        counts.append(count)
+        if tracked:
+            tracker.remove()
+            assert len(tracker.history) == steps + 1
+    extra = Count()
+    extra.seen = counts[1].seen - counts[0].seen
+    extra.large = counts[1].large - counts[0].large
+    return extra
+
+
+def test_one_host_read_per_step() -> None:
+    extra = counted(4, read="step")
+    assert extra.reads == 4, extra.seen
+
+
+@pytest.mark.parametrize(
+    ("loss", "reads"),
+    [
+        (nn.MSELoss(), 1),  # a layer's output: read with all the others before the update
+        (nn.functional.mse_loss, 2),  # known when the step returns it, after the update
+        (lambda x, y: None, 0),
+    ],
+)
+def test_host_reads_of_a_tracked_step_by_what_it_returns(loss: Any, reads: int) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor | None:
+        found: torch.Tensor | None = loss(model(x), torch.zeros(3, 2))
+        if found is not None:
+            optimizer.zero_grad()
+            found.backward()
+            optimizer.step()
+        return found
+
+    run = anynan.torch.track(step, read="step")
+    run(torch.randn(3, 4))
+    with Count() as count:
+        for _ in range(4):
+            run(torch.randn(3, 4))
+    assert count.reads == 4 * max(reads, 1)
+    run.remove()
+    losses = [reading for reading in run.history if reading.phase == "loss"]
+    assert len(losses) == (5 if reads else 0)
+    assert all(r.lo == r.hi and r.lo > 0 for r in losses)
+
+
+def test_a_loss_that_is_changed_after_its_layer_is_read_again() -> None:
+    model, criterion = nn.Linear(4, 2), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @anynan.torch.track(read="step")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = criterion(model(x), torch.zeros(3, 2))
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            return loss.log_().neg_().sqrt_().mul_(-1).log_()
+
+    with pytest.raises(NonFiniteError) as caught:
+        step(torch.randn(3, 4))
+    assert caught.value.event.phase == "loss"
+
+
+@pytest.mark.parametrize(("replay", "first"), [(True, "read"), (False, "update")])
+def test_the_update_waits_for_a_read_that_could_stop_it_only(replay: bool, first: str) -> None:
+    seen: list[str] = []
+
+    class Order(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = getattr(func, "__name__", "")
+            if name in {"tolist", "addcdiv_"}:
+                seen.append({"tolist": "read", "addcdiv_": "update"}[name])
+            return func(*args, **(kwargs or {}))
+
+    model = small()
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    tracker = anynan.torch.track(model, read="step", action="warn", replay=replay)
+    model(torch.randn(3, 4)).sum().backward()
+    with Order():
+        optimizer.step()
+    assert seen[0] == first
+    assert seen.count("read") == 1
+    with pytest.warns(AnynanWarning, match="NaN|Inf"):
+        (model(torch.randn(3, 4)) * torch.inf).sum().backward()
+        optimizer.step()
+        tracker.remove()
+    assert tracker.count("bad") == 1
+
+
+def test_reading_every_n_steps_reads_every_n_steps() -> None:
+    extra = counted(8, read=3)
+    assert extra.reads in (2, 3), extra.seen
+
+
+@pytest.mark.parametrize("read", ["step", "immediate"])
+def test_each_array_is_passed_over_once(read: Any) -> None:
+    extra = counted(1, read=read)
+    # The input, 4 layer outputs, 4 gradients of them; the weights' gradients in one call,
+    # or each by itself.
+    passes = extra.large["aminmax"]
+    views = {"detach", "view", "alias", "_unsafe_view", "unbind", "select", "slice"}
+    assert set(extra.large) - views <= {"aminmax", "_foreach_norm"}, extra.large
+    assert 9 <= passes + extra.large["_foreach_norm"] * 4 <= 13, extra.large

@@ -1,0 +1,284 @@
+"""The second run repeats the first: random numbers, batches, weights, autocast."""
+
+import random
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import anynan
+from tests.torch_adapter.failing_models import (
+    Body,
+    batch,
+    failing,
+    model_event,
+    operation,
+    step_event,
+)
+
+# Random numbers.
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_dropout_is_reproduced(read: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), Reciprocal())
+    anynan.torch.track(model, read=read, action="raise", backward=False)
+    x = batch(2)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        event = failing(lambda: model(x))
+        anynan.torch.untrack(model)
+        torch.manual_seed(5)
+        out = model(x)
+    op = operation(event)
+    assert op.output is not None
+    assert op.output.posinf == int(out.isinf().sum()) > 0
+    assert op.output.first_bad == tuple(out.isinf().nonzero()[0].tolist())
+
+
+class Reciprocal(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1 / x.abs()
+
+
+def test_every_generator_is_reproduced() -> None:
+    class Drawn:  # a replay leaves what a class holds alone
+        numbers: ClassVar[list[tuple[float, float, float]]] = []
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        numbers = random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+        Drawn.numbers.append(numbers)
+        return torch.log(-1 - x.abs()) * sum(numbers)
+
+    event = model_event(noisy)
+    assert operation(event).name == "log"
+    assert len(Drawn.numbers) == 3, "once, once more in the replay, and once with the fix"
+    assert Drawn.numbers[0] == Drawn.numbers[1]
+
+
+# What came in bad.
+
+
+def test_a_bad_row_of_the_batch() -> None:
+    model = nn.Linear(4, 2)
+
+    def step(image: torch.Tensor) -> torch.Tensor:
+        return model(image).sum()
+
+    x = batch(5)
+    x[3, 1] = torch.nan
+    event = step_event(step, x)
+    assert (event.phase, event.tensor) == ("input", "image")
+    assert event.cause is not None
+    assert event.cause.tag == "bad_input"
+    assert "3" in event.cause.evidence
+    assert "row" in event.cause.evidence
+
+
+def test_a_bad_label() -> None:
+    model = nn.Linear(4, 2)
+
+    def step(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(model(x), target)
+
+    target = torch.zeros(3, 2)
+    target[2, 0] = torch.inf
+    event = step_event(step, batch(), target)
+    assert (event.phase, event.tensor, event.kind) == ("input", "target", "posinf")
+    assert event.cause is not None
+    assert event.cause.tag == "bad_label"
+
+
+def test_a_mask_in_the_batch_is_fine_until_it_does_harm() -> None:
+    model = nn.Linear(3, 3)
+
+    @anynan.torch.track
+    def step(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (model(x) + mask).softmax(-1).sum()
+
+    mask = torch.zeros(3, 3)
+    mask[0, 1:] = -torch.inf
+    step(torch.randn(3, 3), mask)
+    mask[1] = -torch.inf
+    event = failing(lambda: step(torch.randn(3, 3), mask))
+    assert operation(event).name == "softmax"
+    assert event.cause is not None
+    assert event.cause.tag == "softmax_fully_masked"
+
+
+def test_a_bad_parameter() -> None:
+    model = Body(torch.tanh)
+    anynan.torch.track(model)
+    with torch.no_grad():
+        model(batch())
+        model.last.bias[1] = torch.nan
+        event = failing(lambda: model(batch()))
+    assert (event.phase, event.parameter, event.layer) == ("parameter", "last.bias", "last")
+    assert event.summary is not None
+    assert event.summary.first_bad == (1,)
+    assert event.cause is not None
+    assert event.cause.tag == "bad_parameter"
+    assert event.since == (0, 1)
+
+
+def test_bad_running_statistics() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    anynan.torch.track(model)
+    model[1].running_mean[2] = torch.nan
+    event = failing(lambda: model(batch()))
+    assert (event.phase, event.parameter, event.layer) == ("parameter", "1.running_mean", "1")
+    assert event.cause is not None
+    assert event.cause.tag == "running_statistics_bad"
+
+
+def test_good_running_statistics_and_bad_arithmetic() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, eps=0.0)).eval()
+    model[1].running_var[2] = 0  # finite, and nothing to divide by
+    anynan.torch.track(model)
+    event = failing(lambda: model(batch()))
+    assert (event.phase, event.layer, event.parameter) == ("forward", "1", None)
+    assert operation(event).name == "batch_norm"
+
+
+# Updates by hand.
+
+
+@pytest.mark.parametrize(("exact", "step"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_hand_written_update(exact: bool, step: int, read: Any) -> None:
+    model = nn.Linear(4, 2)
+
+    def update(x: torch.Tensor) -> None:
+        model(x).square().mean().backward()
+        for p in model.parameters():
+            assert p.grad is not None
+            p.data -= 0.1 * p.grad / (p.grad - p.grad)
+            p.grad = None
+
+    tracker = anynan.torch.track(update, parameters=exact, read=read)
+    event = failing(lambda: (tracker(batch()), tracker(batch())))
+    assert event.phase == "parameter"
+    assert event.parameter in ("weight", "bias")
+    assert event.since == (0, step)
+
+
+# Modes.
+
+
+def test_autocast_is_entered_again() -> None:
+    model = Body(lambda x: torch.log(-1 - x.abs()))
+    anynan.torch.track(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        event = failing(lambda: model(batch()))
+    op = operation(event)
+    assert op.name == "log"
+    assert op.inputs[0].dtype == "bfloat16"
+
+
+def test_deferred_replay_after_autocast_has_ended() -> None:
+    model = Body(lambda x: torch.log(-1 - x.abs()))
+    tracker = anynan.torch.track(model, read="step")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(batch())
+    event = failing(tracker.check)
+    assert operation(event).inputs[0].dtype == "bfloat16"
+    assert not torch.is_autocast_enabled("cpu")
+
+
+# What cannot be reproduced is said.
+
+
+def test_a_reader_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.txt"
+    file.write_text("-1\n2\n3\n")
+    model = Body(torch.log)
+    with file.open() as lines:
+
+        def step() -> torch.Tensor:
+            return model(torch.full((1, 4), float(next(lines)))).sum()
+
+        event = step_event(step)
+        assert next(lines) == "2\n"
+    assert operation(event).name == "log"  # of the model's own call, whose input is known
+    assert any("`lines`" in note and "as an argument" in note for note in event.notes)
+
+
+def test_an_input_changed_in_place_is_said() -> None:
+    model = Body(lambda x: torch.log(-1 - x.abs()))
+    tracker = anynan.torch.track(model, read="step")
+    x = batch()
+    model(x)
+    x.zero_()
+    event = failing(tracker.check)
+    assert any("changed in place" in note for note in event.notes)
+
+
+def test_a_batch_taken_apart_by_the_step_is_whole_again_in_the_replay() -> None:
+    model = nn.Linear(4, 2)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        labels = batch.pop("labels")
+        return torch.log(-1 - (model(**batch) - labels).abs()).sum()
+
+    event = step_event(step, {"input": batch(), "labels": torch.zeros(3, 2)})
+    assert operation(event).name == "log"
+    assert not event.notes
+
+
+def test_a_layer_called_past_the_model_is_said() -> None:
+    model = Body(torch.tanh)
+    anynan.torch.track(model)
+    event = failing(lambda: model.first(torch.full((1, 4), torch.nan)))
+    assert (event.layer, event.operation) == (None, None)  # it was given what is bad
+    assert "what first was given" in str(event.cause)
+    assert any("past the model" in note for note in event.notes)
+
+
+def test_replaying_is_true_only_in_the_replay() -> None:
+    class Seen:
+        told: ClassVar[list[bool]] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        Seen.told.append(anynan.replaying())
+        return torch.log(-1 - x.abs())
+
+    assert not anynan.replaying()
+    model_event(look)
+    assert Seen.told == [False, True, True]
+    assert not anynan.replaying()
+
+
+def test_a_replay_that_raises_tells_what_and_stays_at_the_layer() -> None:
+    def fragile(x: torch.Tensor) -> torch.Tensor:
+        if anynan.replaying():
+            msg = "only once"
+            raise RuntimeError(msg)
+        return torch.log(-1 - x.abs())
+
+    event = model_event(fragile)
+    assert event.kind == "nan"
+    assert event.operation is None
+    assert any("RuntimeError: only once" in note for note in event.notes)
+
+
+def test_the_same_failure_is_replayed_a_few_times_only() -> None:
+    class Calls:
+        told: ClassVar[list[bool]] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        Calls.told.append(anynan.replaying())
+        return torch.log(-1 - x.abs())
+
+    model = Body(look)
+    tracker = anynan.torch.track(model, action="record")
+    with torch.no_grad():
+        for _ in range(8):
+            model(batch())
+    # Each time once as it was, and once with the fix.
+    assert sum(Calls.told) == 6
+    (event,) = tracker.events
+    assert (event.times, event.operation.name) == (8, "log")

@@ -1,0 +1,254 @@
+"""What a program handles itself is no failure."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import anynan
+from anynan import AnynanWarning
+from tests.torch_adapter.failing_models import Body, batch, failing, line, operation, step_event
+
+# Nothing to report.
+
+
+def masked_softmax(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(4, 4).triu(1).bool()
+    return (x[:, None, :] * x[:, :, None]).masked_fill(mask, -torch.inf).softmax(-1).sum(1)
+
+
+def where_guard(x: torch.Tensor) -> torch.Tensor:
+    safe = torch.where(x > 0, x, 1.0)
+    return torch.where(x > 0, torch.log(safe), 0.0)
+
+
+def forward_guard(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.where(x > 0, torch.log(x), 0.0)
+
+
+def nan_to_num(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.nan_to_num(x / 0, posinf=1.0, neginf=-1.0)
+
+
+def running_maximum(x: torch.Tensor) -> torch.Tensor:
+    best = torch.full((4,), -math.inf)
+    return torch.maximum(best, x)
+
+
+def logsumexp_with_mask(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.tensor([0.0, -math.inf, 0.0, 0.0])
+    return x + torch.logsumexp(x + mask, -1, keepdim=True)
+
+
+def attention_with_additive_mask(x: torch.Tensor) -> torch.Tensor:
+    q = x.view(1, 1, -1, 4)
+    mask = torch.full((q.shape[2],) * 2, -math.inf).triu(1)
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask).view(-1, 4)
+
+
+def clamped(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x.detach() + 1000).clamp(max=1.0) * x
+
+
+def top_k(x: torch.Tensor) -> torch.Tensor:
+    least = x.topk(2).values[:, -1:]
+    return x.masked_fill(x < least, -math.inf).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        masked_softmax,
+        where_guard,
+        forward_guard,
+        nan_to_num,
+        running_maximum,
+        logsumexp_with_mask,
+        attention_with_additive_mask,
+        clamped,
+        top_k,
+    ],
+)
+@pytest.mark.parametrize("level", ["layer", "operation"])
+def test_what_the_program_handles_is_not_reported(function: Any, level: Any) -> None:
+    model = Body(function)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with anynan.torch.track(model, level=level) as tracker:
+        for _ in range(2):
+            model(batch()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not [event for event in tracker.events if event.severity == "bad"]
+    if level == "layer":
+        assert not tracker.events
+
+
+def test_an_inf_that_leaves_a_layer_as_a_mask_is_a_suspect() -> None:
+    class Mask(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.masked_fill(x < 0, -math.inf)
+
+    model = nn.Sequential(Mask(), nn.Softmax(-1))
+    with anynan.torch.track(model) as tracker, torch.no_grad():
+        model(torch.tensor([[1.0, -1.0]]))
+    assert [(event.layer, event.kind, event.severity) for event in tracker.events] == [
+        ("0", "neginf", "suspect")
+    ]
+
+
+def test_a_mask_from_the_same_layer_does_not_stop_the_replay() -> None:
+    class Shift(nn.Module):
+        def forward(self, x: torch.Tensor, by: float) -> torch.Tensor:
+            return x + by
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = Shift()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            masked = self.shift(x, -math.inf)
+            weights = (x.abs() + 1).log() - masked
+            return self.shift(weights * 0, 0.0) + x
+
+    model = Model()
+    anynan.torch.track(model)
+    event = failing(lambda: model(batch()))
+    assert operation(event).name == "subtract"
+    assert line(event) == "weights = (x.abs() + 1).log() - masked"
+    assert event.then is not None
+    assert event.then.name == "multiply"
+    assert event.spread.surfaced == "forward shift"
+
+
+def test_a_placed_positive_inf_is_a_suspect_and_replayed_once() -> None:
+    replays: list[bool] = []
+
+    class Distances(nn.Module):
+        """Give Inf where there is no edge, as for shortest paths."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            replays.append(anynan.replaying())
+            return x.masked_fill(x < 0, math.inf)
+
+    class Nearest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.distances = Distances()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.distances(x).min(-1).values
+
+    model = Nearest()
+    with anynan.torch.track(model) as tracker, torch.no_grad():
+        for _ in range(3):
+            model(torch.tensor([[1.0, -1.0]]))
+    assert {(event.layer, event.kind, event.severity) for event in tracker.events} == {
+        ("distances", "posinf", "suspect")
+    }
+    assert sum(replays) == 1
+    assert "only placed values" in tracker.report()
+
+
+def test_warn_prints_the_same_report() -> None:
+    model = Body(lambda x: torch.log(-1 - x.abs()))
+    anynan.torch.track(model, action="warn")
+    with pytest.warns(AnynanWarning) as said, torch.no_grad():
+        model(batch())
+    text = str(said[0].message)
+    assert text.startswith("NaN first appeared in the forward pass of step 0")
+    assert "op      log" in text
+    assert "model = Body(lambda x: torch.log(-1 - x.abs()))" in text
+
+
+# What comes after an update in the same step.
+
+
+def adversarial(bad: bool) -> tuple[Callable[[torch.Tensor], torch.Tensor], list[nn.Module]]:
+    """Update a critic and then its opponent, in one step."""
+    torch.manual_seed(0)
+    maker, critic = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
+    optimizers = [torch.optim.Adam(m.parameters(), 0.1) for m in (critic, maker)]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        scores = critic(x), critic(maker(x).detach())
+        (scores[1] - scores[0]).mean().backward()
+        optimizers[0].step()
+        loss = torch.log(critic(maker(x)) * (0 if bad else 1)).mean()
+        optimizers[1].zero_grad()
+        loss.backward()
+        optimizers[1].step()
+        return loss
+
+    return step, [maker, critic]
+
+
+@pytest.mark.parametrize("level", ["step", "layer", "operation"])
+def test_the_loss_of_a_second_model_after_the_update_of_the_first(level: Any) -> None:
+    step, _ = adversarial(bad=True)
+    event = step_event(step, torch.ones(3, 2), level=level)
+    assert event.operation is not None
+    assert event.operation.source is not None
+    assert event.operation.name == "log"
+    assert "critic(maker(x))" in event.operation.source.text
+    assert event.cause is not None
+    assert event.cause.tag == "log_of_zero"
+
+
+def test_a_second_run_past_an_update_makes_none() -> None:
+    runs = []
+    for tracked in (False, True):
+        step, models = adversarial(bad=True)
+        run = anynan.torch.track(step, action="record") if tracked else step
+        run(torch.ones(3, 2))
+        runs.append([x.clone() for m in models for x in m.state_dict().values()])
+        runs[-1] += [p.grad.clone() for m in models for p in m.parameters() if p.grad is not None]
+    assert all(torch.equal(a, b) or (a != a).any() for a, b in zip(*runs, strict=True))
+    assert len(runs[0]) == len(runs[1])
+
+
+def test_a_metric_of_nothing_after_the_update() -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "accuracy": net(x[:0]).argmax(-1).float().mean()}
+
+    event = step_event(step, batch())
+    assert event.operation is not None
+    assert (event.operation.name, event.tensor) == ("mean", "result['accuracy']")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_scripted_part_is_left_alone_and_said() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(self.norm(x))
+
+    scripted = torch.jit.script(Part())  # type: ignore[no-untyped-call]
+    model = nn.Sequential(nn.Linear(4, 4), scripted)
+    for target in (model, lambda x: model(x).sum(), lambda x: scripted(x).sum()):
+        count = int(scripted.norm.num_batches_tracked)
+        with pytest.warns(AnynanWarning, match="scripted or traced takes no hooks"):
+            tracker = anynan.torch.track(target)
+        event = failing(lambda tracker=tracker: tracker(batch()))
+        assert event.operation is not None
+        assert event.operation.name == "log"
+        assert not event.notes
+        assert int(scripted.norm.num_batches_tracked) == count + 1
+        tracker.remove()
+    with pytest.raises(TypeError, match="track the module that it was made from"):
+        anynan.torch.track(scripted)

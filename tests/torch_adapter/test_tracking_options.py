@@ -1,0 +1,406 @@
+"""Every option of track does what it says."""
+
+import contextlib
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anynan
+from anynan import AnynanWarning, NonFiniteError, Policy
+from tests.torch_adapter.faults import Fault, Net, bad, batch, hooks_on, train
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).relu()
+
+
+class Deep(nn.Module):
+    """Two blocks, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = Block()
+        self.right = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(x)
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({}, {"", "left", "left.inner", "left.inner.first", "right.inner.last"}),
+        ({"layers": "left"}, {"left"}),
+        ({"layers": "left*"}, {"left", "left.inner", "left.inner.first", "left.inner.last"}),
+        (
+            {"layers": ["*first", "*last"], "exclude": "left"},
+            {"right.inner.first", "right.inner.last"},
+        ),
+        ({"layers": lambda path, layer: isinstance(layer, Fault)}, {"left.inner.fault"}),
+        ({"exclude": lambda path, layer: isinstance(layer, Block)}, {""}),
+    ],
+)
+def test_layers_and_exclude_choose_what_is_read(options: Any, seen: set[str]) -> None:
+    model = Deep()
+    with anynan.torch.track(model, **options) as tracker:
+        model(batch())
+    read = {reading.layer for reading in tracker.history if reading.phase == "forward"}
+    assert seen <= read
+    if "layers" in options and callable(options["layers"]):
+        assert read == {"left.inner.fault", "right.inner.fault"}
+    if options.get("exclude") == "left":
+        assert read == seen
+    if options.get("layers") == "left":
+        assert read == {"left"}
+    if options.get("layers") == "left*":
+        assert not any(path.startswith("right") for path in read)
+    if callable(options.get("exclude")):
+        assert read == {""}
+
+
+def test_a_fault_inside_a_skipped_layer_is_seen_where_it_leaves() -> None:
+    model = Deep()
+    model.left.inner.fault.armed = True
+    tracker = anynan.torch.track(model, exclude="left", action="record")
+    model(batch())
+    (event,) = bad(tracker)
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert event.spread.surfaced == "forward (the model itself)"
+
+
+def test_backward_false_reads_no_gradient() -> None:
+    model = Net("backward")
+    model.fault.armed = True
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with anynan.torch.track(model, backward=False) as tracker:
+        train(model, optimizer)
+    assert {reading.phase for reading in tracker.history} == {"input", "forward"}
+
+
+def test_replay_false_stays_at_the_layer() -> None:
+    model = Net()
+    model.fault.armed = True
+    tracker = anynan.torch.track(model, replay=False, action="record")
+    model(batch())
+    (event,) = bad(tracker)
+    assert event.layer == "fault"
+    assert event.operation is None
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_action_raise(read: Any) -> None:
+    model = Net()
+    model.fault.armed = True
+    anynan.torch.track(model, action="raise", read=read)
+    with pytest.raises(NonFiniteError, match="NaN first appeared in the forward pass of step 0"):
+        model(batch())  # without gradients one call is one step
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_raised_inside_the_failing_layer() -> None:
+    model = Net()
+    model.fault.armed = True
+    ran: list[bool] = []
+    model.last.register_forward_pre_hook(lambda *_: ran.append(anynan.replaying()))
+    anynan.torch.track(model)
+    with pytest.raises(NonFiniteError):
+        model(batch())
+    assert False not in ran
+
+
+def test_action_warn_says_it_once_a_step_and_goes_on() -> None:
+    model = Net()
+    model.fault.armed = True
+    tracker = anynan.torch.track(model, action="warn")
+    for _ in range(2):
+        with pytest.warns(AnynanWarning) as said, torch.no_grad():
+            assert model(batch()).isnan().all()
+        assert len(said) == 1
+        assert "log" in str(said[0].message)
+    assert [(event.step, event.times) for event in bad(tracker)] == [(0, 2)]
+
+
+def test_action_record_says_nothing() -> None:
+    model = Net()
+    model.fault.armed = True
+    tracker = anynan.torch.track(model, action="record")
+    model(batch())  # a warning would be an error here
+    assert len(bad(tracker)) == 1
+
+
+def test_action_callable_gets_the_event() -> None:
+    model = Net()
+    model.fault.armed = True
+    got: list[anynan.Event] = []
+    tracker = anynan.torch.track(model, action=got.append)
+    model(batch())
+    assert got == bad(tracker)
+    assert got[0].layer == "fault"
+
+
+def test_action_callable_may_raise_what_it_likes() -> None:
+    model = Net()
+    model.fault.armed = True
+
+    def stop(event: anynan.Event) -> None:
+        raise StopIteration(event.layer)
+
+    anynan.torch.track(model, action=stop)
+    with pytest.raises(StopIteration, match="fault"):
+        model(batch())
+
+
+def test_patience_skips_the_first_bad_steps_in_a_row() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, patience=2)
+    train(model, optimizer)
+    before = model.first.weight.detach().clone()
+    model.fault.armed = True
+    for i in (1, 2):
+        with pytest.warns(AnynanWarning, match=f"skipped {i} of 2 bad steps in a row"):
+            train(model, optimizer)
+    assert torch.equal(before, model.first.weight)
+    model.fault.armed = False
+    train(model, optimizer)  # a good step: the count starts again
+    assert not torch.equal(before, model.first.weight)
+    model.fault.armed = True
+    for _ in range(2):
+        with pytest.warns(AnynanWarning):
+            train(model, optimizer)
+    with pytest.raises(NonFiniteError):
+        train(model, optimizer)
+    assert [(event.step, event.times) for event in bad(tracker)] == [(1, 5)]
+
+
+def test_history_is_bounded_and_zero_keeps_nothing() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with anynan.torch.track(model, history=3) as tracker:
+        for _ in range(5):
+            train(model, optimizer)
+        assert tracker.history.steps() == [2, 3, 4]
+        assert len(tracker.history) == 3
+    with anynan.torch.track(model, history=0) as tracker:
+        train(model, optimizer)
+        assert list(tracker.history) == []
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_readings_and_stats_hold_the_true_values(read: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    x = batch(64)
+    with anynan.torch.track(model, stats=("mean", "rms", "norm", "absmax"), read=read) as tracker:
+        out = model(x)
+        out.square().sum().backward()
+        tracker.check()
+    (reading,) = tracker.dump("1", "forward")
+    assert reading.lo == out.min().item()
+    assert reading.hi == out.max().item()
+    out = out.detach()
+    expected = (out.mean(), out.square().mean().sqrt(), out.norm())
+    assert reading.stats == pytest.approx([float(x) for x in expected], rel=1e-5)
+    assert reading.absmax == out.abs().max().item()
+    (grad,) = tracker.dump("1", "backward")
+    assert grad.hi == (2 * out).max().item()
+    numbers = tracker.metrics(layers=True)
+    assert numbers["anynan/absmax/forward/1"] == reading.absmax
+    assert numbers["anynan/rms/forward/1"] == pytest.approx(float(expected[1]), rel=1e-5)
+    assert all(type(value) is float for value in numbers.values())
+
+
+def test_policy_large_is_suspect_and_made_bad_it_acts() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+    x = torch.full((2, 4), 1e5)
+    tracker = anynan.torch.track(model, policy=Policy(large=1e3))
+    with pytest.warns(AnynanWarning, match="beyond the limit"), torch.no_grad():
+        model(x)
+    assert {event.severity for event in tracker.events} == {"suspect"}
+    tracker.remove()
+    anynan.torch.track(model, policy=Policy(large=1e3, bad=("large",)))
+    with pytest.raises(anynan.AnomalyError) as caught:
+        model(x)
+    assert caught.value.event.kind == "large"
+    assert not isinstance(caught.value, NonFiniteError)
+
+
+def test_policy_allow_and_expect_are_counted_never_hidden() -> None:
+    model = Net()
+    model.fault.armed = True
+    allowed = Policy(allow=(anynan.Allow("*", "nan", "a test of sensors"),))
+    with anynan.torch.track(model, policy=allowed) as tracker:
+        model(batch())
+    assert tracker.count("expected")
+    assert {event.expected for event in tracker.events} == {"a test of sensors"}
+    assert "a test of sensors" in tracker.report()
+    with anynan.torch.track(model) as tracker, anynan.expect(nan=True, reason="calibration"):
+        model(batch())
+    assert {event.expected for event in tracker.events} == {"calibration"}
+
+
+def test_expect_covers_the_gradients_made_inside() -> None:
+    model = Net("backward")
+    model.fault.armed = True
+    with anynan.torch.track(model) as tracker:
+        with anynan.expect(nan=True, posinf=True, neginf=True, reason="a known trap"):
+            loss = model(batch()).sum()
+        loss.backward()
+    assert not bad(tracker)
+    assert {event.phase for event in tracker.events} == {"backward"}
+
+
+def test_spike_in_the_gradient_norm() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    tracker = anynan.torch.track(model, policy=Policy(spike=20.0))
+    x = batch()
+    for _ in range(8):
+        train(model, optimizer, x)
+    with pytest.warns(AnynanWarning, match="gradient"):
+        train(model, optimizer, x * 100)
+    (event,) = tracker.events
+    assert (event.kind, event.severity, event.step) == ("spike", "suspect", 8)
+
+
+class Sometimes(nn.Linear):
+    """A layer whose weight only matters when it runs."""
+
+    runs = False
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.runs else x
+
+
+@pytest.mark.parametrize(("exact", "since"), [(True, (2, 3)), (False, (0, 6))])
+def test_parameters_true_says_exactly_since_when(exact: bool, since: tuple[int, int]) -> None:
+    model = nn.Sequential(OrderedDict(body=Net(), rarely=Sometimes()))
+    optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, parameters=exact, action="record")
+    for i in range(7):
+        if i == 3:
+            with torch.no_grad():
+                model.rarely.weight[1, 0] = torch.nan
+        model.rarely.runs = i == 6
+        train(model, optimizer)
+        if bad(tracker):
+            break
+    (event,) = bad(tracker)
+    assert event.parameter == "rarely.weight"
+    assert event.layer == "rarely"
+    assert event.phase == "parameter" or not exact  # an update lies in between
+    assert event.step == since[1]
+    assert event.since == since
+    assert "step" in str(tracker.report())
+
+
+@pytest.mark.parametrize("read", ["immediate", "step"])
+def test_parameters_true_takes_a_buffer_of_minus_inf_for_a_mask(read: Any) -> None:
+    model = Net()
+    model.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
+    with anynan.torch.track(model, parameters=True, read=read) as tracker:
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not tracker.events
+
+
+def test_a_parameter_that_is_bad_at_attach() -> None:
+    model = Net()
+    with torch.no_grad():
+        model.last.weight[1, 3] = torch.inf
+    with pytest.raises(NonFiniteError) as caught:
+        anynan.torch.track(model)
+    event = caught.value.event
+    assert (event.phase, event.parameter, event.kind) == ("parameter", "last.weight", "posinf")
+    assert hooks_on(model) == 0
+    assert event.summary is not None
+    assert event.summary.first_bad == (1, 3)
+
+
+@pytest.mark.parametrize("read", [2, 3])
+def test_read_every_n_steps(read: int) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, read=read)
+    model.fault.armed = True
+    with pytest.raises(NonFiniteError) as caught:
+        for _ in range(5):
+            train(model, optimizer)
+    assert (caught.value.event.step, caught.value.event.layer) == (0, "fault")
+    assert "step 0 was over when it was read" in str(caught.value)
+    assert tracker.step == read - 1
+
+
+def test_level_operation_shows_contained_origins_and_changes_nothing() -> None:
+    class Guarded(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x > 0, torch.log(x), x)
+
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), Guarded(), nn.Dropout(0.5))
+    x = batch(8)
+    torch.manual_seed(2)
+    plain = model(x)
+    with anynan.torch.track(model, level="operation") as tracker, torch.no_grad():
+        torch.manual_seed(2)
+        watched = model(x)
+    assert torch.equal(plain, watched)
+    assert tracker.events
+    assert {event.severity for event in tracker.events} == {"suspect"}
+    event = tracker.events[0]
+    assert event.layer == "1"
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert event.operation.source is not None
+    assert event.operation.source.text == "return torch.where(x > 0, torch.log(x), x)"
+    assert "contained" in " ".join(event.notes)
+
+
+def test_level_operation_still_finds_what_is_bad() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = anynan.torch.track(model, level="operation", action="record")
+    train(model, optimizer)
+    model.fault.armed = True
+    train(model, optimizer)
+    event = bad(tracker)[0]
+    assert event.operation is not None
+    assert (event.layer, event.operation.name) == ("fault", "log")
+
+
+@pytest.mark.parametrize("word", ["off", "record", "warn", "raise"])
+def test_the_environment_overrides_action(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYNAN", word)
+    model = Net()
+    model.fault.armed = True
+    tracker = anynan.torch.track(model, action="record" if word == "raise" else "raise")
+    expected: Any = {
+        "raise": pytest.raises(NonFiniteError),
+        "warn": pytest.warns(AnynanWarning),
+    }.get(word, contextlib.nullcontext())
+    with expected:
+        model(batch())
+    assert len(tracker.events) == (0 if word == "off" else 1)
+    assert bool(hooks_on(model)) == (word != "off")
+
+
+def test_the_environment_turns_a_tracked_step_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYNAN", "off")
+    model = Net()
+    model.fault.armed = True
+    step = anynan.torch.track(lambda x: model(x))
+    assert step(batch()).isnan().all()
+    assert hooks_on(model) == 0

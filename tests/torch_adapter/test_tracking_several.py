@@ -1,0 +1,288 @@
+"""Several models, trackers and threads in one process."""
+
+import functools
+import threading
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+import anynan
+from anynan import NonFiniteError
+from tests.torch_adapter.faults import Net, bad, batch, hooks_on, train
+
+
+def test_several_models_in_one_process() -> None:
+    one, two = Net(), Net()
+    first = anynan.torch.track(one, action="record")
+    second = anynan.torch.track(two, action="record")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, two)]
+    for model, optimizer in zip((one, two), optimizers, strict=True):
+        train(model, optimizer)
+    train(two, optimizers[1])
+    assert (first.history.steps(), second.history.steps()) == ([0], [0, 1])
+    two.fault.armed = True
+    train(one, optimizers[0])
+    train(two, optimizers[1])
+    assert not first.events
+    assert [event.step for event in bad(second)] == [2]
+    first.remove()
+    two.fault.armed = False
+    train(two, optimizers[1])  # the other one's optimizer hooks are still there
+    assert second.history.steps()[-1] == 3
+
+
+def test_a_tracked_step_with_a_tracked_model_reports_once() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inner = anynan.torch.track(model, action="record")
+
+    @anynan.torch.track(action="record")
+    def step() -> None:
+        train(model, optimizer)
+
+    step()
+    model.fault.armed = True
+    step()
+    assert len(bad(step)) + len(bad(inner)) == 1
+    assert bad(step)[0].layer == "fault"
+    model(batch())  # outside the step the inner tracker watches again
+    assert len(bad(inner)) == 1
+
+
+def test_with_blocks_over_different_targets_nest() -> None:
+    one, two = Net(), Net()
+    with anynan.torch.track(one) as first, anynan.torch.track(two) as second:
+        two(one.first(batch()))
+        one(batch())
+    assert len(second.history) == 1
+    assert not (bad(first) or bad(second))
+    assert hooks_on(one) == hooks_on(two) == 0
+
+
+def make_gan() -> Any:
+    """Make a class whose training step, a method, has two models and two optimizers."""
+
+    class Gan:
+        def __init__(self) -> None:
+            self.generator = Net()
+            self.critic = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+            self.optimizers = [
+                torch.optim.Adam(self.generator.parameters(), lr=1e-3),
+                torch.optim.Adam(self.critic.parameters(), lr=1e-3),
+            ]
+
+        @anynan.torch.track(action="record")
+        def step(self, real: torch.Tensor) -> torch.Tensor:
+            fake = self.generator(batch())
+            self.optimizers[1].zero_grad()
+            (self.critic(fake.detach()).mean() - self.critic(real).mean()).backward()
+            self.optimizers[1].step()
+            self.optimizers[0].zero_grad()
+            loss = -self.critic(fake).mean()
+            loss.backward()
+            self.optimizers[0].step()
+            return loss
+
+    return Gan()
+
+
+def test_a_step_with_two_models_is_a_method() -> None:
+    gan = make_gan()
+    tracker = type(gan).step
+    gan.step(torch.randn(3, 2))
+    layers = {r.layer for r in tracker.history}
+    assert {"generator", "generator.first", "critic.2"} <= layers
+    assert tracker.history.steps() == [0]
+    weights = {r.site.parameter for r in tracker.history if r.phase == "backward"}
+    assert {"generator.first.weight", "critic.0.bias"} <= weights
+    gan.generator.fault.armed = True
+    gan.step(torch.randn(3, 2))
+    (event,) = bad(tracker)
+    assert (event.layer, event.step) == ("generator.fault", 1)
+    tracker.remove()
+    assert hooks_on(gan.generator) == hooks_on(gan.critic) == 0
+
+
+def test_patterns_need_not_match_in_every_model_of_a_step() -> None:
+    one, two = Net(), Net()
+
+    @anynan.torch.track(layers="one.f*")
+    def step() -> None:
+        two(batch())
+        one(batch())
+
+    step()
+    assert {r.layer for r in step.history if r.phase == "forward"} == {"one.first", "one.fault"}
+
+
+def test_a_step_meets_a_new_model_later() -> None:
+    @anynan.torch.track(action="record")
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        model(x)
+
+    for armed in (False, False, True):
+        model = Net()
+        model.fault.armed = armed
+        step(model, batch())
+    (event,) = bad(step)
+    assert event.layer is not None
+    assert event.layer.endswith("fault")
+    assert event.step == 2
+
+
+def test_models_are_found_in_arguments_and_partials() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return train(net, optimizer, x)
+
+    given = anynan.torch.track(step, action="record")
+    given(model, batch())
+    model.fault.armed = True
+    given(model, batch())
+    assert [event.layer for event in bad(given)] == ["fault"]
+    given.remove()
+    model.fault.armed = False
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.1)
+    bound = anynan.torch.track(functools.partial(step, model), action="record")
+    model.fault.armed = True
+    bound(batch())
+    assert [event.layer for event in bad(bound)] == ["fault"]
+
+
+# Threads.
+
+
+def run_threads(*targets: Any) -> None:
+    errors: list[BaseException] = []
+
+    def guarded(target: Any) -> None:
+        try:
+            target()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_threads_that_train_different_models() -> None:
+    models = [Net() for _ in range(3)]
+    trackers = [anynan.torch.track(model, action="record") for model in models]
+
+    def work(i: int) -> None:
+        optimizer = torch.optim.SGD(models[i].parameters(), lr=0.01)
+        for at in range(10):
+            models[i].fault.armed = i == 1 and at == 7
+            train(models[i], optimizer)
+            if models[i].fault.armed:
+                break
+
+    run_threads(*[lambda i=i: work(i) for i in range(3)])
+    assert [len(bad(t)) for t in trackers] == [0, 1, 0]
+    assert bad(trackers[1])[0].step == 7
+    assert [len(t.history) for t in trackers] == [10, 8, 10]
+
+
+def test_threads_that_share_one_tracker_have_their_own_steps() -> None:
+    model = Net().eval()
+    tracker = anynan.torch.track(model, action="record")
+    barrier = threading.Barrier(2)
+
+    def work() -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                barrier.wait()
+                model(batch())
+
+    run_threads(work, work)
+    assert not tracker.events
+    steps = tracker.history.steps()
+    assert sorted(steps) == sorted([*range(20), *range(20)])
+    sizes: dict[int, list[str | None]] = {}
+    entries = list(tracker.history)
+    assert len(entries) == 40 * 5
+    assert not sizes
+
+
+def test_a_thread_raises_its_own_error_only() -> None:
+    model = Net().eval()
+    anynan.torch.track(model)
+    outcome: dict[str, Any] = {}
+    go = threading.Barrier(2)
+
+    def good() -> None:
+        go.wait()
+        with torch.no_grad():
+            outcome["good"] = model(torch.ones(2, 4))
+
+    def wrong() -> None:
+        go.wait()
+        try:
+            with torch.no_grad():
+                model(torch.full((2, 4), torch.nan))
+        except NonFiniteError as error:
+            outcome["wrong"] = error.event.phase
+
+    run_threads(good, wrong)
+    assert outcome["wrong"] == "input"
+    assert outcome["good"].isfinite().all()
+
+
+# What is in reach of a logger.
+
+
+def test_report_names_steps_headroom_and_events() -> None:
+    model = Net()
+    tracker = anynan.torch.track(model, action="record")
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.fault.armed = True
+    with torch.no_grad():
+        model(batch())
+    text = tracker.report()
+    assert "steps     0 to 1" in text
+    assert "headroom" in text
+    assert "1 bad" in text
+    tracker.clear()
+    assert not tracker.events
+    assert not list(tracker.history)
+
+
+def test_wrappers_do_not_show_in_paths() -> None:
+    model = nn.DataParallel(Net())
+    model.module.fault.armed = True
+    tracker = anynan.torch.track(model, action="record")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(batch())
+    assert bad(tracker)[0].layer == "fault"
+
+
+def test_a_replay_leaves_the_gradients_of_other_models_alone() -> None:
+    other = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    seen = []
+
+    class Log(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(other.weight.grad)
+            return torch.log(x)
+
+    model = torch.nn.Sequential(Log())
+    tracker = anynan.torch.track(model, action="record")
+    other(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    model(torch.tensor([-1.0]))
+    assert len(bad(tracker)) == 1
+    assert len(seen) == 3  # the step, its replay, and one with the fix
+    assert all(gradient is other.weight.grad for gradient in seen)
