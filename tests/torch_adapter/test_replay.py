@@ -1,5 +1,6 @@
 """The exact answer: a failing step is run again, and the operation and the line are named."""
 
+import math
 from typing import Any
 
 import pytest
