@@ -386,3 +386,33 @@ def test_optimizer_state_that_is_bad_as_the_program_ends_counts(
     assert "Adam's exp_avg_sq of w" in said
     assert "holds NaN as the program ends" in said
     assert "nothing went bad" not in said
+
+
+def test_what_the_program_made_of_a_batch_before_the_model_is_told(tmp_path: Path) -> None:
+    line = "x = (x - x.mean(0)) / x.std(0)"
+    program = f"""
+    import torch
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(3):
+        x = torch.rand(8, 4) * (i != 1)
+        {line}
+        loss = model(x).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    """
+    _, _, said = run(tmp_path, program)
+    assert "op divide" in said
+    assert line in said
+    assert "data set" not in said
+
+
+def test_a_batch_that_comes_in_bad_is_still_told_so(tmp_path: Path) -> None:
+    program = """
+    import torch
+    model = torch.nn.Linear(4, 1)
+    data = torch.full((8, 4), torch.nan)
+    for i in range(3):
+        model((data * 2) / 3 + 1).square().mean().backward()
+    """
+    _, _, said = run(tmp_path, program)
+    assert "came in with the batch of step 0" in said

@@ -350,7 +350,7 @@ class Notes(FunctionMode):
     def applied(self, run: Callable[..., Any], args: tuple[Any, ...], frame: FrameType) -> Any:
         """Note a function with a gradient of the program's own as one operation."""
         note: Any = None
-        with suppress(TypeError):  # it may hold what is not to be held
+        with suppress(Exception):  # it may hold what is not to be held
             versions: list[int] = []
             taken = [_deep(x, versions) for x in args]
             casts = _casts() if is_casting() else None
@@ -360,10 +360,11 @@ class Notes(FunctionMode):
             out = run(*args)
         finally:
             self.put()
-        if note is not None and type(out) is _Tensor:
-            self.notes.append((*note, _ref(out), writes(out), out.requires_grad, None))
-        elif note is not None and isinstance(out, tuple):
-            self.notes.append((*note, *_several(out), None))
+        if note is not None:
+            with suppress(Exception):  # of inference mode
+                one = type(out) is _Tensor
+                made = (_ref(out), writes(out), out.requires_grad) if one else _several(out)
+                self.notes.append((*note, *made, None))
         return out
 
     # Backward passes.

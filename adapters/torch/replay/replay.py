@@ -129,6 +129,11 @@ class Replays:
         if found is not None and not result.made:
             return found
         self.tails.forget()
+        if reading.phase == "forward" and not state.in_step and not result.made:
+            given = [x for ref, _ in roots[0].versions if (x := ref()) is not None]
+            found = self.tails.before(state.thread.ident, reading, given)
+            if found is not None:
+                return found
         beyond = self._beyond(state, reading) if result.incoming and not result.sinks else []
         if beyond:  # what came in bad may have been made in the part that took what this one gave
             found = self.again(state, reading, beyond, handed=True)

@@ -277,6 +277,21 @@ class Tails:
                     break
         return best
 
+    def before(
+        self, thread: int | None, reading: Reading, given: list[torch.Tensor]
+    ) -> Replay | None:
+        """Compute again what the program handed to a model, where that is bad."""
+        notes, self._last = noted.of(thread), None
+        for x in given if notes is not None else ():
+            found = notes.begin(x) if nonfinite(x) else None
+            if found is None:
+                continue
+            notes.passes.pop()
+            replay = self._again(reading, found, "forward")
+            if replay is not None and replay.made:  # not tried: the model would have to go on
+                return replay
+        return None
+
     def forget(self) -> None:
         """Leave what was told to a second run of the models."""
         self._last = None
