@@ -10,7 +10,7 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.causes import STEP, UNKNOWN, Situation, advise, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
-from anynan._diagnosis.lineage import OpRecord, Replay, Sink, Token, Verdict, trace
+from anynan._diagnosis.lineage import OpRecord, Replay, Sink, Token, Verdict, is_mask, trace
 from anynan._diagnosis.rules.circumstance import PROBABLE, is_label
 from anynan._diagnosis.rules.evidence import seen
 from anynan._diagnosis.rules.overflow import WRITTEN
@@ -39,6 +39,10 @@ _INFERRED = (
 _INFERRED_OF_BUFFER = (
     "that this buffer did it is inferred: it was bad before, nothing that came of its layer was "
     "finite, and no second run shows what came of it"
+)
+_INFERRED_OF_INFINITE = (
+    "that this weight did it is inferred: it was infinite before anything else was bad, and what "
+    "is computed of Inf may be finite, such as a 0"
 )
 _INFERRED_OF_WEIGHT = (
     "that this weight did it is inferred: the code wrote the bad value itself, and may have chosen "
@@ -465,19 +469,37 @@ def _chosen_for_weight(
     Code that chooses what to write (a solver that takes back its step, an ``if``) hands no value
     on, so no way leads from the weight to what was written.
     """
-    if case.replayed is None or event.cause is None or event.cause.tag != WRITTEN.tag:
+    if case.replayed is None or event.cause is None or verdict.outside is not None:
         return None
-    operands = (item for record in case.replayed.records for item in record.operands)
-    used = (item for item in operands if item.source == "parameter")
-    weight = next((x for x in used if x.summary is not None and x.summary.nan), None)
-    if weight is None:
+    label, note = _infinite_weight(case, verdict), _INFERRED_OF_INFINITE
+    if event.cause.tag == WRITTEN.tag:
+        operands = (item for record in case.replayed.records for item in record.operands)
+        used = (item for item in operands if item.source == "parameter")
+        nan = (item.label for item in used if item.summary is not None and item.summary.nan)
+        label, note = next(nan, None), _INFERRED_OF_WEIGHT
+    if label is None:
         return None
-    token = Token(0, source="parameter", label=weight.label)
-    found = _parameter_event(case, monitor, verdict, token)
+    found = _parameter_event(case, monitor, verdict, Token(0, source="parameter", label=label))
     if found is None:
         return None
     case.repair = None
-    return replace(found, notes=(*found.notes, _INFERRED_OF_WEIGHT))
+    return replace(found, notes=(*found.notes, note))
+
+
+def _infinite_weight(case: Case, verdict: Verdict) -> str | None:
+    """Give the name of a weight that held Inf before anything went bad.
+
+    Its values may have become finite ones, as a sigmoid of -Inf is 0, and these an Inf again.
+    """
+    if verdict.origin is None or any(step >= case.reading.step for step in case.updates):
+        return None
+    for item in case.evidence.weights():
+        x = item.summary
+        aside = item.buffer or item.optimizer or not item.held or item.name in case.meant
+        mask = is_mask(x) and x.zero
+        if not aside and not mask and not x.nan and x.posinf + x.neginf:
+            return item.name
+    return None
 
 
 def another(case: Case, verdict: Verdict) -> tuple[Event, Repair]:

@@ -309,3 +309,20 @@ def test_auxiliary_results_of_a_gradient_come_out_as_they_are(found):
     assert float(jax.grad(lambda a, b: a * b, 1)(2.0, 3.0)) == 2
     assert float(jax.jit(jax.grad(lambda w: w**2))(3.0)) == 6
     assert found.bad() == []
+
+
+@pytest.mark.parametrize("squash", [jax.nn.softplus, jax.nn.sigmoid, jnp.exp])
+def test_an_update_that_made_a_weight_infinite_is_told_and_not_the_log_of_what_came_of_it(
+    squash, found
+):
+    def loss(params):
+        return jnp.log(squash(params["amplitude"])) ** 2
+
+    params = {"amplitude": jnp.ones(())}
+    for rate in (0.1, jnp.float32(jnp.inf), 0.1):
+        slope = jax.grad(loss)(params)
+        params = jax.tree.map(lambda p, g, rate=rate: p - rate * jnp.abs(g), params, slope)
+    (event,) = found.bad()
+    assert event.phase == "parameter"
+    assert event.parameter == "amplitude"
+    assert any("inferred" in note for note in event.notes)

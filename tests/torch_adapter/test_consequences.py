@@ -153,3 +153,29 @@ def test_the_same_operation_again_is_counted_with_the_first(level: Any) -> None:
     assert event.operation.name == "log"
     assert "; 9 times" in tracker.report()
     assert anynan.Event.from_json(event.to_json()) == event
+
+
+@pytest.mark.parametrize("meant", [False, True])
+def test_a_weight_that_is_infinite_is_told_and_not_the_log_of_the_zero_that_came_of_it(
+    *, meant: bool
+) -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Parameter(torch.tensor([0.0, 0.0]))
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.scale.sigmoid().log().square() + self.gate.sigmoid().sum()
+
+    model = Gate()
+    optimizer = torch.optim.SGD([model.scale], lr=0.1)
+    with anynan.torch.track(model, action="record") as tracker:
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.gate[1] = -torch.inf  # a mask, of 0 and -Inf
+            model.scale.fill_(-200.0 if meant else -torch.inf)
+        model(torch.ones(3))
+    (event,) = tracker.events
+    assert event.parameter == (None if meant else "scale")
