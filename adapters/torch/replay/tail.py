@@ -282,10 +282,10 @@ class Tails:
     ) -> Replay | None:
         """Compute again what the program handed to a model, where that is bad."""
         notes, self._last = noted.of(thread), None
-        for x in given if notes is not None else ():
-            found = notes.begin(x) if nonfinite(x) else None
-            if found is None:
-                continue
+        if notes is None:
+            return None
+        for x in filter(nonfinite, given):
+            found = notes.begin(x)
             notes.passes.pop()
             replay = self._again(reading, found, "forward")
             if replay is not None and replay.made:  # not tried: the model would have to go on
