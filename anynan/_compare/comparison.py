@@ -151,6 +151,13 @@ class Comparison:
 
     def sentence(self) -> str:
         """Return the answer in a sentence."""
+        bad = next((row for row in self.rows if row.broken == "both"), None)
+        if bad is None:
+            return self._answer()
+        way = "" if bad.way == "forward" else " of the backward pass"
+        return f"{self._answer()}; both made NaN or Inf, first{way} in {_layer(bad.layer)}"
+
+    def _answer(self) -> str:
         compared = [row for row in self.rows if row.ratio is not None]
         if self.place is None and self.shapes is not None:
             first, second = self.shapes.shapes or ((), ())
@@ -172,12 +179,9 @@ class Comparison:
                     f"`{choice.name}` in {_layer(choice.layer)} "
                     f"{'draws' if choice.drawn else 'chooses'} otherwise"
                 )
-            bad = next((each for each in self.rows if each.broken == "both"), None)
-            both = "" if bad is None else f"; both made NaN or Inf, first in {_layer(bad.layer)}"
             if not self.ratio:
-                return f"no difference: everything that was compared is identical{both}"
-            far = f"within {times(self.ratio)} what rounding explains"
-            return f"no difference: everything is {far}{both}"
+                return "no difference: everything that was compared is identical"
+            return f"no difference: everything is within {times(self.ratio)} what rounding explains"
         row = self.place
         before = self._within(self.rows.index(row))
         where = _layer(row.layer)

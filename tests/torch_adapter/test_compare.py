@@ -370,6 +370,23 @@ def test_nan_on_both_sides_is_no_silent_agreement() -> None:
     assert "both made NaN or Inf, first in `0`" in found.sentence()
 
 
+@pytest.mark.parametrize("other", [1.0, 1.5])
+def test_nan_of_both_backward_passes_is_said_with_its_place(other: float) -> None:
+    class Root(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.inner, self.out, self.scale = nn.Linear(4, 4), nn.Linear(4, 2), scale
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.inner(x)
+            return self.out((h * 0).sqrt() + h) * self.scale
+
+    found = anynan.compare(Root(1.0), Root(other), torch.ones(2, 4))
+    assert found.differs == (other != 1)
+    assert "both made NaN or Inf, first of the backward pass in `inner`" in found.sentence()
+
+
 def test_nan_in_one_weight_is_told_as_that_and_not_as_a_number_of_times() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     other = copy.deepcopy(model)
