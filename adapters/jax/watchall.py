@@ -6,6 +6,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -34,6 +35,9 @@ SLOPES = {
 }
 # So many bad calls of one function are looked into.
 LOOKS = 3
+# How a program looks at a number, and the last one that was bad: where, until another step runs.
+READS = ("__float__", "__format__", "__str__", "item")
+_read: list[tuple[str, int]] = []
 EAGER = (
     "jax.numpy calls outside of jit and grad, which JAX runs one by one: "
     "anynan.jax.track(the function around them)"
@@ -84,13 +88,33 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         for module, names in doors.items()
     ]
 
+    for array in jax.Array.__subclasses__():
+        for name in READS if "__float__" in vars(array) else ():
+            patches.change(array, name, _reading)
+
     def undo() -> None:
         for leave in waiting:
             leave()
         patches.undo()
         _look_at_the_end(found)
+        _read.clear()
 
     return undo
+
+
+def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the program look at a value as before, and remember a bad number with its line."""
+
+    def reads(x: Any, *args: Any) -> Any:
+        out = read(x, *args)
+        bad = out - out != 0 if isinstance(out, float) else isinstance(out, str) and x.size == 1
+        if bad and not (isinstance(out, str) and "nan" not in out):
+            frame = sys._getframe(1)
+            if not is_library(frame.f_code.co_filename):
+                _read[:] = [(frame.f_code.co_filename, frame.f_lineno)]
+        return out
+
+    return reads
 
 
 def _watching(stand_in: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,6 +139,8 @@ def _look_at_the_end(found: Found) -> None:
         found.unwatched(EAGER)
     if found.bad():
         return
+    for file, line in _read:
+        found.harm(f"a number was NaN or Inf as it was read, at {Path(file).name}:{line}")
     for name, value in program.items():
         if signature.is_kept(name) or name == "loss":
             arrays = [x for x in tree_util.tree_leaves(value) if isinstance(x, jax.Array)]
@@ -133,6 +159,7 @@ class Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, as one step."""
+        _read.clear()
         if self._alone or tracing():  # a tracked function that calls it sees all of it
             return self._fn(*args, **kwargs)
         tracker = self._tracker or self._track()
@@ -201,6 +228,7 @@ class Eager(Watched):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it, and look at what it gives."""
+        _read.clear()
         given = tree_util.tree_leaves((args, kwargs))
         if self._alone or tracing() or traced(given) or staged():
             return (self._slope or self._fn)(*args, **kwargs)

@@ -326,3 +326,19 @@ def test_an_update_that_made_a_weight_infinite_is_told_and_not_the_log_of_what_c
     assert event.phase == "parameter"
     assert event.parameter == "amplitude"
     assert any("inferred" in note for note in event.notes)
+
+
+@pytest.mark.parametrize("read", [float, lambda x: x.item(), str, lambda x: f"{x:.3f}"])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_number_that_is_bad_as_it_is_read_is_told_unless_a_step_comes_after_it(read, goes_on):
+    plain = jax.Array.__subclasses__()[0].__float__
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    read(jnp.log(-jnp.ones(())))
+    if goes_on:  # it was a measure
+        jax.grad(lambda w: w**2)(1.0)
+        read(jnp.ones(()))
+    end()
+    told = [line for line in found.harms if "as it was read, at test_watchall.py:" in line]
+    assert len(told) == len(found.harms) == (not goes_on)
+    assert jax.Array.__subclasses__()[0].__float__ is plain
