@@ -14,99 +14,92 @@ from anynan._runtime.about import __version__ as __version__
 _WHERE = {
     "AnomalyError": "errors",
     "AnynanWarning": "errors",
-    "LostRankError": "errors",
     "NonFiniteError": "errors",
-    "Cause": "events",
     "Event": "events",
+    "Advanced": "options",
+    "Allow": "options",
+    "Policy": "options",
+    "Summary": "_arrays.summary",
+    "Tracker": "tracker",
+    "check": "_checks",
+    "compare": "_compare.compare",
+    "expect": "_runtime.context",
+    "load": "_jsonl.reading",
+    "replaying": "_runtime.context",
+    "scope": "_runtime.context",
+    "summarize": "_checks",
+    "track": "_recorder.tracking",
+    "untrack": "tracker",
+    "watch": "_steps.loaders",
+}
+# Names of 0.1 that have moved; each warns, and goes with 0.2.
+_MOVED = {
+    "Capture": "comparing",
+    "Cause": "events",
+    "Comparison": "comparing",
+    "Headroom": "reports",
+    "History": "reports",
+    "LostRankError": "errors",
     "Operation": "events",
+    "Run": "reports",
     "Source": "events",
     "Spread": "events",
     "Trial": "events",
-    "Summary": "_arrays.summary",
-    "Allow": "_readings.policy",
-    "Policy": "_readings.policy",
-    "Run": "_reports.run",
-    "Capture": "_compare.captures",
-    "Comparison": "_compare.comparison",
-    "capture": "_compare.compare",
-    "compare": "_compare.compare",
-    "load": "_jsonl.reading",
-    "render": "_reports.forms",
-    "expect": "_runtime.context",
-    "replaying": "_runtime.context",
-    "scope": "_runtime.context",
-    "check": "_checks",
-    "summarize": "_checks",
-    "History": "_readings.history",
-    "Tracker": "_steps.tracker",
-    "Headroom": "_outlook.narrower",
-    "headroom": "_outlook.narrower",
-    "namespace": "_recorder.tracking",
-    "track": "_recorder.tracking",
-    "watch": "_steps.loaders",
+    "capture": "comparing",
+    "headroom": "reports",
+    "namespace": "arrays",
+    "render": "reports",
 }
+_ROOMS = ("arrays", "comparing", "errors", "events", "options", "reports")
 _DOORS = ("lightning", "transformers")
 
 __all__ = [
+    "Advanced",
     "Allow",
     "AnomalyError",
     "AnynanWarning",
-    "Capture",
-    "Cause",
-    "Comparison",
     "Event",
-    "Headroom",
-    "History",
-    "LostRankError",
     "NonFiniteError",
-    "Operation",
     "Policy",
-    "Run",
-    "Source",
-    "Spread",
     "Summary",
     "Tracker",
-    "Trial",
-    "capture",
     "check",
     "compare",
     "expect",
-    "headroom",
     "load",
-    "namespace",
-    "render",
     "replaying",
     "scope",
     "summarize",
     "track",
+    "untrack",
     "watch",
 ]
 
 if TYPE_CHECKING:
+    from anynan import arrays as arrays
+    from anynan import comparing as comparing
     from anynan import cupy as cupy
+    from anynan import errors as errors
+    from anynan import events as events
     from anynan import jax as jax
     from anynan import keras as keras
     from anynan import lightning as lightning
+    from anynan import options as options
+    from anynan import reports as reports
     from anynan import tensorflow as tensorflow
     from anynan import torch as torch
     from anynan import transformers as transformers
     from anynan._arrays.summary import Summary
     from anynan._checks import check, summarize
-    from anynan._compare.captures import Capture
-    from anynan._compare.compare import capture, compare
-    from anynan._compare.comparison import Comparison
+    from anynan._compare.compare import compare
     from anynan._jsonl.reading import load
-    from anynan._outlook.narrower import Headroom, headroom
-    from anynan._readings.history import History
-    from anynan._readings.policy import Allow, Policy
-    from anynan._recorder.tracking import namespace, track
-    from anynan._reports.forms import render
-    from anynan._reports.run import Run
+    from anynan._recorder.tracking import track
     from anynan._runtime.context import expect, replaying, scope
     from anynan._steps.loaders import watch
-    from anynan._steps.tracker import Tracker
-    from anynan.errors import AnomalyError, AnynanWarning, LostRankError, NonFiniteError
-    from anynan.events import Cause, Event, Operation, Source, Spread, Trial
+    from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
+    from anynan.events import Event
+    from anynan.options import Advanced, Allow, Policy
+    from anynan.tracker import Tracker, untrack
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -132,11 +125,17 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"anynan.{_WHERE[name]}"), name)
         globals()[name] = value
         return value
-    if name in _ADAPTERS or name in _DOORS:
+    if name in _MOVED:
+        from anynan._reports.notices import warn
+
+        now = f"anynan.{_MOVED[name]}.{name}"
+        warn(f"anynan.{name} is now {now}; the old name works until 0.2", DeprecationWarning)
+        return getattr(importlib.import_module(f"anynan.{_MOVED[name]}"), name)
+    if name in _ADAPTERS or name in _DOORS or name in _ROOMS:
         return importlib.import_module(f"anynan.{name}")
     msg = f"module 'anynan' has no attribute {name!r}"
     raise AttributeError(msg)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE, *_ADAPTERS, *_DOORS})
+    return sorted({*globals(), *_WHERE, *_ADAPTERS, *_DOORS, *_ROOMS})

@@ -1,15 +1,18 @@
-"""The options that every adapter shares, checked once."""
+"""The options of ``track``: what each is, by default and in words, checked once."""
 
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, TypedDict, TypeVar
 
 from anynan._bundle.folders import refuse_unwritable
 from anynan._readings.patterns import Patterns
-from anynan._readings.policy import DEFAULT, Policy
+from anynan._readings.policy import DEFAULT, Allow, Policy
+from anynan._reports.notices import warn
 from anynan.events import Event
+
+__all__ = ["Advanced", "Allow", "MonitorOptions", "Options", "Policy", "TrackOptions"]
 
 ACTIONS = ("raise", "warn", "record", "skip")
 STATS = ("absmax", "min", "max", "mean", "rms", "norm")
@@ -17,180 +20,163 @@ LEVELS = ("step", "layer", "operation")
 ENVIRONMENT = ("off", "warn", "record", "raise")
 KEEP_BYTES = 64 * 2**20
 
+# The names of ``Advanced`` that mean something where weights are known, and where they are not.
+FOR_ARRAYS = ("replay", "history", "stats", "read")
+FOR_TRAINING = (
+    "replay", "history", "stats", "backward", "patience", "parameters", "updates",
+)  # fmt: skip
+
 Track = TypeVar("Track", bound=Callable[..., Any])
 Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
 Stats = str | Iterable[str]
+Level = Literal["step", "layer", "operation"]
 
 
-class Watching(TypedDict, total=False):
-    """Name the options that say what is watched, and how.
+@dataclass(frozen=True, kw_only=True)
+class Advanced:
+    """Hold the options of ``track`` that few programs need, for ``track(..., advanced=...)``.
+
+    An option that has no meaning for a framework is refused there.
 
     Attributes:
-        policy: What counts as bad, and where; an ``anynan.Policy``.
-        layers: Globs or predicates on layer paths: what is watched; everything by default.
-        exclude: Globs or predicates: what is not, with all that is inside; it wins.
-        replay: Whether a bad step is run again to name the operation; True by default.
-        history: For how many steps the readings are kept; 1000 by default.
-        stats: Further numbers for ``metrics()``: absmax, min, max, mean, rms, norm.
-        level: What of every step is watched. ``"step"``: what it returns, what the model
-            returns, the gradients of the weights; the default of array code. ``"layer"`` (the
-            default of models): every layer, too.
-            ``"operation"``: every operation, too, which is slow.
+        replay: Run a bad step again to name the operation.
+        history: For how many steps readings are kept.
+        stats: More numbers for ``metrics()``: absmax, min, max, mean, rms, norm. Array code has
+            absmax, min and max.
+        read: When steps are judged: ``"auto"``, ``"immediate"`` (at each operation), ``"end"``
+            (when the step ends) or a number n, for every n steps. TensorFlow judges each step.
+        backward: Watch gradients. Not for array code.
+        patience: How many bad steps in a row are skipped with a warning before ``action``
+            applies. Not for array code.
+        parameters: Read every weight after each update. Not for array code.
+        updates: Measure in one step of n how far the update moves the weights. Not for array
+            code.
+        keep: Bytes of output gradients kept for a replay of the backward pass, or ``"all"``.
+            PyTorch only.
+        across_ranks: Stop all processes of a distributed run at the same step. PyTorch only.
+        keep_inputs: Keep donated arguments, so that a bad step can always be run again. JAX only.
+        lag: With 1, a step is judged after the next one has started; with 0, at once. By default
+            1 where no action depends on the answer. JAX only.
+
+    Raises:
+        TypeError: If an option has the wrong type.
+        ValueError: If an option has an impossible value.
+
+    Example:
+        >>> import anynan
+        >>> anynan.Advanced(history=100, read="end")
+        Advanced(history=100, read='end')
     """
 
-    policy: Policy
-    layers: Patterns
-    exclude: Patterns
-    replay: bool
-    history: int
-    stats: Stats
-    level: Literal["step", "layer", "operation"]
+    replay: bool = True
+    history: int = 1000
+    stats: Stats = ()
+    read: Literal["auto", "immediate", "end"] | int = "auto"
+    backward: bool = True
+    patience: int = 0
+    parameters: bool = False
+    updates: int | None = None
+    keep: int | Literal["all"] = KEEP_BYTES
+    across_ranks: bool = True
+    keep_inputs: bool = False
+    lag: Literal[0, 1] | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = CHECKS[each.name](each.name, getattr(self, each.name))
+            object.__setattr__(self, each.name, value)
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that are not at their defaults, by name."""
+        pairs = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: value for name, (value, default) in pairs.items() if value != default}
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}={value!r}" for name, value in self.given().items())
+        return f"{type(self).__name__}({said})"
 
 
-class Shared(Watching, total=False):
-    """Name the options that every ``track`` has.
+class TrackOptions(TypedDict, total=False):
+    """Name the options that every ``track`` takes.
 
     Attributes:
-        action: What happens where something is bad: ``"raise"`` (the default), ``"warn"``,
-            ``"record"``, ``"skip"`` (a warning, and no update) or a function of the Event.
-        save: A folder for a bundle of the first event that is bad: its operation with whole
-            operands, as a script. Where it is not empty, a numbered one beside it.
+        action: What a bad event does: ``"raise"`` (the default), ``"warn"``, ``"record"``,
+            ``"skip"`` (warn, and drop the update) or your function of the Event.
+        level: What of every step is watched. ``"layer"`` (the default): each layer's outputs and
+            their gradients. ``"step"`` (the default where there are no layers, as in array code,
+            and of ``anynan run``): what the step returns and the gradients of the weights.
+            ``"operation"``: each operation, which is slow.
+        layers: Globs or predicates on layer paths: watch these alone.
+        exclude: Globs or predicates: leave these out, with all that is inside.
+        policy: What counts as bad, and where: an ``anynan.Policy``.
+        save: A folder for a bundle of the first bad event: its operation with whole operands, as
+            a script. Where something is there already, a numbered folder beside it.
+        advanced: The other options: an ``anynan.Advanced``.
     """
 
     action: Action
+    level: Level
+    layers: Patterns
+    exclude: Patterns
+    policy: Policy
     save: str | os.PathLike[str] | None
+    advanced: Advanced
 
 
-class Arrays(Shared, total=False):
-    """Name the options of ``track`` for array code.
+class MonitorOptions(TypedDict, total=False):
+    """Name the options of every Monitor beside its action; they mean what ``track``'s do."""
 
-    Attributes:
-        read: When readings are judged: ``"auto"``, ``"immediate"``, ``"step"`` or every n calls.
-    """
-
-    read: Literal["auto", "immediate", "step"] | int
-
-
-class Weights(TypedDict, total=False):
-    """Name the options where weights and gradients are known.
-
-    Attributes:
-        backward: Whether gradients are watched; True by default.
-        patience: How many bad steps in a row are skipped with a warning before ``action``
-            applies; 0 by default.
-        parameters: Whether every weight is read after each update; False by default.
-        updates: In one step of so many it is told how far the update moves the weights.
-    """
-
-    backward: bool
-    patience: int
-    parameters: bool
-    updates: int | None
+    level: Level
+    layers: Patterns
+    exclude: Patterns
+    policy: Policy
+    advanced: Advanced
 
 
-class Training(Shared, Weights, total=False):
-    """Name the options of every ``track`` that knows weights and gradients."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Hold the common options of ``track``; see each adapter's docstring for the words.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Options(Advanced):
+    """Hold all options of one tracker.
 
     Raises:
         TypeError: If an option has the wrong type.
         ValueError: If an option has an unknown or impossible value.
     """
 
-    policy: Policy = DEFAULT
     action: Action = "raise"
+    level: Level = "layer"
     layers: Patterns = None
     exclude: Patterns = None
-    backward: bool = True
-    replay: bool = True
-    history: int = 1000
-    patience: int = 0
-    stats: tuple[str, ...] = ()
-    parameters: bool = False
-    read: Literal["auto", "immediate", "step"] | int = "auto"
-    level: Literal["step", "layer", "operation"] = "layer"
-    keep: int | Literal["step"] = KEEP_BYTES
-    across_ranks: bool = True
+    policy: Policy = DEFAULT
     save: str | os.PathLike[str] | None = None
-    updates: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.policy, Policy):
-            seen = f"the class {self.policy.__name__}" if isinstance(self.policy, type) else ""
-            msg = f"policy= takes an anynan.Policy, not {seen or type(self.policy).__name__}"
-            raise TypeError(msg)
-        if not callable(self.action) and self.action not in ACTIONS:
-            msg = (
-                f"action={self.action!r} is unknown; choose from {', '.join(ACTIONS)}, "
-                "or give a function that takes the Event"
-            )
-            raise ValueError(msg)
-        for name in ("layers", "exclude"):
-            chosen = getattr(self, name)
-            if isinstance(chosen, Iterable) and not isinstance(chosen, str):
-                object.__setattr__(self, name, tuple(chosen))  # a generator is walked twice
-        for name in ("backward", "replay", "parameters", "across_ranks"):
-            if not isinstance(getattr(self, name), bool):
-                msg = f"{name}= takes True or False, not {getattr(self, name)!r}"
-                raise TypeError(msg)
-        for name in ("history", "patience"):
-            _whole(name, getattr(self, name), 0)
-        if isinstance(self.stats, str):
-            object.__setattr__(self, "stats", (self.stats,))
-        if not isinstance(self.stats, Iterable):
-            seen = type(self.stats).__name__
-            msg = f"stats= takes names of statistics, not {seen}: {self.stats!r}"
-            raise TypeError(msg)
-        object.__setattr__(self, "stats", tuple(self.stats))
-        for stat in self.stats:
-            if stat not in STATS:
-                msg = f"stats: {stat!r} is unknown; choose from {', '.join(STATS)}"
-                raise ValueError(msg)
-        if isinstance(self.read, str):
-            if self.read not in ("auto", "immediate", "step"):
-                msg = (
-                    f"read={self.read!r} is unknown; choose auto, immediate or step, or a number "
-                    "n to read every n steps"
-                )
-                raise ValueError(msg)
-        else:
-            _whole("read", self.read, 1)
-        if self.updates is not None:
-            _whole("updates", self.updates, 1)
-        if self.level not in LEVELS:
-            msg = f"level={self.level!r} is unknown; choose from {', '.join(LEVELS)}"
-            raise ValueError(msg)
-        if isinstance(self.keep, str) and self.keep != "step":
-            msg = f"keep= takes a number of bytes or 'step', not str: {self.keep!r}"
-            raise TypeError(msg)
-        if self.keep != "step":
-            _whole("keep", self.keep, 0)
-        if self.save is not None and not (isinstance(self.save, str | os.PathLike) and self.save):
-            msg = f"save= takes the path of a folder, not {type(self.save).__name__}: {self.save!r}"
-            raise TypeError(msg)
-        if self.save is not None:
-            refuse_unwritable(os.fspath(self.save))
+        super().__post_init__()
         self.policy.refuse_idle()
 
     @classmethod
-    def checked(cls, given: Mapping[str, Any], known: type, where: str) -> Self:
+    def checked(cls, given: Mapping[str, Any], known: Iterable[str], where: str) -> Self:
         """Check the options that somebody gave by name.
 
         Args:
-            given: The options.
-            known: The TypedDict that names those there are.
+            given: The options of ``track``.
+            known: The names of ``Advanced`` that have a meaning there.
             where: For whom they are: an adapter's name.
 
         Raises:
             TypeError: If one is unknown, cannot be honoured there, or is of the wrong type.
             ValueError: If one has an impossible value.
         """
-        names = list(known.__annotations__)
-        common = inspect.signature(cls).parameters
+        given = dict(given)
+        advanced = given.pop("advanced", None)
+        if advanced is not None and not isinstance(advanced, Advanced):
+            msg = f"advanced= takes an anynan.Advanced, not {type(advanced).__name__}: {advanced!r}"
+            raise TypeError(msg)
+        further = {} if advanced is None else advanced.given()
+        old = {name: given.pop(name) for name in tuple(given) if name in ADVANCED}
+        for name in (*further, *old):
+            if name not in known:
+                msg = f"{name}= has no meaning for {where}; Advanced has {', '.join(known)} there"
+                raise TypeError(msg)
         for name in given:
             if name == "skip":
                 msg = (
@@ -198,37 +184,26 @@ class Options:
                     "exclude=, and a bad step's update is dropped by action='skip'"
                 )
                 raise TypeError(msg)
-            if name not in names:
-                what = f"{name}= has no meaning for {where}"
-                if name not in common:
-                    what = f"track() has no option {name!r}"
-                msg = f"{what}; the options are {', '.join(names)}"
+            if name not in EVERYDAY:
+                msg = f"track() has no option {name!r}; the options are {', '.join(EVERYDAY)}"
                 raise TypeError(msg)
-        return cls(**{name: value for name, value in given.items() if name in common})
+        if old:
+            said = ", ".join(f"{name}=..." for name in old)
+            warn(f"track({said}) is now track(advanced=anynan.Advanced({said})); {OLD}", DEPRECATED)
+        return cls(**given, **{**further, **old})
 
     @classmethod
-    def shown(cls, known: type) -> Callable[[Track], Track]:
-        """Have a function's signature name its options, with the defaults of those that are shared.
-
-        Args:
-            known: The TypedDict that names those there are.
-        """
-        shared = inspect.signature(cls).parameters
-
-        def put(track: Track) -> Track:
-            written = inspect.signature(track)
-            given = [x for x in written.parameters.values() if x.kind is not x.VAR_KEYWORD]
-            for name in known.__annotations__:
-                default = shared[name].default if name in shared else None
-                if name in ("policy", "level"):  # long, and another for array code
-                    default = ...
-                given.append(
-                    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-                )
-            vars(track)["__signature__"] = written.replace(parameters=given)
-            return track
-
-        return put
+    def shown(cls, track: Track) -> Track:
+        """Have a function's signature name the options of ``track``, with their defaults."""
+        written, defaults = inspect.signature(track), inspect.signature(cls).parameters
+        given = [x for x in written.parameters.values() if x.kind is not x.VAR_KEYWORD]
+        for name in EVERYDAY:
+            default = defaults[name].default if name in defaults else None
+            if name in ("policy", "level"):  # long, and another for array code
+                default = ...
+            given.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+        vars(track)["__signature__"] = written.replace(parameters=given)
+        return track
 
     @property
     def only_watches(self) -> bool:
@@ -247,13 +222,152 @@ class Options:
         return tuple(stat for stat in self.stats if stat in ("mean", "rms", "norm"))
 
 
-def _whole(name: str, value: Any, least: int) -> None:
+DEPRECATED = DeprecationWarning
+OLD = "the old name works until 0.2"
+EVERYDAY = tuple(TrackOptions.__annotations__)
+ADVANCED = tuple(each.name for each in fields(Advanced))
+
+
+def _whole(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         msg = f"{name}= takes a whole number, not {type(value).__name__}: {value!r}"
         raise TypeError(msg)
     if value < least:
         msg = f"{name}={value} is too small: it must be at least {least}"
         raise ValueError(msg)
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        msg = f"{name}= takes True or False, not {value!r}"
+        raise TypeError(msg)
+    return value
+
+
+def _none_or_from_1(name: str, value: Any) -> int | None:
+    return None if value is None else _whole(name, value, 1)
+
+
+def _from_0(name: str, value: Any) -> int:
+    return _whole(name, value, 0)
+
+
+def _stats(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        msg = f"{name}= takes names of statistics, not {type(value).__name__}: {value!r}"
+        raise TypeError(msg)
+    stats = (value,) if isinstance(value, str) else tuple(value)
+    for stat in stats:
+        if stat not in STATS:
+            msg = f"{name}: {stat!r} is unknown; choose from {', '.join(STATS)}"
+            raise ValueError(msg)
+    return stats
+
+
+def _renamed(name: str, value: Any, old: str, new: str) -> Any:
+    if isinstance(value, str) and value == old:
+        warn(f"{name}={old!r} is now {name}={new!r}; {OLD}", DEPRECATED)
+        return new
+    return value
+
+
+def _read(name: str, value: Any) -> str | int:
+    value = _renamed(name, value, "step", "end")
+    if not isinstance(value, str):
+        return _whole(name, value, 1)
+    if value not in ("auto", "immediate", "end"):
+        msg = (
+            f"{name}={value!r} is unknown; choose auto, immediate or end, or a number n to read "
+            "every n steps"
+        )
+        raise ValueError(msg)
+    return value
+
+
+def _keep(name: str, value: Any) -> str | int:
+    value = _renamed(name, value, "step", "all")
+    if isinstance(value, str) and value != "all":
+        msg = f"{name}= takes a number of bytes or 'all', not str: {value!r}"
+        raise TypeError(msg)
+    return value if isinstance(value, str) else _whole(name, value, 0)
+
+
+def _lag(name: str, value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or value not in (0, 1)):
+        msg = (
+            f"{name}= takes 0 (judge each step at once) or 1 (judge it after the next one has "
+            f"started), not {value!r}"
+        )
+        raise ValueError(msg)
+    return None if value is None else int(value)
+
+
+def _policy(name: str, value: Any) -> Policy:
+    if not isinstance(value, Policy):
+        seen = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        msg = f"{name}= takes an anynan.Policy, not {seen}"
+        raise TypeError(msg)
+    return value
+
+
+def _action(name: str, value: Any) -> Action:
+    if not callable(value) and value not in ACTIONS:
+        msg = (
+            f"{name}={value!r} is unknown; choose from {', '.join(ACTIONS)}, or give a function "
+            "that takes the Event"
+        )
+        raise ValueError(msg)
+    action: Action = value
+    return action
+
+
+def _level(name: str, value: Any) -> Level:
+    if value not in LEVELS:
+        msg = f"{name}={value!r} is unknown; choose from {', '.join(LEVELS)}"
+        raise ValueError(msg)
+    level: Level = value
+    return level
+
+
+def _patterns(_: str, value: Any) -> Patterns:
+    # A generator would be walked twice.
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    patterns: Patterns = tuple(value) if several else value
+    return patterns
+
+
+def _save(name: str, value: Any) -> str | os.PathLike[str] | None:
+    if value is None:
+        return None
+    if not (isinstance(value, str | os.PathLike) and value):
+        msg = f"{name}= takes the path of a folder, not {type(value).__name__}: {value!r}"
+        raise TypeError(msg)
+    refuse_unwritable(os.fspath(value))
+    path: str | os.PathLike[str] = value
+    return path
+
+
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "action": _action,
+    "level": _level,
+    "layers": _patterns,
+    "exclude": _patterns,
+    "policy": _policy,
+    "save": _save,
+    "replay": _flag,
+    "history": _from_0,
+    "stats": _stats,
+    "read": _read,
+    "backward": _flag,
+    "patience": _from_0,
+    "parameters": _flag,
+    "updates": _none_or_from_1,
+    "keep": _keep,
+    "across_ranks": _flag,
+    "keep_inputs": _flag,
+    "lag": _lag,
+}
 
 
 def environment() -> str | None:

@@ -26,9 +26,11 @@ from anynan._readings.patterns import choose
 from anynan._readings.readings import Reading, Rows
 from anynan._runtime.context import expectations, replay_context
 from anynan._steps.adapter import BaseAdapter
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked, inside
 from anynan.events import Phase, Source
-from anynan.options import Options
+from anynan.options import ADVANCED, Options
+from anynan.tracker import Tracker, begin
+from tests.flat import split
 
 Array = NDArray[np.float64]
 MAX = float(np.finfo(np.float64).max)
@@ -225,7 +227,7 @@ class ToyAdapter(BaseAdapter):
 
     backend = "toy"
 
-    def __init__(self, model: Model, tracker: Tracker) -> None:
+    def __init__(self, model: Model, tracker: Tracked) -> None:
         super().__init__(tracker)
         options = self.options
         self.model = model
@@ -454,15 +456,15 @@ class ToyAdapter(BaseAdapter):
 
 def track(target: Any = None, *, model: Model, **options: Any) -> Any:
     """Track a step function of the toy framework."""
-    chosen = Options(**options)
+    chosen = Options.checked(split(options), ADVANCED, "the toy framework")
     if target is None:
         return functools.partial(_track, model=model, options=chosen)
     return _track(target, model, chosen)
 
 
 def _track(target: Any, model: Model, options: Options) -> Tracker:
-    tracker = Tracker(target, options, getattr(target, "__name__", "step"))
-    return tracker.start(ToyAdapter(model, tracker))
+    tracker = Tracked(target, options, getattr(target, "__name__", "step"))
+    return begin(tracker, ToyAdapter(model, tracker))
 
 
 def training(layer: str = "blocks.0") -> tuple[Model, Callable[[Any], Any]]:
@@ -484,7 +486,7 @@ def training(layer: str = "blocks.0") -> tuple[Model, Callable[[Any], Any]]:
 
 def adapter_of(tracker: Tracker) -> ToyAdapter:
     """Give the adapter behind a tracker that is still watching."""
-    return cast(ToyAdapter, tracker.judge.adapter)
+    return cast(ToyAdapter, inside(tracker).judge.adapter)
 
 
 @contextmanager

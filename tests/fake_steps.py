@@ -10,6 +10,7 @@ import pytest
 
 import anynan
 from tests.fake_adapter import Layer, Model, Output, track
+from tests.flat import split
 
 NAN, INF = float("nan"), float("inf")
 GOOD, BAD = [1.0, 2.0], [1.0, -2.0]  # the model takes a logarithm
@@ -37,7 +38,7 @@ def step_of(model: Model) -> Callable[[Any], Output]:
 
 def tracked(model: Model | None = None, **options: Any) -> tuple[Model, Any]:
     model = model or make()
-    return model, track(step_of(model), model=model, **options)
+    return model, track(step_of(model), model=model, **split(options))
 
 
 def rooted() -> Model:
@@ -50,7 +51,7 @@ def one(*operations: str, weight: float | None = None) -> Model:
 
 
 def forward_only(model: Model, **options: Any) -> Any:
-    return track(lambda batch: model(batch).loss(), model=model, **options)
+    return track(lambda batch: model(batch).loss(), model=model, **split(options))
 
 
 def failure(call: Callable[..., Any], *args: Any) -> anynan.AnomalyError:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.flat import split
 
 
 def failing(function: Any, *args: Any, **options: Any) -> anynan.Event:
-    tracked = anynan.track(function, **options)  # it is the default
+    tracked = anynan.track(function, **split(options))  # it is the default
     with np.errstate(all="ignore"), pytest.raises(anynan.NonFiniteError) as caught:
         tracked(*args)
     return caught.value.event

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.flat import split
 
 NAN, INF = float("nan"), float("inf")
 Array = np.ndarray[Any, Any]
@@ -19,12 +20,12 @@ track: Any = functools.partial(anynan.track, level="layer")
 
 def caught(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
     with pytest.raises(anynan.NonFiniteError) as error:
-        track(function, **options)(*args)
+        track(function, **split(options))(*args)
     return error.value.event
 
 
 def recorded(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Tracker:
-    tracker: anynan.Tracker = track(function, action="record", **options)
+    tracker: anynan.Tracker = track(function, action="record", **split(options))
     tracker(*args)
     return tracker
 

@@ -20,10 +20,11 @@ from anynan._bundle.script import TENSORS
 from anynan._cli.commands import main
 from anynan._files.scan import scan
 from tests.bundles import again, run_alone
+from tests.flat import split
 
 
 def saved(folder: Path, fn: Any, *args: Any, **options: Any) -> anynan.Event:
-    tracked = anynan.track(fn, save=folder, **options)
+    tracked = anynan.track(fn, save=folder, **split(options))
     with pytest.raises(anynan.NonFiniteError) as caught, np.errstate(all="ignore"):
         tracked(*args)
     assert f"saved in {folder}" in str(caught.value)

@@ -102,7 +102,7 @@ def test_a_nudge_is_the_same_every_time_and_about_a_unit() -> None:
 
 
 def test_a_capture_comes_back_from_its_file(tmp_path: Path) -> None:
-    choice = Choice("topk", "gate", anynan.Source("a.py", 3, "f", "x"), np.array([1, 2]), 0)
+    choice = Choice("topk", "gate", anynan.events.Source("a.py", 3, "f", "x"), np.array([1, 2]), 0)
     kept = Capture("torch", [taken("a")], {"w": X}, 0.5, [choice], notes=["n"])
     kept.save(tmp_path / "run.npz")
     found = Capture.load(tmp_path / "run.npz")

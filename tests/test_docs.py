@@ -23,7 +23,7 @@ import pytest
 
 import anynan
 from anynan._runtime.about import ADAPTERS
-from anynan._steps.tracker import _watching
+from anynan._steps.tracked import _watching
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])

@@ -15,6 +15,7 @@ import anynan
 from anynan._arrays.summary import Summary
 from anynan._reports.escaping import NAME, PROSE, escaped, name, prose
 from anynan._reports.report import headline, render, render_line, render_rich
+from anynan._steps.tracked import inside
 from anynan.errors import AnynanWarning
 from anynan.events import Cause, Event, Operation, Source, Spread
 from tests.fake_adapter import Layer, Model, track
@@ -80,10 +81,10 @@ def test_warnings_notes_and_the_overview_are_escaped_too() -> None:
         warnings.simplefilter("always")
         tracker = track(model, model=model, action="warn")
         tracker(np.array([-1.0]))
-        tracker.judge.say("layer x\x07\ny is not watched")
+        inside(tracker).judge.say("layer x\x07\ny is not watched")
     texts = [str(item.message) for item in caught if item.category is AnynanWarning]
     assert len(texts) == 2
-    tracker.name = "step\n  events    none"
+    inside(tracker).name = "step\n  events    none"
     for text in (*texts, tracker.report(), repr(tracker)):
         assert all(row.isprintable() for row in text.split("\n")), text
     assert "events    none" not in [row.strip() for row in tracker.report().split("\n")]

@@ -262,4 +262,4 @@ def test_the_warning_can_be_filtered_as_a_users_warning() -> None:
 def test_the_public_names_are_these() -> None:
     assert anynan.Event is Event
     assert anynan.NonFiniteError is NonFiniteError
-    assert anynan.Spread is Spread
+    assert anynan.events.Spread is Spread

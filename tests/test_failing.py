@@ -34,12 +34,12 @@ def toy_model() -> toy.Model:
     return toy.Model(toy.Layer("a", ("log",)))
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_record_that_fails_leaves_name_and_line(
     monkeypatch: pytest.MonkeyPatch, read: Any
 ) -> None:
     monkeypatch.setattr(live, "make_record", broken)
-    tracker = anynan.track(logged, action="record", read=read)
+    tracker = anynan.track(logged, action="record", advanced=anynan.Advanced(read=read))
     assert tracker(np.zeros(2)).shape == (2,)
     (event,) = tracker.events
     assert event.operation is not None

@@ -64,9 +64,9 @@ def test_check_and_summarize(hold: Callable[[Any], Any]) -> None:
         list(anynan.watch([hold(BAD)]))
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_tracked_function_runs_as_it_would(hold: Callable[[Any], Any], read: Any) -> None:
-    tracker = anynan.track(lambda x: [x], action="record", read=read)
+    tracker = anynan.track(lambda x: [x], action="record", advanced=anynan.Advanced(read=read))
     x = hold(FINE)
     assert tracker(x)[0] is x
     assert not tracker.events
@@ -74,9 +74,13 @@ def test_a_tracked_function_runs_as_it_would(hold: Callable[[Any], Any], read: A
     assert [(event.phase, event.tensor) for event in tracker.events] == [("input", "x")]
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_result_is_judged(hold: Callable[[Any], Any], read: Any) -> None:
-    tracker = anynan.track(lambda x: hold(BAD) if x.sum() else None, action="record", read=read)
+    tracker = anynan.track(
+        lambda x: hold(BAD) if x.sum() else None,
+        action="record",
+        advanced=anynan.Advanced(read=read),
+    )
     tracker(np.ones(1))
     (event,) = tracker.events
     assert (event.phase, event.kind, event.tensor) == ("forward", "nan", "result")

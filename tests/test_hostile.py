@@ -144,13 +144,13 @@ def test_the_walk_tells_its_caller() -> None:
 
 
 @pytest.mark.parametrize("bad", [False, True])
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_tracked_function_runs_on(hostile: Any, read: Any, bad: bool) -> None:
     def program(x: Any, thing: Any) -> Any:
         inner = SimpleNamespace(thing=thing, y=np.log(x - 2.0 * bad))
         return {"y": inner.y, "thing": thing, "inner": inner}
 
-    tracker = anynan.track(program, action="record", read=read)
+    tracker = anynan.track(program, action="record", advanced=anynan.Advanced(read=read))
     result = tracker(np.ones(3), hostile)
     assert result["thing"] is hostile
     assert result["inner"].thing is hostile

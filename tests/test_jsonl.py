@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 import anynan
 from anynan._cli.commands import main
 from anynan._jsonl.codes import decode, encode
+from anynan._jsonl.writing import Writer
 from anynan._readings.policy import reading_kind
+from anynan._steps.tracked import Tracked, inside
 from tests.fake_adapter import Layer, Model, track, training
 from tests.processes import python
 
@@ -43,7 +45,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def same(one: anynan.History, other: anynan.History) -> None:
+def same(one: anynan.reports.History, other: anynan.reports.History) -> None:
     pairs = list(zip(one, other, strict=True))
     assert pairs
     for a, b in pairs:
@@ -166,8 +168,8 @@ def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     tracker = tracked(action="record")
     tracker.to_jsonl(tmp_path / "run.jsonl")
     tracker(GOOD)
-    tracker.judge.followers[0]._file.close()
-    tracker.judge.followers[0]._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
+    inside(tracker).judge.followers[0]._file.close()
+    inside(tracker).judge.followers[0]._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
     with pytest.warns(anynan.AnynanWarning, match=r"ends here, it could not be written: OSError"):
         tracker(BAD)
     tracker(GOOD)
@@ -213,14 +215,13 @@ def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def demo(framework: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a framework's demo, which fails, and write what its tracker sees."""
-    real = anynan.Tracker.start
+    real = Tracked.start
 
-    def start(self: anynan.Tracker, adapter: Any) -> anynan.Tracker:
+    def start(self: Tracked, adapter: Any) -> None:
         real(self, adapter)
-        self.to_jsonl(path)
-        return self
+        Writer(path, 1).follow(self)
 
-    monkeypatch.setattr(anynan.Tracker, "start", start)
+    monkeypatch.setattr(Tracked, "start", start)
     assert main(["demo", "--framework", framework]) == 0
 
 
@@ -251,7 +252,7 @@ def test_the_report_of_a_real_failure_can_be_read_from_its_file(
         "has no cell" in page.read_text("utf-8")
     )
     # Each layer has its place, those nothing is known of as well.
-    ranked = anynan.headroom(run, "float16")
+    ranked = anynan.reports.headroom(run, "float16")
     assert {each.layer for each in ranked} >= {run.events[-1].layer} - {None}
     known = [each.bits for each in ranked if each.bits is not None]
     assert known == sorted(known)
@@ -259,7 +260,7 @@ def test_the_report_of_a_real_failure_can_be_read_from_its_file(
 
 def test_the_page_names_every_line_and_field(tmp_path: Path) -> None:
     tracker = written(tmp_path / "run.jsonl", stats=("mean",))
-    tracker.judge.remark("of no matter")
+    inside(tracker).judge.remark("of no matter")
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     fields = {name: said for names, said in rows for name in re.findall(r"\w+", names)}
     found = lines(tmp_path / "run.jsonl")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.flat import split
 
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow")
 
@@ -48,7 +49,7 @@ def tracked(name: str, body: Callable[[Any, Any], Any], **options: Any) -> tuple
                 return body(xp, x)
 
         model = Model()
-        return anynan.torch.track(model, **options), model
+        return anynan.torch.track(model, **split(options)), model
     if name == "tensorflow":
 
         class Module(xp.Module):  # type: ignore[name-defined]
@@ -56,9 +57,9 @@ def tracked(name: str, body: Callable[[Any, Any], Any], **options: Any) -> tuple
                 return body(xp, x)
 
         module = Module()
-        return anynan.tensorflow.track(module, **options), module
+        return anynan.tensorflow.track(module, **split(options)), module
     track = anynan.jax.track if name == "jax" else anynan.track
-    function = track(lambda x: body(xp, x), **options)
+    function = track(lambda x: body(xp, x), **split(options))
     return function, function
 
 

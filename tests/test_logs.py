@@ -12,6 +12,7 @@ import pytest
 
 import anynan
 from anynan._reports import logs
+from anynan._steps.tracked import inside
 
 BAD = np.array([1.0, np.nan])
 
@@ -28,7 +29,7 @@ def test_an_event_is_one_record_with_its_facts(caplog: pytest.LogCaptureFixture)
     (record,) = caplog.records
     (event,) = step.events
     assert (record.name, record.levelname) == ("anynan", "ERROR")
-    assert record.getMessage() == anynan.render(event, "line")
+    assert record.getMessage() == anynan.reports.render(event, "line")
     logged = anynan.Event.from_dict(vars(record)["anynan"])
     # What it spread to is known at the step's end.
     assert replace(logged, spread=event.spread) == event
@@ -87,4 +88,4 @@ def test_the_same_again_is_heard_of_once(monkeypatch: pytest.MonkeyPatch) -> Non
         for _ in range(3):
             tracker(-np.ones(2))
     assert [event.times for event in tracker.events] == [3]
-    assert tuple(heard) == tracker.judge.turns
+    assert tuple(heard) == inside(tracker).judge.turns

@@ -9,7 +9,7 @@ import pytest
 
 from anynan import Policy
 from anynan._readings import history as room
-from anynan._readings.history import History
+from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Rows, Site
 
@@ -266,7 +266,7 @@ def test_history_may_grow_while_it_is_walked() -> None:
 
 
 def test_no_history_keeps_nothing() -> None:
-    history = History(0)
+    history = Ring(0)
     history.append(filled(0, (slot(monitor()), 0.0, 1.0)))
     assert (len(history), history.nbytes) == (0, 0)
 

@@ -64,4 +64,4 @@ def test_a_cell_that_tracks_may_be_run_again(shell: Any) -> None:
     assert "<b>NaN first appeared in the forward pass of step 0</b>" in data["text/html"]
     assert "<script" not in data["text/html"]
     assert "1 bad in 1 step" in formats(shell.user_ns["tracker"])[0]["text/html"]
-    anynan.torch.untrack(shell.user_ns["model"])
+    anynan.untrack(shell.user_ns["model"])

@@ -3,11 +3,13 @@
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 
 import anynan
 from anynan import Policy
-from anynan.options import Arrays, Options, environment
+from anynan.options import ADVANCED, EVERYDAY, Advanced, Options, TrackOptions, environment
+from tests.flat import split
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
@@ -27,8 +29,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         {"action": print},
         {"history": 0},
         {"read": 1},
-        {"read": "step"},
-        {"keep": "step"},
+        {"read": "end"},
+        {"keep": "all"},
         {"keep": 0},
         {"stats": ("min", "rms")},
         {"level": "operation"},
@@ -42,12 +44,12 @@ def test_a_fit_value_is_kept_as_it_is(options: dict[str, Any]) -> None:
 
 
 def test_one_statistic_need_not_be_wrapped_and_a_list_will_do() -> None:
-    assert Options(stats="rms").stats == ("rms",)  # type: ignore[arg-type]
-    assert Options(stats=["rms", "min"]).stats == ("rms", "min")  # type: ignore[arg-type]
+    assert Options(stats="rms").stats == ("rms",)
+    assert Options(stats=["rms", "min"]).stats == ("rms", "min")
 
 
 def test_statistics_may_come_from_a_generator() -> None:
-    assert Options(stats=(name for name in ("rms", "min"))).stats == ("rms", "min")  # type: ignore[arg-type]
+    assert Options(stats=(name for name in ("rms", "min"))).stats == ("rms", "min")
 
 
 def test_only_some_statistics_cost_extra() -> None:
@@ -57,8 +59,8 @@ def test_only_some_statistics_cost_extra() -> None:
 def test_patterns_from_a_generator_can_be_read_more_than_once() -> None:
     options = Options(layers=(name for name in ("a", "b")), exclude=iter(["c"]))
     for _ in range(2):
-        assert list(options.layers) == ["a", "b"]  # type: ignore[arg-type]
-        assert list(options.exclude) == ["c"]  # type: ignore[arg-type]
+        assert options.layers == ("a", "b")
+        assert options.exclude == ("c",)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_patterns_from_a_generator_can_be_read_more_than_once() -> None:
     [
         ({"action": "rise"}, "action='rise' is unknown; choose from raise, warn, record, skip"),
         ({"action": None}, "action=None is unknown; choose from raise"),
-        ({"read": "steps"}, "read='steps' is unknown; choose auto, immediate or step"),
+        ({"read": "steps"}, "read='steps' is unknown; choose auto, immediate or end"),
         ({"read": 0}, "read=0 is too small: it must be at least 1"),
         ({"level": "op"}, "level='op' is unknown; choose from step, layer, operation"),
         ({"stats": ("std",)}, "stats: 'std' is unknown; choose from absmax, min, max, mean"),
@@ -96,7 +98,7 @@ def test_an_impossible_value_is_refused_in_words(options: dict[str, Any], words:
         ({"history": True}, "history= takes a whole number, not bool: True"),
         ({"read": 2.0}, "read= takes a whole number, not float: 2.0"),
         ({"read": None}, "read= takes a whole number, not NoneType: None"),
-        ({"keep": "all"}, "keep= takes a number of bytes or 'step', not str: 'all'"),
+        ({"keep": "whole"}, "keep= takes a number of bytes or 'all', not str: 'whole'"),
         ({"stats": None}, "stats= takes names of statistics, not NoneType: None"),
         ({"stats": 3}, "stats= takes names of statistics, not int: 3"),
     ],
@@ -148,24 +150,52 @@ def test_an_unknown_override_is_refused_in_words(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"backward": True}, "backward= has no meaning for array code; the options are policy"),
+        (
+            {"backward": False},
+            "backward= has no meaning for array code; Advanced has replay",
+        ),
         ({"keep": 1}, "keep= has no meaning for array code"),
-        ({"across_ranks": True}, "across_ranks= has no meaning for array code"),
+        ({"across_ranks": False}, "across_ranks= has no meaning for array code"),
         ({"skip": "a"}, "patterns of layers to leave out are exclude="),
-        ({"colour": 1}, "track() has no option 'colour'; the options are policy, layers"),
+        ({"colour": 1}, "track() has no option 'colour'; the options are action, level"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError) as caught:
-        anynan.track(lambda x: x, **given)
+        anynan.track(lambda x: x, **split(given))
     assert words in str(caught.value)
+
+
+def test_an_option_of_advanced_that_stands_alone_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"now track\(advanced=anynan.Advanced\(history"):
+        tracker = anynan.track(lambda x: x, history=3)  # type: ignore[call-overload]
+    for x in range(5):
+        tracker(np.ones(1) * x)
+    assert len(tracker.history) == 3
+
+
+@pytest.mark.parametrize(("name", "old", "new"), [("read", "step", "end"), ("keep", "step", "all")])
+def test_an_old_value_works_with_a_warning(name: str, old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{name}='{old}' is now {name}='{new}'"):
+        assert getattr(anynan.Advanced(**{name: old}), name) == new  # type: ignore[arg-type]
+
+
+def test_advanced_takes_nothing_else() -> None:
+    with pytest.raises(TypeError, match="advanced= takes an anynan.Advanced, not dict"):
+        anynan.track(lambda x: x, advanced={"history": 3})  # type: ignore[call-overload]
+
+
+def test_each_option_is_described_where_its_class_is() -> None:
+    said = f"{inspect.getdoc(Advanced)} {inspect.getdoc(TrackOptions)}"
+    for name in (*EVERYDAY, *ADVANCED):
+        assert f"    {name}: " in said
 
 
 ADAPTERS: dict[str, dict[str, Any]] = {
     "torch": {"keep_inputs": True, "lag": 1},
-    "jax": {"keep": 1, "across_ranks": True},
-    "tensorflow": {"keep": 1, "across_ranks": True, "read": "step"},
-    "cupy": {"keep": 1, "backward": True},
+    "jax": {"keep": 1, "across_ranks": False},
+    "tensorflow": {"keep": 1, "across_ranks": False, "read": "end"},
+    "cupy": {"keep": 1, "backward": False},
 }
 
 
@@ -175,16 +205,15 @@ def test_an_adapter_takes_what_it_can_honour_alone(adapter: str) -> None:
     module = pytest.importorskip(f"anynan.{adapter}")
     for name, value in ADAPTERS[adapter].items():
         with pytest.raises(TypeError, match=f"{name}"):
-            module.track(lambda x: x, **{name: value})
+            module.track(lambda x: x, **split({name: value}))
 
 
 def test_jax_cannot_read_at_once() -> None:
     pytest.importorskip("jax")
     with pytest.raises(ValueError, match="read='immediate' is not there for JAX"):
-        anynan.jax.track(lambda x: x, read="immediate")  # type: ignore[call-overload]
+        anynan.jax.track(lambda x: x, advanced=anynan.Advanced(read="immediate"))
 
 
 def test_the_signature_of_track_names_every_option() -> None:
     names = list(inspect.signature(anynan.track).parameters)
-    assert names == ["target", *Arrays.__annotations__]
-    assert inspect.signature(anynan.track).parameters["history"].default == 1000
+    assert names == ["target", *EVERYDAY]

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 import anynan
 from anynan._outlook.forecast import WINDOW, forecasts
 from anynan._outlook.lines import outlook
-from anynan._readings.history import History
+from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Rows
 from anynan._reports.run import Run, of
+from anynan._steps.tracked import inside
 
 TOP = 16.0  # bits: of a dtype whose largest number is 2**16
 LENGTH, MORE, MANY = 400, 200, 200  # steps that are asked about, those after them; histories
@@ -57,7 +58,7 @@ def steady(random: np.random.Generator, t: NDArray[Any]) -> NDArray[Any]:
 
 def history_of(sizes: NDArray[Any], every: int) -> Any:
     """Give the history as it is after each ``every`` steps; a layer is a history of its own."""
-    monitor, history = Monitor(anynan.Policy(), 0), History(WINDOW, math.inf)
+    monitor, history = Monitor(anynan.Policy(), 0), Ring(WINDOW, math.inf)
     names = [str(i) for i in range(len(sizes))]
     sites = [monitor.site(name, "forward", "output", "half", 2.0**TOP) for name in names]
     for step, column in enumerate(sizes.T):
@@ -116,7 +117,7 @@ def test_the_page_of_the_docs_has_these_counts() -> None:
 
 def run_of(layers: dict[str, Any], steps: int, top: float = 65504.0) -> Run:
     """Make a run whose layers give these ends at each step."""
-    monitor, history = Monitor(anynan.Policy(), 0), History(steps, math.inf)
+    monitor, history = Monitor(anynan.Policy(), 0), Ring(steps, math.inf)
     sites = [monitor.site(name, "forward", "output", "float16", top) for name in layers]
     for step in range(steps):
         rows = Rows(step)
@@ -184,7 +185,7 @@ def test_headroom_ranks_layers_by_how_safely_they_would_run_narrower() -> None:
         5,
         top=3.4e38,
     )
-    found = anynan.headroom(run, "float16")
+    found = anynan.reports.headroom(run, "float16")
     assert [each.layer for each in found] == ["tiny", "large", "middle", "zero", "unread"]
     tiny, large, middle, zero, unread = found
     assert large.over == pytest.approx(math.log2(65520 / 1e5))
@@ -198,9 +199,9 @@ def test_headroom_ranks_layers_by_how_safely_they_would_run_narrower() -> None:
         str(large) == "large: overflows at the top (forward, step 4), 28.3 at the bottom (forward)"
     )
     assert str(middle).endswith("; module outputs only")
-    assert anynan.headroom(run, np.float16) == found
+    assert anynan.reports.headroom(run, np.float16) == found
     with pytest.raises(ValueError, match="dtype='int8' is unknown; choose from float16, bfloat16"):
-        anynan.headroom(run, "int8")
+        anynan.reports.headroom(run, "int8")
 
 
 def test_a_norm_over_large_numbers_and_a_growing_layer_in_pytorch() -> None:
@@ -239,7 +240,7 @@ def test_updates_are_looked_at_every_so_many_steps() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 1))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     truth = {}
-    with anynan.torch.track(model, updates=4) as tracker:
+    with anynan.torch.track(model, advanced=anynan.Advanced(updates=4)) as tracker:
         for step in range(30):
             if step == 28:
                 optimizer.param_groups[0]["lr"] = 0.1
@@ -261,14 +262,14 @@ def test_updates_are_looked_at_every_so_many_steps() -> None:
         (line,) = (x for x in tracker.report().split("\n") if x.startswith("  update "))
     assert "times the median of the 5 looked at before" in line
     with pytest.raises(ValueError, match="updates=0 is too small"):
-        anynan.torch.track(model, updates=0)
+        anynan.torch.track(model, advanced=anynan.Advanced(updates=0))
 
 
 def test_updates_are_kept_in_a_file(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with anynan.torch.track(model, updates=1) as tracker:
+    with anynan.torch.track(model, advanced=anynan.Advanced(updates=1)) as tracker:
         tracker.to_jsonl(tmp_path / "run.jsonl")
         for _ in range(3):
             optimizer.zero_grad()
@@ -277,4 +278,4 @@ def test_updates_are_kept_in_a_file(tmp_path: Path) -> None:
         assert set(tracker.metrics()) >= {"anynan/update_norm", "anynan/update_ratio"}
     read = anynan.load(tmp_path / "run.jsonl").history.updates()
     assert len(read) == 3
-    assert read == tracker.history.updates() == of(tracker).history.updates()
+    assert read == tracker.history.updates() == of(inside(tracker)).history.updates()

@@ -20,10 +20,11 @@ from anynan._compare.comparison import Comparison, Row
 from anynan._page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, Grid, grids
 from anynan._page.page import page
 from anynan._page.picture import curves, heat_map
-from anynan._readings.history import History
+from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Rows
 from anynan._reports.run import Run, of
+from anynan._steps.tracked import inside
 from anynan.events import Phase
 from tests.fake_adapter import track, training
 
@@ -79,7 +80,7 @@ def synthetic(
     name: str = "layers.{}.part{}",
 ) -> Run:
     """Make a run of readings: ``value`` gives each layer's magnitudes at a step."""
-    monitor, history = Monitor(anynan.Policy(), 0), History(steps, math.inf)
+    monitor, history = Monitor(anynan.Policy(), 0), Ring(steps, math.inf)
     names = [name.format(i // 10, i % 10) for i in range(layers)]
     sites = [monitor.site(each, "forward", "output", "float16", dtype_max) for each in names]
     if training:
@@ -102,7 +103,7 @@ def synthetic(
 
 def test_the_report_comes_first_then_picture_curves_and_numbers() -> None:
     tracker = failing()
-    text = page(of(tracker))
+    text = page(of(inside(tracker)))
     read = Reader(text)
     assert read.open == []
     words = read.words
@@ -127,7 +128,7 @@ def test_the_report_comes_first_then_picture_curves_and_numbers() -> None:
 
 def test_the_numbers_are_those_of_the_history() -> None:
     tracker = failing()
-    text = page(of(tracker))
+    text = page(of(inside(tracker)))
     rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td class=n>(.*?)</td>", text)
     shown = {layer: float(bits) for layer, _, bits in rows[: len(rows) // 2] if bits}
     for layer in ("embed", "head"):
@@ -136,14 +137,14 @@ def test_the_numbers_are_those_of_the_history() -> None:
 
 
 def test_a_page_stands_alone() -> None:
-    text = page(of(failing()))
+    text = page(of(inside(failing())))
     assert not re.search(r"https?://(?!www\.w3\.org)|<link|@import|url\((?!#)", text)
     assert "default-src 'none'" in text
 
 
 def test_hostile_names_stay_text() -> None:
     name = '</script><script>alert(1)</script>"><img src=x>\x1b[2J'
-    text = page(of(failing(name)))
+    text = page(of(inside(failing(name))))
     read = Reader(text)
     assert sum(tag == "script" for tag, _ in read.tags) == 1 + text.count("data-grid=")
     assert not [tag for tag, _ in read.tags if tag == "img"]
@@ -151,7 +152,7 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_nothing_seen_and_nothing_bad_have_a_page_too() -> None:
-    assert "No step was read" in page(Run("Net", History(1), counts={}.fromkeys(
+    assert "No step was read" in page(Run("Net", Ring(1), counts={}.fromkeys(
         ("bad", "suspect", "expected"), 0)))  # fmt: skip
     calm = page(synthetic(3, 4, lambda step, i: i + 1.0))
     assert "<h1>Nothing went bad</h1>" in calm
@@ -215,7 +216,7 @@ def test_a_long_run_of_a_large_model_stays_small() -> None:
 
 def test_a_history_is_walked_once_for_each_thing_that_is_told() -> None:
     run = synthetic(300, 300, lambda step, i: 1.0 + i, training=True)
-    with counted(History, "entries") as calls, counted(History, "_reading") as readings:
+    with counted(Ring, "entries") as calls, counted(Ring, "_reading") as readings:
         page(run)
     assert len(calls) <= 14
     # Single readings are made of the extremes and of the last step: not of every step.
@@ -286,7 +287,7 @@ def pictured(path: Path) -> list[bytes]:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_a_cell_is_read_with_the_keyboard_and_the_console_stays_empty(tmp_path: Path) -> None:
-    text = page(of(failing()))
+    text = page(of(inside(failing())))
     keys = ["ArrowDown", "ArrowDown", "ArrowLeft"]
     text = text.replace("<head>", f"<head>{WATCH}").replace(
         "</body>", ASK.replace("KEYS", repr(keys)) + "</body>"

@@ -140,10 +140,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_results_are_the_same(program: Callable[..., Any], read: Any) -> None:
     before = X.copy()
-    tracker = track(program, read=read)
+    tracker = track(program, advanced=anynan.Advanced(read=read))
     assert same(tracker(X), program(X))
     assert np.array_equal(before, X)
     assert not tracker.events
@@ -296,7 +296,7 @@ NAMED: list[tuple[str, Callable[..., Any], Array]] = [
 ]
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 @pytest.mark.parametrize(
     ("name", "program", "x"), NAMED, ids=[f"{name}-{i}" for i, (name, *_) in enumerate(NAMED)]
 )
@@ -369,10 +369,10 @@ def masked_scores(x: Array) -> Any:
     ],
     ids=lambda p: p.__name__,
 )  # fmt: skip
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 @pytest.mark.parametrize("level", ["layer", "operation"])
 def test_what_the_code_removes_itself_is_no_failure(program: Any, read: Any, level: Any) -> None:
-    tracker = track(program, read=read, level=level)
+    tracker = track(program, advanced=anynan.Advanced(read=read), level=level)
     assert same(tracker(np.array([0.0, 1.0, 2.0])), program(np.array([0.0, 1.0, 2.0])))
     assert all(event.severity == "suspect" for event in tracker.events)
     assert not tracker.notes
@@ -478,7 +478,7 @@ def test_the_origin_is_followed_through_many_operations() -> None:
         w = np.einsum("ij,ij->i", z, z)
         return (w - w).sum()
 
-    for read in ("immediate", "step"):
+    for read in ("immediate", "end"):
         event = caught(program, ONES, read=read)
         assert event.operation is not None
         assert (event.operation.name, event.kind) == ("exp", "posinf")

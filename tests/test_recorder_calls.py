@@ -446,7 +446,7 @@ def test_what_is_known_to_be_bad_is_not_looked_into_again() -> None:
         (event,) = tracked.events
         assert (event.phase, event.tensor, event.step) == ("input", "w", 6)
         assert event.spread.count >= 5
-        assert any("the same bad values came in" in remark for remark in tracked.remarks)
+        assert any("the same bad values came in" in remark for remark in tracked.notes)
         tracked(other, x)
         assert len(tracked.events) == 2  # other values are news
         tracked(x, x)

@@ -16,6 +16,7 @@ import pytest
 import anynan
 from anynan._diagnosis.causes import RULES
 from tests.conformance.recipes_causes import produced
+from tests.flat import split
 
 NAN, INF = float("nan"), float("inf")
 Array = np.ndarray[Any, Any]
@@ -88,7 +89,7 @@ def identity(x: Array) -> Any:
 def garbage(x: Array) -> Any:
     library = types.ModuleType("numpy")
     library.empty = lambda n: np.full(n, NAN)  # type: ignore[attr-defined]
-    return x + anynan.namespace(library).empty(3)  # bad
+    return x + anynan.arrays.namespace(library).empty(3)  # bad
 
 
 def overwritten(x: Array) -> Any:
@@ -114,7 +115,7 @@ FAULTS = [
 
 def event_of(fault: Fault) -> anynan.Event:
     with pytest.raises(anynan.AnomalyError) as caught:
-        anynan.track(fault.program, **(fault.options or {}))(fault.x.copy())
+        anynan.track(fault.program, **split(fault.options or {}))(fault.x.copy())
     return caught.value.event
 
 

@@ -12,6 +12,8 @@ import pytest
 import anynan
 from anynan._recorder import floatflags, live
 from anynan._recorder.tracked import TrackedArray
+from anynan._steps.tracked import inside
+from tests.flat import split
 from tests.recording import NAN, ONES, ZEROS, Array, State, caught, recorded, track
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -107,7 +109,7 @@ def test_a_number_that_was_taken_out_is_blamed_for_what_it_spoils() -> None:
             out[i] = x[i] / (x[i] - 1)  # here
         return out
 
-    for read in ("immediate", "step"):
+    for read in ("immediate", "end"):
         event = caught(program, ONES, read=read)
         assert event.operation is not None
         assert event.operation.name == "divide"
@@ -165,7 +167,7 @@ def test_decorator_method_and_metadata() -> None:
 
     assert Model().forward(ONES).tolist() == [2, 2, 2]
     assert Model.forward.__doc__ == "Do it."
-    assert Model.forward.fn.__name__ == "forward"
+    assert inside(Model.forward).fn.__name__ == "forward"
 
 
 def test_pause_resume_remove(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +200,7 @@ def test_actions() -> None:
     track(program, action=events.append)(ZEROS)
     assert [event.kind for event in events] == ["nan"]
     with pytest.raises(anynan.NonFiniteError) as error:
-        track(program, replay=False)(ZEROS)
+        track(program, advanced=anynan.Advanced(replay=False))(ZEROS)
     assert error.value.event.operation is None
 
 
@@ -237,7 +239,12 @@ def test_numbers_are_kept() -> None:
     tracker = track(lambda x: x * 2)
     for i in range(3):
         tracker(np.full(2, i + 1.0))
-    assert [(r.step, r.hi) for r in tracker.dump(phase="forward")] == [(0, 2), (1, 4), (2, 6)]
+    found = tracker.history.select(phase="forward")
+    assert [(r.step, r.hi) for r in found] == [
+        (0, 2),
+        (1, 4),
+        (2, 6),
+    ]
     assert tracker.metrics(layers=True)["anynan/absmax/forward/model"] == 6.0
 
 
@@ -254,7 +261,7 @@ def test_limits_hold_where_values_leave() -> None:
     assert (error.value.event.layer, error.value.event.kind) == ("grow", "large")
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_nothing_is_kept_alive(read: Any) -> None:
     refs: list[Any] = []
 
@@ -265,7 +272,7 @@ def test_nothing_is_kept_alive(read: Any) -> None:
         refs.append(weakref.ref(x._raw))
         return float((y / y).sum())
 
-    tracker = track(program, read=read, action="record")
+    tracker = track(program, advanced=anynan.Advanced(read=read), action="record")
     gc.disable()
     try:
         for value in (1.0, 1000.0, 1.0):
@@ -294,8 +301,8 @@ def test_direct_checks_see_through_a_tracked_array() -> None:
             assert anynan.check(x, "x") is x
             return anynan.check({"y": y}, "values")
 
-    for read in ("immediate", "step"):
-        tracker = track(program, read=read)
+    for read in ("immediate", "end"):
+        tracker = track(program, advanced=anynan.Advanced(read=read))
         with pytest.raises(anynan.NonFiniteError) as error:
             tracker(ZEROS)
         event = error.value.event
@@ -320,7 +327,7 @@ def test_patterns_choose_scopes() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
-        ({"colour": 1}, TypeError, "no option 'colour'; the options are policy"),
+        ({"colour": 1}, TypeError, "no option 'colour'; the options are action"),
         ({"action": "skip"}, ValueError, "array code does not say what its update is"),
         ({"patience": 2}, ValueError, "patience=2 drops the update"),
         ({"parameters": True}, ValueError, "which arrays are weights"),
@@ -330,7 +337,7 @@ def test_patterns_choose_scopes() -> None:
 )
 def test_wrong_options_are_named(options: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        track(lambda x: x, **options)
+        track(lambda x: x, **split(options))
 
 
 @pytest.mark.parametrize(
@@ -355,9 +362,9 @@ def test_a_model_is_sent_to_its_adapter() -> None:
 
 
 def test_namespace() -> None:
-    xp = anynan.namespace(np)
-    assert anynan.namespace(np) is xp
-    assert anynan.namespace(xp) is xp
+    xp = anynan.arrays.namespace(np)
+    assert anynan.arrays.namespace(np) is xp
+    assert anynan.arrays.namespace(xp) is xp
     assert type(xp.zeros(3)) is np.ndarray
     assert xp.pi == np.pi
     assert xp.float32 is np.float32
@@ -368,7 +375,7 @@ def test_namespace() -> None:
     assert (event.operation.name, event.operation.raw) == ("log", "numpy.log")
     for wrong in (np.ones(3), 3, "numpy"):
         with pytest.raises(TypeError, match="takes an array library's module, not a"):
-            anynan.namespace(wrong)
+            anynan.arrays.namespace(wrong)
 
 
 def test_array_namespace_gives_the_recording_one() -> None:
@@ -384,7 +391,7 @@ def test_array_namespace_gives_the_recording_one() -> None:
     assert inspect.getsource(program)
 
 
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 def test_level_operation_runs_nothing_a_second_time(read: Any) -> None:
     calls: list[bool] = []
 
@@ -392,7 +399,7 @@ def test_level_operation_runs_nothing_a_second_time(read: Any) -> None:
         calls.append(anynan.replaying())
         return np.log(x - len(calls) - 1)
 
-    tracker = track(step, level="operation", read=read, action="record")
+    tracker = track(step, level="operation", advanced=anynan.Advanced(read=read), action="record")
     tracker(np.ones(3))
     (event,) = tracker.events
     assert event.operation is not None
@@ -408,6 +415,6 @@ def test_where_scopes_are_chosen_they_are_read() -> None:
     tracker = track(program, exclude="a", action="record")
     tracker(np.ones(2))
     assert tracker.events == ()
-    assert tracker.judge.level == "layer"
+    assert inside(tracker).judge.level == "layer"
     with pytest.raises(ValueError, match="layers= chooses scopes, and level='step' reads none"):
         track(program, layers="a", level="step")

@@ -86,7 +86,7 @@ def test_an_exception_of_the_functions_own_stays_as_it_is() -> None:
 
 
 def test_recorded_functions_have_their_own_signatures() -> None:
-    xp = anynan.namespace(np)
+    xp = anynan.arrays.namespace(np)
     assert inspect.signature(xp.linalg.norm) == inspect.signature(np.linalg.norm)
     assert track(lambda x: inspect.signature(x.__array_namespace__().mean))(
         np.ones(1)

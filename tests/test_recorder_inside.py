@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._steps.tracked import inside
 
 # The recorder itself; what the default makes of it is in test_recorder_ends.
 track: Any = functools.partial(anynan.track, level="layer")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::anynan.AnynanWarning")
-READS = pytest.mark.parametrize("read", ["immediate", "step"])
+READS = pytest.mark.parametrize("read", ["immediate", "end"])
 HUGE = np.array([1.0, 1000.0])
 
 
@@ -43,7 +44,7 @@ def checked_number(x: Any) -> Any:
 @READS
 @pytest.mark.parametrize("program", [checked, checked_plain, checked_number])
 def test_a_check_tells_what_the_tracker_knows(program: Any, read: Any) -> None:
-    tracker = track(program, action="record", read=read)
+    tracker = track(program, action="record", advanced=anynan.Advanced(read=read))
     tracker(HUGE)
     (event,) = tracker.events
     assert event.operation is not None
@@ -58,10 +59,10 @@ def test_a_check_tells_what_the_tracker_knows(program: Any, read: Any) -> None:
 @READS
 def test_a_check_obeys_the_trackers_action(read: Any) -> None:
     with pytest.raises(anynan.NonFiniteError, match="surfaced at the check of values") as error:
-        track(checked, read=read)(HUGE)
+        track(checked, advanced=anynan.Advanced(read=read))(HUGE)
     assert error.value.tracker.events == (error.value.event,)
     with pytest.warns(anynan.AnynanWarning, match="exp_overflow|exp of a number") as seen:
-        track(checked, read=read, action="warn")(HUGE)
+        track(checked, advanced=anynan.Advanced(read=read), action="warn")(HUGE)
     assert {item.filename for item in seen} == {__file__}
 
 
@@ -71,12 +72,12 @@ def test_a_check_of_what_the_tracker_never_saw(read: Any) -> None:
         anynan.check(np.array([1.0, np.nan]), "table")
         return x
 
-    tracker = track(program, action="record", read=read)
+    tracker = track(program, action="record", advanced=anynan.Advanced(read=read))
     tracker(np.ones(2))
     (event,) = tracker.events
     assert (event.phase, event.tensor, event.severity) == ("value", "table", "bad")
     with pytest.raises(anynan.NonFiniteError, match="NaN found in table"):
-        track(program, read=read)(np.ones(2))
+        track(program, advanced=anynan.Advanced(read=read))(np.ones(2))
 
 
 def test_a_watch_inside_does_not_accuse_the_data() -> None:
@@ -104,7 +105,7 @@ def test_a_tracked_function_is_sent_as_what_it_wraps() -> None:
     tracker = track(plain)
     assert pickle.loads(pickle.dumps(tracker)) is plain
     assert copy.deepcopy(tracker) is plain
-    assert copy.deepcopy([decorated])[0] is decorated.fn
+    assert copy.deepcopy([decorated])[0] is inside(decorated).fn
 
 
 def test_a_tracked_function_in_a_pool_of_processes() -> None:

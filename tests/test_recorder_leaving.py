@@ -16,6 +16,7 @@ import pytest
 
 import anynan
 from anynan._recorder.tracked import TrackedArray
+from tests.flat import split
 
 # The recorder itself; what the default makes of it is in test_recorder_ends.
 track: Any = functools.partial(anynan.track, level="layer")
@@ -23,11 +24,11 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::RuntimeWarning", "ignore::anynan.AnynanWarning", "ignore::PendingDeprecationWarning"
 )
 NAN = float("nan")
-READS = pytest.mark.parametrize("read", ["immediate", "step"])
+READS = pytest.mark.parametrize("read", ["immediate", "end"])
 
 
 def event_of(function: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
-    tracker = track(function, action="record", **options)
+    tracker = track(function, action="record", **split(options))
     tracker(*args)
     (event,) = [event for event in tracker.events if event.severity == "bad"]
     return event
@@ -398,7 +399,7 @@ def test_a_second_run_that_takes_another_branch_is_not_believed() -> None:
     def program(x: Any) -> Any:
         return np.log(x) if os.read(source, 1) == b"0" else np.sqrt(x)
 
-    event = event_of(program, np.array([-1.0]), read="step")
+    event = event_of(program, np.array([-1.0]), read="end")
     os.close(source)
     os.close(sink)
     assert event.operation is not None
@@ -413,7 +414,7 @@ def test_a_second_run_with_other_values_is_not_believed() -> None:
     def program(x: Any) -> Any:
         return np.log(x * -float(os.read(source, 1)))
 
-    event = event_of(program, np.ones(1), read="step")
+    event = event_of(program, np.ones(1), read="end")
     os.close(source)
     os.close(sink)
     assert event.operation is not None
@@ -451,7 +452,7 @@ def test_a_second_run_takes_nothing_from_what_cannot_keep_it() -> None:
     def program(x: Any) -> Any:
         return np.log(x * values.get())
 
-    event = event_of(program, np.ones(1), read="step")
+    event = event_of(program, np.ones(1), read="end")
     assert event.operation is not None
     assert event.operation.inputs[0].min == -1.0
     assert any("it would have taken more from `values`" in note for note in event.notes)
@@ -468,7 +469,7 @@ def test_a_second_run_is_given_what_the_first_took(held: Any) -> None:
     def take() -> float:
         return float(next(values) if held is iter else values.get())
 
-    event = event_of(lambda x: np.log(x * take()), np.ones(1), read="step")
+    event = event_of(lambda x: np.log(x * take()), np.ones(1), read="end")
     assert event.tried is not None
     assert event.tried.outcome == "finite"
     assert take() == -500.0
@@ -491,9 +492,9 @@ def test_the_exception_of_code_that_refuses_a_bad_value_carries_the_report(read:
 
     if read == "immediate":
         with pytest.raises(anynan.NonFiniteError) as caught:
-            track(program, read=read)(np.ones(3))
+            track(program, advanced=anynan.Advanced(read=read))(np.ones(3))
         assert isinstance(caught.value.__context__, ValueError)
-    tracker = track(program, action="record", read=read)
+    tracker = track(program, action="record", advanced=anynan.Advanced(read=read))
     with pytest.raises(ValueError, match="Input X contains NaN"):
         tracker(np.ones(3))
     (event,) = tracker.events

@@ -71,10 +71,10 @@ def value(x: Any) -> float:
     return float(x)
 
 
-@pytest.mark.parametrize("read", ["auto", "immediate", "step"])
+@pytest.mark.parametrize("read", ["auto", "immediate", "end"])
 def test_the_result_is_the_librarys_own(library: Space, read: Any) -> None:
     x = library.array(batch())
-    ours = track(attention, read=read)(x)
+    ours = track(attention, advanced=anynan.Advanced(read=read))(x)
     assert type(ours) is type(x) or isinstance(ours, np.generic)
     if hasattr(x, "__array_namespace__") and library.backend is not Backend.NUMPY:
         assert value(ours) == value(attention(x))
@@ -102,14 +102,14 @@ def test_the_report_is_the_same(library: Space) -> None:
 def test_one_read_for_a_call(library: Space, reads: list[int]) -> None:
     if library.backend is Backend.NUMPY:
         pytest.skip("host memory: there is nothing to bring there")
-    tracker = track(attention, read="step")
+    tracker = track(attention, advanced=anynan.Advanced(read="end"))
     tracker(library.array(batch()))
     assert len(reads) == 1
     assert reads[0] % 3 == 0
     tracker(library.array(batch()))
     assert len(reads) == 2
     assert [r.layer for r in tracker.history.last()] == [None, "scores", "softmax", None]
-    every = track(attention, read=3)
+    every = track(attention, advanced=anynan.Advanced(read=3))
     for _ in range(6):
         every(library.array(batch()))
     assert len(reads) == 2 + 6  # one for each call, all of them at the third
@@ -117,7 +117,7 @@ def test_one_read_for_a_call(library: Space, reads: list[int]) -> None:
 
 
 def test_reading_every_n_calls_finds_it_later(library: Space) -> None:
-    tracker = track(attention, read=2)
+    tracker = track(attention, advanced=anynan.Advanced(read=2))
     tracker(library.array(batch()), scale=100.0)
     assert not tracker.events
     with pytest.raises(anynan.NonFiniteError) as caught:
@@ -129,7 +129,7 @@ def test_reading_every_n_calls_finds_it_later(library: Space) -> None:
 
 
 def test_unread_calls_are_read_at_the_end() -> None:
-    tracker = track(attention, read=5)
+    tracker = track(attention, advanced=anynan.Advanced(read=5))
     tracker(batch(), scale=100.0)
     with pytest.warns(anynan.AnynanWarning, match="exp"):
         tracker.remove()
@@ -150,7 +150,7 @@ def test_a_second_run_draws_the_same_numbers() -> None:
 
     np.random.seed(3)  # noqa: NPY002
     with pytest.raises(anynan.NonFiniteError) as caught:
-        track(program, read="step")(strict.array([-9, -9, -9], "float64"))
+        track(program, advanced=anynan.Advanced(read="end"))(strict.array([-9, -9, -9], "float64"))
     assert Seen.told[:2] == [False, True]
     after = np.random.standard_normal()  # noqa: NPY002
     np.random.seed(3)  # noqa: NPY002
@@ -173,7 +173,7 @@ def test_arguments_that_were_overwritten_are_not_used_again() -> None:
         return x.__array_namespace__().log(x)
 
     with pytest.raises(anynan.NonFiniteError) as caught:
-        track(program, read="step")(torch.array([1.0, 2.0]))
+        track(program, advanced=anynan.Advanced(read="end"))(torch.array([1.0, 2.0]))
     event = caught.value.event
     assert calls == [1]
     assert event.operation is not None
@@ -191,7 +191,7 @@ def test_arguments_that_were_replaced_are_not_used_again() -> None:
         return params["w"]
 
     with pytest.raises(anynan.NonFiniteError) as caught:
-        track(step, read="step")({"w": strict.array([1.0, 2.0])})
+        track(step, advanced=anynan.Advanced(read="end"))({"w": strict.array([1.0, 2.0])})
     event = caught.value.event
     assert event.phase == "forward"
     assert event.operation is not None
@@ -210,8 +210,8 @@ def test_torch_in_place_and_methods() -> None:
         return y.T.contiguous(), y.softmax(-1), y.max(dim=0), y.mean().item(), torch.ones(3) + y[0]
 
     x = torch.arange(6.0).reshape(2, 3)
-    for read in ("immediate", "step"):
-        ours, plain = track(program, read=read)(x), program(x)
+    for read in ("immediate", "end"):
+        ours, plain = track(program, advanced=anynan.Advanced(read=read))(x), program(x)
         assert all(torch.equal(ours[i], plain[i]) for i in (0, 1, 4))
         assert torch.equal(ours[2].values, plain[2].values)
         assert ours[3] == plain[3]

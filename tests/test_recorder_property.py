@@ -70,8 +70,8 @@ def test_random_programs(chosen: list[int], first: list[float], second: list[flo
     x, y = np.array(first), np.array(second)
     plain = run(x, y)
     events = []
-    for read in ("immediate", "step"):
-        tracker = anynan.track(run, action="record", read=read)
+    for read in ("immediate", "end"):
+        tracker = anynan.track(run, action="record", advanced=anynan.Advanced(read=read))
         ours = tracker(x, y)
         assert type(ours) is type(plain)
         assert np.array_equal(ours, plain, equal_nan=True)

@@ -172,4 +172,4 @@ def test_a_fault_that_only_the_fix_makes_is_not_told_as_a_second_one(level: Any)
     event: Any = bad(tracked)
     assert event.tried.outcome == "another"
     assert not event.others
-    assert "is gone, but the step is not finite yet" in anynan.render(event, "text")
+    assert "is gone, but the step is not finite yet" in anynan.reports.render(event, "text")

@@ -71,7 +71,9 @@ def test_a_later_call_is_told_by_its_number(name: str) -> None:
 
 def test_the_number_that_a_step_returns_is_the_loss() -> None:
     jax = pytest.importorskip("jax")
-    tracked = anynan.jax.track(lambda x: jax.numpy.log(x).sum(), replay=False)
+    tracked = anynan.jax.track(
+        lambda x: jax.numpy.log(x).sum(), advanced=anynan.Advanced(replay=False)
+    )
     with pytest.raises(anynan.NonFiniteError, match="NaN first appeared in the loss of step 0"):
         tracked(jax.numpy.array([-1.0]))
 

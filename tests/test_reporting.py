@@ -16,7 +16,7 @@ from anynan._arrays.summary import Summary
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import operation
 from anynan._diagnosis.lineage import Operand, OpRecord
-from anynan._readings.history import Cleared, History
+from anynan._readings.history import Cleared, Ring
 from anynan._readings.readings import Site
 from anynan._reports.report import (
     WIDTH,
@@ -590,7 +590,7 @@ def test_a_cause_ends_with_its_tag_and_an_unknown_one_with_none() -> None:
 
 def test_a_notebook_shows_each_result_without_scripts_and_colours_of_its_own() -> None:
     summary = anynan.summarize(np.array([1.0, np.nan, 3.0], np.float32))
-    history = History(4)
+    history = Ring(4)
     assert "none yet" in history._repr_html_()
     site = Site(0, "<b>", "forward", "output", "float32", 3.4e38, 3.4e38)
     history.add(Cleared(3, [site], [64.0]))

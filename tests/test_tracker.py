@@ -23,7 +23,7 @@ from tests.fake_steps import (
 # The story is whole without a known framework.
 
 
-@pytest.mark.parametrize("read", ["auto", "immediate", "step"])
+@pytest.mark.parametrize("read", ["auto", "immediate", "end"])
 def test_the_report_names_layer_operation_line_cause_and_fix(read: Any) -> None:
     _, tracker = tracked(read=read)
     tracker(GOOD)
@@ -43,7 +43,7 @@ def test_the_report_names_layer_operation_line_cause_and_fix(read: Any) -> None:
         assert words in message, message
 
 
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 def test_the_event_holds_the_same_as_data(read: Any) -> None:
     _, tracker = tracked(read=read)
     error = failure(tracker, BAD)
@@ -115,7 +115,7 @@ def test_a_bad_weight_at_attach_is_refused_and_nothing_stays_hooked() -> None:
 
 
 def test_raise_stops_before_the_weights_change() -> None:
-    model, tracker = tracked(read="step")
+    model, tracker = tracked(read="end")
     before = model.layers[0].weight
     failure(tracker, BAD)
     assert model.updates == 0
@@ -138,7 +138,7 @@ def test_record_is_silent() -> None:
     assert tracker.count("bad") == len(tracker.events) == 1
 
 
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 def test_skip_drops_the_update_of_the_bad_step_only(read: Any) -> None:
     model, tracker = tracked(action="skip", read=read)
     with pytest.warns(anynan.AnynanWarning, match="the update of this step is dropped"):
@@ -230,7 +230,7 @@ def test_off_leaves_no_hook_and_records_nothing(monkeypatch: pytest.MonkeyPatch)
     model, tracker = tracked()
     assert model.watchers == []
     tracker(BAD)
-    tracker.check()
+    tracker.flush()
     assert tracker.events == ()
     with tracker:
         pass

@@ -94,7 +94,7 @@ def test_a_layer_called_twice_is_told_apart_by_call() -> None:
 
 
 @pytest.mark.parametrize("action", ["record", "warn", "skip", print])
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 def test_spread_counts_the_later_bad_readings(read: Any, action: Any) -> None:
     _, tracker = tracked(read=read, action=action, backward=False)
     with silence():
@@ -107,7 +107,9 @@ def test_spread_counts_the_later_bad_readings(read: Any, action: Any) -> None:
 def test_spread_does_not_count_masks_and_what_is_expected() -> None:
     model = Model(Layer("log", ("log",)), Layer("fix", ("nan_to_num",)), Layer("m", ("where",)))
     policy = anynan.Policy(allow=(anynan.Allow("m", "nan", "known"),))
-    tracker = track(model.__call__, model=model, policy=policy, read="step")
+    tracker = track(
+        model.__call__, model=model, policy=policy, advanced=anynan.Advanced(read="end")
+    )
     event = failure(tracker, [-1.0, 0.5]).event
     assert [r.kind for r in tracker.history.last()] == [None, "nan", None, "neginf", "neginf"]
     assert event.layer == "log"
@@ -119,6 +121,6 @@ def test_events_and_history_can_be_read_after_remove() -> None:
     tracker(BAD)
     tracker.remove()
     assert len(tracker.events) == 1
-    assert tracker.dump("blocks.0")
+    assert tracker.history.select("blocks.0")
     assert "1 bad" in tracker.report()
     assert tracker.metrics()["anynan/bad"] == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import anynan
+from anynan._steps.tracked import inside
 from tests.fake_adapter import Layer, Model, adapter_of, track
 from tests.fake_steps import BAD, GOOD, failure, forward_only, make, repeat, rooted, tracked
 
@@ -28,8 +29,8 @@ def test_check_reads_now() -> None:
     _, tracker = tracked(read=100)
     tracker(BAD)
     assert tracker.events == ()
-    failure(tracker.check)
-    tracker.check()
+    failure(tracker.flush)
+    tracker.flush()
     assert len(tracker.events) == 1
 
 
@@ -130,7 +131,7 @@ def test_a_tracker_that_was_removed_says_so_where_it_would_watch_nothing() -> No
     _, tracker = tracked()
     tracker.remove()
     tracker.remove()
-    for use in (tracker.resume, tracker.check, tracker.__enter__):
+    for use in (tracker.resume, tracker.flush, tracker.__enter__):
         with pytest.raises(RuntimeError, match=r"removed and watches nothing: track step again"):
             use()
 
@@ -156,7 +157,7 @@ def test_a_suspect_is_listed_again_after_clear() -> None:
 def test_what_is_not_watched_is_said_once_and_listed() -> None:
     _, tracker = tracked()
     with pytest.warns(anynan.AnynanWarning, match="anynan: layer x is not watched") as record:
-        repeat(tracker.judge.say, "layer x is not watched", 2)
+        repeat(inside(tracker).judge.say, "layer x is not watched", 2)
     assert len(record) == 1
     assert tracker.notes == ("layer x is not watched",)
     assert "note      layer x is not watched" in tracker.report()
@@ -174,7 +175,7 @@ def test_a_tracker_looks_like_the_function() -> None:
 
     train_step.version = 3  # type: ignore[attr-defined]
     tracker = track(train_step, model=model)
-    assert tracker.fn is train_step
+    assert inside(tracker).fn is train_step
     assert tracker.__wrapped__ is train_step
     assert tracker.__name__ == "train_step"
     assert tracker.__doc__ == "Do one step."

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anynan._steps.tracked import inside
 from tests.fake_adapter import Layer, Model, track
 from tests.fake_steps import BAD, GOOD, forward_only, one, tracked
 
@@ -15,17 +16,21 @@ from tests.fake_steps import BAD, GOOD, forward_only, one, tracked
 def test_dump_filters_by_layer_and_phase() -> None:
     _, tracker = tracked()
     tracker(GOOD)
-    found = tracker.dump("blocks", "forward")
+    found = tracker.history.select("blocks", "forward")
     assert [reading.layer for reading in found] == ["blocks.0", "blocks.1"]
-    assert {reading.phase for reading in tracker.dump("blocks.0")} == {"forward", "backward"}
-    assert len(tracker.dump()) == len(list(tracker.history))
-    assert tracker.dump("nowhere") == []
+    found = tracker.history.select("blocks.0")
+    assert {reading.phase for reading in found} == {
+        "forward",
+        "backward",
+    }
+    assert len(tracker.history.select()) == len(list(tracker.history))
+    assert tracker.history.select("nowhere") == []
 
 
 def test_dump_refuses_an_unknown_phase() -> None:
     _, tracker = tracked()
     with pytest.raises(ValueError, match=r"'forwards' is unknown; choose from .*forward"):
-        tracker.dump(phase="forwards")
+        tracker.history.select(phase="forwards")
 
 
 def test_metrics_are_flat_numbers_of_the_last_step() -> None:
@@ -35,7 +40,7 @@ def test_metrics_are_flat_numbers_of_the_last_step() -> None:
     numbers = tracker.metrics(layers=True)
     assert all(type(value) is float for value in numbers.values())
     assert numbers["anynan/step"] == 1
-    weight = tracker.fn.__closure__[0].cell_contents.layers[0].weight
+    weight = inside(tracker).fn.__closure__[0].cell_contents.layers[0].weight
     assert numbers["anynan/absmax/forward/embed"] == pytest.approx(4, rel=0.1)
     assert numbers["anynan/mean/forward/embed"] == pytest.approx(2.5, rel=0.1)
     assert numbers["anynan/norm/forward/embed"] == pytest.approx(17**0.5, rel=0.1)

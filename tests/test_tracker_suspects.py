@@ -8,8 +8,9 @@ import anynan
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked, inside
 from anynan.options import Options
+from anynan.tracker import Tracker
 from tests.fake_adapter import Layer, Model, adapter_of
 from tests.fake_steps import BAD, INF, NAN, failure, forward_only, make, one, silence, tracked
 
@@ -20,14 +21,14 @@ def seen_by_a_watcher(*operations: str, batch: Any) -> Replay:
     tracker = forward_only(one(*operations), action="record", policy=anynan.Policy(nan="suspect"))
     tracker(batch)
     adapter = adapter_of(tracker)
-    site = tracker.judge.monitor.site("layer", "forward", "output", "float64", None)
+    site = inside(tracker).judge.monitor.site("layer", "forward", "output", "float64", None)
     return adapter.replay(Reading(0, 0, 0, site, NAN, NAN))
 
 
 def test_a_contained_origin_is_shown_as_a_suspect() -> None:
     tracker = forward_only(one("copy"))
     seen = seen_by_a_watcher("log", "nan_to_num", batch=BAD)
-    tracker.judge.operations(tracker.judge.rows(), seen)
+    inside(tracker).judge.operations(inside(tracker).judge.rows(), seen)
     (event,) = tracker.events
     assert (event.severity, event.layer, event.kind) == ("suspect", "layer", "nan")
     assert event.operation is not None
@@ -41,7 +42,7 @@ def test_a_contained_origin_is_shown_as_a_suspect() -> None:
 def test_a_harmful_origin_that_no_reading_showed_is_bad() -> None:
     tracker = forward_only(one("copy"))
     seen = seen_by_a_watcher("log", batch=BAD)
-    event = failure(tracker.judge.operations, tracker.judge.rows(), seen).event
+    event = failure(inside(tracker).judge.operations, inside(tracker).judge.rows(), seen).event
     assert event.operation is not None
     assert (event.layer, event.operation.name) == ("layer", "log")
     assert adapter_of(tracker).replays == 0
@@ -51,8 +52,8 @@ def test_what_the_watcher_saw_is_never_said_to_be_missing() -> None:
     tracker = forward_only(one("copy"), action="record")
     seen = seen_by_a_watcher("log", batch=BAD)
     for _ in range(5):
-        tracker.judge.operations(tracker.judge.rows(), seen)
-        tracker.judge.settle(tracker.judge.close_step())
+        inside(tracker).judge.operations(inside(tracker).judge.rows(), seen)
+        inside(tracker).judge.settle(inside(tracker).judge.close_step())
     (event,) = tracker.events
     assert (event.notes, event.times) == ((), 5)
     assert event.operation is not None
@@ -61,10 +62,10 @@ def test_what_the_watcher_saw_is_never_said_to_be_missing() -> None:
 
 def test_a_step_that_failed_already_is_not_reported_twice() -> None:
     tracker = forward_only(one("log"), action="record")
-    rows = tracker.judge.rows()
+    rows = inside(tracker).judge.rows()
     seen = seen_by_a_watcher("log", batch=BAD)
-    tracker.judge.operations(rows, seen)
-    tracker.judge.operations(rows, seen)
+    inside(tracker).judge.operations(rows, seen)
+    inside(tracker).judge.operations(rows, seen)
     assert tracker.count("bad") == 1
 
 
@@ -94,10 +95,10 @@ def test_clear_forgets_the_norms_that_a_jump_is_told_by() -> None:
 
 def test_what_is_soft_stays_soft_around_an_inner_one() -> None:
     _, tracker = tracked(one("multiply", weight=1.0))
-    with tracker.judge.softly():
-        with tracker.judge.softly(on=False):
+    with inside(tracker).judge.softly():
+        with inside(tracker).judge.softly(on=False):
             pass
-        with tracker.judge.softly():
+        with inside(tracker).judge.softly():
             pass
         with pytest.warns(anynan.AnynanWarning):
             tracker([INF])
@@ -134,9 +135,9 @@ def test_a_gradient_that_is_not_finite_is_no_jump() -> None:
     _, tracker = tracked(one("multiply", weight=1.0), policy=policy, backward=False)
     for _ in range(6):
         tracker([1.0])
-    rows = tracker.judge.rows()
-    tracker.judge.guard(rows, INF)
-    tracker.judge.guard(rows, NAN)
+    rows = inside(tracker).judge.rows()
+    inside(tracker).judge.guard(rows, INF)
+    inside(tracker).judge.guard(rows, NAN)
     assert tracker.events == ()
 
 
@@ -177,13 +178,12 @@ def test_a_refused_replay_is_a_runtime_error() -> None:
 def test_a_tracker_shows_what_its_users_need() -> None:
     names = {
         name
-        for name in (*dir(Tracker), *vars(Tracker(print, Options(), "step")))
+        for name in (*dir(Tracker), *vars(Tracker(Tracked(print, Options(), "step"))))
         if not name.startswith("_")
     }
     assert names == {
-        *("check", "clear", "count", "dump", "events", "fn", "history", "judge", "metrics", "name"),
-        *("notes", "pause", "paused", "remarks", "remove", "report", "resume", "save", "start"),
-        *("step", "target", "to_html", "to_jsonl", "where"),
+        *("clear", "count", "events", "flush", "history", "metrics", "name", "notes", "pause"),
+        *("remove", "report", "resume", "save", "step", "to_html", "to_jsonl", "where"),
     }
 
 
@@ -256,7 +256,7 @@ def test_a_callable_may_remove_the_tracker_in_a_step_with_missing_values() -> No
         tracker.remove()
 
     model = Model(Layer("fill", ("nan_to_num",)), Layer("head", ("log",)))
-    _, tracker = tracked(model, action=remove, read="step")
+    _, tracker = tracked(model, action=remove, read="end")
     with silence():
         tracker([-1.0, NAN])
     assert tracker.count("bad") == 1

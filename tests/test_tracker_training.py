@@ -8,6 +8,7 @@ import pytest
 
 import anynan
 from anynan._diagnosis.lineage import Replay, Sink
+from anynan._steps.tracked import inside
 from tests.fake_adapter import adapter_of, lent, track
 from tests.fake_steps import BAD, GOOD, INF, NAN, failure, forward_only, make, one, rooted, tracked
 
@@ -149,7 +150,7 @@ def test_a_range_starts_where_the_weights_were_last_known_good() -> None:
     tracker = forward_only(model)
     for _ in range(4):
         tracker(GOOD)
-    tracker.judge.known_clean(3)
+    inside(tracker).judge.known_clean(3)
     with lent(model, "head", NAN):
         event = failure(tracker, GOOD).event
     assert event.since == (3, 4)

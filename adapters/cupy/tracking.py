@@ -18,11 +18,12 @@ from anynan._recorder.tracked import TrackedArray
 from anynan._recorder.tracking import array_options, start
 from anynan._reports.notices import warn
 from anynan._reports.report import render
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.cupy.slots import DeviceSlots
 from anynan.errors import NonFiniteError
 from anynan.events import Event
-from anynan.options import Arrays, Options
+from anynan.options import Options, TrackOptions
+from anynan.tracker import Tracker, begin
 
 WORDS = ("raise", "warn", "ignore")
 
@@ -75,18 +76,18 @@ class CupySession(ArraySession):
 
 
 @overload
-def track(**options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[TrackOptions]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
-@Options.shown(Arrays)
-def track(target: Any = ..., **options: Unpack[Arrays]) -> Any:
+def track(target: Callable[..., Any], **options: Unpack[TrackOptions]) -> Tracker: ...
+@Options.shown
+def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a function of CuPy arrays: every operation on its arguments, until ``remove``.
 
     Each result is reduced to two numbers on its device, on the current stream, into memory that
     was taken beforehand; they are read once, when the call ends. Operators, methods, ufuncs and
     reductions are recorded as they are; for other functions of CuPy's (``matmul``, ``linalg``,
-    ``fft``, ``concatenate``) write ``xp = anynan.namespace(cupy)``. Gradients written by hand are
-    operations too: put them into an ``anynan.scope("backward")``.
+    ``fft``, ``concatenate``) write ``xp = anynan.arrays.namespace(cupy)``.
+    Gradients written by hand are operations too: put them into an ``anynan.scope("backward")``.
 
     Args:
         target: A function; leave it out to decorate.
@@ -104,7 +105,7 @@ def track(target: Any = ..., **options: Unpack[Arrays]) -> Any:
         >>> @anynan.cupy.track(action="warn")
         ... def step(x):
         ...     return (x * x).sum()
-        >>> step.fn.__name__
+        >>> step.__name__
         'step'
     """
     chosen = array_options(options)
@@ -173,9 +174,9 @@ class errstate:  # noqa: N801  as NumPy names it
         self._tape: LazyTape | None = None
 
     def __enter__(self) -> Self:
-        tracker = Tracker(_nothing, self._options, "errstate")
+        tracker = Tracked(_nothing, self._options, "errstate")
         session = self.session_type(tracker)
-        tracker.start(session)
+        begin(tracker, session)
         self._tape = LazyTape(session, tracker.judge.rows())
         self._token = now.set(self._tape)
         return self

@@ -23,8 +23,8 @@ except ModuleNotFoundError as error:
 import anynan
 from anynan._cli.outcome import found, missed, trained
 from anynan._cli.text import PAD, Text
-from anynan._steps.tracker import Tracker
 from anynan.jax.tracking import track
+from anynan.tracker import Tracker
 
 BUGS = {
     "where": "jnp.where hides the slope of an empty paragraph's length in the forward pass only",

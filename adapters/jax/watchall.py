@@ -17,7 +17,7 @@ from anynan._judging.judge import Judge
 from anynan._reach.patches import Patches
 from anynan._runtime.imports import when_imported
 from anynan._steps.everywhere import Found
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.jax.program import signature
 from anynan.jax.program.trace import staged, traced, tracing, under_way
@@ -25,6 +25,7 @@ from anynan.jax.read import probes
 from anynan.jax.session.session import Session
 from anynan.jax.tracking import start
 from anynan.options import Options
+from anynan.tracker import Tracker
 
 # What compiles, and what differentiates, in JAX and in modules that are no part of it.
 COMPILERS = {"jax": ("jit", "pmap"), "flax.nnx": ("jit",), "equinox": ("filter_jit",)}
@@ -188,7 +189,7 @@ class Watched:
     def _track(self) -> Tracker | None:
         try:
             tracker = self._tracker = start(self._fn, self._options)
-            tracker.judge.since_the_start()
+            inside(tracker).judge.since_the_start()
             weakref.finalize(self, tracker.remove).atexit = False
             self._found.add(tracker)
         except Exception as error:  # noqa: BLE001  it is not watched then, and that is said
@@ -248,10 +249,11 @@ class Eager(Watched):
         tracker = self._trackers.get(self._key)
         if tracker is None:
             self._tracker = tracker = start(self._fn, self._options)
-            tracker.name = self.__name__
+            inside(tracker).name = self.__name__
             self._trackers[self._key] = tracker
             self._found.add(tracker)
-        judge, session = tracker.judge, cast("Session | None", tracker.judge.adapter)
+        judge = inside(tracker).judge
+        session = cast("Session | None", judge.adapter)
         if session is None:
             return
         if not _is_bad(tree_util.tree_leaves(out)):

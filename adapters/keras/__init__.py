@@ -12,6 +12,7 @@ if not hasattr(_keras, "Layer"):
     raise ImportError(msg)
 
 from anynan.keras.monitor import Monitor
-from anynan.keras.tracking import track, untrack
+from anynan.keras.tracking import track
+from anynan.tracker import old_untrack as untrack  # noqa: F401  until 0.2
 
-__all__ = ["Monitor", "track", "untrack"]
+__all__ = ["Monitor", "track"]

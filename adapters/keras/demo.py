@@ -16,8 +16,8 @@ from rich.console import Console
 import anynan
 from anynan._cli.outcome import found, missed, trained
 from anynan._cli.text import PAD, Text
-from anynan._steps.tracker import Tracker
 from anynan.keras.tracking import track
+from anynan.tracker import Tracker
 
 BUGS = {
     "length": "the length of an empty paragraph's hidden state, which has no slope at 0",

@@ -18,7 +18,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.patterns import choose
 from anynan._readings.readings import Reading, Rows
 from anynan._steps.adapter import BaseAdapter, Rise
-from anynan._steps.tracker import Tracker, make_way, tracker_of
+from anynan._steps.tracked import Tracked, make_way
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program.trace import tracing
 from anynan.jax.read import probes
@@ -29,39 +29,24 @@ from anynan.keras import seams
 from anynan.keras.jax_calls import Calls
 from anynan.keras.jax_steps import Part, Steps
 from anynan.keras.layers import Weight, layers_of, weights_of
-from anynan.options import Training
+from anynan.options import FOR_TRAINING, TrackOptions
+from anynan.tracker import Tracker, begin
 
 # What keeps sessions alive where nobody keeps their tracker; the models themselves do not.
 _watching: "set[KerasSession]" = set()
 
 
-class KerasOnJax(Training, total=False):
-    """Name the options of ``track`` on this backend.
-
-    Attributes:
-        keep_inputs: Whether donated arguments are kept; False by default.
-    """
-
-    keep_inputs: bool
-
-
-def track(model: Any, **options: Unpack[KerasOnJax]) -> Tracker:
+def track(model: Any, **options: Unpack[TrackOptions]) -> Tracker:
     """Watch a Keras model on the JAX backend; ``anynan.keras.track`` calls this."""
-    chosen = checked(options, KerasOnJax)
-    keep = options.get("keep_inputs", False)
+    chosen = checked(options, (*FOR_TRAINING, "keep_inputs"))
     name = type(model).__name__
     first = session_of(model)
     if first is not None:
-        make_way(first.tracker, name, "keras")
-    tracker = Tracker(weakref.ref(model), chosen, name)
-    session = KerasSession(model, tracker, keep_inputs=keep)
+        make_way(first.tracker, name)
+    tracker = Tracked(weakref.ref(model), chosen, name)
+    session = KerasSession(model, tracker)
     weakref.finalize(model, _gone, weakref.ref(session)).atexit = False
-    return tracker.start(session)
-
-
-def untrack(target: Any) -> None:
-    """Stop watching a model; ``anynan.keras.untrack`` calls this."""
-    tracker_of(target).remove()
+    return begin(tracker, session)
 
 
 def session_of(model: Any) -> "KerasSession | None":
@@ -81,9 +66,8 @@ class KerasSession(BaseAdapter):
 
     backend = "jax"
 
-    def __init__(self, model: Any, tracker: Tracker, *, keep_inputs: bool) -> None:
+    def __init__(self, model: Any, tracker: Tracked) -> None:
         super().__init__(tracker)
-        self.keep_inputs = keep_inputs
         self._model = weakref.ref(model)
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()

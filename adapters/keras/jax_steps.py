@@ -45,8 +45,8 @@ class Part(Session):
         *,
         scaled: bool = False,
     ) -> None:
-        options = dataclasses.replace(owner.options, layers=None, exclude=None)
-        super().__init__(fn, owner.tracker, keep_inputs=owner.keep_inputs, lag=0, options=options)
+        options = dataclasses.replace(owner.options, layers=None, exclude=None, lag=0)
+        super().__init__(fn, owner.tracker, options)
         self._static = set()
         self._chosen = owner.chosen
         if scaled:  # a loss scaler takes care of gradients itself

@@ -6,8 +6,10 @@ from typing import Any, Unpack
 
 import keras
 
-from anynan._steps.monitored import Monitored
-from anynan.keras.tracking import MonitorOptions, track
+from anynan._monitored import Monitored
+from anynan._steps.tracked import inside
+from anynan.keras.tracking import track
+from anynan.options import MonitorOptions
 
 KEPT = (
     "fit ends early, and BackupAndRestore would delete its backup as after a whole training: the "
@@ -89,7 +91,7 @@ class Monitor(Monitored, keras.callbacks.Callback):  # type: ignore[misc]  # Ker
                 callback.delete_checkpoint = False
                 together.callbacks.append(_DeleteAgain(callback))  # the last to be called
                 if self.tracker is not None:
-                    self.tracker.judge.say(KEPT.format(folder=callback.backup_dir))
+                    inside(self.tracker).judge.say(KEPT.format(folder=callback.backup_dir))
 
     def _note(self) -> None:
         if self.tracker is not None:

@@ -17,7 +17,7 @@ from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading, Rows
 from anynan._runtime.context import replaying
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.keras import seams
 from anynan.keras.layers import (
@@ -124,7 +124,7 @@ class KerasSession(ModelSession):
     models: KerasModels
     updates: KerasUpdates
 
-    def __init__(self, model: Any, tracker: Tracker) -> None:
+    def __init__(self, model: Any, tracker: Tracked) -> None:
         super().__init__(model, tracker, KerasModels(tracker.judge.options))
         self.steps.marked = _mark
         self._flags = threading.local()  # where each thread is in a step of Keras
@@ -351,7 +351,7 @@ class KerasSession(ModelSession):
         keep, kept = self.options.keep, []
         for weight in self.models.weights():
             value = weight.variable._value
-            small = keep == "step" or value.numel() * value.element_size() <= keep
+            small = keep == "all" or value.numel() * value.element_size() <= keep
             if small and not weight.variable.trainable:
                 kept.append((weight.variable, value.detach().clone()))
         root.random = Kept(

@@ -1,49 +1,23 @@
-"""``track`` and ``untrack``: they hand a model to the part that knows Keras's backend."""
+"""``track``: it hands a model to the part that knows Keras's backend."""
 
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 import keras
 
-from anynan._steps.tracker import Tracker
-from anynan.options import Options, Training, Watching, Weights
-
-
-class Backends(TypedDict, total=False):
-    """Name the options that some of the backends have; the others refuse them.
-
-    Attributes:
-        read: On PyTorch, when readings are judged: ``"auto"``, ``"immediate"``, ``"step"`` or
-            every n steps.
-        keep: On PyTorch, bytes of output gradient kept for a replay of the backward pass.
-        across_ranks: On PyTorch, whether all processes of a distributed run stop at the same
-            step.
-        keep_inputs: On JAX, whether donated arguments are kept, so that a bad step can always
-            be run again.
-    """
-
-    read: Literal["auto", "immediate", "step"] | int
-    keep: int | Literal["step"]
-    across_ranks: bool
-    keep_inputs: bool
-
-
-class KerasOptions(Training, Backends, total=False):
-    """Name the options of ``anynan.keras.track``."""
-
-
-class MonitorOptions(Watching, Weights, Backends, total=False):
-    """Name the options of ``anynan.keras.Monitor``."""
+from anynan._steps.tracked import Handle
+from anynan.options import ADVANCED, Advanced, Options, TrackOptions
+from anynan.tracker import Tracker
 
 
 @overload
-def track(**options: Unpack[KerasOptions]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[TrackOptions]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: Any, **options: Unpack[KerasOptions]) -> Tracker: ...
-@Options.shown(KerasOptions)
-def track(target: Any = ..., **options: Unpack[KerasOptions]) -> Any:
+def track(target: Any, **options: Unpack[TrackOptions]) -> Tracker: ...
+@Options.shown
+def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a Keras model, forward and backward, on the backend that Keras runs on.
 
     The model goes on being used as before: ``fit``, ``train_on_batch``, ``evaluate``,
@@ -52,7 +26,7 @@ def track(target: Any = ..., **options: Unpack[KerasOptions]) -> Any:
 
     Args:
         target: A model. Layers that it builds or makes later are watched from then on.
-        **options: As for the backend's own ``track``.
+        **options: See ``anynan.options.TrackOptions``.
 
     Returns:
         A Tracker, or a decorator that makes one.
@@ -77,28 +51,10 @@ def track(target: Any = ..., **options: Unpack[KerasOptions]) -> Any:
     if isinstance(target, type):
         msg = f"track() takes a model object, not the class {target.__name__}: create it first"
         raise TypeError(msg)
-    if isinstance(target, Tracker) or not isinstance(target, keras.layers.Layer):
+    if isinstance(target, Handle) or not isinstance(target, keras.layers.Layer):
         msg = f"track() takes a Keras model, not {type(target).__name__}"
         raise TypeError(msg)
     return adapter().track(target, **options)
-
-
-def untrack(target: Any) -> None:
-    """Stop watching a tracked model; the same as its tracker's ``remove``.
-
-    Args:
-        target: What was given to ``track``.
-
-    Raises:
-        ValueError: If it is not tracked.
-
-    Example:
-        >>> import keras, anynan
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        >>> tracker = anynan.keras.track(model)
-        >>> anynan.keras.untrack(model)
-    """
-    adapter().untrack(target)
 
 
 BACKENDS = {
@@ -124,9 +80,8 @@ def adapter() -> Any:
 
 def start(target: Any, options: Options) -> Tracker:
     """Watch a model with options that were checked."""
-    from dataclasses import fields
-
     # A backend refuses what it has not, if only by name.
-    held = {f.name: (getattr(options, f.name), f.default) for f in fields(options)}
-    made: Tracker = track(target, **{k: x for k, (x, default) in held.items() if x != default})
+    given = options.given()
+    further = {name: given.pop(name) for name in tuple(given) if name in ADVANCED}
+    made: Tracker = track(target, **given, advanced=Advanced(**further))
     return made

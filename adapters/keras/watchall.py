@@ -9,7 +9,7 @@ import keras
 
 from anynan._reach.patches import Patches
 from anynan._steps.everywhere import Found, spoiled
-from anynan._steps.tracker import Tracker, is_tracked
+from anynan._steps.tracked import Tracked, inside, is_tracked
 from anynan.errors import AnomalyError
 from anynan.keras.tracking import start
 from anynan.options import Options
@@ -28,7 +28,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         What undoes it; the trackers stay.
     """
     known: weakref.WeakSet[Any] = weakref.WeakSet()
-    trackers: list[Tracker] = []
+    trackers: list[Tracked] = []
 
     def look(model: Any) -> None:
         try:
@@ -36,7 +36,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
                 return
             known.add(model)
             if not is_tracked(model):
-                trackers.append(start(model, options))
+                trackers.append(inside(start(model, options)))
                 found.add(trackers[-1])
         except AnomalyError as error:  # a weight is bad already
             if error.tracker is not None:

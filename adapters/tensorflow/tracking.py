@@ -1,4 +1,4 @@
-"""``track`` and ``untrack``: the public doors."""
+"""``track``: what it takes, and what it starts."""
 
 import functools
 import sys
@@ -8,19 +8,20 @@ from typing import Any, Unpack, overload
 
 import tensorflow as tf
 
-from anynan._steps.tracker import Tracker, make_way, refuse_target, tracker_of
-from anynan.options import Options, Training
+from anynan._steps.tracked import Tracked, make_way, refuse_target
+from anynan.options import FOR_TRAINING, Options, TrackOptions
 from anynan.tensorflow.session.seams import SEAMS
 from anynan.tensorflow.session.session import Session
 from anynan.tensorflow.session.targets import is_keras, layers_in, modules_of, variables_in
+from anynan.tracker import Tracker
 
 
 @overload
-def track(**options: Unpack[Training]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[TrackOptions]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: Any, **options: Unpack[Training]) -> Tracker: ...
-@Options.shown(Training)
-def track(target: Any = ..., **options: Unpack[Training]) -> Any:
+def track(target: Any, **options: Unpack[TrackOptions]) -> Tracker: ...
+@Options.shown
+def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a Keras model, a ``tf.Module`` or a function, forward and backward.
 
     A model goes on being used as before, through ``fit``, ``evaluate``, ``predict`` or a loop of
@@ -66,25 +67,6 @@ def track(target: Any = ..., **options: Unpack[Training]) -> Any:
     return _track(target, chosen)
 
 
-def untrack(target: Any) -> None:
-    """Stop watching a model, a module or a function; the same as its tracker's ``remove``.
-
-    Args:
-        target: What was given to ``track``, or the tracker.
-
-    Raises:
-        ValueError: If it is not tracked.
-
-    Example:
-        >>> import keras, anynan
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        >>> tracker = anynan.tensorflow.track(model)
-        >>> anynan.tensorflow.untrack(model)
-    """
-    session = session_of(target)
-    (tracker_of(target) if session is None else session.tracker).remove()
-
-
 def session_of(model: Any) -> Session | None:
     """Return the session of a tracked model, None if it is not tracked."""
     return next((found for found in SEAMS.sessions if found.layers.model() is model), None)
@@ -100,7 +82,7 @@ def checked(options: Mapping[str, Any]) -> Options:
         TypeError: If one is unknown or of the wrong type.
         ValueError: If one has an impossible value, or is not there for TensorFlow yet.
     """
-    found = Options.checked(options, Training, "TensorFlow")
+    found = Options.checked(options, FOR_TRAINING, "TensorFlow")
     if found.extra:
         msg = f"stats={found.stats!r}: for TensorFlow there are only {', '.join(FREE)} so far"
         raise ValueError(msg)
@@ -129,7 +111,7 @@ def _track_model(model: Any, options: Options) -> Tracker:
     from anynan.tensorflow.session.models import ModelSession
 
     _refuse_twice(model)
-    tracker = Tracker(weakref.ref(model), options, type(model).__name__)
+    tracker = Tracked(weakref.ref(model), options, type(model).__name__)
     return ModelSession(model, tracker).start()
 
 
@@ -142,13 +124,13 @@ def _track_module(module: Any, options: Options) -> Tracker:
             "the function that uses it"
         )
         raise TypeError(msg)
-    tracker = Tracker(weakref.ref(module), options, type(module).__name__)
+    tracker = Tracked(weakref.ref(module), options, type(module).__name__)
     return Session(functools.partial(modules_of, module), module, tracker).start()
 
 
 def _track_function(fn: Any, options: Options) -> Tracker:
     """Watch a function, and the models that it uses."""
-    tracker = Tracker(fn, options, getattr(fn, "__name__", type(fn).__name__))
+    tracker = Tracked(fn, options, getattr(fn, "__name__", type(fn).__name__))
     session = Session(functools.partial(layers_in, fn), None, tracker)
     session.layers.weights.add_all("", variables_in(fn))
     return session.start()
@@ -162,4 +144,4 @@ def _refuse_twice(model: Any) -> None:
     """
     first = session_of(model)
     if first is not None:
-        make_way(first.tracker, type(model).__name__, "tensorflow")
+        make_way(first.tracker, type(model).__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from anynan._steps.everywhere import Found, spoiled
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.tensorflow.session.wide import Wide
 
@@ -18,7 +18,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     Returns:
         What undoes it; the tracker stays.
     """
-    tracker = Tracker(_the_program, options, "the program")
+    tracker = Tracked(_the_program, options, "the program")
     found.add(Wide(tracker).start())
     return lambda: spoiled(tracker, found)
 

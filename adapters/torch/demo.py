@@ -19,8 +19,8 @@ from torch.nn import functional as F
 import anynan
 from anynan._cli.outcome import found, missed, trained
 from anynan._cli.text import PAD, Text
-from anynan._steps.tracker import Tracker
 from anynan.torch.tracking import track
+from anynan.tracker import Tracker
 
 BUGS = {
     "mask": "an empty paragraph: attention with every key masked",

@@ -8,16 +8,17 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Unpack
 
+from anynan._monitored import Monitored
 from anynan._reach.patches import Patches
 from anynan._runtime.context import replaying
 from anynan._steps.everywhere import Found
-from anynan._steps.monitored import Monitored, MonitorOptions
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.events import Event
-from anynan.options import Options
+from anynan.options import MonitorOptions, Options
 from anynan.torch.session.function import FunctionSession
 from anynan.torch.tracking import track
+from anynan.tracker import Tracker
 
 try:
     import lightning.pytorch as _lightning
@@ -67,7 +68,7 @@ class Monitor(Monitored, _lightning.Callback):
     def events(self) -> tuple[Event, ...]:
         """Return what was seen, oldest first."""
         trackers = [*filter(None, [self.tracker]), *self.evaluations.values()]
-        pairs = (zip(each.judge.turns, each.events, strict=False) for each in trackers)
+        pairs = (zip(inside(each).judge.turns, each.events, strict=False) for each in trackers)
         return tuple(event for _, event in sorted(chain(*pairs), key=itemgetter(0)))
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -79,11 +80,11 @@ class Monitor(Monitored, _lightning.Callback):
         loop = loops.automatic_optimization if automatic else loops.manual_optimization
         progress = loop.optim_progress if automatic else loop.optim_step_progress
         tracker = self._begin(track, _batch(loop.run, progress, trainer, pl_module))
-        tracker.name = f"{type(pl_module).__name__}.training_step"
+        inside(tracker).name = f"{type(pl_module).__name__}.training_step"
         _session(tracker).give([pl_module])
         patches = Patches()
         patches.put(loop, "run", tracker)
-        tracker.judge.ends.append(patches.undo)
+        inside(tracker).judge.ends.append(patches.undo)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *rest: Any
@@ -96,7 +97,11 @@ class Monitor(Monitored, _lightning.Callback):
         """Read the loss: a NaN in it may send back finite gradients."""
         # A loss scaler has scaled it already.
         scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        if self.tracker is not None and self.tracker.judge.adapter is not None and not scaled:
+        if (
+            self.tracker is not None
+            and inside(self.tracker).judge.adapter is not None
+            and not scaled
+        ):
             _session(self.tracker).read_loss(loss)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
@@ -112,22 +117,22 @@ class Monitor(Monitored, _lightning.Callback):
         tracker, step = self.evaluations.get(name), getattr(loop, method, None)
         if self.tracker is not None:
             self.tracker.pause()
-        if tracker is not None and tracker.judge.adapter is not None:
+        if tracker is not None and inside(tracker).judge.adapter is not None:
             tracker.resume()
         elif step is not None:
             action = "warn" if self.action in ("stop", "skip") else self.action
             run = _batch(step, loop.batch_progress, trainer, module)
             tracker = self.evaluations[name] = self._made(track, run, action)
-            tracker.name = f"{type(module).__name__}.{name}"
+            inside(tracker).name = f"{type(module).__name__}.{name}"
             _session(tracker).give([module])
             patches = Patches()
             patches.put(loop, method, tracker)
-            tracker.judge.ends.append(patches.undo)
+            inside(tracker).judge.ends.append(patches.undo)
 
     def _evaluates(self, trainer: Any, word: str, index: int, outputs: Any = None) -> None:
         """Note where the evaluation is, and read what its step gave."""
         tracker = self.evaluations.get(f"{word}_step")
-        if tracker is None or tracker.judge.adapter is None:
+        if tracker is None or inside(tracker).judge.adapter is None:
             return
         where = f"batch {index} of {word.replace('predict', 'prediction')}"
         if trainer.sanity_checking:
@@ -271,7 +276,7 @@ def watched(trainer: Any, options: Options, found: Found) -> Iterator[None]:
 
 
 def _session(tracker: Tracker) -> FunctionSession:
-    session = tracker.judge.adapter
+    session = inside(tracker).judge.adapter
     assert isinstance(session, FunctionSession)
     return session
 

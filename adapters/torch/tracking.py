@@ -1,45 +1,32 @@
-"""``track`` and ``untrack``: the public doors."""
+"""``track``: what it takes, and what it starts."""
 
 import functools
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack, overload
 
 import torch
 
-from anynan._steps.tracker import Tracker, make_way, refuse_target, tracker_of
-from anynan.options import Options, Training
+from anynan._steps.tracked import Tracked, make_way, refuse_target
+from anynan.options import FOR_TRAINING, Options, TrackOptions
 from anynan.torch.private import original
 from anynan.torch.session.function import FunctionSession
 from anynan.torch.session.model import ModelSession
 from anynan.torch.session.session import session_of, tracked
+from anynan.tracker import Tracker, begin
 
-
-class TorchOptions(Training, total=False):
-    """Name the options of ``anynan.torch.track``.
-
-    Attributes:
-        read: When readings are judged: ``"auto"``, ``"immediate"``, ``"step"`` or every n steps.
-        keep: Bytes of output gradient kept for a replay of the backward pass (64 MiB), or
-            ``"step"`` for all of a step's.
-        across_ranks: Whether all processes of a distributed run stop at the same step; True by
-            default.
-    """
-
-    read: Literal["auto", "immediate", "step"] | int
-    keep: int | Literal["step"]
-    across_ranks: bool
+KNOWN = (*FOR_TRAINING, "read", "keep", "across_ranks")
 
 
 @overload
-def track(**options: Unpack[TorchOptions]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[TrackOptions]) -> Callable[[Any], Tracker]: ...
 @overload
 def track(
-    target: torch.nn.Module | Callable[..., Any], **options: Unpack[TorchOptions]
+    target: torch.nn.Module | Callable[..., Any], **options: Unpack[TrackOptions]
 ) -> Tracker: ...
-@Options.shown(TorchOptions)
-def track(target: Any = ..., **options: Unpack[TorchOptions]) -> Any:
+@Options.shown
+def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a model or a training step, forward and backward, until ``remove``.
 
     A module goes on being called as before; hooks read the root inputs, every layer's
@@ -53,16 +40,7 @@ def track(target: Any = ..., **options: Unpack[TorchOptions]) -> Any:
 
     Args:
         target: An ``nn.Module`` or a step function; leave it out to decorate.
-        **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"``, ``"skip"`` or a
-            function of the Event), ``save`` (a folder for a bundle of the
-            first bad event), ``layers`` and ``exclude`` (globs or predicates),
-            ``backward`` (True), ``replay`` (True), ``history`` (1000 steps), ``patience`` (0),
-            ``stats`` (any of absmax, min, max, mean, rms, norm), ``parameters`` (False),
-            ``read`` (``"auto"``, ``"immediate"``, ``"step"`` or every n steps), ``level``
-            (``"step"``, ``"layer"`` or ``"operation"``), ``keep`` (bytes of output gradient kept
-            for a replay of the backward pass, 64 MiB), ``across_ranks`` (True: all processes of a
-            distributed run stop at the same step, for one all-reduce of a flag an update),
-            ``updates`` (n: in one step of n, how far the update moves the weights).
+        **options: See ``anynan.options.TrackOptions``.
 
     Returns:
         A Tracker, or a decorator that makes one.
@@ -82,29 +60,10 @@ def track(target: Any = ..., **options: Unpack[TorchOptions]) -> Any:
         >>> len(tracker.events)
         0
     """
-    chosen = Options.checked(options, TorchOptions, "PyTorch")
+    chosen = Options.checked(options, KNOWN, "PyTorch")
     if target is ...:
         return functools.partial(start, options=chosen)
     return start(target, chosen)
-
-
-def untrack(target: Any) -> None:
-    """Stop watching a model or a function; the same as its tracker's ``remove``.
-
-    Args:
-        target: What was given to ``track``, or the tracker.
-
-    Raises:
-        ValueError: If it is not tracked.
-
-    Example:
-        >>> import torch, anynan
-        >>> model = torch.nn.Linear(2, 2)
-        >>> tracker = anynan.torch.track(model)
-        >>> anynan.torch.untrack(model)
-    """
-    session = session_of(target) if isinstance(target, torch.nn.Module) else None
-    (tracker_of(target) if session is None else session.tracker).remove()
 
 
 def start(target: Any, options: Options) -> Tracker:
@@ -121,11 +80,11 @@ def start(target: Any, options: Options) -> Tracker:
     if not callable(target):
         msg = f"track() takes an nn.Module or a step function, not {type(target).__name__}"
         raise TypeError(msg)
-    tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
-    return tracker.start(FunctionSession(target, tracker))
+    tracker = Tracked(target, options, getattr(target, "__name__", type(target).__name__))
+    return begin(tracker, FunctionSession(target, tracker))
 
 
-def _session(model: torch.nn.Module, tracker: Tracker) -> ModelSession:
+def _session(model: torch.nn.Module, tracker: Tracked) -> ModelSession:
     """Make the session of a model; one of Keras names its layers and weights itself."""
     keras: Any = sys.modules.get("keras")
     if keras is not None and isinstance(model, getattr(keras, "Layer", ())):
@@ -141,7 +100,7 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
     first = next((found for x in same if (found := session_of(x)) is not None), None)
     name = type(same[-1]).__name__
     if first is not None:
-        make_way(first.tracker, name, "torch")
+        make_way(first.tracker, name)
     meta = [key for key, p in model.named_parameters() if p.is_meta]
     if meta:
         msg = (
@@ -149,7 +108,7 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
             "(to_empty and load its weights) before tracking it"
         )
         raise ValueError(msg)
-    tracker = Tracker(weakref.ref(model), options, name)
+    tracker = Tracked(weakref.ref(model), options, name)
     session = _session(model, tracker)
     # Patterns that match nothing fail here, too.
     models = session.models
@@ -158,4 +117,4 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
         raise ValueError(msg)
     for x in same:
         tracked[x] = weakref.ref(session)
-    return tracker.start(session)
+    return begin(tracker, session)

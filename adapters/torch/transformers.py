@@ -12,15 +12,15 @@ except ImportError:
     msg = 'anynan.transformers needs transformers: pip install "anynan[transformers]"'
     raise ImportError(msg) from None
 
+from anynan._monitored import Monitored
 from anynan._steps.everywhere import Found
-from anynan._steps.monitored import Monitored, MonitorOptions
-from anynan._steps.tracker import Tracker
-from anynan.options import Options
+from anynan._steps.tracked import inside
+from anynan.options import MonitorOptions, Options, TrackOptions
 from anynan.torch import tracking
-from anynan.torch.tracking import TorchOptions
+from anynan.tracker import Tracker
 
 
-def track(trainer: transformers.Trainer, **options: Unpack[TorchOptions]) -> Tracker:
+def track(trainer: transformers.Trainer, **options: Unpack[TrackOptions]) -> Tracker:
     """Watch what a Trainer trains: each call of its ``training_step`` is one step.
 
     That is one batch, forward and backward, with an overridden ``compute_loss`` in it; the update
@@ -49,9 +49,10 @@ def track(trainer: transformers.Trainer, **options: Unpack[TorchOptions]) -> Tra
         msg = "this Trainer is tracked already: call its tracker's remove() first"
         raise ValueError(msg)  # noqa: TRY004  it is of the right type
     tracker: Tracker = tracking.track(trainer.training_step, **options)
-    tracker.name = f"{type(trainer).__name__}.training_step"
+    tracked = inside(tracker)
+    tracked.name = f"{type(trainer).__name__}.training_step"
     vars(trainer)["training_step"] = tracker
-    tracker.judge.ends.append(lambda: vars(trainer).pop("training_step", None))
+    tracked.judge.ends.append(lambda: vars(trainer).pop("training_step", None))
     return tracker
 
 

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 from anynan._reach.patches import Patches
 from anynan._runtime.imports import when_imported
 from anynan._steps.everywhere import Found
+from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.options import Options
 from anynan.torch.call import noted
@@ -212,7 +213,7 @@ class Finder:
             self._held.append(module)
             tracker = start(module, self._options)
             self._found.add(tracker, minor=bare)
-            adapter: Any = tracker.judge.adapter
+            adapter: Any = inside(tracker).judge.adapter
             if adapter is not None:
                 adapter.models.handed = True
             if not bare:  # a transform of data has no losses

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import anynan
 from anynan._cli.outcome import found, missed, trained
-from anynan._steps.tracker import Tracker
+from anynan.tracker import Tracker
 
 BUGS = {
     "softmax": "exp of logits that nothing was subtracted from",
@@ -129,7 +129,7 @@ def train(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{bug}: {BUGS[bug]}{' (fixed)' if fixed else ''}")
     loader, params = Loader(xp, seed, broken), start(xp, seed)
-    train_step = track(make_step(anynan.namespace(xp), broken))
+    train_step = track(make_step(anynan.arrays.namespace(xp), broken))
     losses: list[float] = []
     try:
         with np.errstate(all="ignore"):

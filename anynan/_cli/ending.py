@@ -10,7 +10,7 @@ from anynan._judging.actions import MAX_EVENTS, names_bad
 from anynan._reports.escaping import name as printed
 from anynan._reports.report import folded
 from anynan._steps.everywhere import Found, is_bad
-from anynan._steps.tracker import started
+from anynan._steps.tracked import started
 from anynan.errors import AnomalyError
 from anynan.events import Event, Source
 

@@ -4,8 +4,8 @@ from rich.console import Console
 
 from anynan._reports.overview import tightest
 from anynan._reports.report import render_rich
-from anynan._steps.tracker import Tracker
 from anynan.errors import NonFiniteError
+from anynan.tracker import Tracker
 
 
 def found(console: Console, error: NonFiniteError, *, expected: bool) -> int:

@@ -14,7 +14,7 @@ from anynan._cli import program
 from anynan._cli.again import watched_again
 from anynan._cli.ending import SHOWN, Ending, Own
 from anynan._jsonl.writing import Writer
-from anynan._readings.history import History
+from anynan._readings.history import Ring
 from anynan._recorder.errorlog import ErrorLog
 from anynan._reports.escaping import name as printed
 from anynan._reports.logs import listeners
@@ -190,7 +190,7 @@ def _write(path: str, lines: list[str], found: Found, ending: Ending) -> None:
                 e.severity if e.expected is None else "expected" for e in ending.events
             )
             nothing = Run(
-                "the program", History(0), events=tuple(ending.events), counts=counts,
+                "the program", Ring(0), events=tuple(ending.events), counts=counts,
                 notes=tuple(lines), harms=ending.harms,
             )  # fmt: skip
             for i, run in enumerate(runs or [nothing]):

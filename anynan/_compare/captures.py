@@ -223,7 +223,7 @@ class Capture:
         except FileNotFoundError:
             raise
         except Exception as error:
-            msg = f"{os.fspath(path)} is no capture that anynan.capture(...).save wrote"
+            msg = f"{os.fspath(path)} is no capture that anynan.comparing.capture(...).save wrote"
             raise ValueError(msg) from error
 
 

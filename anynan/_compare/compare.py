@@ -49,7 +49,7 @@ def capture(
     Example:
         >>> import torch, anynan
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
-        >>> [taken.layer for taken in anynan.capture(model, torch.ones(2, 4)).taken][:3]
+        >>> [taken.layer for taken in anynan.comparing.capture(model, torch.ones(2, 4)).taken][:3]
         ['0', '1', '']
     """
     if inputs is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from anynan._jsonl.codes import decode
 from anynan._jsonl.writing import SCHEMA
-from anynan._readings.history import History
+from anynan._readings.history import Ring
 from anynan._readings.readings import Rows, Site
 from anynan._reports.run import Run
 from anynan.events import Event, numbers
@@ -46,7 +46,7 @@ class _Reader:
         self.end: dict[str, Any] = {}
         self.slots: list[Site] = []
         self.orders: list[tuple[list[Site], list[int]]] = []
-        self.history = History(2**62, math.inf)
+        self.history = Ring(2**62, math.inf)
         self.events: dict[int, Event] = {}
         self.notes: list[str] = []
         self.remarks: list[str] = []

@@ -22,7 +22,7 @@ from anynan.events import Event, plain
 
 if TYPE_CHECKING:
     from anynan._readings.history import Packed
-    from anynan._steps.tracker import Tracker
+    from anynan._steps.tracked import Tracked
 
 SCHEMA = 1
 _REMEMBERED = 10_000
@@ -54,7 +54,7 @@ class Writer:
         self._steps = self._numbered = 0
         self._file: Any = None
 
-    def follow(self, tracker: "Tracker") -> None:
+    def follow(self, tracker: "Tracked") -> None:
         """Write what a tracker has seen, and go on until it is removed.
 
         Raises:
@@ -129,7 +129,7 @@ class Writer:
                 self._events.append(event)
             self._write("event", number=number, event=event.to_dict())
 
-    def end(self, tracker: "Tracker") -> None:
+    def end(self, tracker: "Tracked") -> None:
         """Write the last line and close the file."""
         self._end(of(tracker))
 

@@ -21,7 +21,7 @@ from anynan.options import Options, environment
 if TYPE_CHECKING:
     from anynan._jsonl.writing import Writer
     from anynan._steps.adapter import BaseAdapter
-    from anynan._steps.tracker import Tracker
+    from anynan._steps.tracked import Tracked
 
 MAX_EVENTS = 10_000
 # Of one origin so many are told in a row, then each tenth, hundredth and so on.
@@ -60,7 +60,7 @@ def takes_along(error: BaseException) -> bool:
 class Actor:
     """Record a tracker's events, and do what its options say about them."""
 
-    def __init__(self, options: Options, tracker: "Tracker") -> None:
+    def __init__(self, options: Options, tracker: "Tracked") -> None:
         self.options = options
         self._tracker = weakref.ref(tracker)  # it holds its judge
         self.adapter: BaseAdapter | None = None
@@ -122,11 +122,15 @@ class Actor:
         tracker = self._tracker()
         return event if event.target or tracker is None else replace(event, target=tracker.target)
 
+    def _handle(self) -> Any:
+        tracker = self._tracker()
+        return None if tracker is None else tracker.handle
+
     @property
     def _among_others(self) -> bool:
         """Tell whether reports must say which of several tracked models they are about."""
         tracker = self._tracker()
-        return tracker is not None and tracker._among_others  # noqa: SLF001  its own judge
+        return tracker is not None and tracker.among_others
 
     def _record(self, event: Event) -> None:
         event = self._signed(event)
@@ -206,7 +210,7 @@ class Actor:
                 self._warn(self._told(event, first, note))
         elif action == "raise":
             kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError
-            raise kind(self._text(event), event, self._tracker())
+            raise kind(self._text(event), event, self._handle())
         elif action == "warn":
             self._warn(self._told(event, first))
         elif action == "skip":
@@ -288,7 +292,7 @@ class Actor:
         text = self._text(found[0])
         if action == "raise" and raising:
             kind = NonFiniteError if found[0].kind in NON_FINITE else AnomalyError
-            raise kind(text, found[0], self._tracker()) from error
+            raise kind(text, found[0], self._handle()) from error
         error.add_note(text)
 
     def softly(self, *, on: bool = True) -> "_Softly":

@@ -41,7 +41,7 @@ from anynan.events import NON_FINITE, STATE, Event, Kind
 from anynan.options import Options, environment
 
 if TYPE_CHECKING:
-    from anynan._steps.tracker import Tracker
+    from anynan._steps.tracked import Tracked
 
 MAX_REPLAYS = 3
 # Among the makers of what came in: of whatever of it, where its adapter knows that.
@@ -54,9 +54,9 @@ _STOPPED = "the scaled gradient overflowed and reached no weight: the scaler mak
 
 
 class Judge(Actor):
-    """Hold one tracker's steps, findings and actions; ``Tracker.judge`` is one."""
+    """Hold one tracker's steps, findings and actions; ``Tracked.judge`` is one."""
 
-    def __init__(self, options: Options, tracker: "Tracker") -> None:
+    def __init__(self, options: Options, tracker: "Tracked") -> None:
         super().__init__(options, tracker)
         self.monitor = Monitor(options.policy, options.history)
         self._guard = Guard(options.policy)
@@ -450,7 +450,7 @@ class Judge(Actor):
             seen=replayed is not None, together=together, unread=self._unread(),
             watched=rows.seen is not None or self.options.level == "operation",
             ends=self.options.level == "step", came_in=self._came_in(rows, kind),
-            of_model=tracker is None or tracker._of_model,  # noqa: SLF001  its own judge
+            of_model=tracker is None or tracker.of_model,
             in_order=self._adapter.in_order,
             evidence_of=lambda other: self._adapter.evidence(other, _live(rows, other.order)),
             meant=self._meant,

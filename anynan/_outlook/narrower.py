@@ -9,7 +9,7 @@ from anynan._reports.escaping import name as printed
 
 if TYPE_CHECKING:
     from anynan._reports.run import Run
-    from anynan._steps.tracker import Tracker
+    from anynan.tracker import Tracker
 
 ONLY = "module outputs only"  # what is computed inside of a layer may need more
 _PHASES = ("forward", "backward", "parameter")
@@ -89,7 +89,7 @@ def headroom(run: "Tracker | Run", dtype: Any) -> list[Headroom]:
         >>> _ = model[0].weight.data.fill_(1e5)
         >>> with anynan.torch.track(model) as tracker:
         ...     _ = model(torch.ones(1, 2))
-        >>> [found.layer for found in anynan.headroom(tracker, "float16") if found.bits < 0]
+        >>> [found.layer for found in anynan.reports.headroom(tracker, "float16") if found.bits < 0]
         ['0']
     """
     words = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)

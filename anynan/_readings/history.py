@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from operator import neg
 from threading import RLock
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anynan._notebooks.shown import Shown
 from anynan._readings.readings import Reading, Rows, Site, known
+from anynan.events import PHASES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,17 +83,25 @@ Packed = Entry | Cleared
 
 
 class History(Shown):
-    """Hold the readings of the last steps, bounded in steps and in bytes.
+    """Show the readings of the last steps.
 
-    Iterating yields ``Reading`` objects, oldest first; ``len`` is the number of steps.
+    Iterating yields ``Reading`` objects, oldest first; ``len`` is the number of steps; printed,
+    it is a table of layers.
+
+    Example:
+        >>> import anynan, numpy
+        >>> log = anynan.track(numpy.log)
+        >>> _ = log(numpy.array([1.0, 4.0]))
+        >>> print(log.history)
+        1 step, from step 0
+        phase    layer  smallest  largest
+        input    -             1        4
+        forward  -             0     1.39
     """
 
-    def __init__(self, steps: int, nbytes: float | None = None) -> None:
-        self._steps = steps
-        self._most = nbytes
-        self._entries: deque[Packed] = deque()
-        self._bytes = 0
-        self._lock = RLock()
+    _entries: "deque[Packed]"
+    _bytes: int
+    _lock: Any
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -118,6 +127,49 @@ class History(Shown):
     def nbytes(self) -> int:
         """Give the host memory that the packed readings take."""
         return self._bytes
+
+    def select(self, layer: str = "", phase: str | None = None) -> list[Reading]:
+        """Return the readings whose layer path contains a string, in one phase or all.
+
+        Raises:
+            ValueError: If there is no such phase.
+        """
+        if phase is not None and phase not in PHASES:
+            msg = f"phase={phase!r} is unknown; choose from {', '.join(PHASES)}"
+            raise ValueError(msg)
+        return [
+            reading
+            for reading in self
+            if layer in (reading.layer or "") and phase in (None, reading.phase)
+        ]
+
+    def __str__(self) -> str:
+        steps = self.steps()
+        if not steps:
+            return "no steps"
+        # A bound is no more than that: it is marked, and gives way to what was read exactly.
+        rows: dict[tuple[str, ...], tuple[bool, float, float]] = {}
+        for reading in self:
+            if reading.lo is not None and reading.hi is not None:
+                place: tuple[str, ...] = (
+                    reading.phase,
+                    reading.site.parameter or reading.layer or "-",
+                )
+                bound, lo, hi = rows.get(place, (True, math.inf, -math.inf))
+                if bound and not reading.site.bound:
+                    bound, lo, hi = False, math.inf, -math.inf
+                if bound == reading.site.bound:
+                    rows[place] = bound, min(lo, reading.lo), max(hi, reading.hi)
+        table: list[tuple[str, ...]] = [("phase", "layer", "smallest", "largest")]
+        for place, (bound, lo, hi) in rows.items():
+            table.append((*place, f"{'>=' * bound}{lo:.3g}", f"{'<=' * bound}{hi:.3g}"))
+        wide = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            f"{phase:{wide[0]}}  {layer:{wide[1]}}  {lo:>{wide[2]}}  {hi:>{wide[3]}}"
+            for phase, layer, lo, hi in table
+        ]
+        said = f"{len(steps)} step{'s' * (len(steps) > 1)}, from step {steps[0]}"
+        return "\n".join([said, *lines])
 
     def extremes(self) -> "Iterator[tuple[list[Packed], Extreme, Extreme]]":
         """Give the steps of each list of slots, and where each slot was largest and smallest.
@@ -177,30 +229,6 @@ class History(Shown):
         with self._lock:
             entry = self._entries[-1] if self._entries else None
         return [] if entry is None else list(self._unpack(entry))
-
-    def append(self, rows: Rows) -> None:
-        """Pack one finished step, and drop the oldest beyond the bounds."""
-        if self._steps:
-            with self._lock:
-                self.add(Entry(rows, self._entries[-1] if self._entries else None))
-
-    def add(self, entry: Packed) -> None:
-        """Keep one packed step, and drop the oldest beyond the bounds."""
-        entries = self._entries
-        with self._lock:
-            entries.append(entry)
-            self._bytes += entry.nbytes
-            most = HISTORY_BYTES if self._most is None else self._most
-            while entries and (
-                len(entries) > self._steps or (self._bytes > most and len(entries) > 1)
-            ):
-                self._bytes -= entries.popleft().nbytes
-
-    def clear(self) -> None:
-        """Forget every reading."""
-        with self._lock:
-            self._entries.clear()
-            self._bytes = 0
 
     def curve(self, site: Site, upto: int = 50) -> tuple[tuple[int, float], ...]:
         """Give (step, absmax) of one slot over the last steps, oldest first.
@@ -288,6 +316,41 @@ class History(Shown):
                 moved, size = (math.hypot(*norms) for norms in zip(*held.values(), strict=True))
                 points.append((entry.step, moved, size))
         return tuple(points)
+
+
+class Ring(History):
+    """Hold the readings of the last steps, bounded in steps and in bytes."""
+
+    def __init__(self, steps: int, nbytes: float | None = None) -> None:
+        self._steps = steps
+        self._most = nbytes
+        self._entries = deque()
+        self._bytes = 0
+        self._lock = RLock()
+
+    def append(self, rows: Rows) -> None:
+        """Pack one finished step, and drop the oldest beyond the bounds."""
+        if self._steps:
+            with self._lock:
+                self.add(Entry(rows, self._entries[-1] if self._entries else None))
+
+    def add(self, entry: Packed) -> None:
+        """Keep one packed step, and drop the oldest beyond the bounds."""
+        entries = self._entries
+        with self._lock:
+            entries.append(entry)
+            self._bytes += entry.nbytes
+            most = HISTORY_BYTES if self._most is None else self._most
+            while entries and (
+                len(entries) > self._steps or (self._bytes > most and len(entries) > 1)
+            ):
+                self._bytes -= entries.popleft().nbytes
+
+    def clear(self) -> None:
+        """Forget every reading."""
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
 
 
 class _Weights:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anynan._readings.history import History
+from anynan._readings.history import Ring
 from anynan._readings.policy import Policy
 from anynan._readings.readings import Rows, Site
 from anynan.events import Phase
@@ -18,7 +18,7 @@ class Monitor:
     def __init__(self, policy: Policy, history: int) -> None:
         self.policy = policy
         self.sites: list[Site] = []
-        self.history = History(history)
+        self.history = Ring(history)
         self.downgraded: dict[tuple[str | None, str, str], str] = {}
         self._table: dict[tuple[Any, ...], Site] = {}
         self._lock = RLock()

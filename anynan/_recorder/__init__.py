@@ -1,1 +1,1 @@
-"""Array code under a recorder: what ``anynan.track`` and ``anynan.namespace`` are made of."""
+"""Array code under a recorder: what ``anynan.track`` and ``namespace`` are made of."""

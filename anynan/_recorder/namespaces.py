@@ -1,4 +1,4 @@
-"""An array library's functions, recorded: what ``anynan.namespace`` gives."""
+"""An array library's functions, recorded: what ``anynan.arrays.namespace`` gives."""
 
 import inspect
 from types import FrameType, ModuleType
@@ -47,7 +47,7 @@ class Namespace:
         return dir(self._xp)
 
     def __repr__(self) -> str:
-        return f"<anynan.namespace of {self._xp.__name__}>"
+        return f"<anynan.arrays.namespace of {self._xp.__name__}>"
 
 
 # Questions about arrays and types, and what changes the library itself.

@@ -40,7 +40,7 @@ from anynan._recorder.tracked import TrackedArray, is_tracked
 from anynan._recorder.trials import Call, attempt
 from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
 from anynan._steps.loaders import bad_rows
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 
 # An operand up to this size is copied before it is overwritten, so that a report can quote it.
@@ -60,7 +60,7 @@ class ArraySession(BaseAdapter):
     sees_training = False
     wrapper: type[TrackedArray] = TrackedArray
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracked) -> None:
         super().__init__(tracker)
         self._local = threading.local()
         self.ends = Ends(self)

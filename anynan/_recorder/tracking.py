@@ -15,8 +15,9 @@ from anynan._recorder.namespaces import Namespace, recording
 from anynan._recorder.session import ArraySession
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import TrackedArray
-from anynan._steps.tracker import Tracker, refuse_target
-from anynan.options import Arrays, Options
+from anynan._steps.tracked import Tracked, refuse_target
+from anynan.options import FOR_ARRAYS, Advanced, Options, TrackOptions
+from anynan.tracker import Tracker, begin
 
 NO_UPDATE = (
     "{} drops the update of a bad step, and array code does not say what its update is; use "
@@ -29,11 +30,11 @@ NO_WEIGHTS = (
 
 
 @overload
-def track(**options: Unpack[Arrays]) -> Callable[[Any], Tracker]: ...
+def track(**options: Unpack[TrackOptions]) -> Callable[[Any], Tracker]: ...
 @overload
-def track(target: Callable[..., Any], **options: Unpack[Arrays]) -> Tracker: ...
-@Options.shown(Arrays)
-def track(target: Any = ..., **options: Unpack[Arrays]) -> Any:
+def track(target: Callable[..., Any], **options: Unpack[TrackOptions]) -> Tracker: ...
+@Options.shown
+def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a function of array code, until ``remove``.
 
     It runs on its own arrays, and what it is given, returns and writes is judged. A call that
@@ -43,12 +44,8 @@ def track(target: Any = ..., **options: Unpack[Arrays]) -> Any:
 
     Args:
         target: A function; leave it out to decorate.
-        **options: ``policy``, ``action`` (``"raise"``, ``"warn"``, ``"record"`` or a function of
-            the Event), ``layers`` and ``exclude`` (globs or predicates on scope paths),
-            ``replay`` (True), ``history`` (1000 calls), ``stats`` (absmax, min, max), ``read``
-            (``"auto"``, ``"immediate"``, ``"step"`` or every n calls) and ``level``
-            (``"step"``, the default, ``"layer"``, the default where scopes are chosen, or
-            ``"operation"``).
+        **options: See ``anynan.options.TrackOptions``. ``layers`` and ``exclude`` match scope
+            paths; where one is given, ``level`` is ``"layer"`` by default.
 
     Returns:
         A Tracker that is called in the function's place, or a decorator that makes one.
@@ -89,7 +86,7 @@ def namespace(xp: Any) -> Namespace:
 
     Example:
         >>> import anynan, numpy
-        >>> xp = anynan.namespace(numpy)
+        >>> xp = anynan.arrays.namespace(numpy)
         >>> xp.sqrt(4.0)
         np.float64(2.0)
     """
@@ -135,16 +132,17 @@ def array_options(options: Mapping[str, Any]) -> Options:
     """
     if isinstance(options.get("action"), str) and options["action"] == "skip":
         raise ValueError(NO_UPDATE.format("action='skip'"))
-    if options.get("patience"):
-        raise ValueError(NO_UPDATE.format(f"patience={options['patience']}"))
-    if options.get("parameters"):
+    advanced = options.get("advanced")
+    if isinstance(advanced, Advanced) and advanced.patience:
+        raise ValueError(NO_UPDATE.format(f"patience={advanced.patience}"))
+    if isinstance(advanced, Advanced) and advanced.parameters:
         raise ValueError(NO_WEIGHTS)
     by_scope = [name for name in ("layers", "exclude") if options.get(name) is not None]
     if by_scope and options.get("level") == "step":
         msg = f"{by_scope[0]}= chooses scopes, and level='step' reads none: use level='layer'"
         raise ValueError(msg)
     default = {"level": "layer" if by_scope else "step"}
-    chosen = Options.checked({**default, **options}, Arrays, "array code")
+    chosen = Options.checked({**default, **options}, FOR_ARRAYS, "array code")
     if chosen.extra:
         msg = (
             f"stats={chosen.extra[0]!r} is not read from array code; absmax, min and max are, "
@@ -170,5 +168,5 @@ def start(target: Any, options: Options, session: type[ArraySession]) -> Tracker
     if not callable(target):
         msg = f"track() takes a function, not {type_name(target)}"
         raise TypeError(msg)
-    tracker = Tracker(target, options, getattr(target, "__name__", type(target).__name__))
-    return tracker.start(session(tracker))
+    tracker = Tracked(target, options, getattr(target, "__name__", type(target).__name__))
+    return begin(tracker, session(tracker))

@@ -29,7 +29,7 @@ def render(
         >>> try:
         ...     anynan.check(numpy.array([numpy.inf]), "x")
         ... except anynan.NonFiniteError as error:
-        ...     anynan.render(error.event, "line")
+        ...     anynan.reports.render(error.event, "line")
         '+Inf found in x'
     """
     if form == "text":

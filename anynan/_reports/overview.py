@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anynan._readings.history import History
     from anynan._readings.readings import Reading
     from anynan._reports.run import Run
-    from anynan._steps.tracker import Tracker
+    from anynan._steps.tracked import Tracked
     from anynan.events import Event
 
 CLEAN = "nothing went bad"  # in what was read
@@ -29,7 +29,7 @@ LINE = 1000
 JUMP = 2.0  # an update that is so many times the usual one is worth a word
 
 
-def metrics(tracker: "Tracker", *, layers: bool = False) -> dict[str, float]:
+def metrics(tracker: "Tracked", *, layers: bool = False) -> dict[str, float]:
     """Return the last read step's numbers under flat names.
 
     What is bad is told as such: a gradient norm is NaN or Inf then, and so is the largest

@@ -12,7 +12,7 @@ from anynan._reports.escaping import name as printed
 from anynan.events import Event
 
 if TYPE_CHECKING:
-    from anynan._steps.tracker import Tracker
+    from anynan._steps.tracked import Tracked
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Run:
         write(self, path)
 
 
-def of(tracker: "Tracker") -> Run:
+def of(tracker: "Tracked") -> Run:
     """Gather what a tracker has seen so far."""
     judge = tracker.judge
     policies = (judge.options.policy, *judge.options.policy.overrides.values())
@@ -113,5 +113,5 @@ def of(tracker: "Tracker") -> Run:
         step=tracker.step,
         evaluated=judge.evaluated,
         target=tracker.target,
-        backend=tracker._backend,  # noqa: SLF001  its own run
+        backend=tracker.backend_name,
     )

@@ -13,7 +13,7 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
 from anynan._runtime import context
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.errors import reason
 from anynan.options import Options
 
@@ -62,7 +62,7 @@ class BaseAdapter:
     in_order = False
     sees_training = True
 
-    def __init__(self, tracker: Tracker, options: Options | None = None) -> None:
+    def __init__(self, tracker: Tracked, options: Options | None = None) -> None:
         self.tracker = tracker
         self.options = tracker.judge.options if options is None else options
 

@@ -15,7 +15,7 @@ from anynan._reports.overview import CLEAN, READ, all_clear
 from anynan._reports.run import Run, of
 from anynan._runtime.about import ADAPTERS
 from anynan._runtime.imports import when_imported
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Handle, Tracked, inside
 from anynan.errors import reason
 from anynan.events import Event
 from anynan.options import Options
@@ -37,19 +37,20 @@ class Found:
         self.added = 0
         self.ended_by: BaseException | None = None
         self._unwatched: list[str] = []
-        self._trackers: list[Tracker] = []
+        self._trackers: list[Tracked] = []
         self._minor: set[int] = set()  # of trackers that nobody asks after while all is well
         self._names: dict[int, tuple[str, str]] = {}  # what each is, and how the program calls it
         self._ended: list[_Seen] = []
         self._lock = threading.RLock()
 
-    def add(self, tracker: Tracker, *, minor: bool = False) -> None:
+    def add(self, taken: Handle | Tracked, *, minor: bool = False) -> None:
         """Take up the tracker of what was found; it gives way to one of the user's own.
 
         Args:
-            tracker: The tracker.
+            taken: The tracker.
             minor: No line is given to it while all is well, as to a transform of data.
         """
+        tracker: Tracked = inside(taken)
         tracker.judge.found = True
         called = _called()
         with self._lock:
@@ -92,12 +93,12 @@ class Found:
         if what not in self.harms:
             self.harms.append(what)
 
-    def living(self) -> list[Tracker]:
+    def living(self) -> list[Tracked]:
         """List the trackers that were taken up and not yet ended."""
         with self._lock:
             return list(self._trackers)
 
-    def has(self, tracker: Tracker) -> bool:
+    def has(self, tracker: Tracked) -> bool:
         """Tell whether this tracker was taken up here."""
         return any(tracker is known for known in self._trackers)
 
@@ -121,7 +122,7 @@ class Found:
                 self._ended.append(self._seen(tracker))
                 self._minor.discard(id(tracker))
 
-    def _seen(self, tracker: Tracker) -> "_Seen":
+    def _seen(self, tracker: Tracked) -> "_Seen":
         return _seen(tracker)._replace(minor=id(tracker) in self._minor)
 
     def _all(self) -> "list[_Seen]":
@@ -221,13 +222,13 @@ def _called() -> str:
     return "" if found is None else found[1].removeprefix("self.")
 
 
-def _seen(tracker: Tracker) -> _Seen:
+def _seen(tracker: Tracked) -> _Seen:
     ran = len(tracker.history) or tracker.events
     events, turns = tracker.events, tracker.judge.turns
     return _Seen(all_clear(of(tracker)) if ran else "", events, turns, tracker.notes)
 
 
-def spoiled(tracker: Tracker, found: Found) -> None:
+def spoiled(tracker: Tracked, found: Found) -> None:
     """Note the weights that are bad as the program ends, where no event has told why."""
     adapter = tracker.judge.adapter
     if adapter is None or tracker.count("bad"):

@@ -30,7 +30,7 @@ def main(path: str) -> None:
     ).half()
     optimizer = torch.optim.SGD(model.parameters(), lr=2e-4, momentum=0.9)
 
-    @anynan.torch.track(history=400)
+    @anynan.torch.track(advanced=anynan.Advanced(history=400))
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = -model(x).mean()  # nothing bounds it
         optimizer.zero_grad()

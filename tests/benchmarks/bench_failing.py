@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import anynan
+from anynan._steps.tracked import inside
 from tests.benchmarks.timing import PAGE, machine, publish
 
 PARTS = ("torch", "arrays", "jax", "keras-tensorflow", "keras-torch", "keras-jax")
@@ -119,7 +120,7 @@ def torch_rows() -> Iterator[Row]:
         run = train if kind == "model" else tracker
 
         def step(bad: bool) -> None:
-            assert not tracker.paused  # and it lives as long as the step
+            assert not inside(tracker).paused  # and it lives as long as the step
             x = torch.randn(32, 64)
             if bad:
                 x[0, 0] = float("nan")
@@ -206,7 +207,7 @@ def keras_rows() -> Iterator[Row]:
         tracker = anynan.keras.track(model, level=level, action="record")
 
         def step(bad: bool) -> None:
-            assert not tracker.paused
+            assert not inside(tracker).paused
             x = np.ones((32, 32), np.float32)
             if bad:
                 x[0, 0] = np.nan

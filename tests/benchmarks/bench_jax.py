@@ -20,6 +20,7 @@ import optax
 from jax.experimental import checkify
 
 import anynan
+from anynan._steps.tracked import inside
 from tests.benchmarks.timing import machine, options, publish, ratios, table
 
 HEADS, BLOCKS, LETTERS, FIRST_CALLS = 4, 4, 64, 3
@@ -100,13 +101,15 @@ def tracked_operations() -> Callable[..., Any]:
 
 def tracked_late() -> Callable[..., Any]:
     """Run with each step read after the next one has begun."""
-    step: Callable[..., Any] = anynan.jax.track(train_step, lag=1)
+    step: Callable[..., Any] = anynan.jax.track(train_step, advanced=anynan.Advanced(lag=1))
     return step
 
 
 def tracked_sizes() -> Callable[..., Any]:
     """Run with magnitudes and the gradient of every layer read too."""
-    step: Callable[..., Any] = anynan.jax.track(train_step, stats=("absmax",))
+    step: Callable[..., Any] = anynan.jax.track(
+        train_step, advanced=anynan.Advanced(stats=("absmax",))
+    )
     return step
 
 
@@ -233,7 +236,7 @@ def memory() -> tuple[int, int]:
     args = arguments(SMALL)
     tracked = anynan.jax.track(train_step)
     tracked(*args)
-    session: Any = tracked.judge.adapter
+    session: Any = inside(tracked).judge.adapter
     (watches,) = session._programs.values()
     watch = watches.get(set())
     leaves = jax.tree.leaves(args)

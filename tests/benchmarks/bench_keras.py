@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from tests.benchmarks.timing import machine, options, publish, ratios, table
+from tests.flat import split
 
 BLOCKS, WIDTH, BATCH, KINDS, FIRST_CALLS = 13, 256, 256, 10, 2
 GOALS = {
@@ -53,7 +54,7 @@ def tracked(model: Any, **chosen: Any) -> list[Any]:
     """Run under the default tracker, or under one with other options."""
     import anynan
 
-    anynan.keras.track(model, **chosen)
+    anynan.keras.track(model, **split(chosen))
     return []
 
 
@@ -129,7 +130,7 @@ class Fit:
 
         self._callbacks.on_train_end()
         with contextlib.suppress(ValueError):
-            anynan.keras.untrack(self.model)
+            anynan.untrack(self.model)
 
 
 def serve(name: str, threads: int, pipe: Any) -> None:

@@ -81,7 +81,7 @@ def operations(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]
 
 def forward_only(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
     """Run under the tracker without its backward half."""
-    anynan.torch.track(model, backward=False)
+    anynan.torch.track(model, advanced=anynan.Advanced(backward=False))
     return step
 
 
@@ -93,7 +93,7 @@ def tracked_step(model: nn.Module, step: Callable[[], None]) -> Callable[[], Non
 
 def deferred(model: nn.Module, step: Callable[[], None]) -> Callable[[], None]:
     """Run with one read a step, as on an accelerator."""
-    anynan.torch.track(model, read="step")
+    anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     return step
 
 
@@ -149,7 +149,7 @@ VARIANTS: dict[str, Callable[[nn.Module, Callable[[], None]], Callable[[], None]
     "anynan track(model)": tracked,
     "anynan track(step)": tracked_step,
     "anynan, backward=False": forward_only,
-    'anynan, read="step"': deferred,
+    'anynan, read="end"': deferred,
     'anynan track(model, level="operation")': operations,
     "autograd.detect_anomaly": anomaly,
     "isnan/isinf forward hooks": isnan_hooks,

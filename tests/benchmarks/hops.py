@@ -99,7 +99,7 @@ def _torch(*, replay: bool) -> Callable[[float], Any]:
             return x.log()
 
     model = torch.nn.Sequential(torch.nn.Identity(), Bad())
-    kept = model, anynan.torch.track(model, replay=replay)
+    kept = model, anynan.torch.track(model, advanced=anynan.Advanced(replay=replay))
     return lambda value: kept[0](torch.full((3,), value))
 
 
@@ -107,7 +107,9 @@ def _jax(*, replay: bool) -> Callable[[float], Any]:
     import jax
     import jax.numpy as jnp
 
-    step = anynan.jax.track(jax.jit(lambda x: jnp.log(x).sum()), replay=replay)
+    step = anynan.jax.track(
+        jax.jit(lambda x: jnp.log(x).sum()), advanced=anynan.Advanced(replay=replay)
+    )
     return lambda value: step(jnp.full(3, value))
 
 
@@ -118,7 +120,7 @@ def _tensorflow(*, replay: bool) -> Callable[[float], Any]:
     def log(x: Any) -> Any:
         return tf.reduce_sum(tf.math.log(x))
 
-    step = anynan.tensorflow.track(log, replay=replay)
+    step = anynan.tensorflow.track(log, advanced=anynan.Advanced(replay=replay))
     return lambda value: step(tf.fill([3], value))
 
 

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import anynan
 from tests.chaos import twins
+from tests.flat import split
 
 pytestmark = [pytest.mark.tier(2), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -17,7 +18,7 @@ SEEDS = st.integers(0, 999)
 OPTIONS = st.fixed_dictionaries(
     {"action": st.sampled_from(["record", "warn", "raise"])},
     optional={
-        "read": st.sampled_from(["immediate", "step", 3]),
+        "read": st.sampled_from(["immediate", "end", 3]),
         "level": st.just("operation"),
         "replay": st.just(False),
         "stats": st.just(("absmax", "min")),
@@ -102,7 +103,7 @@ class Walk(twins.Doors, RuleBasedStateMachine):
     @precondition(lambda self: self.tracker is None)
     @rule(options=OPTIONS)
     def track(self, options: dict[str, Any]) -> None:
-        self.tracker = self.step = anynan.track(self.tracked.forward, **options)
+        self.tracker = self.step = anynan.track(self.tracked.forward, **split(options))
         self.was_bad = bool(np.isnan(self.tracked.table["sum"]).any())
 
     @precondition(lambda self: self.tracker is not None)

@@ -14,13 +14,14 @@ import jax.numpy as jnp  # noqa: E402
 
 import anynan  # noqa: E402
 from tests.chaos import twins  # noqa: E402
+from tests.flat import split  # noqa: E402
 
 pytestmark = pytest.mark.tier(2)
 
 SEEDS = st.integers(0, 999)
 OPTIONS = st.fixed_dictionaries(
     {"action": st.sampled_from(["record", "warn", "raise"])},
-    optional={"replay": st.just(False), "read": st.sampled_from(["step", 3])},
+    optional={"replay": st.just(False), "read": st.sampled_from(["end", 3])},
 )
 
 
@@ -110,7 +111,7 @@ class Walk(twins.Doors, RuleBasedStateMachine):
     @precondition(lambda self: self.tracker is None)
     @rule(options=OPTIONS)
     def track(self, options: dict[str, Any]) -> None:
-        self.tracker = self.run = anynan.jax.track(self.plain, **options)
+        self.tracker = self.run = anynan.jax.track(self.plain, **split(options))
         self.was_bad = False
 
     def end(self) -> None:

@@ -14,6 +14,7 @@ keras: Any = pytest.importorskip("keras")
 
 import anynan  # noqa: E402
 from tests.chaos import twins  # noqa: E402
+from tests.flat import split  # noqa: E402
 
 pytestmark = pytest.mark.tier(2)
 
@@ -134,7 +135,7 @@ class Walk(twins.Doors, RuleBasedStateMachine):
     @rule(options=OPTIONS)
     def track(self, options: dict[str, Any]) -> None:
         with twins.quiet():
-            self.tracker = anynan.keras.track(self.tracked, **options)
+            self.tracker = anynan.keras.track(self.tracked, **split(options))
         self.was_bad = False
 
     def teardown(self) -> None:

@@ -19,6 +19,7 @@ torch: Any = pytest.importorskip("torch")
 
 import anynan  # noqa: E402
 from tests.chaos import torch_twins, twins  # noqa: E402
+from tests.flat import split  # noqa: E402
 from tests.torch_adapter.training import Fault  # noqa: E402
 
 pytestmark = pytest.mark.tier(2)
@@ -99,7 +100,7 @@ class Program:
         self.sgd = torch.optim.SGD(self.model.parameters(), 0.1)
         self.begun = copy.deepcopy(self.model.state_dict())
         what = self.model if target == "model" else self.step
-        self.tracker = anynan.torch.track(what, action="record", **options)
+        self.tracker = anynan.torch.track(what, action="record", **split(options))
         self.run = self.step if target == "model" else self.tracker
 
     def step(self) -> None:
@@ -115,10 +116,10 @@ class Program:
 
 WAYS: list[tuple[str, dict[str, Any], str]] = [
     ("model", {}, "forward"),
-    ("model", {"read": "step"}, "backward"),
+    ("model", {"read": "end"}, "backward"),
     ("model", {"level": "operation"}, "forward"),
     ("step", {}, "backward"),
-    ("step", {"read": "step", "parameters": True}, "forward"),
+    ("step", {"read": "end", "parameters": True}, "forward"),
     ("step", {"level": "operation"}, "backward"),
 ]
 # PyTorch calls no hook of a call that Ctrl-C ends: what watches every operation of a model that
@@ -182,7 +183,7 @@ def test_ctrl_c_at_any_line_of_a_step(
         program.tracker.clear()
         program.fault.armed = armed
         program.run()
-        program.tracker.check()
+        program.tracker.flush()
         assert any(event.severity == "bad" for event in program.tracker.events), where
         program.tracker.remove()
         assert not any(map(torch_twins.is_ours, hooks_of(program.model))), where
@@ -224,7 +225,7 @@ def test_ctrl_c_at_any_line_of_track(amount: str, handler: Any) -> None:
         with contextlib.suppress(KeyboardInterrupt), Interrupt(place) as interrupt:
             anynan.torch.track(model)
         with contextlib.suppress(ValueError):  # it is not tracked
-            anynan.torch.untrack(model)
+            anynan.untrack(model)
         assert not any(map(torch_twins.is_ours, hooks_of(model))), interrupt.where
         twins.assert_process(before, torch_twins.process(), interrupt.where)
 

@@ -31,7 +31,7 @@ def held(model: Any) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("target", "options"),
-    [("model", {"action": "skip"}), ("step", {"patience": 3, "read": "step"})],
+    [("model", {"action": "skip"}), ("step", {"patience": 3, "read": "end"})],
     ids=["model", "step"],
 )
 @pytest.mark.parametrize("steps", [600, pytest.param(21_000, marks=pytest.mark.long)])
@@ -52,7 +52,9 @@ def test_nothing_piles_up(
         adam.step()
 
     caplog.set_level(logging.CRITICAL + 1, "anynan")  # pytest keeps all that is logged
-    tracker = anynan.torch.track(model if target == "model" else step, history=50, **options)
+    tracker = anynan.torch.track(
+        model if target == "model" else step, advanced=anynan.Advanced(history=50), **options
+    )
     run = step if target == "model" else tracker
     counts, seen = [], 0
     with warnings.catch_warnings():

@@ -15,8 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 torch: Any = pytest.importorskip("torch")
 
 import anynan  # noqa: E402
+from anynan._steps.tracked import inside  # noqa: E402
 from tests.chaos import torch_twins, twins  # noqa: E402
 from tests.chaos.torch_twins import CALLS, CHANGES, COPIES, FAILURES, Net, Side  # noqa: E402
+from tests.flat import split  # noqa: E402
 from tests.torch_adapter.training import assert_same  # noqa: E402
 
 pytestmark = pytest.mark.tier(2)
@@ -25,7 +27,7 @@ SEEDS = st.integers(0, 999)
 OPTIONS = st.fixed_dictionaries(
     {"action": st.sampled_from(["record", "warn", "raise", "skip"])},
     optional={
-        "read": st.sampled_from(["immediate", "step", 3]),
+        "read": st.sampled_from(["immediate", "end", 3]),
         "level": st.just("operation"),
         "parameters": st.just(True),
         "replay": st.just(False),
@@ -44,11 +46,11 @@ def is_bad(value: Any) -> bool:
 
 def everything_of(tracker: Any) -> list[Any]:
     events = [event.to_json() for event in tracker.events]
-    return [repr(tracker), tracker.report(), tracker.dump(), tracker.notes, tracker.remarks, events]
+    return [repr(tracker), tracker.report(), tracker.history.select(), tracker.notes, events]
 
 
 def acts(tracker: Any) -> bool:
-    options = tracker.judge.options
+    options = inside(tracker).judge.options
     return options.action in {"raise", "skip"} or bool(options.patience)
 
 
@@ -122,7 +124,9 @@ class Walk(RuleBasedStateMachine):
     def change(self, k: int, what: Callable[[Side, int], Any]) -> None:
         # Known: between a call and its update the watcher of operations has hooks on the layers
         # that are copied, and that no pickle takes.
-        watcher = any(tracker.judge.options.level == "operation" for tracker in self.trackers)
+        watcher = any(
+            inside(tracker).judge.options.level == "operation" for tracker in self.trackers
+        )
         if not (watcher and what in COPIES):
             self.both(what, k)
 
@@ -152,15 +156,15 @@ class Walk(RuleBasedStateMachine):
     @rule(options=OPTIONS, part=st.sampled_from(["", "inner", "head"]))
     def track(self, options: dict[str, Any], part: str) -> None:
         target = self.tracked.model.get_submodule(part)
-        known = {id(t.fn) for t in self.trackers if t.judge.adapter is not None}
+        known = {id(inside(t).fn) for t in self.trackers if inside(t).judge.adapter is not None}
         if id(target) not in known:
-            tracker = self.alone(lambda: anynan.torch.track(target, **options))
+            tracker = self.alone(lambda: anynan.torch.track(target, **split(options)))
             self.trackers += [tracker] if tracker is not None else []
 
     @precondition(lambda self: self.tracked.step == self.tracked.plain_step)
     @rule(options=OPTIONS)
     def track_the_step(self, options: dict[str, Any]) -> None:
-        tracker = self.alone(lambda: anynan.torch.track(self.tracked.plain_step, **options))
+        tracker = self.alone(lambda: anynan.torch.track(self.tracked.plain_step, **split(options)))
         if tracker is not None:
             self.tracked.step = tracker
             self.trackers.append(tracker)

@@ -6,13 +6,14 @@ from typing import Any
 import anynan
 from tests.backends import Backend, Space
 from tests.conformance.recipes_operations import StepRecipe
+from tests.flat import split
 
 BACKENDS = (Backend.NUMPY, Backend.STRICT, Backend.TORCH_STANDARD, Backend.JAX, Backend.DASK)
 
 # What is varied, and the options of ``track`` for it.
 VARIANTS: dict[str, dict[str, Any]] = {
     "immediate": {"level": "layer", "read": "immediate"},
-    "step": {"level": "layer", "read": "step"},
+    "step": {"level": "layer", "read": "end"},
 }
 CAUSE_VARIANTS = {"immediate": VARIANTS["immediate"]}
 
@@ -36,7 +37,7 @@ class Ops:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._xp: Any = anynan.namespace(space.xp)
+        self._xp: Any = anynan.arrays.namespace(space.xp)
         self.sample_var = functools.partial(self._xp.var, correction=1.0)
 
     def __getattr__(self, name: str) -> Any:
@@ -72,7 +73,7 @@ class Program:
                 x = recipe.after(ops, x)
             return recipe.loss(ops, x)
 
-        self.tracker: anynan.Tracker = anynan.track(step, **options)
+        self.tracker: anynan.Tracker = anynan.track(step, **split(options))
 
     def step(self, values: Any) -> None:
         """Run one step."""

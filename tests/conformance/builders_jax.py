@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import anynan
 from tests.backends import Backend, Space
 from tests.conformance.recipes_operations import StepRecipe
+from tests.flat import split
 
 # What is varied, and the options of ``track`` for it.
 VARIANTS: dict[str, dict[str, Any]] = {"step": {}}
@@ -62,7 +63,7 @@ class Program:
                 x = recipe.after(ops, x)
             return recipe.loss(ops, x)
 
-        self.tracker: anynan.Tracker = anynan.jax.track(jax.value_and_grad(loss), **options)
+        self.tracker: anynan.Tracker = anynan.jax.track(jax.value_and_grad(loss), **split(options))
 
     def step(self, values: Any) -> None:
         """Run one step."""

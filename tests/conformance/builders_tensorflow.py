@@ -9,6 +9,7 @@ from typing import Any
 import anynan
 from tests.backends import Backend, Space
 from tests.conformance.recipes_operations import StepRecipe
+from tests.flat import split
 
 # What is varied: how the step is compiled, and the options of ``track``.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -99,7 +100,7 @@ class Program:
             return loss, tape.gradient(loss, net.scale.weight)
 
         fn = step if compiled is None else tf.function(step, jit_compile=compiled)
-        self.tracker: anynan.Tracker = anynan.tensorflow.track(fn, **options)
+        self.tracker: anynan.Tracker = anynan.tensorflow.track(fn, **split(options))
 
     def step(self, values: Any) -> None:
         """Run one step."""

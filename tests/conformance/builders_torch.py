@@ -9,9 +9,10 @@ from torch import Tensor, nn
 import anynan
 from tests.backends import Backend, Space
 from tests.conformance.recipes_operations import StepRecipe
+from tests.flat import split
 
 # What is varied, and the options of ``track`` for it.
-VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step": {"read": "step"}}
+VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step": {"read": "end"}}
 # The causes also where a model is tracked, not a step.
 CAUSE_VARIANTS: dict[str, dict[str, Any]] = {**VARIANTS, "model": {"model": True}}
 
@@ -87,7 +88,7 @@ class Program:
             loss.backward()
             return loss
 
-        self.tracker: anynan.Tracker = anynan.torch.track(net if model else step, **options)
+        self.tracker: anynan.Tracker = anynan.torch.track(net if model else step, **split(options))
         self.run = step if model else self.tracker
 
     def step(self, values: Any) -> None:

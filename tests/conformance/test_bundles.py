@@ -10,6 +10,7 @@ import pytest
 
 import anynan
 from tests.bundles import again, run_alone
+from tests.flat import split
 
 pytest.importorskip("safetensors")  # what the scripts read their tensors with
 
@@ -28,27 +29,27 @@ def with_torch(what: str, **options: Any) -> Made:
             (slope,) = torch.autograd.grad(torch.sqrt(x * 0).sum(), x)
             return slope
 
-        return anynan.torch.track(step, **options), x
+        return anynan.torch.track(step, **split(options)), x
     if what == "overflow":
-        return anynan.torch.track(lambda x: (x * 60000) @ x.T, **options), x.half()
+        return anynan.torch.track(lambda x: (x * 60000) @ x.T, **split(options)), x.half()
     fn = {
         "log": torch.log,
         "softmax": lambda x: torch.softmax(x.masked_fill(x < 5, -torch.inf), -1),
     }[what]
-    return anynan.torch.track(lambda x: fn(x), **options), x
+    return anynan.torch.track(lambda x: fn(x), **split(options)), x
 
 
 def with_jax(what: str, **options: Any) -> Made:
     jax = pytest.importorskip("jax")
     jnp, x = jax.numpy, jax.numpy.asarray(X)
     if what == "overflow":
-        return anynan.jax.track(lambda x: (x * 60000) @ x.T, **options), x.astype("float16")
+        return anynan.jax.track(lambda x: (x * 60000) @ x.T, **split(options)), x.astype("float16")
     fn = {
         "log": jnp.log,
         "softmax": lambda x: jax.nn.softmax(jnp.where(x < 5, -jnp.inf, x), -1),
         "gradient": jax.grad(lambda x: jnp.sqrt(x * 0).sum()),
     }[what]
-    return anynan.jax.track(jax.jit(fn), **options), x
+    return anynan.jax.track(jax.jit(fn), **split(options)), x
 
 
 def with_tensorflow(what: str, **options: Any) -> Made:
@@ -72,7 +73,7 @@ def with_tensorflow(what: str, **options: Any) -> Made:
     }[what]
     if what == "overflow":
         x = tf.cast(x, tf.float16)
-    return anynan.tensorflow.track(tf.function(fn), **options), x
+    return anynan.tensorflow.track(tf.function(fn), **split(options)), x
 
 
 def with_numpy(what: str, **options: Any) -> Made:
@@ -80,7 +81,7 @@ def with_numpy(what: str, **options: Any) -> Made:
         pytest.skip("NumPy has none")
     fn: Any = {"log": np.log, "overflow": lambda x: (x * np.float16(60000)) @ x.T}[what]
     x = X.astype(np.float16) if what == "overflow" else X
-    return anynan.track(lambda x: fn(x), **options), x
+    return anynan.track(lambda x: fn(x), **split(options)), x
 
 
 BACKENDS = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.flat import split
 
 # The first row is whole, the others hold a NaN and an Inf.
 GAPS = np.array([[1.0, 2.0], [np.nan, 4.0], [5.0, np.inf]], np.float32)
@@ -18,7 +19,7 @@ def with_numpy(*, fills: bool, **options: Any) -> tuple[Any, Any]:
         known = np.nan_to_num(x, posinf=0.0) if fills else x
         return np.tanh(known).mean()
 
-    return anynan.track(step, **options), GAPS
+    return anynan.track(step, **split(options)), GAPS
 
 
 def with_torch(*, fills: bool, **options: Any) -> tuple[Any, Any]:
@@ -34,7 +35,7 @@ def with_torch(*, fills: bool, **options: Any) -> tuple[Any, Any]:
         optimizer.step()
         return loss
 
-    return anynan.torch.track(step, **options), torch.from_numpy(GAPS)
+    return anynan.torch.track(step, **split(options)), torch.from_numpy(GAPS)
 
 
 def with_jax(*, fills: bool, **options: Any) -> tuple[Any, Any]:
@@ -46,7 +47,7 @@ def with_jax(*, fills: bool, **options: Any) -> tuple[Any, Any]:
         loss, slope = jax.value_and_grad(lambda w: jax.numpy.tanh(known @ w).mean())(weight)
         return weight - 0.1 * slope, loss
 
-    tracked = anynan.jax.track(step, **options)
+    tracked = anynan.jax.track(step, **split(options))
     return Bound(tracked, weight), jax.numpy.asarray(GAPS)
 
 
@@ -61,7 +62,7 @@ def with_tensorflow(*, fills: bool, **options: Any) -> tuple[Any, Any]:
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
         return loss
 
-    return anynan.tensorflow.track(step, **options), tf.constant(GAPS)
+    return anynan.tensorflow.track(step, **split(options)), tf.constant(GAPS)
 
 
 class Bound:

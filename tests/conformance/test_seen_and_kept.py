@@ -113,7 +113,9 @@ def with_jax(folder: Path) -> Failed:
         value, slope = jax.value_and_grad(loss)(params, x)
         return jax.tree.map(lambda p, g: p - RATE * g, params, slope), value
 
-    tracker = anynan.jax.track(train, save=folder / "bundle", stats="absmax")
+    tracker = anynan.jax.track(
+        train, save=folder / "bundle", advanced=anynan.Advanced(stats="absmax")
+    )
 
     def step(run: Any = tracker) -> None:
         held["params"], _ = run(held["params"], X)
@@ -151,7 +153,9 @@ def with_keras(folder: Path) -> Failed:
         loss=loss,
         jit_compile=False,
     )
-    tracker = anynan.keras.track(model, save=folder / "bundle", stats="absmax")
+    tracker = anynan.keras.track(
+        model, save=folder / "bundle", advanced=anynan.Advanced(stats="absmax")
+    )
 
     def step() -> None:
         model.train_on_batch(X, X)
@@ -214,7 +218,7 @@ def test_it_was_foretold(failed: Failed) -> None:
 @pytest.mark.parametrize("read", [False, True])
 def test_its_headroom_in_a_narrower_dtype(failed: Failed, read: bool) -> None:
     run = anynan.load(failed.folder / "run.jsonl") if read else failed.tracker
-    found = {each.layer: each for each in anynan.headroom(run, "float8")}
+    found = {each.layer: each for each in anynan.reports.headroom(run, "float8")}
     bits = found["grow"].over
     assert bits is not None
     assert bits < -6  # 448 is the largest, and 65,504 was nearly there

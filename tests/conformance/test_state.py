@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.flat import split
 
 NAN, INF = np.nan, np.inf
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
@@ -39,7 +40,7 @@ def with_torch(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
         optimizer.step()
         return loss.detach()
 
-    tracked = anynan.torch.track(step, **options)
+    tracked = anynan.torch.track(step, **split(options))
     return tracked, tracked
 
 
@@ -60,7 +61,7 @@ def with_jax(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], Any]]:
         ages = jnp.where(jnp.arange(2) == 0, x.mean(), state["ages"])
         return {"w": state["w"] - 0.01 * slope, "best": best, "ages": ages}, loss
 
-    tracked = anynan.jax.track(step, **options)
+    tracked = anynan.jax.track(step, **split(options))
     held = [state]
 
     def run() -> Any:
@@ -95,7 +96,7 @@ def with_tensorflow(*, harms: bool, **options: Any) -> tuple[Any, Callable[[], A
             loss = tf.reduce_mean(tf.tanh(model(x)))
         return loss, tape.gradient(loss, model.weight)
 
-    tracked = anynan.tensorflow.track(tf.function(step), **options)
+    tracked = anynan.tensorflow.track(tf.function(step), **split(options))
     return tracked, lambda: tracked(tf.constant(X))[0]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import anynan
+from tests.flat import split
 
 X = np.random.default_rng(0).normal(size=(8, 300)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(300, 300)).astype(np.float32) / 30
@@ -28,7 +29,7 @@ def with_torch(**options: Any) -> Made:
         model(torch.from_numpy(x)).square().mean().backward()
         optimizer.step()
 
-    tracker = anynan.torch.track(model, **options)
+    tracker = anynan.torch.track(model, **split(options))
     return tracker, step, lambda: [p.detach().numpy().copy() for p in model.parameters()]
 
 
@@ -45,7 +46,7 @@ def with_jax(**options: Any) -> Made:
         value, slope = jax.value_and_grad(loss)(params, x)
         return jax.tree.map(lambda p, g: p - rate * g, params, slope), value
 
-    tracker = anynan.jax.track(jax.jit(train, donate_argnums=0), **options)
+    tracker = anynan.jax.track(jax.jit(train, donate_argnums=0), **split(options))
 
     def step(rate: float, x: Any = X) -> None:
         held["params"], _ = tracker(held["params"], jnp.asarray(x), jnp.float32(rate))
@@ -81,7 +82,7 @@ def with_tensorflow(*, compiled: bool = False, **options: Any) -> Made:
             )
         )
 
-    tracker = anynan.tensorflow.track(model, **options)
+    tracker = anynan.tensorflow.track(model, **split(options))
     run = tf.function(train) if compiled else train
 
     def step(rate: float, x: Any = X) -> None:
@@ -99,7 +100,7 @@ def with_keras(**options: Any) -> Made:
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((300,)), keras.layers.Dense(300), keras.layers.Dense(1)])
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-    tracker = anynan.keras.track(model, **options)
+    tracker = anynan.keras.track(model, **split(options))
 
     def step(rate: float, x: Any = X) -> None:
         model.optimizer.learning_rate = rate
@@ -129,7 +130,7 @@ def test_one_step_in_so_many_tells_how_far_the_weights_moved(library: str) -> No
         before = weights()
         step(0.0 if number == 3 else 1e-4 * (number + 1))
         truth[number] = norm([a - b for a, b in zip(weights(), before, strict=True)]), norm(before)
-    tracker.check()
+    tracker.flush()
     seen = tracker.history.updates()
     assert [number for number, _, _ in seen] == [0, 3, 6]
     for number, update, size in seen:
@@ -156,9 +157,9 @@ def test_an_update_that_is_dropped_moves_nothing_and_is_not_told(library: str) -
 def test_a_function_that_gives_no_weights_back_is_told_so() -> None:
     jnp = pytest.importorskip("jax.numpy")
     with pytest.warns(anynan.AnynanWarning, match="updates= has nothing to look at"):
-        anynan.jax.track(lambda x: x * 2, updates=10)(jnp.ones(3))
+        anynan.jax.track(lambda x: x * 2, advanced=anynan.Advanced(updates=10))(jnp.ones(3))
 
 
 def test_array_code_says_that_it_knows_no_weights() -> None:
     with pytest.raises(TypeError, match="updates= has no meaning for array code"):
-        anynan.track(lambda x: x, updates=10)  # type: ignore[call-overload]
+        anynan.track(lambda x: x, advanced=anynan.Advanced(updates=10))

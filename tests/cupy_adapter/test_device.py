@@ -146,7 +146,7 @@ def test_errstate() -> None:
 
 
 def test_the_namespace_records_what_cupy_does_not_dispatch() -> None:
-    xp = anynan.namespace(cupy)
+    xp = anynan.arrays.namespace(cupy)
     tracker = anynan.cupy.track(lambda x: xp.linalg.inv(xp.matmul(x, x)), action="record")
     tracker(cupy.zeros((2, 2)))
     (event,) = tracker.events

@@ -36,7 +36,9 @@ def test_check_takes_cupy_arrays() -> None:
 
 
 def test_a_function_of_host_arrays_is_tracked_all_the_same() -> None:
-    tracker = anynan.cupy.track(lambda x: x / x, read="immediate", action="record")
+    tracker = anynan.cupy.track(
+        lambda x: x / x, advanced=anynan.Advanced(read="immediate"), action="record"
+    )
     tracker(np.zeros(2))
     (event,) = tracker.events
     assert event.cause is not None

@@ -45,7 +45,10 @@ def test_skip_drops_the_bad_update_and_training_goes_on():
 
 
 def test_skip_keeps_an_update_of_which_all_that_is_bad_is_allowed():
-    allow = [anynan.Allow("*", "nan", "a test"), anynan.Allow("model", "nan", "a test")]
+    allow = [
+        anynan.Allow("*", "nan", "a test"),
+        anynan.Allow("model", "nan", "a test"),
+    ]
     tracked = anynan.jax.track(train_step, action="skip", policy=anynan.Policy(allow=allow))
     *after, _ = tracked(*start(), BAD)
     assert not same(tuple(after), start())
@@ -58,7 +61,7 @@ def test_skip_needs_a_state_to_go_back_to():
 
 
 def test_patience_skips_first_and_raises_then():
-    tracked = anynan.jax.track(train_step, patience=1)
+    tracked = anynan.jax.track(train_step, advanced=anynan.Advanced(patience=1))
     state = start()
     with pytest.warns(anynan.AnynanWarning, match="skipped 1 of 1"):
         *after, _ = tracked(*state, BAD)
@@ -103,7 +106,9 @@ def test_what_a_donation_hides_is_said_with_the_way_out():
     (event,) = tracked.events
     assert event.operation is None
     assert "keep_inputs=True keeps what is donated" in event.notes[0]
-    tracked = anynan.jax.track(donating, action="record", keep_inputs=True)
+    tracked = anynan.jax.track(
+        donating, action="record", advanced=anynan.Advanced(keep_inputs=True)
+    )
     state = start()
     tracked(*state, BAD)
     assert tracked.events[0].operation.name == "log"

@@ -43,12 +43,12 @@ def test_a_buffer_that_is_overwritten_before_the_step_is_read():
         with jax.named_scope("layer"):
             return jnp.log(x)
 
-    tracked = anynan.jax.track(fn, lag=1, action="record")
+    tracked = anynan.jax.track(fn, advanced=anynan.Advanced(lag=1), action="record")
     buffer = np.full((2, 3), -1, np.float32)
     out = tracked(buffer)
     jax.block_until_ready(out)
     buffer[:] = 0
-    tracked.check()
+    tracked.flush()
     (event,) = tracked.events
     if np.isnan(np.asarray(out)).all():
         assert event.kind == "nan"

@@ -4,6 +4,7 @@ import pytest
 
 import anynan
 from tests.bundles import again, run_alone
+from tests.flat import split
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -11,7 +12,7 @@ jnp = jax.numpy
 
 def fail(folder, fn, *args, **options):
     with pytest.raises(anynan.NonFiniteError, match="saved in"):
-        anynan.jax.track(fn, save=folder, **options)(*args)
+        anynan.jax.track(fn, save=folder, **split(options))(*args)
     wide = jax.config.jax_enable_x64
     try:
         return again(folder)

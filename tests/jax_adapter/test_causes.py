@@ -12,6 +12,7 @@ import pytest
 import anynan
 from anynan._diagnosis.causes import RULES
 from tests.conformance.recipes_causes import produced
+from tests.flat import split
 
 NOT_IN_JAX = {
     "product_gradient_at_zero": "the gradient of a product multiplies the other factors",
@@ -53,7 +54,7 @@ ELSEWHERE = {  # produced by the tests of this folder's other files
 
 
 def caught(fn, *args, steps=1, **options):
-    tracked = anynan.jax.track(fn, **options)
+    tracked = anynan.jax.track(fn, **split(options))
     with pytest.raises(anynan.AnomalyError) as error:
         for _ in range(steps):
             args = (*tracked(*args), *args[2:])
@@ -138,7 +139,7 @@ def test_a_carried_state_that_grows():
         h = jnp.tanh(x) + h * 100.0
         return h, h.mean()
 
-    tracked = anynan.jax.track(step, stats=("absmax",))
+    tracked = anynan.jax.track(step, advanced=anynan.Advanced(stats=("absmax",)))
     h = jnp.ones(2)
     with pytest.raises(anynan.NonFiniteError) as error:
         for _ in range(40):

@@ -54,9 +54,9 @@ def test_an_exception_over_a_bad_value_takes_the_report_along(way, action, lag):
     def step(x):
         return way(jnp.log(x)).sum()
 
-    tracker = anynan.jax.track(step, action=action, lag=lag)
+    tracker = anynan.jax.track(step, action=action, advanced=anynan.Advanced(lag=lag))
     tracker(jnp.ones(2))
-    error = raised(lambda: (tracker(jnp.array([1.0, -1.0])), tracker(jnp.ones(2)), tracker.check()))
+    error = raised(lambda: (tracker(jnp.array([1.0, -1.0])), tracker(jnp.ones(2)), tracker.flush()))
     (event,) = tracker.events
     assert (event.step, event.layer, event.operation.name) == (1, None, "log")
     assert event.cause.tag == "log_of_negative"
@@ -159,7 +159,7 @@ def test_functions_of_all_public_modules_are_recorded_in_a_second_run():
 
 def test_what_waits_to_be_read_goes_along_with_an_exception_that_leaves_the_block():
     def block():
-        with anynan.jax.track(logs, lag=1) as tracker:
+        with anynan.jax.track(logs, advanced=anynan.Advanced(lag=1)) as tracker:
             assert jnp.isfinite(tracker(jnp.array([1.0, -1.0])))
 
     error = raised(block)

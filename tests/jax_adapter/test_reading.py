@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._steps.tracked import inside
 from anynan.jax.read import probes
+from tests.flat import split
 from tests.jax_adapter.models import made
 
 INF, NAN = np.inf, np.nan
@@ -118,10 +120,10 @@ def test_no_array_is_made_for_the_readings():
     plain = jax.jit(step).lower(params, x).compile().memory_analysis()
     tracked = anynan.jax.track(step)
     tracked(params, x)
-    (watches,) = tracked.judge.adapter._programs.values()
+    (watches,) = inside(tracked).judge.adapter._programs.values()
     watch = watches.get(set())
     run = watch.run.lower(
-        tracked.judge.adapter.verdicts.table(watch), watch.factors, *params.values(), x
+        inside(tracked).judge.adapter.verdicts.table(watch), watch.factors, *params.values(), x
     )
     mine = run.compile().memory_analysis()
     rows = 4 * len(watch.values)
@@ -156,10 +158,10 @@ def reads(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("options", [{}, {"action": "warn"}, {"replay": False, "read": "step"}])
+@pytest.mark.parametrize("options", [{}, {"action": "warn"}, {"replay": False, "read": "end"}])
 def test_a_step_is_read_once_before_it_returns(options, reads):
     step, *state = made()
-    tracked = anynan.jax.track(step, **options)
+    tracked = anynan.jax.track(step, **split(options))
     for i in range(3):
         tracked(*state)
         assert (len(reads), len(tracked.history)) == (i + 1, i + 1)
@@ -168,16 +170,16 @@ def test_a_step_is_read_once_before_it_returns(options, reads):
 @pytest.mark.parametrize("options", [{"action": "record", "replay": False}, {"lag": 1}])
 def test_a_step_is_read_after_the_next_where_nobody_has_to_wait(options, reads):
     step, *state = made()
-    tracked = anynan.jax.track(step, **options)
+    tracked = anynan.jax.track(step, **split(options))
     for i in range(3):
         tracked(*state)
         assert (len(reads), len(tracked.history)) == (i, i)
-    tracked.check()
+    tracked.flush()
     assert tracked.history.steps() == [0, 1, 2]
 
 
 def test_a_late_step_is_the_one_that_is_reported():
-    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), lag=1)
+    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), advanced=anynan.Advanced(lag=1))
     tracked(jnp.array([-1.0]))
     with pytest.raises(anynan.NonFiniteError) as caught:
         tracked(jnp.array([1.0]))
@@ -185,22 +187,26 @@ def test_a_late_step_is_the_one_that_is_reported():
 
 
 def test_what_is_unread_at_the_end_is_warned_about():
-    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), action="warn", replay=False)
+    tracked = anynan.jax.track(
+        lambda x: jnp.log(x).sum(), action="warn", advanced=anynan.Advanced(replay=False)
+    )
     tracked(jnp.array([-1.0]))
     assert tracked.events == ()
     with pytest.warns(anynan.AnynanWarning, match="NaN first appeared in the loss of step 0"):
         tracked.remove()
     with (
         pytest.raises(anynan.NonFiniteError),
-        anynan.jax.track(lambda x: jnp.log(x).sum(), lag=1) as tracked,
+        anynan.jax.track(lambda x: jnp.log(x).sum(), advanced=anynan.Advanced(lag=1)) as tracked,
     ):
         tracked(jnp.array([-1.0]))
 
 
 def test_a_late_step_keeps_nothing_alive_that_it_does_not_need():
-    tracked = anynan.jax.track(lambda x: jnp.log(x), action="record", replay=False)
+    tracked = anynan.jax.track(
+        lambda x: jnp.log(x), action="record", advanced=anynan.Advanced(replay=False)
+    )
     tracked(jnp.ones(1000))
-    tracked.check()
+    tracked.flush()
     gc.collect()  # what other tests left; the program's own numbers are there from now on
     count = len(jax.live_arrays())
     tracked(jnp.ones(1000))
@@ -210,12 +216,12 @@ def test_a_late_step_keeps_nothing_alive_that_it_does_not_need():
 
 def test_a_donated_late_step_says_that_it_cannot_be_run_again():
     step = jax.jit(lambda params: jax.tree.map(jnp.log, params), donate_argnums=0)
-    tracked = anynan.jax.track(step, lag=1)
+    tracked = anynan.jax.track(step, advanced=anynan.Advanced(lag=1))
     params = tracked({"w": -jnp.ones(2)})
     with pytest.raises(anynan.NonFiniteError, match="donated to the step"):
         tracked(params)
     with pytest.raises(anynan.NonFiniteError):
-        tracked.check()
+        tracked.flush()
 
 
 def test_interpreter_exit_reads_what_is_left():
@@ -234,7 +240,7 @@ def test_interpreter_exit_reads_what_is_left():
 @pytest.mark.parametrize("lag", [2, True, "1"])
 def test_unfit_lags(lag):
     with pytest.raises(ValueError, match="lag= takes 0"):
-        anynan.jax.track(lambda x: x, lag=lag)
+        anynan.jax.track(lambda x: x, advanced=anynan.Advanced(lag=lag))
 
 
 # What the history says.
@@ -263,7 +269,7 @@ def test_a_branch_that_is_not_taken_has_no_magnitude():
 
         return jax.lax.cond(x[0] > 0, taken, left, x).sum()
 
-    tracked = anynan.jax.track(fn, stats="absmax")
+    tracked = anynan.jax.track(fn, advanced=anynan.Advanced(stats="absmax"))
     tracked(jnp.array([1.0, 2.0]))
     found = {r.layer: (r.lo, r.hi) for r in tracked.history if r.phase == "forward"}
     assert found == {"taken": (2, 4), "left": (None, None)}
@@ -278,7 +284,7 @@ def test_a_loop_gives_the_smallest_and_largest_of_all_rounds():
 
         return jax.lax.scan(step, 0.0, x)[0]
 
-    tracked = anynan.jax.track(fn, stats="absmax")
+    tracked = anynan.jax.track(fn, advanced=anynan.Advanced(stats="absmax"))
     tracked(jnp.array([1.0, 5.0, 3.0]))
     found = {r.layer: (r.lo, r.hi) for r in tracked.history if r.phase == "forward"}
     assert found == {"cell": (2, 6)}

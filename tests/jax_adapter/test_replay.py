@@ -61,7 +61,7 @@ def test_a_failing_step_is_replayed_three_times_at_most(monkeypatch):
 
 
 def test_a_replay_can_be_left_out():
-    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), replay=False)
+    tracked = anynan.jax.track(lambda x: jnp.log(x).sum(), advanced=anynan.Advanced(replay=False))
     event = caught(tracked, -jnp.ones(2))
     assert (event.phase, event.operation) == ("loss", None)
 

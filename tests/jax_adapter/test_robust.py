@@ -12,6 +12,7 @@ import pytest
 import anynan
 from anynan.jax.graphs import graph
 from anynan.jax.read import probes
+from tests.flat import split
 
 
 async def coroutine(x):
@@ -149,7 +150,7 @@ def test_a_replay_that_fails_leaves_a_report(options, monkeypatch):
         with jax.named_scope("layer"):
             return jnp.log(x)
 
-    tracked = anynan.jax.track(fn, **options)
+    tracked = anynan.jax.track(fn, **split(options))
     with pytest.raises(anynan.NonFiniteError) as caught:
         tracked(-jnp.ones(2))
     event = caught.value.event

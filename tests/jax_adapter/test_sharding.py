@@ -170,7 +170,7 @@ def test_replicas_that_each_have_their_weights_keep_the_old_ones_together():
         loss, slope = jax.value_and_grad(lambda w: jnp.log(w * x).sum())(w)
         return w - 0.1 * slope, loss
 
-    step = anynan.jax.track(jax.pmap(alone), action="warn", patience=1)
+    step = anynan.jax.track(jax.pmap(alone), action="warn", advanced=anynan.Advanced(patience=1))
     with pytest.warns(anynan.AnynanWarning, match="skipped 1 of 1 bad steps"):
         w, loss = step(jnp.ones(8), jnp.array(BAD).reshape(8, 2))
     assert w.tolist() == [1] * 8

@@ -8,6 +8,7 @@ from flax import nnx
 from flax.training import train_state
 
 import anynan
+from tests.flat import split
 
 BIG = jnp.full(2, 1e25)  # its square is beyond float32
 WAYS = {
@@ -35,7 +36,7 @@ def test_a_second_moment_that_overflows_is_noted_by_its_own_name(way):
     jitted, options = WAYS[way]
     step, p, o = adam()
     theirs = jax.jit(step)(p, o, BIG)
-    tracked = anynan.jax.track(jax.jit(step, **jitted), **options)
+    tracked = anynan.jax.track(jax.jit(step, **jitted), **split(options))
     mine = tracked(*jax.tree.map(jnp.copy, (p, o)), BIG)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), mine, theirs))
     (event,) = tracked.events
@@ -75,7 +76,7 @@ def test_a_best_loss_that_is_inf_so_far_passes(way):
 
     if jitted:
         jitted = {"donate_argnums": (0,)}
-    tracked = anynan.jax.track(jax.jit(step, **jitted), **options)
+    tracked = anynan.jax.track(jax.jit(step, **jitted), **split(options))
     state = {"w": jnp.ones(2), "best": jnp.float32(jnp.inf), "n": jnp.int32(0)}
     for _ in range(3):
         state, loss = tracked(state, jnp.ones(2))
@@ -100,7 +101,7 @@ def test_a_weight_that_goes_bad_still_does(way):
     def step(params, opt_state, x):
         return {"w": params["w"] * x}, opt_state
 
-    tracked = anynan.jax.track(jax.jit(step, **jitted), **options)
+    tracked = anynan.jax.track(jax.jit(step, **jitted), **split(options))
     args = {"w": jnp.full(2, 1e30)}, {"nu": jnp.ones(2)}, jnp.float32(1e30)
     if options:
         with pytest.warns(anynan.AnynanWarning, match="written into|surfaced at the update"):
@@ -114,7 +115,7 @@ def test_a_nan_in_optimizer_state_alone_is_named_there():
     def step(params, opt_state):
         return {"w": params["w"] - 1}, {"nu": {"w": jnp.log(opt_state["nu"]["w"])}}
 
-    tracked = anynan.jax.track(step, replay=False)
+    tracked = anynan.jax.track(step, advanced=anynan.Advanced(replay=False))
     with pytest.raises(anynan.NonFiniteError) as caught:
         tracked({"w": jnp.ones(2)}, {"nu": {"w": -jnp.ones(2)}})
     event = caught.value.event

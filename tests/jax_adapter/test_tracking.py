@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._steps.tracked import inside
+from tests.flat import split
 from tests.jax_adapter.models import made, same
 
 
@@ -113,13 +115,13 @@ def test_untrack_gives_the_function_back():
         return jnp.log(x)
 
     tracked = anynan.jax.track(step)
-    assert tracked.fn is step
-    assert anynan.jax.untrack(tracked) is step
+    assert inside(tracked).fn is step
+    assert anynan.untrack(tracked) is step
     assert tracked(jnp.zeros(1)).tolist() == [-np.inf]
     with pytest.raises(ValueError, match="step is not tracked"):
-        anynan.jax.untrack(step)
+        anynan.untrack(step)
     anynan.jax.track(step)
-    assert anynan.jax.untrack(anynan.jax.track(step).fn) is step
+    assert anynan.untrack(inside(anynan.jax.track(step)).fn) is step
 
 
 def test_a_tracked_function_inside_another_is_watched_by_the_outer_one():
@@ -151,7 +153,7 @@ def test_a_paused_tracker_calls_the_function_itself():
 )
 def test_unfit_options(options, error, words):
     with pytest.raises(error, match=words):
-        anynan.jax.track(lambda x: x, **options)
+        anynan.jax.track(lambda x: x, **split(options))
 
 
 def test_unfit_targets():
@@ -176,7 +178,7 @@ def test_layers_are_chosen_by_patterns():
 
 def test_statistics_and_headroom():
     step, *state = made()
-    tracked = anynan.jax.track(step, stats=("absmax", "rms"))
+    tracked = anynan.jax.track(step, advanced=anynan.Advanced(stats=("absmax", "rms")))
     tracked(*state)
     readings = {reading.layer: reading for reading in tracked.history if reading.phase == "forward"}
     reading = readings["block_0"]
@@ -192,7 +194,7 @@ def test_statistics_and_headroom():
 
 
 def test_readings_are_read_every_n_steps():
-    tracked = anynan.jax.track(lambda x: jnp.log(x), read=3, replay=False)
+    tracked = anynan.jax.track(lambda x: jnp.log(x), advanced=anynan.Advanced(read=3, replay=False))
     tracked(jnp.array([-1.0]))
     tracked(jnp.array([1.0]))
     with pytest.raises(anynan.NonFiniteError) as caught:

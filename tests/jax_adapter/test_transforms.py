@@ -87,7 +87,7 @@ def test_it_raises_out_of_the_callers_program():
 def test_forward_mode_needs_backward_false():
     with pytest.raises(TypeError, match="backward=False"):
         jax.jvp(anynan.jax.track(root), (GOOD,), (GOOD,))
-    tracked = anynan.jax.track(root, backward=False, action="record")
+    tracked = anynan.jax.track(root, advanced=anynan.Advanced(backward=False), action="record")
     _, tangent = jax.jvp(tracked, (GOOD,), (GOOD,))
     np.testing.assert_allclose(tangent, jax.jvp(root, (GOOD,), (GOOD,))[1], rtol=1e-6)
     np.testing.assert_allclose(jax.hessian(tracked)(GOOD), jax.hessian(root)(GOOD), rtol=1e-6)

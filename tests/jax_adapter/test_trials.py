@@ -18,6 +18,7 @@ from jax.nn import softmax
 
 import anynan
 from anynan.jax.program.program import Program
+from tests.flat import split
 
 pytestmark = pytest.mark.tier(2)
 
@@ -34,7 +35,10 @@ def step_of(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 def failing(step: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
     """Run a tracked step once; return what stopped it."""
-    with anynan.jax.track(step, **options) as tracked, pytest.raises(anynan.NonFiniteError) as seen:
+    with (
+        anynan.jax.track(step, **split(options)) as tracked,
+        pytest.raises(anynan.NonFiniteError) as seen,
+    ):
         tracked(*args)
     event = seen.value.event
     assert anynan.Event.from_json(event.to_json()) == event

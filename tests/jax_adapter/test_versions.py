@@ -186,7 +186,9 @@ def test_what_is_around_it_is_told_as_ever(planted):
 
 def test_in_the_callers_own_program_too(planted):
     _, inner = planted
-    seen = anynan.jax.track(lambda x: jnp.log(inner(x) - 9), action="record", backward=False)
+    seen = anynan.jax.track(
+        lambda x: jnp.log(inner(x) - 9), action="record", advanced=anynan.Advanced(backward=False)
+    )
     with warnings.catch_warnings(action="ignore", category=anynan.AnynanWarning):
         found = jax.jit(lambda x: seen(x) * 2)(ROW)
     jax.effects_barrier()

@@ -6,11 +6,12 @@ import pytest
 import tensorflow as tf
 
 import anynan
+from tests.flat import split
 from tests.keras_adapter import models
 
 
 def caught(model, *args, fit=False, **options):
-    with anynan.keras.track(model, **options), pytest.raises(anynan.AnomalyError) as error:
+    with anynan.keras.track(model, **split(options)), pytest.raises(anynan.AnomalyError) as error:
         if fit:
             model.fit(*args, batch_size=1, shuffle=False, verbose=0)
         else:

@@ -82,8 +82,10 @@ def test_a_kernel_that_was_ported_wrong_is_named(model: Any) -> None:
 
 
 def test_keras_on_another_backend_is_compared_by_a_file(model: Any, tmp_path: Path) -> None:
-    anynan.capture(model, X).save(tmp_path / "keras.npz")
-    found = anynan.compare(Port(model, eps=1e-5), anynan.Capture.load(tmp_path / "keras.npz"), X)
+    anynan.comparing.capture(model, X).save(tmp_path / "keras.npz")
+    found = anynan.compare(
+        Port(model, eps=1e-5), anynan.comparing.Capture.load(tmp_path / "keras.npz"), X
+    )
     assert found.place is not None
     assert found.place.layer == "norm"
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
+from tests.flat import split
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, Root, compiled, data, line, positive, zero
 from tests.keras_adapter.ways import HEAVY, LAYERS, WAYS, layers
@@ -41,7 +42,7 @@ def test_fit_reads_every_layer_forward_and_backward(kind, way):
 def test_gradients_of_outputs_are_read_where_a_replay_cannot_tell(way, options):
     model = compiled(models.functional(Root(name="inner")), **WAYS[way])
     positive(model)
-    with anynan.keras.track(model, **options) as tracker:
+    with anynan.keras.track(model, **split(options)) as tracker:
         model.fit(*data(), verbose=0)
         assert layers(tracker, "backward") == set(LAYERS)
         known = [r for r in tracker.history.last() if r.absmax is not None]

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
+from tests.flat import split
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, Root, compiled, data, positive, zero
 
@@ -143,7 +144,7 @@ def test_recurrent_layer_is_read_where_its_loop_ends():
     with anynan.keras.track(model) as tracker:
         model.fit(x, y, verbose=0)
         assert {"rnn", "last"} <= layers(tracker, "forward")
-        assert any("rnn.lstm_cell runs inside a loop" in note for note in tracker.remarks)
+        assert any("rnn.lstm_cell runs inside a loop" in note for note in tracker.notes)
         assert not tracker.notes
         x[2, 3] = np.nan
         with pytest.raises(anynan.NonFiniteError) as caught:
@@ -205,7 +206,7 @@ def test_statistics_that_the_failing_step_spoils_are_not_to_blame(options, eager
     inner = keras.Sequential([Log(name="log"), keras.layers.BatchNormalization(name="bn")])
     model = compiled(models.functional(inner), run_eagerly=eager)
     zero(model)
-    anynan.keras.track(model, **options)
+    anynan.keras.track(model, **split(options))
     with pytest.raises(anynan.NonFiniteError) as caught:
         model.fit(*data(), verbose=0)
     event = caught.value.event

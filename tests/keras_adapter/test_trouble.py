@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import anynan
 from anynan.tensorflow.session.seams import SEAMS
+from tests.flat import split
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Log, Root, compiled, data, positive, zero
 
@@ -85,7 +86,7 @@ def test_tracking_twice_is_refused():
 def test_options_are_checked(options, message):
     model = models.functional(keras.layers.Dense(4, name="inner"))
     with pytest.raises((TypeError, ValueError)) as caught:
-        anynan.keras.track(model, **options)
+        anynan.keras.track(model, **split(options))
     assert message in str(caught.value)
 
 

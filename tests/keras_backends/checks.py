@@ -9,7 +9,9 @@ import pytest
 
 import anynan
 from anynan._cli.commands import main
+from anynan._steps.tracked import inside
 from anynan.keras import demo, seams
+from tests.flat import split
 from tests.keras_backends import models
 from tests.keras_backends.models import (
     LAYERS,
@@ -116,7 +118,7 @@ def test_statistics_that_the_failing_call_spoils_are_not_to_blame(replay):
     )
     model = compiled(inner)
     zero(model)
-    anynan.keras.track(model, replay=replay)
+    anynan.keras.track(model, advanced=anynan.Advanced(replay=replay))
     with pytest.raises(anynan.NonFiniteError) as caught:
         model.fit(*data(), verbose=0)
     event = caught.value.event
@@ -270,7 +272,9 @@ def test_record_does_what_would_have_happened():
         model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", metrics=["mae"])
         zero(model)
         more = {"keep_inputs": True} if BACKEND == "jax" else {}
-        tracker = None if action is None else anynan.keras.track(model, action=action, **more)
+        tracker = (
+            None if action is None else anynan.keras.track(model, action=action, **split(more))
+        )
         losses = model.fit(*data(), batch_size=4, verbose=0, shuffle=False).history
         return [*model.get_weights(), losses["loss"], losses["mae"]], tracker
 
@@ -425,10 +429,10 @@ def test_what_cannot_be_tracked_is_refused():
     with anynan.keras.track(model), pytest.raises(ValueError, match=message):
         anynan.keras.track(model)
     tracker = anynan.keras.track(model)
-    anynan.keras.untrack(model)
-    assert tracker.judge.adapter is None
+    anynan.untrack(model)
+    assert inside(tracker).judge.adapter is None
     with pytest.raises(ValueError, match="this Functional is not tracked"):
-        anynan.keras.untrack(model)
+        anynan.untrack(model)
 
 
 def changed():
@@ -523,7 +527,7 @@ def test_monitor(action):
     event = monitor.events[0]
     assert (event.layer, event.phase, event.operation.name) == ("block.inner", "backward", "sqrt")
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    assert monitor.tracker.judge.adapter is None
+    assert inside(monitor.tracker).judge.adapter is None
 
 
 @pytest.mark.parametrize(("fixed", "said"), [(False, "Found at step"), (True, "no reading went")])
@@ -542,7 +546,7 @@ def test_demo(fixed, said, capsys, monkeypatch):
 def test_updates_are_looked_at_every_so_many_steps():
     model = compiled(Root(name="inner"), optimizer=keras.optimizers.Adam(0.01))
     positive(model)
-    tracker = anynan.keras.track(model, updates=2)
+    tracker = anynan.keras.track(model, advanced=anynan.Advanced(updates=2))
     truth = {}
     for step in range(4):
         before = model.get_weights()

@@ -149,6 +149,6 @@ def test_masks_stay_on_their_tensors():
     x = keras.layers.LayerNormalization(name="norm")(x)
     model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D(name="pool")(x))
     tokens = np.array([[1, 2, 0, 0, 0], [3, 4, 5, 6, 0]], np.int32)
-    taken = anynan.capture(model, tokens).taken
+    taken = anynan.comparing.capture(model, tokens).taken
     pooled = next(t.made[0] for t in taken if t.layer == "pool")
     np.testing.assert_allclose(pooled, model.predict(tokens, verbose=0), rtol=1e-5, atol=1e-6)

@@ -104,10 +104,10 @@ def test_cell_inside_a_loop():
     with anynan.keras.track(model) as tracker:
         model.predict(x, verbose=0)
         assert {"rnn", "rnn.simple_rnn_cell", "last"} <= layers(tracker, "forward")
-        assert not tracker.remarks
+        assert not tracker.notes
         model(x)
         assert layers(tracker, "forward") == {"rnn", "last", ""}
-        assert any("rnn.simple_rnn_cell runs inside a loop" in text for text in tracker.remarks)
+        assert any("rnn.simple_rnn_cell runs inside a loop" in text for text in tracker.notes)
     assert not tracker.notes
 
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
+from tests.flat import split
 from tests.keras_adapter.models import line
 
 X = tf.ones((2, 3))
@@ -24,7 +25,7 @@ def stepping(model, loss_of, **options):
     """Make the step of TensorFlow's own tutorials: it builds the model, and returns nothing."""
     optimizer = keras.optimizers.Adam()
 
-    @anynan.tensorflow.track(**options)
+    @anynan.tensorflow.track(**split(options))
     @tf.function
     def step(x):
         with tf.GradientTape() as tape:

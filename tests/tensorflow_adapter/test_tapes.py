@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
+from anynan._steps.tracked import inside
 from tests.keras_adapter import models
 from tests.keras_adapter.models import Root, data, line, positive, zero
 from tests.keras_adapter.ways import HEAVY, LAYERS, WAYS, layers
@@ -70,7 +71,7 @@ def test_one_write_for_each_phase_and_one_read_for_each_step(monkeypatch):
         # The input, each layer's output, the loss and the gradient of each weight.
         read = 1 + len(LAYERS) + 1 + len(model.weights)
         assert counts["Min"] == counts["Max"] == counts["L2Loss"] == read
-        (board,) = tracker.judge.adapter._boards.held
+        (board,) = inside(tracker).judge.adapter._boards.held
         (part,) = board._parts
         reads = []
         read = tf.raw_ops.ReadVariableOp

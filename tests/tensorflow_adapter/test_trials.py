@@ -11,6 +11,7 @@ from tensorflow.python.eager import execute
 from tensorflow.python.framework import op_def_library
 
 import anynan
+from tests.flat import split
 from tests.keras_adapter import models
 
 pytestmark = pytest.mark.tier(2)
@@ -38,7 +39,7 @@ def step_of(loss, **options):
     kind = options.pop("kind", "compiled")
     if kind != "eager":
         step = tf.function(step, jit_compile=kind == "xla")
-    return anynan.tensorflow.track(step, **options)
+    return anynan.tensorflow.track(step, **split(options))
 
 
 def logs(x):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import anynan
+from anynan._steps.tracked import inside
 from tests.keras_adapter import models
 
 pytestmark = pytest.mark.tier(2)
@@ -28,7 +29,7 @@ def test_ragged_strings_integers_and_empty_batches():
             return tf.math.log(x)
 
     with anynan.tensorflow.track(Rag()) as tracker:
-        module = tracker.fn
+        module = inside(tracker).fn
         module(tf.ragged.constant([[1.0], [2.0, 3.0]]))
         with pytest.raises(anynan.NonFiniteError):
             module(tf.ragged.constant([[1.0], [-2.0, 3.0]]))
@@ -43,7 +44,7 @@ def test_the_values_of_a_sparse_tensor_are_looked_at():
         return tf.SparseTensor([[0, 1], [1, 0]], [1.0, value], (2, 2))
 
     with anynan.tensorflow.track(Scale()) as tracker:
-        module = tracker.fn
+        module = inside(tracker).fn
         module(sparse(2.0))
         with pytest.raises(anynan.NonFiniteError) as caught:
             module(sparse(-2.0))
@@ -60,6 +61,6 @@ def test_numbers_that_are_drawn_anew_are_said():
         anynan.tensorflow.track(Noisy()) as tracker,
         pytest.raises(anynan.NonFiniteError) as caught,
     ):
-        tracker.fn(tf.ones(3))
+        inside(tracker).fn(tf.ones(3))
     assert caught.value.event.operation.name == "log"
     assert "RandomUniform drew other numbers when the step was run again" in str(caught.value)

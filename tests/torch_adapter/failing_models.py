@@ -10,6 +10,7 @@ from torch import nn
 
 import anynan
 from anynan import NonFiniteError
+from tests.flat import split
 
 
 class Body(nn.Module):
@@ -42,7 +43,7 @@ def model_event(function: Callable[[torch.Tensor], torch.Tensor], **options: Any
     """Train a tracked model once; return what stopped it."""
     model = Body(function)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    anynan.torch.track(model, **options)
+    anynan.torch.track(model, **split(options))
 
     def run() -> None:
         model(batch()).square().mean().backward()
@@ -52,11 +53,11 @@ def model_event(function: Callable[[torch.Tensor], torch.Tensor], **options: Any
 
 
 def step_event(step: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
-    tracker = anynan.torch.track(step, **options)
+    tracker = anynan.torch.track(step, **split(options))
     return failing(lambda: tracker(*args))
 
 
-def operation(event: anynan.Event) -> anynan.Operation:
+def operation(event: anynan.Event) -> anynan.events.Operation:
     assert event.operation is not None, event.notes
     return event.operation
 

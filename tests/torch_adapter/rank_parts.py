@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import anynan
+from tests.flat import split
 
 STEPS = 4
 BAD_STEP = 2
@@ -106,7 +107,7 @@ def train(
     target: Any = step if as_step else tracked or model
     seen: dict[str, Any] = {"error": None, "warnings": []}
     with heard() as said:
-        tracker = anynan.torch.track(target, **options)
+        tracker = anynan.torch.track(target, **split(options))
         run = tracker if as_step else step
         at = 0
         try:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import anynan
+from anynan._steps.tracked import inside
 from tests.torch_adapter.rank_parts import (
     BAD_STEP,
     Fault,
@@ -183,7 +184,7 @@ def inner_tracked_first() -> dict[str, Any]:
     torch.manual_seed(0)
     net = Net()
     tracker = anynan.torch.track(net)
-    paths = sorted(tracker.judge.adapter.watched())
+    paths = sorted(inside(tracker).judge.adapter.watched())
     tracker.remove()
     model = DistributedDataParallel(net)
     return train(model, net.fault, armed="forward", tracked=net) | {"paths": paths}

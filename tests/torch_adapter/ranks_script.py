@@ -159,7 +159,7 @@ def counted() -> dict[str, Any]:
     plain = count()
     with anynan.torch.track(model):
         tracked = count()
-    with anynan.torch.track(model, across_ranks=False):
+    with anynan.torch.track(model, advanced=anynan.Advanced(across_ranks=False)):
         off = count()
     return {"plain": plain, "tracked": tracked, "off": off}
 
@@ -173,7 +173,7 @@ def settings() -> dict[str, Any]:
         ("unused", {"find_unused_parameters": True}, {}),
         ("static", {"static_graph": True}, {}),
         ("view", {"gradient_as_bucket_view": True}, {}),
-        ("step", {}, {"read": "step"}),
+        ("step", {}, {"read": "end"}),
         ("every", {}, {"read": 2}),
         ("operation", {}, {"level": "operation"}),
         ("parameters", {}, {"parameters": True}),

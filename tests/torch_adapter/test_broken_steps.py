@@ -9,6 +9,8 @@ from torch import nn
 
 import anynan
 from anynan import NonFiniteError
+from anynan._steps.tracked import inside
+from tests.flat import split
 from tests.torch_adapter.training import Fault
 from tests.torch_adapter.vows import small
 
@@ -59,17 +61,17 @@ def test_the_users_callback_may_remove_the_tracker() -> None:
     model[2].armed = "forward"
     model(torch.randn(3, 4)).sum().backward()
     assert len(tracker.events) == 1
-    assert tracker.judge.adapter is None
+    assert inside(tracker).judge.adapter is None
     model[2].armed = None
     optimizer.zero_grad()
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_removed_between_forward_and_backward(read: Any) -> None:
     model = small()
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     model[2].armed = "backward"
     loss = model(torch.randn(3, 4)).sum()
     tracker.remove()
@@ -78,7 +80,7 @@ def test_removed_between_forward_and_backward(read: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_an_error_in_the_users_forward_leaves_a_sane_state(error: Any, read: Any) -> None:
     class Fragile(nn.Module):
         fails = False
@@ -90,7 +92,7 @@ def test_an_error_in_the_users_forward_leaves_a_sane_state(error: Any, read: Any
 
     model = nn.Sequential(nn.Linear(4, 4), Fragile(), Fault(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -139,7 +141,7 @@ def test_what_broke_a_step_is_raised_from_the_users_error() -> None:
     model = small()
     model[2].armed = "forward"
 
-    @anynan.torch.track(read="step")
+    @anynan.torch.track(advanced=anynan.Advanced(read="end"))
     def step(x: torch.Tensor) -> None:
         if model(x).isnan().any():
             msg = "the user's own check"
@@ -169,11 +171,11 @@ def test_lazy_modules(options: Any, tracked: str) -> None:
         model(x).sum().backward()
 
     if tracked == "model":
-        tracker = anynan.torch.track(model, **options)
+        tracker = anynan.torch.track(model, **split(options))
     else:
-        step = tracker = anynan.torch.track(step, **options)
+        step = tracker = anynan.torch.track(step, **split(options))
     step(torch.randn(5, 3))
-    tracker.check()
+    tracker.flush()
     assert not tracker.events
     model[0].weight.data.fill_(math.nan)
     with pytest.raises(NonFiniteError, match=r"0\.weight"):

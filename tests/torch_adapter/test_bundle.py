@@ -9,6 +9,7 @@ import pytest
 import anynan
 from anynan._bundle.bundle import load
 from tests.bundles import again, run_alone
+from tests.flat import split
 
 torch = pytest.importorskip("torch")
 
@@ -31,7 +32,7 @@ def x():
 
 def fail(folder: Path, model, x, loss=torch.sum, **options) -> anynan.Event:
     with pytest.raises(anynan.NonFiniteError) as caught:
-        tracker = anynan.torch.track(model, save=folder, **options)
+        tracker = anynan.torch.track(model, save=folder, **split(options))
         with tracker:
             loss(model(x)).backward()
     return caught.value.event

@@ -240,7 +240,9 @@ def run_fault(it: Fault, mode: str) -> Event:
     if mode == "model":
         with anynan.torch.track(net):
             return caught(lambda: step(x))
-    tracked = anynan.torch.track(step, read="step" if mode == "deferred" else "auto")
+    tracked = anynan.torch.track(
+        step, advanced=anynan.Advanced(read="end" if mode == "deferred" else "auto")
+    )
     with tracked:
         return caught(lambda: tracked(x))
 

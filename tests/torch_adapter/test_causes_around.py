@@ -32,7 +32,7 @@ from tests.torch_adapter.cause_parts import (
     "read",
     [
         "auto",
-        "step",
+        "end",
     ],
 )
 @pytest.mark.parametrize("which", ["x", "target"])
@@ -46,7 +46,7 @@ def test_bad_batch_names_its_rows(which: str, read: Any) -> None:
 
     batch = {"x": torch.ones(4, 3), "target": torch.zeros(4, 2)}
     batch[which][2, 1] = math.nan
-    with anynan.torch.track(step, read=read) as tracked:
+    with anynan.torch.track(step, advanced=anynan.Advanced(read=read)) as tracked:
         event = caught(lambda: tracked(**batch))
     assert (event.layer, event.phase, event.tensor, event.kind) == (None, "input", which, "nan")
     assert tag_of(event) == ("bad_input" if which == "x" else "bad_label")
@@ -104,7 +104,7 @@ def test_uninitialised_memory() -> None:
 def test_bad_parameter(*, parameters: bool) -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     x = torch.ones(1, 3)
-    with anynan.torch.track(net, parameters=parameters), torch.no_grad():
+    with anynan.torch.track(net, advanced=anynan.Advanced(parameters=parameters)), torch.no_grad():
         net(x)
         net(x)
         net[1].weight[1, 2] = math.nan
@@ -141,7 +141,7 @@ def training(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tens
 
 
 def first_bad_update(step: Callable[[Tensor], Tensor], *batches: Tensor, parameters: bool) -> Event:
-    with anynan.torch.track(step, parameters=parameters) as tracked:
+    with anynan.torch.track(step, advanced=anynan.Advanced(parameters=parameters)) as tracked:
         event = caught(lambda: [tracked(x) for x in batches])
     assert (event.layer, event.phase, event.parameter) == ("", "optimizer", "weight")
     return event
@@ -331,7 +331,7 @@ def test_a_spoiled_optimizer_state() -> None:
 
 
 @circumstance("learning_rate_divergence")
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 def test_diverging_training(read: Any) -> None:
     net = nn.Linear(1, 1, bias=False)
     nn.init.ones_(net.weight)
@@ -344,7 +344,7 @@ def test_diverging_training(read: Any) -> None:
         optimizer.step()
         return loss
 
-    with anynan.torch.track(step, read=read) as tracked:
+    with anynan.torch.track(step, advanced=anynan.Advanced(read=read)) as tracked:
         event = caught(lambda: [tracked(torch.full((1, 1), 100.0)) for _ in range(20)])
     assert (event.layer, event.phase, name_of(event), event.step) == (None, "loss", "pow", 5)
     assert tag_of(event) == "learning_rate_divergence"
@@ -477,7 +477,9 @@ def test_gradient_that_was_bad_outside_the_model() -> None:
         out = net(torch.zeros(1, 2))
         (out - out).sqrt().sum().backward()
 
-    with anynan.torch.track(net, replay=False):  # else what is behind the model is noted
+    with anynan.torch.track(
+        net, advanced=anynan.Advanced(replay=False)
+    ):  # else what is behind the model is noted
         event = caught(step)
     assert (event.layer, event.phase) == (None, "loss")
     assert tag_of(event) == "outside_the_model"

@@ -329,8 +329,8 @@ def test_functions_that_call_models_are_compared(model: Net, x: torch.Tensor) ->
 def test_a_capture_of_another_process_is_compared(model: Net, x: torch.Tensor, tmp_path) -> None:
     port = copy.deepcopy(model)
     port.blocks[1].norm.eps = 1e-4
-    anynan.capture(port, x).save(tmp_path / "port.npz")
-    found = anynan.compare(model, anynan.Capture.load(tmp_path / "port.npz"), x)
+    anynan.comparing.capture(port, x).save(tmp_path / "port.npz")
+    found = anynan.compare(model, anynan.comparing.Capture.load(tmp_path / "port.npz"), x)
     assert found.place is not None
     assert found.place.layer == "blocks.1.norm"
 
@@ -422,5 +422,5 @@ def test_a_batch_is_given_by_name() -> None:
     assert not anynan.compare(model, copy.deepcopy(model), inputs=inputs).differs
     found = anynan.compare(model, other, inputs=inputs)
     assert found.place is not None and found.place.layer == "inner"
-    ready = anynan.capture(other, inputs=inputs)
+    ready = anynan.comparing.capture(other, inputs=inputs)
     assert anynan.compare(model, ready, inputs=inputs).differs

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from anynan._steps.tracked import inside
+from tests.flat import split
 from tests.torch_adapter.compiling import BACKEND, Net, named, train
 
 pytestmark = pytest.mark.tier(2)
@@ -43,27 +45,27 @@ Watched = tuple[Callable[[torch.Tensor], torch.Tensor], Any]
 
 
 def whole_before(net: Net, **options: Any) -> Watched:
-    tracker = anynan.torch.track(net, **options)
+    tracker = anynan.torch.track(net, **split(options))
     return torch.compile(net, backend=BACKEND, fullgraph=True), tracker
 
 
 def whole_after(net: Net, **options: Any) -> Watched:
     compiled = torch.compile(net, backend=BACKEND, fullgraph=True)
-    return compiled, anynan.torch.track(compiled, **options)
+    return compiled, anynan.torch.track(compiled, **split(options))
 
 
 def inner_after(net: Net, **options: Any) -> Watched:
     compiled = torch.compile(net, backend=BACKEND, fullgraph=True)
-    return compiled, anynan.torch.track(net, **options)
+    return compiled, anynan.torch.track(net, **split(options))
 
 
 def in_place(net: Net, **options: Any) -> Watched:
     net.compile(backend=BACKEND, fullgraph=True)
-    return net, anynan.torch.track(net, **options)
+    return net, anynan.torch.track(net, **split(options))
 
 
 def blocks(net: Net, **options: Any) -> Watched:
-    tracker = anynan.torch.track(net, **options)
+    tracker = anynan.torch.track(net, **split(options))
     for block in net.blocks:
         block.compile(backend=BACKEND, fullgraph=True)
     return net, tracker
@@ -72,7 +74,7 @@ def blocks(net: Net, **options: Any) -> Watched:
 def wrapped_blocks(net: Net, **options: Any) -> Watched:
     for i, block in enumerate(net.blocks):
         net.blocks[i] = torch.compile(block, backend=BACKEND, fullgraph=True)  # type: ignore[assignment]
-    return net, anynan.torch.track(net, **options)
+    return net, anynan.torch.track(net, **split(options))
 
 
 WAYS = [whole_before, whole_after, inner_after, in_place, blocks, wrapped_blocks]
@@ -412,7 +414,7 @@ def test_a_compiled_model_that_ran_is_compiled_again(way: Any) -> None:
     train(call, net, 1)
     target = call if way is whole_after else net
     with anynan.torch.track(target) as tracker:
-        assert any("compiled again" in remark for remark in tracker.remarks)
+        assert any("compiled again" in remark for remark in tracker.notes)
         train(call, net, 1)
         assert ("blocks.1.linear", "backward", "grad") in named(tracker)
 
@@ -438,7 +440,7 @@ def test_the_compiled_and_the_plain_model_are_one_target() -> None:
     anynan.torch.track(call)
     with pytest.raises(ValueError, match="this Net is tracked already"):
         anynan.torch.track(net)
-    anynan.torch.untrack(net)
+    anynan.untrack(net)
     anynan.torch.track(net).remove()
 
 
@@ -450,7 +452,7 @@ def test_removal_leaves_nothing_in_the_graph() -> None:
     tracker = anynan.torch.track(net)
     call = torch.compile(net, backend=BACKEND, fullgraph=True)
     train(call, net, 2)
-    board = tracker.judge.adapter.graphs.boards[0]
+    board = inside(tracker).judge.adapter.graphs.boards[0]
     tracker.remove()
     train(call, net, 2)
     assert not math.isfinite(board.take().sum())  # empty: nothing wrote there
@@ -484,7 +486,7 @@ def test_nothing_is_kept_alive() -> None:
     tracker.remove()
     gone = [
         weakref.ref(tracker),
-        weakref.ref(tracker.judge.adapter) if tracker.judge.adapter else None,
+        weakref.ref(inside(tracker).judge.adapter) if inside(tracker).judge.adapter else None,
     ]
     torch.compiler.reset()
     weight = weakref.ref(net.head.weight)

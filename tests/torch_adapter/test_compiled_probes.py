@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from anynan._steps.tracked import inside
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.graphs.fixed import Board
 from tests.torch_adapter.compiling import BACKEND, Net, named, train
@@ -77,14 +78,16 @@ class Boxes(nn.Module):
 )
 def test_the_probe_law_holds_in_graphs(dtype: Any, value: float, kind: str | None) -> None:
     model = Boxes()
-    tracker = anynan.torch.track(model, action="record", replay=False)
+    tracker = anynan.torch.track(model, action="record", advanced=anynan.Advanced(replay=False))
     call = torch.compile(lambda x: model(x), backend=BACKEND, fullgraph=True)
     x = torch.ones(3, 3, dtype=dtype)
     x[1, 1] = value
     with torch.no_grad():
         call(x)
-    tracker.check()
-    (reading,) = [tracker.judge.rows().reading(i) for i in range(len(tracker.judge.rows().lo))]
+    tracker.flush()
+    (reading,) = [
+        inside(tracker).judge.rows().reading(i) for i in range(len(inside(tracker).judge.rows().lo))
+    ]
     assert (reading.kind, reading.site.dtype) == (kind, str(dtype).removeprefix("torch."))
     if kind is None:
         assert reading.hi == pytest.approx(3e4, rel=0.01)
@@ -102,7 +105,7 @@ def test_large_doubles_are_finite() -> None:
 
 def test_statistics_beyond_the_ends_are_said_to_be_missing() -> None:
     net = Net()
-    tracker = anynan.torch.track(net, stats=("rms", "max"))
+    tracker = anynan.torch.track(net, advanced=anynan.Advanced(stats=("rms", "max")))
     call = torch.compile(net, backend=BACKEND)
     with pytest.warns(AnynanWarning, match="stats=rms are not measured inside compiled code"):
         train(call, net, 1)
@@ -182,11 +185,11 @@ def test_a_model_that_is_compiled_after_it_was_tracked_is_followed(paused: bool)
     compiled(torch.ones(3, 2)).sum().backward()
     nn.init.constant_(model[0].bias, -1.0)
     compiled(torch.ones(3, 2)).sum().backward()
-    tracker.check()
+    tracker.flush()
     event = tracker.events[0]
     assert event.operation is not None
     assert (event.layer, event.operation.name) == ("1", "log")
-    assert [reading.layer for reading in tracker.dump(phase="input")] == [""]
+    assert [reading.layer for reading in tracker.history.select(phase="input")] == [""]
     tracker.remove()
     assert not compiled._forward_hooks
     assert not compiled._forward_pre_hooks

@@ -21,6 +21,7 @@ from anynan.torch.replay.replay import Replays
 from anynan.torch.session.session import Session
 from anynan.torch.weights.weights import Weights
 from tests.counting import calls
+from tests.flat import split
 
 pytestmark = pytest.mark.tier(2)
 
@@ -37,7 +38,9 @@ class Program:
         self.model = nn.Sequential(*layers, nn.Linear(4, 1))
         self.model[2].register_forward_hook(self._inside)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.tracker: Any = anynan.torch.track(self.model if model else self._step, **options)
+        self.tracker: Any = anynan.torch.track(
+            self.model if model else self._step, **split(options)
+        )
         self.step = self._step if model else self.tracker
 
     def _inside(self, module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
@@ -149,7 +152,7 @@ def test_the_cost_of_a_fault_is_linear_in_the_number_of_layers(fault: str, level
         ("record", {}),
         ("record", {"level": "step"}),
         ("record", {"replay": False}),
-        ("record", {"read": "step"}),
+        ("record", {"read": "end"}),
         ("warn", {}),
         ("skip", {}),
         (lambda event: None, {}),
@@ -183,7 +186,7 @@ def test_the_report_says_once_that_what_follows_is_not_looked_into(model: bool) 
     for _ in range(3):
         program.clean()
     assert len(program.tracker.events) == 1
-    said = [note for note in program.tracker.remarks if "not looked into" in note]
+    said = [note for note in program.tracker.notes if "not looked into" in note]
     assert len(said) == 1
     assert "the weights are bad since the update of step 1" in said[0]
 
@@ -266,12 +269,14 @@ def branches(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), Dealt(), *layers, nn.Linear(4, 1))
 
 
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 def test_a_bad_batch_that_is_dealt_with_is_looked_into_once(
     read: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = branches()
-    tracker = anynan.torch.track(lambda x: model(x).sum(), action="record", read=read)
+    tracker = anynan.torch.track(
+        lambda x: model(x).sum(), action="record", advanced=anynan.Advanced(read=read)
+    )
     x = torch.ones(2, 4)
     x[0, 0] = NAN
     with counted(monkeypatch) as counts:
@@ -281,13 +286,15 @@ def test_a_bad_batch_that_is_dealt_with_is_looked_into_once(
     assert [event.severity for event in tracker.events] == ["suspect"]
 
 
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 @pytest.mark.parametrize("last", [nn.Identity(), Dealt()], ids=["arrives", "is hidden"])
 def test_a_fault_behind_a_bad_batch_that_was_dealt_with_is_the_layers_own(
     read: Any, last: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = branches(Log(), last)
-    tracker = anynan.torch.track(lambda x: model(x).sum(), action="record", read=read)
+    tracker = anynan.torch.track(
+        lambda x: model(x).sum(), action="record", advanced=anynan.Advanced(read=read)
+    )
     x = torch.ones(2, 4)
     x[0, 0] = NAN
     with counted(monkeypatch) as counts:

@@ -21,6 +21,7 @@ import torch
 from torch import distributed, nn
 
 import anynan
+from anynan._steps.tracked import inside
 from tests.torch_adapter import thread_ranks
 
 fcntl = pytest.importorskip("fcntl")
@@ -410,7 +411,7 @@ class TestThreads:
             wrapper(torch.ones(2, 4)).sum().backward()
         layers = {reading.layer for reading in tracker.history}
         assert layers - {None} == {"", "0", "1"}  # the loss is outside of all
-        assert tracker.judge.adapter is None and not net._forward_hooks
+        assert inside(tracker).judge.adapter is None and not net._forward_hooks
 
     def test_the_layer_is_named_by_its_own_path(self) -> None:
         class Log(nn.Module):

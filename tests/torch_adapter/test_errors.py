@@ -15,6 +15,7 @@ from torch import nn
 
 import anynan
 from anynan import Policy
+from tests.flat import split
 
 
 def net() -> nn.Module:
@@ -56,7 +57,7 @@ def test_what_cannot_be_tracked(target: Any, words: list[str]) -> None:
         ({"history": 1.5}, TypeError, ["history=", "whole number", "float"]),
         ({"history": True}, TypeError, ["history=", "whole number", "bool"]),
         ({"patience": -2}, ValueError, ["patience=-2", "at least 0"]),
-        ({"read": "always"}, ValueError, ["read='always'", "auto, immediate or step"]),
+        ({"read": "always"}, ValueError, ["read='always'", "auto, immediate or end"]),
         ({"read": 0}, ValueError, ["read=0", "at least 1"]),
         ({"level": "op"}, ValueError, ["level='op'", "layer, operation"]),
         ({"backward": "yes"}, TypeError, ["backward=", "True or False", "'yes'"]),
@@ -70,7 +71,7 @@ def test_what_cannot_be_tracked(target: Any, words: list[str]) -> None:
 def test_a_bad_option(options: Any, error: type[Exception], words: list[str]) -> None:
     model = net()
     with pytest.raises(error) as caught:
-        anynan.torch.track(model, **options)
+        anynan.torch.track(model, **split(options))
     for word in words:
         assert word in str(caught.value)
     assert not any(module._forward_hooks for module in model.modules()), "nothing was hooked"
@@ -114,7 +115,7 @@ def test_tracking_twice_names_the_first_tracker_and_untrack() -> None:
         anynan.torch.track(model)
     assert repr(first) in str(caught.value)
     assert "untrack" in str(caught.value)
-    anynan.torch.untrack(model)
+    anynan.untrack(model)
     anynan.torch.track(model)
 
 
@@ -126,9 +127,9 @@ def test_tracking_a_tracker() -> None:
 
 def test_untrack_what_is_not_tracked() -> None:
     with pytest.raises(ValueError, match="not tracked"):
-        anynan.torch.untrack(net())
+        anynan.untrack(net())
     with pytest.raises(ValueError, match="<lambda> is not tracked"):
-        anynan.torch.untrack(lambda: None)
+        anynan.untrack(lambda: None)
 
 
 def test_untrack_takes_a_function_and_a_tracker() -> None:
@@ -136,10 +137,10 @@ def test_untrack_takes_a_function_and_a_tracker() -> None:
         """Do nothing."""
 
     tracker = anynan.torch.track(step)
-    anynan.torch.untrack(step)
+    anynan.untrack(step)
     assert "removed" in repr(tracker)
     model = net()
-    anynan.torch.untrack(anynan.torch.track(model))
+    anynan.untrack(anynan.torch.track(model))
     anynan.torch.track(model).remove()
 
 
@@ -260,7 +261,7 @@ def test_recording_warns_of_no_value_and_logs_each_suspect(
     policy = anynan.Policy(large=1e-6, headroom=1, spike=1.0001)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 
-    @anynan.torch.track(action="record", policy=policy, patience=2)
+    @anynan.torch.track(action="record", policy=policy, advanced=anynan.Advanced(patience=2))
     def step(x: torch.Tensor) -> None:
         optimizer.zero_grad()
         model(x).square().sum().backward()
@@ -280,7 +281,7 @@ def test_metrics_never_look_healthier_once_all_weights_are_nan() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 
-    @anynan.torch.track(action="record", replay=False)
+    @anynan.torch.track(action="record", advanced=anynan.Advanced(replay=False))
     def step(x: torch.Tensor) -> None:
         optimizer.zero_grad()
         model(x).square().sum().backward()
@@ -304,7 +305,7 @@ def test_metrics_never_look_healthier_once_all_weights_are_nan() -> None:
 def test_a_wrong_option_of_first_bad_batch_is_answered_with_its_own_options() -> None:
     wrong: dict[str, Any] = {"evry": 2}
     with pytest.raises(TypeError, match="first_bad_batch.*'evry'; the options are every, state, "):
-        anynan.torch.first_bad_batch(lambda batch: batch.sum(), [torch.ones(2)], **wrong)
+        anynan.torch.first_bad_batch(lambda batch: batch.sum(), [torch.ones(2)], **split(wrong))
 
 
 def test_a_suspect_beyond_a_limit_tells_value_and_limit() -> None:
@@ -312,7 +313,7 @@ def test_a_suspect_beyond_a_limit_tells_value_and_limit() -> None:
         model = net()
         with anynan.torch.track(model, action="record", policy=policy) as tracker:
             model(torch.full((2, 2), 1e6))
-        line = anynan.render(tracker.events[0], "line")
+        line = anynan.reports.render(tracker.events[0], "line")
         assert re.search(rf": \S+ is beyond \S+, {said}", line), line
 
 

@@ -14,6 +14,8 @@ from torch import nn
 import anynan
 from anynan import Event
 from anynan._steps.adapter import EVERY_OPERATION
+from anynan._steps.tracked import inside
+from tests.flat import split
 
 
 def bad(tracker: Any) -> list[Event]:
@@ -52,7 +54,7 @@ def nan_backward(x: torch.Tensor) -> torch.Tensor:
 # level="operation" saw the first run.
 
 
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 @pytest.mark.parametrize("tracked", ["model", "step"])
 @pytest.mark.parametrize("fault", [nan_forward, nan_backward])
 def test_level_operation_tells_of_the_run_it_saw(fault: Any, tracked: str, read: Any) -> None:
@@ -72,10 +74,10 @@ def test_level_operation_tells_of_the_run_it_saw(fault: Any, tracked: str, read:
 
     options: Any = {"level": "operation", "read": read, "action": "record"}
     if tracked == "model":
-        with anynan.torch.track(model, **options) as tracker:
+        with anynan.torch.track(model, **split(options)) as tracker:
             step(torch.ones(2, 2))
     else:
-        tracker = anynan.torch.track(step, **options)
+        tracker = anynan.torch.track(step, **split(options))
         tracker(torch.ones(2, 2))
     (event,) = bad(tracker)
     word, phase = ("log", "forward") if fault is nan_forward else ("sqrt", "backward")
@@ -104,14 +106,14 @@ def test_level_operation_runs_compiled_code_again_which_it_cannot_see() -> None:
     compiled = torch.compile(model, backend="eager")
     tracker = anynan.torch.track(compiled, level="operation", action="record")
     compiled(torch.ones(2, 2)).sum().backward()
-    tracker.check()
+    tracker.flush()
     assert named(bad(tracker)[0]) == ("1", "forward", "log")
 
 
 # A step that cannot be run again: the model's own call can.
 
 
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 @pytest.mark.parametrize("fault", [nan_forward, nan_backward])
 def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
     fault: Any, read: Any
@@ -138,7 +140,7 @@ def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
             loss.backward()
         return loss
 
-    tracker = anynan.torch.track(step, read=read, action="record")
+    tracker = anynan.torch.track(step, advanced=anynan.Advanced(read=read), action="record")
     data.put(False)
     data.put(True)
     tracker()
@@ -242,7 +244,7 @@ def test_rows_that_wait_are_read_when_an_exception_ends_the_step() -> None:
             raise ValueError(7)
         return x
 
-    tracker = anynan.torch.track(step, read="step", level="operation")
+    tracker = anynan.torch.track(step, advanced=anynan.Advanced(read="end"), level="operation")
     with pytest.raises(anynan.NonFiniteError) as caught:
         tracker(torch.ones(2, 2))
     assert named(caught.value.event) == ("1", "forward", "log")
@@ -308,7 +310,9 @@ def test_a_bad_loss_is_told_before_the_gradients_it_spoils(way: Any, tracked: st
         return loss.detach()
 
     with anynan.torch.track(
-        model if tracked == "model" else step, replay=False, action="record"
+        model if tracked == "model" else step,
+        advanced=anynan.Advanced(replay=False),
+        action="record",
     ) as tracker:
         (step if tracked == "model" else tracker)(torch.ones(2, 2))
     (event,) = bad(tracker)
@@ -328,7 +332,7 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
             return self.decoder(nan_forward(self.fc(x)))
 
     model = Net()
-    tracker = anynan.torch.track(model, replay=False, action="record")
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(replay=False), action="record")
     model(torch.ones(2, 2))
     (event,) = bad(tracker)
     assert (event.layer, event.phase) == ("", "forward")
@@ -340,7 +344,7 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
     def step(x: torch.Tensor) -> torch.Tensor:  # the parts are called, and not the model
         return model.decoder(nan_forward(model.fc(x))).sum()
 
-    tracker = anynan.torch.track(model, replay=False, action="record")
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(replay=False), action="record")
     step(torch.ones(2, 2))
     step(torch.ones(2, 2))
     event = bad(tracker)[-1]
@@ -428,7 +432,7 @@ HANDS: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {
 }
 
 
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 @pytest.mark.parametrize("way", HANDS)
 def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2), Scale())
@@ -439,12 +443,12 @@ def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> No
         HANDS[way](model, loss)
         return loss.detach()
 
-    tracker = anynan.torch.track(step, read=read)
+    tracker = anynan.torch.track(step, advanced=anynan.Advanced(read=read))
     with pytest.raises(anynan.NonFiniteError) as caught:
         tracker(torch.ones(2, 2))
     event = caught.value.event
     assert (event.layer, event.phase, event.parameter) == ("1", "backward", "1.weight")
-    if read == "step":  # read when the weights were no longer those of the first run
+    if read == "end":  # read when the weights were no longer those of the first run
         assert any("updated the weights" in note for note in event.notes)
     else:
         assert event.operation is not None
@@ -498,7 +502,7 @@ def test_the_level_rises_until_what_was_not_reproduced_is_named(tracked: str) ->
 
     class Draw(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            levels.append("replay" if anynan.replaying() else tracker.judge.level)
+            levels.append("replay" if anynan.replaying() else inside(tracker).judge.level)
             return x if values.empty() else x * 0 + torch.tensor(values.get()).log()
 
     model = nn.Sequential(nn.Linear(2, 2), Draw())
@@ -534,11 +538,11 @@ def test_the_level_falls_again_where_nothing_comes_back(monkeypatch: pytest.Monk
 
     tracker = anynan.torch.track(step, action="record")
     tracker(torch.ones(2, 2))
-    assert tracker.judge.level == "operation"
+    assert inside(tracker).judge.level == "operation"
     tracker(torch.ones(2, 2))
     tracker(torch.ones(2, 2))
-    assert tracker.judge.level == "layer"
-    assert any("did not come back in 2 steps" in remark for remark in tracker.remarks)
+    assert inside(tracker).judge.level == "layer"
+    assert any("did not come back in 2 steps" in remark for remark in tracker.notes)
 
 
 def test_the_level_stays_where_the_program_stops() -> None:
@@ -546,7 +550,7 @@ def test_the_level_stays_where_the_program_stops() -> None:
     tracker = anynan.torch.track(model)
     with pytest.raises(anynan.NonFiniteError):
         model(torch.ones(2, 2))
-    assert tracker.judge.level == "layer"
+    assert inside(tracker).judge.level == "layer"
 
 
 # A model that the program drops while its loss is still to be run backward.

@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from anynan._steps.tracked import inside
 from anynan.torch import first_bad_batch
 from anynan.torch.update import updates
+from tests.flat import split
 from tests.torch_adapter.training import assert_same, everything, live_tensors, seed
 from tests.torch_adapter.trainings import SPOILED, Training, batches, every_interval
 
@@ -225,12 +227,12 @@ def test_steps_of_every_form(form: Callable[[Training], Any], every: int) -> Non
     assert_same(before, run.state())
     for tracker in trackers:
         assert not tracker.events
-        assert not tracker.paused
+        assert not inside(tracker).paused
         assert not len(tracker.history)
     for x in batches(None)[:2]:
         step(x)
     for tracker in trackers:
-        tracker.check()
+        tracker.flush()
         assert tracker.history.steps()[0] == 0
 
 
@@ -261,7 +263,13 @@ def test_a_model_out_of_sight_is_given_as_state() -> None:
 def test_options_are_those_of_track(every: int) -> None:
     run = Training()
     run.scaler = torch.amp.GradScaler("cpu", enabled=False)
-    found = first_bad_batch(run.step, batches(), every=every, exclude="model.marked*", replay=False)
+    found = first_bad_batch(
+        run.step,
+        batches(),
+        every=every,
+        exclude="model.marked*",
+        advanced=anynan.Advanced(replay=False),
+    )
     assert found is not None
     # In what is not watched, between two layers of the model.
     assert (found.index, found.event.layer, found.event.operation) == (SPOILED, "model", None)
@@ -341,7 +349,7 @@ def test_a_weight_that_is_bad_already() -> None:
         ({"every": True}, ValueError, "every=True"),
         ({"every": 1.5}, ValueError, r"every=1\.5"),
         ({"action": "warn"}, TypeError, "sets action= by itself"),
-        ({"read": "step"}, TypeError, "sets read= by itself"),
+        ({"read": "end"}, TypeError, "sets read= by itself"),
         ({"histroy": 3}, TypeError, "no option 'histroy'"),
         ({"state": [3]}, TypeError, "state_dict and load_state_dict, not 3"),
     ],
@@ -349,7 +357,7 @@ def test_a_weight_that_is_bad_already() -> None:
 def test_errors(wrong: dict[str, Any], error: type[Exception], words: str) -> None:
     given: dict[str, Any] = {"step": Training().step, "batches": batches(), **wrong}
     with pytest.raises(error, match=words):
-        first_bad_batch(given.pop("step"), given.pop("batches"), **given)
+        first_bad_batch(given.pop("step"), given.pop("batches"), **split(given))
 
 
 def test_a_tracker_of_a_model_is_no_step() -> None:

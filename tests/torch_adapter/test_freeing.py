@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 import anynan
+from anynan._steps.tracked import inside
+from tests.flat import split
 from tests.torch_adapter.training import assert_same, live_tensors
 from tests.torch_adapter.vows import small
 
@@ -27,7 +29,7 @@ from tests.torch_adapter.vows import small
 
 def train_model(model: nn.Module, **options: Any) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters())
-    anynan.torch.track(model, **options)
+    anynan.torch.track(model, **split(options))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -41,11 +43,11 @@ def train_model(model: nn.Module, **options: Any) -> Callable[[], None]:
     ("whole_step", "options"),
     [
         (False, {}),
-        (False, {"read": "step", "parameters": True}),
+        (False, {"read": "end", "parameters": True}),
         (False, {"stats": ("rms",)}),
         (False, {"level": "operation"}),
         (True, {}),
-        (True, {"read": "step"}),
+        (True, {"read": "end"}),
         (True, {"level": "operation", "parameters": True}),
     ],
     ids=str,
@@ -55,7 +57,7 @@ def test_fifty_steps_leak_no_tensor(whole_step: bool, options: Any) -> None:
     if whole_step:
         optimizer = torch.optim.AdamW(model.parameters())
 
-        @anynan.torch.track(**options)
+        @anynan.torch.track(**split(options))
         def step() -> None:
             optimizer.zero_grad()
             model(torch.randn(3, 4)).square().mean().backward()
@@ -133,12 +135,12 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.mark.parametrize("options", [{}, {"read": "step"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"read": "end"}], ids=str)
 @pytest.mark.parametrize("until", ["attach", "forward", "backward", "update", "no_grad"])
 def test_a_model_is_freed_at_once(options: Any, until: str) -> None:
     with no_collector():
         model = small()
-        tracker = anynan.torch.track(model, **options)
+        tracker = anynan.torch.track(model, **split(options))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if until == "no_grad":
             with torch.no_grad():
@@ -153,7 +155,7 @@ def test_a_model_is_freed_at_once(options: Any, until: str) -> None:
         refs = [weakref.ref(model), weakref.ref(model[0].weight), weakref.ref(model[2])]
         del model, optimizer
         assert [ref() for ref in refs] == [None] * 3
-        assert tracker.fn is None
+        assert inside(tracker).fn is None
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             tracker.remove()
@@ -231,7 +233,7 @@ def test_state_dict_is_untouched() -> None:
     model = small()
     names = list(model.state_dict())
     repr_before = repr(model)
-    anynan.torch.track(model, parameters=True)
+    anynan.torch.track(model, advanced=anynan.Advanced(parameters=True))
     model(torch.randn(3, 4)).sum().backward()
     assert list(model.state_dict()) == names
     assert repr(model) == repr_before

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import anynan
 from anynan import NonFiniteError
+from anynan._steps.tracked import inside
 from tests.benchmarks.gpt import GPT, SMALL, train_step
 
 pytestmark = [
@@ -90,12 +91,12 @@ def test_compiled_with_cuda_graphs(model: nn.Sequential) -> None:
         for _ in range(4):
             torch.compiler.cudagraph_mark_step_begin()
             call(x)
-            tracker.check()
+            tracker.flush()
         x.fill_(torch.nan)
         torch.compiler.cudagraph_mark_step_begin()
         with pytest.raises(NonFiniteError):
             call(x)
-            tracker.check()
+            tracker.flush()
     tracker.remove()
 
 
@@ -108,12 +109,12 @@ def test_a_graph_captured_by_hand(model: nn.Sequential) -> None:
         with torch.cuda.graph(graph):
             model(x)
         graph.replay()
-        tracker.check()
+        tracker.flush()
         assert tracker.count("bad") == 0
         x.fill_(torch.nan)
         graph.replay()
         with pytest.raises(NonFiniteError) as caught:
-            tracker.check()
+            tracker.flush()
     assert caught.value.event.layer == "0"
     tracker.remove()
 
@@ -130,7 +131,7 @@ def test_the_user_stream_is_the_one_that_is_read(model: nn.Sequential) -> None:
 
 def test_slots_stay_on_the_device(model: nn.Sequential) -> None:
     tracker = anynan.torch.track(model)
-    (board,) = tracker.judge.adapter.graphs.boards
+    (board,) = inside(tracker).judge.adapter.graphs.boards
     assert board._memory.is_cuda
     assert board.layers[0].forward.pair.data_ptr() % 16 == 0
     tracker.remove()

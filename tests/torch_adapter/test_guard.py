@@ -14,7 +14,7 @@ from anynan import AnynanWarning, Policy
 from anynan.torch import demo
 
 NAN, INF = math.nan, math.inf
-every_read = pytest.mark.parametrize("read", ["immediate", "step", 3])
+every_read = pytest.mark.parametrize("read", ["immediate", "end", 3])
 
 
 def net() -> nn.Sequential:
@@ -53,7 +53,9 @@ def test_norms_of_all_weights_and_of_each_layer(read: Any, policy: Policy) -> No
     step = trainer(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AnynanWarning)
-        with anynan.torch.track(model, read=read, policy=policy) as tracker:
+        with anynan.torch.track(
+            model, advanced=anynan.Advanced(read=read), policy=policy
+        ) as tracker:
             true = [step(torch.randn(3, 4)) for _ in range(6)]
     last = true[-1]
     numbers = tracker.metrics(layers=True)
@@ -74,7 +76,7 @@ def test_norms_of_all_weights_and_of_each_layer(read: Any, policy: Policy) -> No
 def test_a_sparse_gradient_counts(read: Any) -> None:
     model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
     step = trainer(model)
-    with anynan.torch.track(model, read=read) as tracker:
+    with anynan.torch.track(model, advanced=anynan.Advanced(read=read)) as tracker:
         true = step(torch.tensor([1, 2, 3]))
     numbers = tracker.metrics(layers=True)
     assert numbers["anynan/gradient_norm/0"] == pytest.approx(true["0"], rel=1e-5)
@@ -95,7 +97,9 @@ def test_a_norm_that_overflows_condemns_no_finite_gradient(
     policy = Policy(vanishing=1e-9)
     with warnings.catch_warnings():
         warnings.simplefilter("error", AnynanWarning)
-        with anynan.torch.track(model, read=read, policy=policy) as tracker:
+        with anynan.torch.track(
+            model, advanced=anynan.Advanced(read=read), policy=policy
+        ) as tracker:
             model(torch.full((1, 64), size, dtype=dtype)).sum().backward()
             optimizer.step()
     assert tracker.events == ()
@@ -107,13 +111,15 @@ def test_a_norm_that_overflows_condemns_no_finite_gradient(
     assert norm == pytest.approx(size * 8, rel=1e-2)
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_bad_gradient_is_named_with_what_it_holds(read: Any) -> None:
     model = net()
     step = trainer(model)
     policy = Policy(spike=10, vanishing=1e-9)
     handle = model[3].weight.register_hook(lambda grad: grad * -INF)
-    tracker = anynan.torch.track(model, read=read, policy=policy, replay=False)
+    tracker = anynan.torch.track(
+        model, advanced=anynan.Advanced(read=read, replay=False), policy=policy
+    )
     with tracker, pytest.raises(anynan.NonFiniteError) as caught:
         step(torch.ones(3, 4))
     event = caught.value.event
@@ -148,7 +154,9 @@ def test_the_norms_are_part_of_the_one_read(policy: Policy) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, foreach=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AnynanWarning)
-        with anynan.torch.track(model, read="step", policy=policy) as tracker:
+        with anynan.torch.track(
+            model, advanced=anynan.Advanced(read="end"), policy=policy
+        ) as tracker:
             for _ in range(4):
                 reads.append(0)
                 with Reads():
@@ -218,24 +226,26 @@ def test_the_fixed_demo_is_not_told_anything() -> None:
 def test_a_jump_is_told_whatever_the_read_point(read: Any) -> None:
     model = net()
     step = trainer(model, torch.optim.SGD(model.parameters(), 0.0))
-    with anynan.torch.track(model, read=read, policy=Policy(spike=20)) as tracker:
+    with anynan.torch.track(
+        model, advanced=anynan.Advanced(read=read), policy=Policy(spike=20)
+    ) as tracker:
         for _ in range(8):
             step(torch.full((3, 4), 0.1))
         with torch.no_grad():
             model[3].weight *= 100.0
         with pytest.warns(AnynanWarning, match="times the median of the 8 updates before"):
             step(torch.full((3, 4), 0.1))
-            tracker.check()
+            tracker.flush()
     (event,) = tracker.events
     assert (event.kind, event.severity, event.step, event.layer) == ("spike", "suspect", 8, "")
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_jump_made_bad_stops_before_the_update(read: Any) -> None:
     model = nn.Linear(2, 1, bias=False)
     step = trainer(model)
     policy = Policy(spike=20, bad=("spike",))
-    with anynan.torch.track(model, read=read, policy=policy):
+    with anynan.torch.track(model, advanced=anynan.Advanced(read=read), policy=policy):
         for _ in range(6):
             step(torch.ones(1, 2))
         before = model.weight.detach().clone()
@@ -309,7 +319,9 @@ def sigmoids(depth: int = 9) -> nn.Sequential:
 def test_a_deep_sigmoid_net_is_told_that_its_first_layers_learn_nothing(read: Any) -> None:
     model = sigmoids()
     step = trainer(model, torch.optim.SGD(model.parameters(), 1e-6))
-    tracker = anynan.torch.track(model, read=read, policy=Policy(vanishing=1e-6))
+    tracker = anynan.torch.track(
+        model, advanced=anynan.Advanced(read=read), policy=Policy(vanishing=1e-6)
+    )
     x = torch.randn(8, 16)
     with pytest.warns(AnynanWarning, match="vanishing gradient") as warned, tracker:
         for _ in range(5):

@@ -20,11 +20,11 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), Fault(), nn.Linear(4, 2))
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_gradient_is_read_after_the_users_own_hooks(read: Any) -> None:
     model = net()
     model[1].armed = "backward"
-    tracker = anynan.torch.track(model, action="record", read=read)
+    tracker = anynan.torch.track(model, action="record", advanced=anynan.Advanced(read=read))
     hidden: torch.Tensor = model[0](torch.randn(3, 4))
     order: list[str] = []
 
@@ -113,7 +113,7 @@ def test_arrays_of_the_size_of_a_cache_are_read_alike(dtype: torch.dtype, value:
     if value is not None:
         x[2**17 + 1] = value
     model = nn.Identity()
-    tracker = anynan.torch.track(model, action="record", replay=False)
+    tracker = anynan.torch.track(model, action="record", advanced=anynan.Advanced(replay=False))
     model(x)
     tracker.remove()
     seen = [reading for reading in tracker.history if reading.phase == "forward"]

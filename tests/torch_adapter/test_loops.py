@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import anynan
+from anynan._steps.tracked import inside
 
 
 def net(*layers: nn.Module) -> nn.Sequential:
@@ -20,14 +21,14 @@ def bad(out: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 def test_a_bad_loss_with_a_finite_gradient_is_seen_before_the_update(read: Any, level: Any) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = [p.clone() for p in model.parameters()]
     with (
         pytest.raises(anynan.NonFiniteError) as caught,
-        anynan.torch.track(model, read=read, level=level),
+        anynan.torch.track(model, advanced=anynan.Advanced(read=read), level=level),
     ):
         loss = bad(model(torch.ones(3, 4)))
         loss.backward()
@@ -48,7 +49,7 @@ def test_it_goes_on_without_watching_every_operation_for_it() -> None:
         for _ in range(3):
             bad(model(torch.ones(3, 4))).backward()
     assert [event.phase for event in tracker.events] == ["loss"]  # the same again is counted
-    assert tracker.judge.level == "layer"
+    assert inside(tracker).judge.level == "layer"
 
 
 def test_a_loss_that_spoils_its_gradients_is_told_once_and_first() -> None:

@@ -14,10 +14,11 @@ from torch.nn import functional as F
 import anynan
 from anynan import NonFiniteError, Policy
 from anynan.torch.update import updates
+from tests.flat import split
 
 WIDTH, HEADS, LETTERS, LENGTH = 16, 2, 12, 8
 HALF_MAX = 65504.0
-MODES = [("model", "immediate"), ("model", "step"), ("step", "immediate"), ("step", "step")]
+MODES = [("model", "immediate"), ("model", "end"), ("step", "immediate"), ("step", "end")]
 every_mode = pytest.mark.parametrize(("what", "read"), [*MODES, ("model", 3), ("step", 3)])
 
 
@@ -101,7 +102,7 @@ class Run:
 
     def track(self, what: str, read: Any = "auto", **options: Any) -> anynan.Tracker:
         target = self.model if what == "model" else self.step
-        tracker = anynan.torch.track(target, read=read, **options)
+        tracker = anynan.torch.track(target, **split({"read": read, **options}))
         if what == "step":
             self.tracked = tracker
         return tracker
@@ -126,7 +127,7 @@ def expected(tracker: anynan.Tracker) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("what", "read"), [("model", "auto"), ("step", "step")])
+@pytest.mark.parametrize(("what", "read"), [("model", "auto"), ("step", "end")])
 def test_a_transformer_trains_on_without_an_alarm(what: str, read: Any, dtype: torch.dtype) -> None:
     run = Run(dtype=dtype)
     with warnings.catch_warnings():
@@ -194,13 +195,13 @@ def test_the_expected_event_gives_the_scale_of_its_step_and_the_new_one() -> Non
     assert "(scale 16777216, now 8388608)" in event.expected
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_an_overflow_that_reaches_no_weight_is_not_called_a_skipped_update(read: Any) -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), Steep(6e4))
     nn.init.constant_(net[0].bias, -100.0)  # no slope: what overflows after it stops there
     optimizer = torch.optim.SGD(net.parameters(), 1e-9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    with anynan.torch.track(net, read=read) as tracker:
+    with anynan.torch.track(net, advanced=anynan.Advanced(read=read)) as tracker:
         with torch.autocast("cpu", torch.float16):
             loss = net(torch.ones(1, 2)).float().sum()
         scaler.scale(loss).backward()
@@ -256,7 +257,7 @@ def test_a_step_with_a_scaler_makes_one_host_read(*, enabled: bool) -> None:
     for tracked in (False, True):
         run = Run(2.0**10, dtype=torch.float16 if enabled else torch.bfloat16)
         if tracked:
-            run.track("model", "step", policy=Policy(spike=50.0, vanishing=1e-20))
+            run.track("model", "end", policy=Policy(spike=50.0, vanishing=1e-20))
         run.train(2)
         copies.append(0)
         with Copies():
@@ -301,12 +302,14 @@ def test_a_streak_is_replayed_under_the_scale_of_its_step(what: str, read: Any) 
     # 2**15 * 6 and 2**14 * 6 overflow. Under the scale after that, 2**13, nothing does.
     net, scaler, step = steep(3.0, 2.0**15)
     target = net if what == "model" else step
-    with anynan.torch.track(target, read=read, policy=Policy(scale_streak=2)) as tracker:
+    with anynan.torch.track(
+        target, advanced=anynan.Advanced(read=read), policy=Policy(scale_streak=2)
+    ) as tracker:
         run = step if what == "model" else tracker
         with pytest.raises(NonFiniteError) as caught:
             for _ in range(4):
                 run()
-            tracker.check()
+            tracker.flush()
     event = caught.value.event
     assert (event.layer, event.phase, event.step) == ("1", "backward", 1)
     assert event.operation is not None
@@ -366,7 +369,7 @@ def test_an_overflow_at_a_scale_of_one_is_bad_at_once() -> None:
     assert scaler.get_scale() == 0.5
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_replay_leaves_the_scaler_as_it_found_it(read: Any) -> None:
     results = []
     for tracked in (False, True):
@@ -374,7 +377,9 @@ def test_a_replay_leaves_the_scaler_as_it_found_it(read: Any) -> None:
         run = step
         if tracked:
             policy = Policy(scale_streak=1)
-            run = anynan.torch.track(step, read=read, policy=policy, action="record")
+            run = anynan.torch.track(
+                step, advanced=anynan.Advanced(read=read), policy=policy, action="record"
+            )
         held: list[Any] = []
         for _ in range(5):
             run()
@@ -407,10 +412,10 @@ def test_a_weight_that_does_not_fit_is_named_at_its_cast() -> None:
 # Headroom.
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_headroom_is_there_from_the_first_step(read: Any) -> None:
     run = Run(2.0**10)
-    with run.track("model", read, stats=("absmax",)) as tracker:
+    with run.track("model", read, advanced=anynan.Advanced(stats=("absmax",))) as tracker:
         run.train(1)
     readings = {
         (r.layer, r.phase): r for r in tracker.history if r.site.parameter is None and r.layer
@@ -437,7 +442,7 @@ def test_the_report_says_how_headroom_shrank() -> None:
         nn.init.ones_(net[0].weight)
         for size in (1.0, 64.0):
             net(torch.full((1, 2), size / 2 * HALF_MAX / 2**10))
-            tracker.check()
+            tracker.flush()
     line = next(line for line in tracker.report().splitlines() if "0 forward" in line)
     assert "4.0 bits" in line
     assert "(10.0 at step 0)" in line
@@ -453,7 +458,7 @@ def test_half_precision_gradients_have_their_own_headroom() -> None:
     assert bits == pytest.approx(math.log2(HALF_MAX / math.hypot(1024, 1024)))
 
 
-@pytest.mark.parametrize(("what", "read"), [("model", "step"), ("step", "step")])
+@pytest.mark.parametrize(("what", "read"), [("model", "end"), ("step", "end")])
 def test_nothing_is_raised_between_the_scalers_step_and_its_update(what: str, read: Any) -> None:
     run = Run(2.0**10)
     with run.track(what, read):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anynan
+from tests.flat import split
 
 pytestmark = pytest.mark.tier(2)
 
@@ -29,10 +30,10 @@ STEPS = 3
 # How a program is tracked: the model or the step, read at once or once a step, by operation.
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "model": ("model", {}),
-    "model-deferred": ("model", {"read": "step"}),
+    "model-deferred": ("model", {"read": "end"}),
     "model-operation": ("model", {"level": "operation"}),
     "step": ("step", {}),
-    "step-deferred": ("step", {"read": "step"}),
+    "step-deferred": ("step", {"read": "end"}),
     "step-operation": ("step", {"level": "operation"}),
 }
 every_mode = pytest.mark.parametrize("mode", MODES)
@@ -50,7 +51,7 @@ def watched(
 ) -> anynan.Tracker:
     """Run some steps, and hold that nothing bad was seen in them."""
     what, options = MODES[mode]
-    with anynan.torch.track(net if what == "model" else step, **options) as tracker:
+    with anynan.torch.track(net if what == "model" else step, **split(options)) as tracker:
         for _ in range(steps):
             step() if what == "model" else tracker()
     bad = [event for event in tracker.events if event.severity == "bad"]
@@ -569,14 +570,14 @@ def test_a_scaler_excuses_no_bad_forward_value(mode: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_an_encoder_that_nests_its_padded_rows(read: Any) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     net = nn.TransformerEncoder(layer, 2).eval()
     x, padded = torch.randn(2, 3, 8), torch.tensor([[False, False, True], [False, True, True]])
     with torch.no_grad():
         expected = net(x, src_key_padding_mask=padded)
-        with anynan.torch.track(net, read=read) as tracker:
+        with anynan.torch.track(net, advanced=anynan.Advanced(read=read)) as tracker:
             for _ in range(2):
                 got = net(x, src_key_padding_mask=padded)
             assert torch.allclose(got, expected, atol=1e-6)
@@ -584,7 +585,7 @@ def test_an_encoder_that_nests_its_padded_rows(read: Any) -> None:
             x[0, 0] = math.nan
             with pytest.raises(anynan.NonFiniteError):
                 net(x, src_key_padding_mask=padded)
-                tracker.check()
+                tracker.flush()
 
 
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
@@ -599,7 +600,7 @@ def test_a_part_that_is_compiled_by_itself(level: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_an_output_that_cannot_be_reduced_is_said_and_let_pass(level: Any, read: Any) -> None:
     class Masking(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -609,7 +610,7 @@ def test_an_output_that_cannot_be_reduced_is_said_and_let_pass(level: Any, read:
     net = Masking()
     with (
         pytest.warns(anynan.AnynanWarning, match="a MaskedTensor whose values cannot be reduced"),
-        anynan.torch.track(net, level=level, read=read) as tracker,
+        anynan.torch.track(net, level=level, advanced=anynan.Advanced(read=read)) as tracker,
     ):
         assert net(torch.randn(2, 3)) is net.given
     assert tracker.events == ()
@@ -622,7 +623,9 @@ def test_more_statistics_of_eight_bits(dtype: torch.dtype) -> None:
             return x.to(dtype)
 
     net = Narrow()
-    with anynan.torch.track(net, stats=["mean", "norm", "rms"]) as tracker:
+    with anynan.torch.track(
+        net, advanced=anynan.Advanced(stats=["mean", "norm", "rms"])
+    ) as tracker:
         net(torch.ones(4))
     assert tracker.events == ()
 

@@ -14,13 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 import anynan
 from anynan import NonFiniteError
+from tests.flat import split
 
 
 def failure(model: nn.Module, step: Any, **options: Any) -> anynan.Event:
-    tracker = anynan.torch.track(model, **options)
+    tracker = anynan.torch.track(model, **split(options))
     with pytest.raises(NonFiniteError) as caught:
         step()
-        tracker.check()
+        tracker.flush()
     return caught.value.event
 
 
@@ -227,7 +228,7 @@ def test_what_another_watched_model_gave_is_no_bad_batch(way: str) -> None:
     made = one(torch.ones(3, 2)).detach()
     given = {"same": made, "view": made.view(3, 2)[:2], "derived": made * 2}[way]
     two(given).sum().backward()
-    second.check()
+    second.flush()
     event = next(event for event in second.events if event.severity == "bad")
     assert (event.layer, event.phase, event.cause.tag) == (None, "loss", "made_by_another")
     assert "Spoils gave in its step 0" in event.cause.text
@@ -242,6 +243,6 @@ def test_a_batch_that_was_bad_before_another_model_saw_it_is_the_batch() -> None
         second = anynan.torch.track(two, action="record")
         one(x)
         two(x)
-        second.check()
+        second.flush()
     event = next(event for event in second.events if event.severity == "bad")
     assert event.phase == "input"

@@ -11,6 +11,7 @@ from torch.nn.modules.module import _global_module_registration_hooks
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from tests.flat import split
 from tests.torch_adapter.programs import PROGRAMS, Adapted, Gan, Lbfgs, Program
 from tests.torch_adapter.training import (
     LINES,
@@ -31,7 +32,7 @@ pytestmark = [
 
 every_program = pytest.mark.parametrize("name", PROGRAMS)
 every_track = pytest.mark.parametrize("track", ["model", "step"])
-every_read = pytest.mark.parametrize("read", ["immediate", "step"])
+every_read = pytest.mark.parametrize("read", ["immediate", "end"])
 
 
 class Run:
@@ -43,9 +44,9 @@ class Run:
         self.step: Any = self.it.step
         self.tracker: Any = None
         if track == "model":
-            self.tracker = anynan.torch.track(self.it.model, **options)
+            self.tracker = anynan.torch.track(self.it.model, **split(options))
         elif track == "step":
-            self.step = self.tracker = anynan.torch.track(self.it.step, **options)
+            self.step = self.tracker = anynan.torch.track(self.it.step, **split(options))
         several = track == "step" and len(self.it.models()) > 1
         self.layer = f"model.{self.it.layer}" if several else self.it.layer
         # The critic's own step begins with the generator's turn of the step before.
@@ -96,7 +97,7 @@ def test_the_fault_is_named(name: str, track: str, read: Any, armed: str) -> Non
 @pytest.mark.parametrize(
     ("track", "options"),
     [
-        ("model", {"read": "step"}),
+        ("model", {"read": "end"}),
         ("step", {}),
         ("step", {"level": "operation"}),
     ],
@@ -121,7 +122,7 @@ def test_a_clean_run_is_as_if_nobody_watched(name: str, track: str, options: Any
 def test_one_read_before_each_update(name: str, track: str) -> None:
     counts = []
     for tracked in (False, True):
-        run = Run(name, track if tracked else None, read="step")
+        run = Run(name, track if tracked else None, read="end")
         run.step()
         with Count() as count:
             for _ in range(3):
@@ -135,7 +136,7 @@ def test_one_read_before_each_update(name: str, track: str) -> None:
 
 @every_program
 def test_nothing_is_kept_alive(name: str) -> None:
-    run = Run(name, "step", read="step")
+    run = Run(name, "step", read="end")
     counts = []
     for _ in range(2):
         for _ in range(3):
@@ -284,7 +285,7 @@ def test_two_tracked_models_of_one_program(read: Any) -> None:
     generator: Any = run.it.models()[1]
     fault = Fault()
     generator.append(fault)
-    second = anynan.torch.track(generator, read=read)
+    second = anynan.torch.track(generator, advanced=anynan.Advanced(read=read))
     for _ in range(3):
         run.step()
     assert run.tracker.events == second.events == ()
@@ -333,10 +334,12 @@ def test_a_wrapped_model_is_called_once(track: str, read: Any) -> None:
     def step() -> None:
         model(torch.randn(3, 4)).sum().backward()
 
-    tracker = anynan.torch.track(model if track == "model" else step, read=read)
+    tracker = anynan.torch.track(
+        model if track == "model" else step, advanced=anynan.Advanced(read=read)
+    )
     with pytest.raises(NonFiniteError) as caught:
         step() if track == "model" else tracker()
-        tracker.check()
+        tracker.flush()
     event = caught.value.event
     assert event.operation is not None
     # A class of the program's own is a layer like any other, whatever its child is called.

@@ -9,6 +9,7 @@ from torch import nn
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from tests.flat import split
 from tests.torch_adapter.training import Count, seed
 from tests.torch_adapter.vows import small
 
@@ -23,7 +24,7 @@ def counted(steps: int, **options: Any) -> Count:
         model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         if tracked:
-            tracker = anynan.torch.track(model, **options)
+            tracker = anynan.torch.track(model, **split(options))
         count = Count()
         for i in range(steps + 1):
             mode: Any = count if i else warnings.catch_warnings()  # the first step is not counted
@@ -42,7 +43,7 @@ def counted(steps: int, **options: Any) -> Count:
 
 
 def test_one_host_read_per_step() -> None:
-    extra = counted(4, read="step")
+    extra = counted(4, read="end")
     assert extra.reads == 4, extra.seen
 
 
@@ -66,7 +67,7 @@ def test_host_reads_of_a_tracked_step_by_what_it_returns(loss: Any, reads: int) 
             optimizer.step()
         return found
 
-    run = anynan.torch.track(step, read="step")
+    run = anynan.torch.track(step, advanced=anynan.Advanced(read="end"))
     run(torch.randn(3, 4))
     with Count() as count:
         for _ in range(4):
@@ -82,7 +83,7 @@ def test_a_loss_that_is_changed_after_its_layer_is_read_again() -> None:
     model, criterion = nn.Linear(4, 2), nn.MSELoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    @anynan.torch.track(read="step")
+    @anynan.torch.track(advanced=anynan.Advanced(read="end"))
     def step(x: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = criterion(model(x), torch.zeros(3, 2))
         loss.backward()
@@ -110,7 +111,9 @@ def test_the_update_waits_for_a_read_that_could_stop_it_only(replay: bool, first
 
     model = small()
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    tracker = anynan.torch.track(model, read="step", action="warn", replay=replay)
+    tracker = anynan.torch.track(
+        model, advanced=anynan.Advanced(read="end", replay=replay), action="warn"
+    )
     model(torch.randn(3, 4)).sum().backward()
     with Order():
         optimizer.step()
@@ -128,7 +131,7 @@ def test_reading_every_n_steps_reads_every_n_steps() -> None:
     assert extra.reads in (2, 3), extra.seen
 
 
-@pytest.mark.parametrize("read", ["step", "immediate"])
+@pytest.mark.parametrize("read", ["end", "immediate"])
 def test_each_array_is_passed_over_once(read: Any) -> None:
     extra = counted(1, read=read)
     # The input, 4 layer outputs, 4 gradients of them; the weights' gradients in one call,

@@ -22,7 +22,7 @@ from tests.torch_adapter.failing_models import (
 # Forward: operation, line, operands, first bad index.
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_functional_code_in_a_parents_forward(read: Any) -> None:
     def negative_log(x: torch.Tensor) -> torch.Tensor:
         y = x.abs() + 1
@@ -287,7 +287,7 @@ def test_after_an_lstm() -> None:
 # Backward: reported at the forward line that made it.
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_backward_is_reported_at_the_forward_line(read: Any) -> None:
     def root(x: torch.Tensor) -> torch.Tensor:
         y = x * 0

@@ -23,15 +23,15 @@ from tests.torch_adapter.failing_models import (
 # Random numbers.
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_dropout_is_reproduced(read: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), Reciprocal())
-    anynan.torch.track(model, read=read, action="raise", backward=False)
+    anynan.torch.track(model, advanced=anynan.Advanced(read=read, backward=False), action="raise")
     x = batch(2)
     torch.manual_seed(5)
     with torch.no_grad():
         event = failing(lambda: model(x))
-        anynan.torch.untrack(model)
+        anynan.untrack(model)
         torch.manual_seed(5)
         out = model(x)
     op = operation(event)
@@ -148,7 +148,7 @@ def test_good_running_statistics_and_bad_arithmetic() -> None:
 
 
 @pytest.mark.parametrize(("exact", "step"), [(True, 0), (False, 1)])
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_hand_written_update(exact: bool, step: int, read: Any) -> None:
     model = nn.Linear(4, 2)
 
@@ -159,7 +159,7 @@ def test_hand_written_update(exact: bool, step: int, read: Any) -> None:
             p.data -= 0.1 * p.grad / (p.grad - p.grad)
             p.grad = None
 
-    tracker = anynan.torch.track(update, parameters=exact, read=read)
+    tracker = anynan.torch.track(update, advanced=anynan.Advanced(parameters=exact, read=read))
     event = failing(lambda: (tracker(batch()), tracker(batch())))
     assert event.phase == "parameter"
     assert event.parameter in ("weight", "bias")
@@ -181,10 +181,10 @@ def test_autocast_is_entered_again() -> None:
 
 def test_deferred_replay_after_autocast_has_ended() -> None:
     model = Body(lambda x: torch.log(-1 - x.abs()))
-    tracker = anynan.torch.track(model, read="step")
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(batch())
-    event = failing(tracker.check)
+    event = failing(tracker.flush)
     assert operation(event).inputs[0].dtype == "bfloat16"
     assert not torch.is_autocast_enabled("cpu")
 
@@ -209,11 +209,11 @@ def test_a_reader_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
 
 def test_an_input_changed_in_place_is_said() -> None:
     model = Body(lambda x: torch.log(-1 - x.abs()))
-    tracker = anynan.torch.track(model, read="step")
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     x = batch()
     model(x)
     x.zero_()
-    event = failing(tracker.check)
+    event = failing(tracker.flush)
     assert any("changed in place" in note for note in event.notes)
 
 

@@ -166,7 +166,7 @@ def test_a_layer_that_was_given_bad_values_is_not_blamed(level: Any) -> None:
     model.training_step(torch.ones(3, 4), 1.0).backward()
     with pytest.raises(anynan.NonFiniteError) as caught:
         model.training_step(torch.ones(3, 4), 1e4).backward()
-        tracker.check()
+        tracker.flush()
     event = caught.value.event
     assert event.layer is None
     assert event.cause is not None

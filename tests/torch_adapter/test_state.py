@@ -10,9 +10,10 @@ from torch.ao.quantization import MinMaxObserver
 
 import anynan
 from anynan import NonFiniteError
+from tests.flat import split
 
 WAYS = pytest.mark.parametrize(
-    "options", [{}, {"replay": False}, {"read": "step"}, {"parameters": True}], ids=str
+    "options", [{}, {"replay": False}, {"read": "end"}, {"parameters": True}], ids=str
 )
 
 
@@ -30,7 +31,7 @@ class Average(nn.Module):
 @WAYS
 def test_an_observer_starts_at_inf(options: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2), MinMaxObserver())
-    with anynan.torch.track(model, **options) as tracker:
+    with anynan.torch.track(model, **split(options)) as tracker:
         for _ in range(3):
             model(torch.randn(3, 2)).sum().backward()
     assert {event.severity for event in tracker.events} == {"suspect"}
@@ -41,9 +42,12 @@ def test_an_observer_starts_at_inf(options: Any) -> None:
 @WAYS
 def test_what_the_failing_call_wrote_is_not_its_cause(options: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2), Average(), nn.Linear(2, 1))
-    with anynan.torch.track(model, **options) as tracker, pytest.raises(NonFiniteError) as caught:
+    with (
+        anynan.torch.track(model, **split(options)) as tracker,
+        pytest.raises(NonFiniteError) as caught,
+    ):
         model(torch.randn(3, 2))
-        tracker.check()
+        tracker.flush()
     event = caught.value.event
     assert (event.phase, event.layer, event.parameter) == ("forward", "1", None), str(event)
     if options.get("replay") is False:
@@ -56,13 +60,15 @@ def test_statistics_that_a_reported_step_spoilt_make_no_event_of_their_own(*, re
     x = torch.randn(5, 3)
     bad = x.clone()
     bad[0, 0] = math.nan
-    with anynan.torch.track(model, action="record", replay=replay) as tracker:
+    with anynan.torch.track(
+        model, action="record", advanced=anynan.Advanced(replay=replay)
+    ) as tracker:
         model(bad)
         model(x)
         model.eval()
         for _ in range(3):
             model(x)
-        tracker.check()
+        tracker.flush()
     (event,) = [event for event in tracker.events if event.severity == "bad"]
     assert (event.phase, event.step) == ("input", 0)
     assert event.spread.count > 3

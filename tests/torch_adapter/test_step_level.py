@@ -14,6 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import anynan
+from anynan._steps.tracked import inside
 from anynan.torch.private import BatchNorm
 from tests.torch_adapter.training import LINES, WORDS, Fault, bad, seed
 
@@ -90,7 +91,7 @@ def test_loss_output_and_the_gradients_of_weights_are_read() -> None:
     model = Net()
     tracker = anynan.torch.track(training(model), level="step")
     tracker()
-    sites = tracker.judge.monitor.sites
+    sites = inside(tracker).judge.monitor.sites
     weights = {site.parameter for site in sites if site.parameter}
     assert weights == {name for name, _ in model.named_parameters()}
     assert {(site.layer, site.phase) for site in sites if site.parameter is None} == {

@@ -22,11 +22,11 @@ def calls(tracker: anynan.Tracker, step: int, layer: str = "first") -> list[int]
 # Where a step ends.
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_step_ends_when_the_optimizer_steps(read: Any) -> None:
     model = Net()
     optimizer = sgd(model)
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     for _ in range(3):
         train(model, optimizer)
     assert tracker.history.steps() == [0, 1, 2]
@@ -91,11 +91,11 @@ def test_validation_between_training_steps_is_its_own_step() -> None:
     assert by_step == [{"input", "forward", "loss", "backward"}, {"input", "forward"}, by_step[0]]
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_accumulated_calls_belong_to_one_step(read: Any) -> None:
     model = Net()
     optimizer = sgd(model)
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     for _ in range(2):
         optimizer.zero_grad()
         for _ in range(3):
@@ -112,7 +112,7 @@ def test_accumulated_calls_belong_to_one_step(read: Any) -> None:
 def test_the_bad_call_of_an_accumulation_is_named() -> None:
     model = Net()
     optimizer = sgd(model)
-    tracker = anynan.torch.track(model, read="step")
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     optimizer.zero_grad()
     for i in range(3):
         model.fault.armed = "forward" if i == 1 else None
@@ -133,7 +133,7 @@ def test_the_bad_call_of_an_accumulation_is_run_again(spoiled: int) -> None:
 
     model = nn.Sequential(Log(), nn.Linear(4, 2))
     optimizer = sgd(model)
-    anynan.torch.track(model, read="step")
+    anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     for i in range(3):
         model(torch.full((1, 4), -1.0 if i == spoiled else 1.0)).sum().backward()
     with pytest.raises(NonFiniteError) as caught:
@@ -156,7 +156,7 @@ def test_optimizers_that_step_in_the_backward_pass() -> None:
     tracker = anynan.torch.track(model)
     for _ in range(3):
         loss_of(model).backward()
-    tracker.check()
+    tracker.flush()
     assert tracker.history.steps() == [0, 1]
     backward = [r.layer for r in tracker.history if (r.step, r.phase) == (1, "backward")]
     assert {"first", "fault", "last", ""} == set(backward)
@@ -183,12 +183,12 @@ def test_two_forwards_of_one_loss_are_one_step() -> None:
     assert calls(tracker, 1) == [0, 1]
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_lbfgs_closure_calls_belong_to_one_step(read: Any) -> None:
     model = Net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
     x = batch()
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -270,14 +270,14 @@ class Scaled:
         self.scaler.update()
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_the_scaler_finds_its_scale_without_blame(read: Any) -> None:
     run = Scaled()
-    tracker = anynan.torch.track(run.model, read=read)
+    tracker = anynan.torch.track(run.model, advanced=anynan.Advanced(read=read))
     before = run.scaler.get_scale()
     for _ in range(12):
         run.step()
-    tracker.check()
+    tracker.flush()
     assert run.scaler.get_scale() < before, "some steps overflowed"
     assert not bad(tracker)
     assert 0 < tracker.count("expected") < 12
@@ -398,11 +398,11 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_recomputation_is_no_second_call(reentrant: bool, read: Any) -> None:
     model = Checkpointed(reentrant=reentrant)
     optimizer = sgd(model)
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     for _ in range(3):
         train(model, optimizer)
     assert tracker.history.steps() == [0, 1, 2]
@@ -417,12 +417,12 @@ def test_recomputation_is_no_second_call(reentrant: bool, read: Any) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_fault_under_checkpointing_is_named(reentrant: bool, read: Any) -> None:
     for armed, phase, word in (("forward", "forward", "log"), ("backward", "backward", "sqrt")):
         model = Checkpointed(reentrant=reentrant)
         optimizer = sgd(model)
-        tracker = anynan.torch.track(model, read=read)
+        tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
         train(model, optimizer)
         model.body.fault.armed = armed
         before = snapshot(model)

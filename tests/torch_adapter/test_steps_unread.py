@@ -26,7 +26,7 @@ from tests.torch_adapter.training import bad
 def test_unread_rows_are_warned_about_at_remove() -> None:
     model = Net()
     model.fault.armed = "forward"
-    tracker = anynan.torch.track(model, read="step")
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     loss_of(model)  # no backward, no update: nothing was read
     assert not tracker.events
     with pytest.warns(AnynanWarning, match="fault"):
@@ -37,7 +37,7 @@ def test_unread_rows_are_warned_about_at_remove() -> None:
 def test_unread_rows_are_warned_about_when_the_model_goes() -> None:
     model = Net()
     model.fault.armed = "forward"
-    anynan.torch.track(model, read="step")
+    anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     loss_of(model)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -49,7 +49,7 @@ def test_unread_rows_are_warned_about_when_the_model_goes() -> None:
 def test_unread_rows_of_read_every_n_are_not_lost() -> None:
     model = Net()
     optimizer = sgd(model)
-    tracker = anynan.torch.track(model, read=10)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=10))
     for i in range(4):
         model.fault.armed = "backward" if i == 3 else None
         train(model, optimizer)
@@ -59,11 +59,11 @@ def test_unread_rows_of_read_every_n_are_not_lost() -> None:
     assert tracker.history.steps() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("read", ["step", 10])
+@pytest.mark.parametrize("read", ["end", 10])
 def test_unread_rows_of_a_thread_that_ended(read: Any) -> None:
     model = Net()
     model.fault.armed = "forward"
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     thread = threading.Thread(target=loss_of, args=(model,))
     thread.start()
     thread.join()
@@ -124,7 +124,7 @@ def test_deferred_rows_raise_before_the_update(
 ) -> None:
     model = Net()
     optimizer = make(model)
-    anynan.torch.track(model, read="step")
+    anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     train(model, optimizer)
     weights, state = snapshot(model), copy.deepcopy(optimizer.state_dict())
     model.fault.armed = armed
@@ -137,12 +137,12 @@ def test_deferred_rows_raise_before_the_update(
     torch.testing.assert_close(optimizer.state_dict(), state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 @pytest.mark.parametrize("armed", ["forward", "backward"])
 def test_skip_leaves_weights_and_state_and_goes_on(read: Any, armed: str) -> None:
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, action="skip", read=read)
+    tracker = anynan.torch.track(model, action="skip", advanced=anynan.Advanced(read=read))
     for _ in range(2):
         train(model, optimizer)
     weights, state = snapshot(model), copy.deepcopy(optimizer.state_dict())
@@ -161,11 +161,11 @@ def test_skip_leaves_weights_and_state_and_goes_on(read: Any, armed: str) -> Non
     assert tracker.history.steps() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_skip_drops_a_whole_accumulation(read: Any) -> None:
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, action="skip", read=read)
+    tracker = anynan.torch.track(model, action="skip", advanced=anynan.Advanced(read=read))
 
     def step(spoiled: int | None) -> None:
         optimizer.zero_grad()
@@ -247,13 +247,13 @@ class Divide(torch.optim.Optimizer):
                     p.sub_(p.grad / state["average"])
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 @pytest.mark.parametrize("whole_step", [True, False])
 def test_a_bad_update_names_parameter_gradient_and_state(read: Any, whole_step: bool) -> None:
     model = Net()
     optimizer = Divide(model.parameters())
     target: Any = (lambda: train(model, optimizer)) if whole_step else model
-    tracker = anynan.torch.track(target, read=read)
+    tracker = anynan.torch.track(target, advanced=anynan.Advanced(read=read))
     run = tracker if whole_step else lambda: train(model, optimizer)
     with pytest.raises(NonFiniteError) as caught:
         for _ in range(2):
@@ -272,7 +272,7 @@ def test_a_bad_update_names_parameter_gradient_and_state(read: Any, whole_step: 
 def test_adam_without_eps_in_half_precision(foreach: bool) -> None:
     model = nn.Linear(4, 2, bias=False).to(torch.float16)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-8, foreach=foreach)
-    anynan.torch.track(model, parameters=True)
+    anynan.torch.track(model, advanced=anynan.Advanced(parameters=True))
     with pytest.raises(NonFiniteError) as caught:
         for _ in range(2):
             optimizer.zero_grad()
@@ -289,7 +289,7 @@ def test_adam_without_eps_in_half_precision(foreach: bool) -> None:
 def test_parameters_true_sees_a_bad_update_at_once() -> None:
     model = Net()
     optimizer = Divide(model.parameters())
-    tracker = anynan.torch.track(model, parameters=True)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(parameters=True))
     with pytest.raises(NonFiniteError) as caught:
         train(model, optimizer)
     event = caught.value.event
@@ -315,7 +315,7 @@ def test_calls_without_gradients_are_no_iterations_of_a_training() -> None:
             optimizer.zero_grad()
         (event,) = tracker.events
         assert (event.step, event.training_step) == (11, 2)
-        assert "iteration 2 (call 11)" in anynan.render(event)
+        assert "iteration 2 (call 11)" in anynan.reports.render(event)
         assert anynan.Event.from_json(event.to_json()) == event
         assert "in 4 iterations and 12 calls without gradients" in tracker.report()
 

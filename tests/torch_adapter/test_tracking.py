@@ -5,6 +5,7 @@ import torch
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError
+from anynan._steps.tracked import inside
 from anynan.torch.update import updates
 from tests.torch_adapter.faults import Net, bad, batch, hooks_on, train
 
@@ -31,7 +32,7 @@ def test_with_block_raises_what_was_unread_at_its_end() -> None:
     model.fault.armed = True
     with (
         pytest.raises(NonFiniteError, match="fault"),
-        anynan.torch.track(model, read="step", backward=False),
+        anynan.torch.track(model, advanced=anynan.Advanced(read="end", backward=False)),
     ):
         out = model(batch().requires_grad_())
         assert out.isnan().any()
@@ -43,7 +44,7 @@ def test_with_block_keeps_the_users_own_exception() -> None:
     model.fault.armed = True
     with (
         pytest.raises(KeyError, match="mine") as caught,
-        anynan.torch.track(model, read="step"),
+        anynan.torch.track(model, advanced=anynan.Advanced(read="end")),
     ):
         model(batch().requires_grad_())
         raise KeyError("mine")
@@ -82,7 +83,7 @@ def test_decorator_without_options() -> None:
 def test_decorator_with_options() -> None:
     model = Net()
 
-    @anynan.torch.track(action="record", history=2)
+    @anynan.torch.track(action="record", advanced=anynan.Advanced(history=2))
     def step(x: torch.Tensor) -> torch.Tensor:
         return model(x)
 
@@ -101,7 +102,7 @@ def test_tracked_function_gives_back_the_original() -> None:
     tracker = anynan.torch.track(step, action="record")
     with pytest.warns(AnynanWarning, match="no module was found"):
         assert tracker(2) == 3
-    assert tracker.fn is step
+    assert inside(tracker).fn is step
     tracker.remove()
     assert tracker(3) == 4  # removed, it still stands in for the function
 
@@ -113,11 +114,11 @@ def test_remove_is_safe_twice_and_untrack_is_the_same() -> None:
     tracker.remove()
     assert hooks_on(model) == 0
     again = anynan.torch.track(model)
-    anynan.torch.untrack(model)
+    anynan.untrack(model)
     assert hooks_on(model) == 0
     assert "removed" in repr(again)
     with pytest.raises(ValueError, match="not tracked"):
-        anynan.torch.untrack(model)
+        anynan.untrack(model)
 
 
 def test_pause_leaves_no_hook_and_resume_watches_again() -> None:
@@ -160,10 +161,10 @@ def test_pause_and_resume_a_step() -> None:
 
 def test_check_reads_what_is_still_on_the_device() -> None:
     model = Net()
-    tracker = anynan.torch.track(model, read="step")
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read="end"))
     model(batch())
-    tracker.check()
+    tracker.flush()
     model.fault.armed = True
     model(batch())
     with pytest.raises(NonFiniteError, match="fault"):
-        tracker.check()
+        tracker.flush()

@@ -10,6 +10,7 @@ from torch import nn
 
 import anynan
 from anynan import AnynanWarning, NonFiniteError, Policy
+from tests.flat import split
 from tests.torch_adapter.faults import Fault, Net, bad, batch, hooks_on, train
 
 
@@ -53,7 +54,7 @@ class Deep(nn.Module):
 )
 def test_layers_and_exclude_choose_what_is_read(options: Any, seen: set[str]) -> None:
     model = Deep()
-    with anynan.torch.track(model, **options) as tracker:
+    with anynan.torch.track(model, **split(options)) as tracker:
         model(batch())
     read = {reading.layer for reading in tracker.history if reading.phase == "forward"}
     assert seen <= read
@@ -84,7 +85,7 @@ def test_backward_false_reads_no_gradient() -> None:
     model = Net("backward")
     model.fault.armed = True
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with anynan.torch.track(model, backward=False) as tracker:
+    with anynan.torch.track(model, advanced=anynan.Advanced(backward=False)) as tracker:
         train(model, optimizer)
     assert {reading.phase for reading in tracker.history} == {"input", "forward"}
 
@@ -92,18 +93,18 @@ def test_backward_false_reads_no_gradient() -> None:
 def test_replay_false_stays_at_the_layer() -> None:
     model = Net()
     model.fault.armed = True
-    tracker = anynan.torch.track(model, replay=False, action="record")
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(replay=False), action="record")
     model(batch())
     (event,) = bad(tracker)
     assert event.layer == "fault"
     assert event.operation is None
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_action_raise(read: Any) -> None:
     model = Net()
     model.fault.armed = True
-    anynan.torch.track(model, action="raise", read=read)
+    anynan.torch.track(model, action="raise", advanced=anynan.Advanced(read=read))
     with pytest.raises(NonFiniteError, match="NaN first appeared in the forward pass of step 0"):
         model(batch())  # without gradients one call is one step
         train(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -165,7 +166,7 @@ def test_action_callable_may_raise_what_it_likes() -> None:
 def test_patience_skips_the_first_bad_steps_in_a_row() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, patience=2)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(patience=2))
     train(model, optimizer)
     before = model.first.weight.detach().clone()
     model.fault.armed = True
@@ -188,32 +189,34 @@ def test_patience_skips_the_first_bad_steps_in_a_row() -> None:
 def test_history_is_bounded_and_zero_keeps_nothing() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with anynan.torch.track(model, history=3) as tracker:
+    with anynan.torch.track(model, advanced=anynan.Advanced(history=3)) as tracker:
         for _ in range(5):
             train(model, optimizer)
         assert tracker.history.steps() == [2, 3, 4]
         assert len(tracker.history) == 3
-    with anynan.torch.track(model, history=0) as tracker:
+    with anynan.torch.track(model, advanced=anynan.Advanced(history=0)) as tracker:
         train(model, optimizer)
         assert list(tracker.history) == []
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_readings_and_stats_hold_the_true_values(read: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     x = batch(64)
-    with anynan.torch.track(model, stats=("mean", "rms", "norm", "absmax"), read=read) as tracker:
+    with anynan.torch.track(
+        model, advanced=anynan.Advanced(stats=("mean", "rms", "norm", "absmax"), read=read)
+    ) as tracker:
         out = model(x)
         out.square().sum().backward()
-        tracker.check()
-    (reading,) = tracker.dump("1", "forward")
+        tracker.flush()
+    (reading,) = tracker.history.select("1", "forward")
     assert reading.lo == out.min().item()
     assert reading.hi == out.max().item()
     out = out.detach()
     expected = (out.mean(), out.square().mean().sqrt(), out.norm())
     assert reading.stats == pytest.approx([float(x) for x in expected], rel=1e-5)
     assert reading.absmax == out.abs().max().item()
-    (grad,) = tracker.dump("1", "backward")
+    (grad,) = tracker.history.select("1", "backward")
     assert grad.hi == (2 * out).max().item()
     numbers = tracker.metrics(layers=True)
     assert numbers["anynan/absmax/forward/1"] == reading.absmax
@@ -290,7 +293,7 @@ class Sometimes(nn.Linear):
 def test_parameters_true_says_exactly_since_when(exact: bool, since: tuple[int, int]) -> None:
     model = nn.Sequential(OrderedDict(body=Net(), rarely=Sometimes()))
     optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, parameters=exact, action="record")
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(parameters=exact), action="record")
     for i in range(7):
         if i == 3:
             with torch.no_grad():
@@ -308,11 +311,11 @@ def test_parameters_true_says_exactly_since_when(exact: bool, since: tuple[int, 
     assert "step" in str(tracker.report())
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_parameters_true_takes_a_buffer_of_minus_inf_for_a_mask(read: Any) -> None:
     model = Net()
     model.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
-    with anynan.torch.track(model, parameters=True, read=read) as tracker:
+    with anynan.torch.track(model, advanced=anynan.Advanced(parameters=True, read=read)) as tracker:
         train(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert not tracker.events
 
@@ -334,7 +337,7 @@ def test_a_parameter_that_is_bad_at_attach() -> None:
 def test_read_every_n_steps(read: int) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     model.fault.armed = True
     with pytest.raises(NonFiniteError) as caught:
         for _ in range(5):

@@ -204,10 +204,10 @@ def test_frozen_parameters() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_without_gradients(mode: Any, read: Any) -> None:
     model = Net().eval()
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     with mode():
         model(batch())
         model(batch())

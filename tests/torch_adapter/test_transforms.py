@@ -89,11 +89,11 @@ GRAPHS: dict[Callable[[nn.Module], Any], str | None] = {
 
 
 @pytest.mark.parametrize("make", GRAPHS)
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_traced_graph_has_no_check(make: Callable[[nn.Module], Any], read: Any) -> None:
     plain = make(net())
     model = net()
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", AnynanWarning)
         traced = make(model)
@@ -121,7 +121,7 @@ def watches(model: Any, tracker: anynan.Tracker) -> None:
     model[2].armed = "forward"
     with pytest.raises(NonFiniteError) as caught:
         model(X).sum().backward()
-        tracker.check()
+        tracker.flush()
     assert caught.value.event.layer == "2"
 
 
@@ -146,11 +146,11 @@ TRANSFORMS: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_function_transform_is_said_once(name: str, read: Any) -> None:
     plain = TRANSFORMS[name](net())
     model = net()
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     with pytest.warns(AnynanWarning, match="inside a function transform") as said:
         transformed = TRANSFORMS[name](model)
         TRANSFORMS[name](model)
@@ -241,7 +241,7 @@ def test_fake_tensors_are_said_once() -> None:
     watches(model, tracker)
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_forward_mode_differentiation_is_watched(read: Any) -> None:
     def tangent(model: nn.Module) -> Tensor:
         with forward_ad.dual_level():
@@ -251,13 +251,13 @@ def test_forward_mode_differentiation_is_watched(read: Any) -> None:
 
     model: Any = net()
     plain = tangent(model)
-    tracker = anynan.torch.track(model, read=read)
+    tracker = anynan.torch.track(model, advanced=anynan.Advanced(read=read))
     assert_same(plain, tangent(model))
     assert not tracker.notes
     model[2].armed = "forward"
     with pytest.raises(NonFiniteError) as caught:
         tangent(model)
-        tracker.check()
+        tracker.flush()
     event = caught.value.event
     assert event.operation is not None
     assert (event.layer, event.operation.name) == ("2", "log")

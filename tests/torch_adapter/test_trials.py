@@ -10,11 +10,15 @@ from torch.nn import functional as F
 
 import anynan
 from anynan import NonFiniteError
+from tests.flat import split
 
 
 def failing(step: Callable[..., Any], *args: Any, **options: Any) -> anynan.Event:
     """Run a tracked step once; return what stopped it."""
-    with anynan.torch.track(step, **options) as tracked, pytest.raises(NonFiniteError) as caught:
+    with (
+        anynan.torch.track(step, **split(options)) as tracked,
+        pytest.raises(NonFiniteError) as caught,
+    ):
         tracked(*args)
     event = caught.value.event
     assert anynan.Event.from_json(event.to_json()) == event
@@ -74,7 +78,7 @@ def norm(model: nn.Module) -> float:
     return float(torch.cat(grads).norm())
 
 
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_two_faults_come_in_one_report(read: Any) -> None:
     torch.manual_seed(0)
     model, x = Two(), torch.randn(4, 3)
@@ -85,7 +89,7 @@ def test_two_faults_come_in_one_report(read: Any) -> None:
     event = failing(step, x, read=read)
     assert event.operation is not None
     assert event.operation.name == "log"
-    assert event.tried == anynan.Trial("log(x + 1e-8)", "another", "step")
+    assert event.tried == anynan.events.Trial("log(x + 1e-8)", "another", "step")
     (other,) = event.others
     assert (other.operation.name, other.phase, other.layer) == ("sqrt", "backward", "")
     assert other.operation.source.text == "return logs + self.second(gone + 0 * y) + y"
@@ -138,7 +142,7 @@ def test_of_a_model_only_what_ran_is_claimed() -> None:
     with anynan.torch.track(model, policy=policy), pytest.raises(NonFiniteError) as caught:
         model(torch.ones(2, 3))
     trial = caught.value.event.tried
-    assert trial == anynan.Trial("log(x + 1e-8)", "finite", "forward")
+    assert trial == anynan.events.Trial("log(x + 1e-8)", "finite", "forward")
     assert "the forward pass is finite" in str(caught.value)
 
 
@@ -267,7 +271,9 @@ def run_beside(*, replay: bool) -> list[Any]:
         optimizer.step()
         return loss
 
-    with anynan.torch.track(step, action="skip", replay=replay) as tracked:
+    with anynan.torch.track(
+        step, action="skip", advanced=anynan.Advanced(replay=replay)
+    ) as tracked:
         for _ in range(5):
             tracked()
         (event,) = [event for event in tracked.events if event.severity == "bad"]
@@ -299,4 +305,4 @@ def test_an_overflow_that_goes_on_beside_what_was_filled_is_no_second_fault() ->
     assert event.layer == "0"
     assert event.tried is not None
     assert (event.tried.outcome, event.others) == ("another", ())
-    assert "not finite yet" in anynan.render(event)
+    assert "not finite yet" in anynan.reports.render(event)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import anynan
 from anynan import NonFiniteError
+from tests.flat import split
 
 
 def test_a_weight_spoiled_by_hand_is_named_with_the_line_that_did_it() -> None:
@@ -74,7 +75,7 @@ def spoil(**options: Any) -> anynan.Event:
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tracker = anynan.torch.track(net, action="record", **options)
+        tracker = anynan.torch.track(net, action="record", **split(options))
         for i in range(9):
             net.at_zero = i == 1
             optimizer.zero_grad()
@@ -129,7 +130,7 @@ def test_what_no_optimizer_holds_was_not_written_by_one() -> None:
 
 
 @pytest.mark.parametrize("fault", ["input", "forward", "backward"])
-@pytest.mark.parametrize("read", ["auto", "step"])
+@pytest.mark.parametrize("read", ["auto", "end"])
 @pytest.mark.parametrize("tracked", ["model", "step"])
 @pytest.mark.parametrize("parameters", [False, True])
 def test_what_follows_from_an_update_that_went_through(
@@ -151,16 +152,16 @@ def test_what_follows_from_an_update_that_went_through(
 
     options: Any = {"action": "record", "read": read, "parameters": parameters}
     if tracked == "model":
-        tracker = anynan.torch.track(model, **options)
+        tracker = anynan.torch.track(model, **split(options))
     else:
-        step = tracker = anynan.torch.track(step, **options)
+        step = tracker = anynan.torch.track(step, **split(options))
     for i in range(6):
         bad = i == 3
         x = torch.ones(2, 4)
         if bad and fault == "input":
             x[0, 0] = math.nan
         step(x)
-    tracker.check()
+    tracker.flush()
     first = fault
     (event,) = [event for event in tracker.events if event.severity == "bad"]
     assert (event.step, event.phase) == (3, fault)
@@ -171,7 +172,7 @@ def test_what_follows_from_an_update_that_went_through(
     optimizer.state.clear()
     fault, bad = "forward", True
     step(torch.ones(2, 4))
-    tracker.check()
+    tracker.flush()
     found = [(e.step, e.times) for e in tracker.events if e.severity == "bad"]
     assert found == ([(3, 2)] if first == "forward" else [(3, 1), (6, 1)])
 

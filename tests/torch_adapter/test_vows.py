@@ -13,6 +13,7 @@ from torch.optim import optimizer as optimizers
 import anynan
 from anynan import NonFiniteError
 from anynan.torch.update import updates
+from tests.flat import split
 from tests.torch_adapter.training import Fault, assert_same, seed
 from tests.torch_adapter.vows import small
 
@@ -63,9 +64,9 @@ class Run:
         self.losses: list[torch.Tensor] = []
         step: Any = self.step
         if track == "model":
-            self.tracker = anynan.torch.track(self.model, **options)
+            self.tracker = anynan.torch.track(self.model, **split(options))
         elif track == "step":
-            step = self.tracker = anynan.torch.track(self.step, **options)
+            step = self.tracker = anynan.torch.track(self.step, **split(options))
         self.states = []
         for i in range(5):
             self.model.fault.armed = self.arm.get(i)
@@ -109,7 +110,7 @@ class Run:
     "options",
     [
         {},
-        {"read": "step"},
+        {"read": "end"},
         {"read": 3},
         {"parameters": True, "stats": ("mean", "rms", "norm")},
         {"level": "operation"},
@@ -131,13 +132,13 @@ def test_training_is_bit_identical(track: str, options: Any) -> None:
 @pytest.mark.parametrize("track", ["model", "step"])
 @pytest.mark.parametrize("armed", ["forward", "backward"])
 @pytest.mark.parametrize(
-    "options", [{}, {"read": "step"}, {"scaled": True}, {"level": "operation"}], ids=str
+    "options", [{}, {"read": "end"}, {"scaled": True}, {"level": "operation"}], ids=str
 )
 def test_a_replay_leaves_no_trace(track: str, armed: str, options: Any) -> None:
     arm = {2: armed}
     scaled = {k: v for k, v in options.items() if k == "scaled"}
     plain, tracked = Run(arm=arm, **scaled), Run(track, arm, action="record", **options)
-    tracked.tracker.check()
+    tracked.tracker.flush()
     for i, (one, two) in enumerate(zip(plain.states, tracked.states, strict=True)):
         assert_same(one, two, f"step {i}: ")
     events = tracked.tracker.events
@@ -244,21 +245,23 @@ def steps_in_the_backward_pass(tracker: Any) -> Any:
         steps_in_the_backward_pass,
     ],
 )
-@pytest.mark.parametrize("read", ["immediate", "step"])
+@pytest.mark.parametrize("read", ["immediate", "end"])
 def test_a_replay_touches_nothing_of_the_users(program: Any, read: Any) -> None:
     trackers: list[Any] = []
     alive: list[Any] = []
 
     def track(target: Any) -> Any:
         alive.append(target)
-        trackers.append(anynan.torch.track(target, action="record", read=read))
+        trackers.append(
+            anynan.torch.track(target, action="record", advanced=anynan.Advanced(read=read))
+        )
         return trackers[0]
 
     seed()
     plain = program(lambda target: target)
     seed()
     tracked = program(track)
-    trackers[0].check()
+    trackers[0].flush()
     assert_same(plain, tracked)
     assert trackers[0].events
     assert trackers[0].events[0].operation is not None, trackers[0].events
@@ -344,11 +347,11 @@ class Adding(nn.Module):
         return self.last(x + bias)
 
 
-@pytest.mark.parametrize("options", [{}, {"read": "step"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"read": "end"}], ids=str)
 def test_hooks_on_a_weight_that_a_layer_returns_go_with_the_step(options: Any) -> None:
     model = Adding()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = anynan.torch.track(model, **options)
+    tracker = anynan.torch.track(model, **split(options))
     for _ in range(3):
         x, bias = model(torch.ones(2, 4))
         (x + bias).sum().backward()

@@ -188,7 +188,7 @@ def test_the_users_own_tracker_takes_over(found: Found) -> None:
     model(torch.ones(3, 4))
     assert [event.layer for event in mine.events][-1] == "3"
     assert len(found.events) == 1
-    anynan.torch.untrack(model)
+    anynan.untrack(model)
     model(torch.ones(3, 4))  # it was ended on purpose
     assert session_of(model) is None
 

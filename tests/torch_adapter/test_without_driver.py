@@ -43,7 +43,7 @@ def step(x):
     return loss
 for _ in range(3):
     step(torch.randn(4, 3))
-step.check()
+step.flush()
 print(len(step.history), "steps")
 """
 

@@ -50,7 +50,7 @@ def test_it_is_bad_where_it_leaves_a_layer(what: str, level: str) -> None:
     tracker = anynan.torch.track(model, level=level)
     with pytest.raises(anynan.NonFiniteError) as caught:
         model(torch.ones(2, 3))
-        tracker.check()
+        tracker.flush()
     event = caught.value.event
     assert (event.layer, event.phase, event.kind) == ("1", "forward", "nan")
     assert event.cause is not None

@@ -25,10 +25,10 @@ assert_type(tracker.events, tuple[anynan.Event, ...])
 assert_type(tracker.metrics(), dict[str, float])
 assert_type(tracker.report(), str)
 assert_type(tracker.remove(), None)
-anynan.torch.untrack(model)
+anynan.untrack(model)
 
 
-@anynan.torch.track(patience=2)
+@anynan.torch.track(advanced=anynan.Advanced(patience=2))
 def step(x: torch.Tensor) -> torch.Tensor:
     """Run one step."""
     return x.sum()

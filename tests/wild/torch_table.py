@@ -69,9 +69,11 @@ def called(
             outputs = step()
         else:
             target = step if whole else model
-            tracker = anynan.torch.track(target, level=level, action="record", across_ranks=False)
+            tracker = anynan.torch.track(
+                target, level=level, action="record", advanced=anynan.Advanced(across_ranks=False)
+            )
             outputs = tracker() if whole else step()
-            tracker.check()
+            tracker.flush()
             events = list(tracker.events)
             tracker.remove()
             alive = weakref.ref(tracker)

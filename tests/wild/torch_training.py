@@ -98,14 +98,16 @@ def trained(build: Build, level: Any) -> Seen:
     tracker = None
     with listening() as seen.warnings:
         if level is not None:
-            tracker = anynan.torch.track(model, level=level, across_ranks=False)
+            tracker = anynan.torch.track(
+                model, level=level, advanced=anynan.Advanced(across_ranks=False)
+            )
         for number in range(STEPS):
             values["losses"].append(program.step(number))
             values["gradients"] += [
                 None if weight.grad is None else weight.grad.clone() for weight in learning
             ]
         if tracker is not None:
-            tracker.check()
+            tracker.flush()
             seen.events = list(tracker.events)
             tracker.remove()
             alive = weakref.ref(tracker)
@@ -172,7 +174,9 @@ def faulty(build: Build, level: Any, fault: Fault, truth: Truth) -> None:
     if fault.kind != NAN_WEIGHT:
         put(fault.kind, module)
     with listening():
-        tracker = anynan.torch.track(model, level=level, across_ranks=False)
+        tracker = anynan.torch.track(
+            model, level=level, advanced=anynan.Advanced(across_ranks=False)
+        )
         try:
             for number in range(STEPS):
                 program.step(number)

@@ -17,7 +17,7 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter, Rise
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError, reason
 from anynan.jax.graphs.versions import context
 from anynan.jax.program import signature
@@ -70,14 +70,12 @@ class Session(BaseAdapter):
     def __init__(
         self,
         fn: Callable[..., Any],
-        tracker: Tracker,
-        *,
-        keep_inputs: bool,
-        lag: int | None,
+        tracker: Tracked,
         options: Options | None = None,
     ) -> None:
         super().__init__(tracker, options)
         options = self.options
+        lag: int | None = options.lag
         if lag is None:  # where nothing depends on the answer nobody has to wait for it
             lag = int(options.only_watches and options.read == "auto")
         self.lag = lag
@@ -107,7 +105,7 @@ class Session(BaseAdapter):
             ends=sizes or guarded,
             extra=options.extra if not guarded else (*options.extra, "norm"),
             parameters=options.parameters,
-            donate=not keep_inputs,
+            donate=not options.keep_inputs,
             drops=options.action == "skip" or options.patience > 0,
             raises=options.action == "raise",
             plain=type(fn).__module__.startswith("equinox"),

@@ -18,7 +18,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._judging import made
 from anynan._judging.judge import ANYTHING
 from anynan._readings.readings import Reading
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.events import CARRIED, STATE
 from anynan.jax.program import signature
 from anynan.jax.program.trace import ShutError
@@ -45,7 +45,7 @@ class Settlement:
         options: What is wanted.
     """
 
-    def __init__(self, tracker: Tracker, options: Options) -> None:
+    def __init__(self, tracker: Tracked, options: Options) -> None:
         self._tracker, self._options = tracker, options
         self._local = threading.local()
         # The weights that the last step spoilt, by argument, and which of them are bad.

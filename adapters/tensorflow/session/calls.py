@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import readings
@@ -56,7 +56,7 @@ class Calls:
 
     def __init__(
         self,
-        tracker: Tracker,
+        tracker: Tracked,
         options: Options,
         layers: Layers,
         traces: Traces,

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.keras.layers import layers_of
 from anynan.tensorflow.session.session import Session
 
@@ -16,7 +16,7 @@ FUNCTIONS = ("train_function", "test_function", "predict_function")
 class ModelSession(Session):
     """Watch a Keras model."""
 
-    def __init__(self, model: Any, tracker: Tracker) -> None:
+    def __init__(self, model: Any, tracker: Tracked) -> None:
         super().__init__(functools.partial(_layers, weakref.ref(model)), model, tracker)
         self._built = self.layers.whole()
 

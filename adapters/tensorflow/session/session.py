@@ -17,7 +17,7 @@ from anynan._readings.norms import Guard
 from anynan._readings.readings import Reading, Rows
 from anynan._runtime.imports import when_imported
 from anynan._steps.adapter import BaseAdapter
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.errors import reason
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes, readings
@@ -32,6 +32,7 @@ from anynan.tensorflow.session.seams import SEAMS
 from anynan.tensorflow.session.steps import Steps
 from anynan.tensorflow.session.targets import parts_of
 from anynan.tensorflow.session.updates import Updates
+from anynan.tracker import Tracker, begin
 
 
 class Session(BaseAdapter):
@@ -50,7 +51,7 @@ class Session(BaseAdapter):
         self,
         find: Callable[[], dict[str, Any]],
         model: Any,
-        tracker: Tracker,
+        tracker: Tracked,
     ) -> None:
         super().__init__(tracker)
         options = self.options
@@ -91,7 +92,7 @@ class Session(BaseAdapter):
         model = self.layers.model()
         if model is not None:
             weakref.finalize(model, _gone, weakref.ref(self)).atexit = False
-        return self.tracker.start(self)
+        return begin(self.tracker, self)
 
     def attach(self) -> None:
         """Change the classes; look at the weights once."""

@@ -8,7 +8,7 @@ from anynan._diagnosis.agreement import parting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Rows
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.options import Options
 from anynan.tensorflow.read.boards import Block
@@ -43,7 +43,7 @@ class Steps:
 
     def __init__(
         self,
-        tracker: Tracker,
+        tracker: Tracked,
         options: Options,
         layers: Layers,
         state: State,

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._diagnosis.sources import is_anynans, is_library
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.tensorflow.graphs.operations import BACKWARD
 from anynan.tensorflow.session.seams import SEAMS
 from anynan.tensorflow.session.session import Session
@@ -23,7 +23,7 @@ class Wide(Session):
 
     runs_alone = True
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracked) -> None:
         super().__init__(dict, None, tracker)
         self._trains: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 

@@ -10,10 +10,10 @@ import torch
 
 from anynan._arrays.arguments import positional
 from anynan._arrays.containers import stored
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Handle, inside
 from anynan.torch.call.snapshot import GENERATORS
 
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, Tracker)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, Handle)
 
 
 def find_modules(fn: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def find_state(fn: Any) -> dict[str, Any]:
     for name, value in _reachable(fn):
         for path, item in _spread(name, value):
             stateful = hasattr(item, "state_dict") and hasattr(item, "load_state_dict")
-            if stateful or isinstance(item, (*GENERATORS, Tracker)):
+            if stateful or isinstance(item, (*GENERATORS, Handle)):
                 found.setdefault(path, item)
     return found
 
@@ -106,10 +106,10 @@ def _own(value: Any) -> bool:
 def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     if depth > 3:
         return
-    if isinstance(fn, Tracker):
-        if not fn.paused:  # it watches what it calls by itself
+    if isinstance(fn, Handle):
+        if not inside(fn).paused:  # it watches what it calls by itself
             return
-        fn = fn.fn
+        fn = inside(fn).fn
     if isinstance(fn, functools.partial):
         for i, value in enumerate(fn.args):
             yield f"arg{i}", value
@@ -140,7 +140,7 @@ def _reachable(fn: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
             value = func.__globals__[name]
             yield name, value
             own = getattr(value, "__module__", None) == func.__module__
-            if isinstance(value, _FUNCTIONS) and (own or isinstance(value, Tracker)):
+            if isinstance(value, _FUNCTIONS) and (own or isinstance(value, Handle)):
                 yield from _reachable(value, depth + 1)
     for value in func.__defaults__ or ():
         yield "default", value

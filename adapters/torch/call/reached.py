@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anynan._reach import Holder, Kept, Kinds, Reach, is_own, weak
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Handle
 from anynan.torch.call.models import Models
 from anynan.torch.call.snapshot import GENERATORS, OPEN
 from anynan.torch.private import LoaderIterator, buffers_of, is_compiled_function, version
@@ -36,7 +36,7 @@ KINDS = Kinds(
     generators=GENERATORS,
     iterators=(LoaderIterator,),
     modules=(torch.nn.Module,),
-    passed=lambda value: issubclass(type(value), (*OPEN, Tracker)),
+    passed=lambda value: issubclass(type(value), (*OPEN, Handle)),
     inner=_inner,
 )
 

@@ -110,9 +110,9 @@ class RootCall:
         Args:
             index: Which output.
             grad: Its gradient.
-            keep: So many bytes, or ``"step"`` for all.
+            keep: So many bytes, or ``"all"`` for all.
         """
-        small = keep == "step" or grad.nbytes <= int(keep)
+        small = keep == "all" or grad.nbytes <= int(keep)
         self.gradients[index] = grad.detach() if small else None
 
     def stay(self, outputs: list[torch.Tensor]) -> Alive:

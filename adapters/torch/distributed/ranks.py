@@ -19,7 +19,7 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import trace
 from anynan._readings.readings import Reading, Rows, Site
 from anynan._steps.ranks import Claim, choose, confirm, excuse, with_others
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.errors import LostRankError
 from anynan.events import Event
 from anynan.options import environment
@@ -44,7 +44,7 @@ class Ranks:
         replays: What runs calls again.
     """
 
-    def __init__(self, tracker: Tracker, models: Models, replays: Replays) -> None:
+    def __init__(self, tracker: Tracked, models: Models, replays: Replays) -> None:
         self._tracker, self._models, self._replays = tracker, models, replays
         self.number = next(_numbers)
         self._wanted = tracker.judge.options.across_ranks

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from anynan._readings.readings import Site
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.torch.call.models import Models
 from anynan.torch.graphs.compiler import has_graphs, look_for_hooks
 from anynan.torch.graphs.fixed import Board, Layer
@@ -28,7 +28,7 @@ class Graphs:
         boards: The slots of each model on each device.
     """
 
-    def __init__(self, tracker: Tracker, models: Models) -> None:
+    def __init__(self, tracker: Tracked, models: Models) -> None:
         self._tracker, self._models = tracker, models
         self.boards: list[Board] = []
         self._renewed = False

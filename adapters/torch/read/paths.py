@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 
 # Segments that only a wrapper adds, and the classes that add one which others use, too.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -46,7 +46,7 @@ def join(prefix: str, path: str) -> str:
     return f"{prefix}.{path}" if prefix and path else prefix or path
 
 
-def remark_slow_paths(tracker: Tracker, model: torch.nn.Module) -> None:
+def remark_slow_paths(tracker: Tracked, model: torch.nn.Module) -> None:
     """Say in the report that watching turns off a fused path of the framework."""
     if any(isinstance(module, torch.nn.TransformerEncoderLayer) for module in model.modules()):
         tracker.judge.remark(

@@ -11,10 +11,10 @@ import torch
 from anynan._arrays.containers import leaves
 from anynan._reports.report import render
 from anynan._runtime.context import replay_context
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Handle, inside
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event
-from anynan.options import Options, environment
+from anynan.options import ADVANCED, EVERYDAY, Advanced, Options, TrackOptions, environment
 from anynan.torch.call.discovery import find_iterators
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.snapshot import Snapshot
@@ -22,7 +22,8 @@ from anynan.torch.private import version
 from anynan.torch.search.objects import objects_of, pause_trackers
 from anynan.torch.search.parts import first_bad, meant, moments, parts
 from anynan.torch.session.function import FunctionSession
-from anynan.torch.tracking import TorchOptions, start
+from anynan.torch.tracking import KNOWN, start
+from anynan.tracker import Tracker
 
 BEHIND = (
     "found by looking at the state after the step: the tracker saw nothing bad, so it was made "
@@ -49,12 +50,12 @@ class BadBatch:
 
 
 def first_bad_batch(
-    step: Callable[[Any], Any] | Tracker,
+    step: Callable[[Any], Any],
     batches: Iterable[Any],
     *,
     every: int = 1,
     state: Iterable[Any] | None = None,
-    **options: Unpack[TorchOptions],
+    **options: Unpack[TrackOptions],
 ) -> BadBatch | None:
     """Train on batches until one makes something bad, then put everything back.
 
@@ -106,7 +107,7 @@ def first_bad_batch(
     chosen = _check(step, batches, every, options)
     with ExitStack() as stack:
         pause_trackers(step, stack)
-        fn = step.fn if isinstance(step, Tracker) else step
+        fn = inside(step).fn if isinstance(step, Handle) else step
         given = None if state is None else list(state)
         objects = objects_of(fn, batches, given)
         search = _Search(fn, chosen, objects, given or [])
@@ -127,7 +128,7 @@ def _check(step: Any, batches: Any, every: Any, options: Mapping[str, Any]) -> O
             "write for example lambda batch: model(batch).sum().backward()"
         )
         raise TypeError(msg)
-    if isinstance(step, Tracker) and isinstance(step.fn, torch.nn.Module | None):
+    if isinstance(step, Handle) and isinstance(inside(step).fn, torch.nn.Module | None):
         msg = "this tracker watches a model: give the function that trains on one batch"
         raise TypeError(msg)
     walkable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
@@ -137,20 +138,22 @@ def _check(step: Any, batches: Any, every: Any, options: Mapping[str, Any]) -> O
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         msg = f"every={every!r}: give how many steps to run between two looks, 1 or more"
         raise ValueError(msg)
+    advanced = options.get("advanced")
+    given = {*options, *(advanced.given() if isinstance(advanced, Advanced) else ())}
     for name in ("action", "patience", "read", "parameters"):
-        if name in options:
+        if name in given:
             msg = f"first_bad_batch() sets {name}= by itself"
             raise TypeError(msg)
     if environment() == "off":
         msg = "ANYNAN=off turns watching off: unset it to look for the first bad batch"
         raise ValueError(msg)
-    for name in options.keys() - TorchOptions.__annotations__.keys():
-        known = ", ".join(("every", "state", *TorchOptions.__annotations__))
+    for name in options.keys() - {*EVERYDAY, *ADVANCED}:
+        known = ", ".join(("every", "state", *EVERYDAY))
         msg = f"first_bad_batch() has no option {name!r}; the options are {known}"
         raise TypeError(msg)
-    chosen = Options.checked(options, TorchOptions, "PyTorch")
-    if isinstance(step, Tracker) and not options:
-        chosen = step.judge.options
+    chosen = Options.checked(options, KNOWN, "PyTorch")
+    if isinstance(step, Handle) and not options:
+        chosen = inside(step).judge.options
     return replace(chosen, action="raise", patience=0, parameters=True, read="auto")
 
 
@@ -204,7 +207,7 @@ class _Search:
 
     def _tracker_of_now(self) -> Tracker:
         tracker = start(self.fn, self.options)
-        session = tracker.judge.adapter
+        session = inside(tracker).judge.adapter
         if self.given and isinstance(session, FunctionSession):
             # What was given as state may be out of the function's sight.
             session.give(self.given)
@@ -216,7 +219,7 @@ class _Search:
         try:
             yield tracker
         finally:
-            with tracker.judge.softly():
+            with inside(tracker).judge.softly():
                 tracker.remove()
 
     def look(self, losses: list[Any], index: int) -> Event | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Handle, Tracked, inside
 from anynan.torch.call.discovery import find_modules, find_state, find_weights
 from anynan.torch.call.snapshot import OPEN
 from anynan.torch.update.updates import watching
@@ -15,16 +15,17 @@ from anynan.torch.update.updates import watching
 def pause_trackers(step: Any, stack: ExitStack) -> None:
     """Pause every tracker of the step and of its models: the search has its own."""
 
-    def pause(tracker: Tracker) -> None:
+    def pause(tracker: Tracked) -> None:
         if not tracker.paused:
             tracker.pause()
             stack.callback(tracker.resume)
 
-    if isinstance(step, Tracker):
-        pause(step)
+    if isinstance(step, Handle):
+        pause(inside(step))
     while True:
         found = find_state(step).values()
-        new = [item for item in found if isinstance(item, Tracker) and not item.paused]
+        held = [inside(item) for item in found if isinstance(item, Handle)]
+        new = [tracker for tracker in held if not tracker.paused]
         if not new:
             break
         for tracker in new:
@@ -50,7 +51,7 @@ def objects_of(fn: Any, batches: Any, state: list[Any] | None) -> list[Any]:
         if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
             msg = f"state= takes objects with state_dict and load_state_dict, not {item!r}"
             raise TypeError(msg)
-    objects = [item for item in objects if not isinstance(item, Tracker)]
+    objects = [item for item in objects if not isinstance(item, Handle)]
     if not objects and state is None:
         msg = (
             "no model or optimizer was found in the step's closure, globals or bound object, so "

@@ -9,7 +9,7 @@ import torch
 
 from anynan._arrays.containers import leaves
 from anynan._runtime.interrupts import whole
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.torch.call.discovery import find_modules, in_arguments
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
@@ -27,7 +27,7 @@ from anynan.torch.weights.scalers import in_use
 class FunctionSession(Session):
     """Watch a function: its models, its inputs, what it returns, its updates."""
 
-    def __init__(self, fn: Callable[..., Any], tracker: Tracker) -> None:
+    def __init__(self, fn: Callable[..., Any], tracker: Tracked) -> None:
         super().__init__(tracker, Models(tracker.judge.options, fn))
         self._searched = False
         # Until an optimizer is seen: the gradients as a step found them, and their slots.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.torch.call import noted
 from anynan.torch.call.growth import registered
@@ -27,7 +27,7 @@ class ModelSession(Session):
     """Watch one module; its step ends at its optimizer's step."""
 
     def __init__(
-        self, model: torch.nn.Module, tracker: Tracker, models: Models | None = None
+        self, model: torch.nn.Module, tracker: Tracked, models: Models | None = None
     ) -> None:
         super().__init__(tracker, models or Models(tracker.judge.options))
         self.models.refs = [("", weakref.ref(model))]

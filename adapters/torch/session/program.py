@@ -20,7 +20,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.everywhere import Found
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.torch.call import noted
 from anynan.torch.call.noted import Notes, Pass
@@ -38,6 +38,7 @@ from anynan.torch.replay.tail import Tails
 from anynan.torch.step.steps import last_pass
 from anynan.torch.update.updates import watching
 from anynan.torch.weights.scalers import in_sight, in_use, scales
+from anynan.tracker import begin
 
 NAME = "the program"
 # So many numbers that are bad as they are read are looked into.
@@ -51,7 +52,7 @@ class Program(BaseAdapter):
 
     backend = "torch"
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracked) -> None:
         super().__init__(tracker)
         self.tails = Tails(self.weights, last=True)
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -188,7 +189,7 @@ class Program(BaseAdapter):
                 return
 
 
-class _Tracker(Tracker):
+class _Program(Tracked):
     """Track what is neither a model nor a function."""
 
     @property
@@ -215,9 +216,9 @@ class Watch:
     def program(self) -> Program:
         """Give what reads the program itself."""
         if self._adapter is None:
-            tracker = _Tracker(Watch.program, self._options, NAME)
+            tracker = _Program(Watch.program, self._options, NAME)
             self._adapter = Program(tracker)
-            tracker.start(self._adapter)
+            begin(tracker, self._adapter)
             self._found.add(tracker)
         return self._adapter
 

@@ -16,7 +16,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._runtime.interrupts import whole
 from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.torch.call import noted
 from anynan.torch.call.models import Models, given
 from anynan.torch.call.rootcall import RootCall
@@ -48,7 +48,7 @@ class Session(BaseAdapter):
     in_order = True
     updates_type: type[Updates] = Updates
 
-    def __init__(self, tracker: Tracker, models: Models) -> None:
+    def __init__(self, tracker: Tracked, models: Models) -> None:
         super().__init__(tracker)
         self.models = models
         self.threads = Threads(models)

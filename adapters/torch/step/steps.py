@@ -8,7 +8,7 @@ import torch
 
 from anynan._readings.readings import Rows, Site
 from anynan._runtime import context
-from anynan._steps.tracker import Tracker
+from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.torch.call.state import State
 from anynan.torch.call.threads import Threads
@@ -56,7 +56,7 @@ class Steps:
 
     def __init__(
         self,
-        tracker: Tracker,
+        tracker: Tracked,
         threads: Threads,
         graphs: Graphs,
         ranks: Ranks,

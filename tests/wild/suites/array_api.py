@@ -1,4 +1,4 @@
-"""The public array-api-tests, plain and over ``anynan.namespace`` in a tracked function.
+"""The public array-api-tests, plain and over ``anynan.arrays.namespace`` in a tracked function.
 
 NumPy's at each level, those of array-api-strict at the default level and at one other.
 
@@ -35,7 +35,7 @@ def cases() -> list[str]:
 def outcomes(checkout: Path, library: str, name: str, level: str) -> dict[str, str]:
     """Run a file of tests in a process of its own; give what became of each."""
     imported = f"import {library} as xp"
-    wrapped = f"import anynan; {imported}; xp = anynan.namespace(xp)" if level else imported
+    wrapped = f"import anynan; {imported}; xp = anynan.arrays.namespace(xp)" if level else imported
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", f"array_api_tests/test_{name}.py", "-q"]

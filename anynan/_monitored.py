@@ -3,13 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anynan._steps.tracker import Tracker
 from anynan.events import Event
-from anynan.options import ACTIONS, Watching, Weights
-
-
-class MonitorOptions(Watching, Weights, total=False):
-    """Name the options of a Monitor, beside its action."""
+from anynan.options import ACTIONS
+from anynan.tracker import Tracker
 
 
 class Monitored:

@@ -1,0 +1,91 @@
+"""The public names: few at the top, the rest in named modules, and the old ones for a release."""
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan import _MOVED
+from anynan.tracker import _OLD
+
+
+def test_the_top_has_the_names_that_programs_need() -> None:
+    assert anynan.__all__ == [
+        *("Advanced", "Allow", "AnomalyError", "AnynanWarning", "Event", "NonFiniteError"),
+        *(
+            "Policy",
+            "Summary",
+            "Tracker",
+            "check",
+            "compare",
+            "expect",
+            "load",
+            "replaying",
+            "scope",
+        ),
+        *("summarize", "track", "untrack", "watch"),
+    ]
+    for name in anynan.__all__:
+        assert getattr(anynan, name).__doc__
+
+
+@pytest.mark.parametrize("name", _MOVED)
+def test_a_name_that_moved_warns_and_is_the_same(name: str) -> None:
+    with pytest.warns(
+        DeprecationWarning, match=f"anynan.{name} is now anynan.{_MOVED[name]}.{name}"
+    ):
+        old = getattr(anynan, name)
+    assert old is getattr(getattr(anynan, _MOVED[name]), name)
+
+
+@pytest.mark.parametrize("name", _OLD)
+def test_a_name_of_the_tracker_that_changed_warns_and_works(name: str) -> None:
+    tracker = anynan.track(np.log)
+    tracker(np.ones(2))
+    with pytest.warns(DeprecationWarning, match=f"Tracker.{name} is now ") as warned:
+        value = getattr(tracker, name)
+    assert warned[0].filename == __file__
+    expected = {"fn": np.log, "paused": False, "remarks": (), "target": "function log"}
+    assert value == expected[name] if name in expected else callable(value)
+
+
+def test_a_name_that_never_was_is_unknown() -> None:
+    with pytest.raises(AttributeError, match="'Tracker' object has no attribute 'colour'"):
+        anynan.track(np.log).colour  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_untrack_ends_what_any_framework_tracks_and_gives_it_back() -> None:
+    def fn(x: object) -> object:
+        return x
+
+    assert anynan.untrack(anynan.track(fn)) is fn
+    with pytest.raises(ValueError, match="fn is not tracked"):
+        anynan.untrack(fn)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "keras"])
+def test_the_untrack_of_a_framework_warns_and_works(framework: str) -> None:
+    adapter = pytest.importorskip(f"anynan.{framework}")
+    if framework == "keras":
+        import keras
+
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    else:
+        model = lambda x: x  # noqa: E731
+    adapter.track(model)
+    with pytest.warns(DeprecationWarning, match="untrack is now anynan.untrack"):
+        assert adapter.untrack(model) is model
+
+
+def test_the_history_is_a_view_with_a_text_form() -> None:
+    tracker = anynan.track(np.log, level="layer")
+    assert str(tracker.history) == "no steps"
+    for x in (1.0, 100.0):
+        tracker(np.full(2, x))
+    assert str(tracker.history).split() == [
+        *("2", "steps,", "from", "step", "0"),
+        *("phase", "layer", "smallest", "largest"),
+        *("input", "-", "1", "100", "forward", "-", "0", "4.61"),
+    ]
+    assert [reading.hi for reading in tracker.history.select(phase="input")] == [1.0, 100.0]
+    with pytest.raises(ValueError, match="phase='forwards' is unknown; choose from input"):
+        tracker.history.select(phase="forwards")
