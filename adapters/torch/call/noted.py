@@ -505,7 +505,9 @@ def _split(note: Note) -> Iterator[Note]:
         [versioned(item) for item in x] if isinstance(x, tuple | list) else [versioned(x)] * each
         for x in note.args
     ]
-    one = getattr(_Tensor, note.func.__name__.removeprefix("_foreach_"))
+    one = getattr(_Tensor, note.func.__name__.removeprefix("_foreach_"), None)
+    if one is None:  # a scaler's own: what it wrote is as if it came from outside
+        return
     for row, version, copy in zip(zip(*columns, strict=True), note.version, note.copy, strict=True):
         yield note._replace(
             func=one, args=[x for x, _ in row], versions=[n for _, found in row for n in found],
