@@ -1,5 +1,8 @@
 """An exception over a bad value takes the report along, and code that asks for values is no end."""
 
+import gc
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -235,3 +238,28 @@ def test_an_update_by_hand_waits_for_every_gradient_of_the_step():
     with anynan.tensorflow.track(step) as tracker, pytest.raises(anynan.NonFiniteError):
         tracker(tf.constant([0.0]))
     assert first.numpy().tolist() == second.numpy().tolist() == [1.0]
+
+
+def test_a_model_that_is_collected_while_a_graph_is_made_puts_nothing_into_it() -> None:
+    before = dict(vars(keras.layers.ReLU))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.ReLU()])
+    tracker = anynan.tensorflow.track(model, action="record")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.ones((2, 3))))
+    tape.gradient(loss, model.trainable_variables)
+    model(tf.ones((2, 3)))  # an open step keeps the model for a second run
+    held, gone = [model], weakref.ref(model)
+    del model, tape, loss
+
+    def double(x: tf.Tensor) -> tf.Tensor:
+        held.clear()
+        gc.collect()
+        return x * 2
+
+    graph = tf.function(double).get_concrete_function(tf.ones(2)).graph
+    assert gone() is None
+    plain = tf.function(lambda x: x * 2).get_concrete_function(tf.ones(2)).graph
+    kinds = [operation.type for operation in graph.get_operations()]
+    assert kinds == [operation.type for operation in plain.get_operations()]
+    assert tracker.events == ()
+    assert vars(keras.layers.ReLU) == before
