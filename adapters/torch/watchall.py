@@ -2,8 +2,10 @@
 
 import functools
 import importlib
+import re
 import sys
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -68,6 +70,9 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     def own(name: str, method: str, door: str) -> None:
         patches.change(sys.modules[name].Trainer, method, partial(finder.training, door))
 
+    patches.change(warnings, "showwarning", noted.placing)
+    warnings.filterwarnings("always", module=re.escape(noted.__name__))
+    rule = warnings.filters[0]
     watch = Watch(options, found)
     noted.everywhere = watch.around, watch.loss
     noted.begin().put()
@@ -93,6 +98,8 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         noted.everywhere = None
         noted.end()
         patches.undo()
+        if rule in warnings.filters:
+            warnings.filters.remove(rule)  # type: ignore[attr-defined]
 
     return undo
 

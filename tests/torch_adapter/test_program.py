@@ -416,3 +416,32 @@ def test_a_batch_that_comes_in_bad_is_still_told_so(tmp_path: Path) -> None:
     """
     _, _, said = run(tmp_path, program)
     assert "came in with the batch of step 0" in said
+
+
+@pytest.mark.parametrize("how", [[], ["-W", "error"]])
+def test_a_warning_of_pytorchs_own_names_the_line_that_it_names_without_us(
+    how: list[str], tmp_path: Path
+) -> None:
+    program = """
+    import torch, warnings
+    def resize():
+        torch.add(torch.ones(2), 1, out=torch.ones(3))
+    warnings.filterwarnings("ignore", "mine")
+    for _ in range(2):
+        resize()  # shown once, as by default
+        warnings.warn("mine")
+    resize()
+    """
+    script = tmp_path / "script.py"
+    script.write_text(dedent(program), encoding="utf-8")
+
+    def told(*words: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, *how, *words, str(script)],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == bool(how)
+        return [x for x in done.stderr.splitlines() if "resized" in x]
+
+    assert told() == told("-m", "anynan", "run")
+    assert len(told()) == 1

@@ -8,6 +8,7 @@ can be computed again. Two passes back nothing is held at all.
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -628,6 +629,25 @@ def applying(apply: Callable[..., Any]) -> Callable[..., Any]:
         return notes.applied(run, args, _getframe(1))
 
     return applied
+
+
+def placing(show: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a warning of PyTorch's own the line that called PyTorch: the innermost is ours."""
+
+    def shown(message: Any, category: Any, filename: str, *args: Any, **kwargs: Any) -> None:
+        frame: FrameType | None = _getframe(1)
+        while frame is not None and frame.f_code.co_filename in (filename, warnings.__file__):
+            frame = frame.f_back
+        if filename != __file__ or frame is None:
+            show(message, category, filename, *args, **kwargs)
+            return
+        scope = frame.f_globals  # whose filters and registry are as without us
+        warnings.warn_explicit(
+            message, category, frame.f_code.co_filename, frame.f_lineno, scope.get("__name__"),
+            scope.setdefault("__warningregistry__", {}), scope,
+        )  # fmt: skip
+
+    return shown
 
 
 def here() -> Notes | None:
