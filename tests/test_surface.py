@@ -76,6 +76,17 @@ def test_the_untrack_of_a_framework_warns_and_works(framework: str) -> None:
         assert adapter.untrack(model) is model
 
 
+def test_the_history_says_where_a_nan_was() -> None:
+    tracker = anynan.track(lambda x: x - x, level="layer", action="record")
+    with np.errstate(invalid="ignore"):
+        for x in (1.0, np.inf):
+            tracker(np.full(2, x))
+    assert str(tracker.history).splitlines()[2:] == [
+        "input    -             1      inf",
+        "forward  -             0    0 NaN",
+    ]
+
+
 def test_the_history_is_a_view_with_a_text_form() -> None:
     tracker = anynan.track(np.log, level="layer")
     assert str(tracker.history) == "no steps"

@@ -147,22 +147,12 @@ class History(Shown):
         steps = self.steps()
         if not steps:
             return "no steps"
-        # A bound is no more than that: it is marked, and gives way to what was read exactly.
-        rows: dict[tuple[str, ...], tuple[bool, float, float]] = {}
+        rows: dict[tuple[str, ...], list[Reading]] = {}
         for reading in self:
-            if reading.lo is not None and reading.hi is not None:
-                place: tuple[str, ...] = (
-                    reading.phase,
-                    reading.site.parameter or reading.layer or "-",
-                )
-                bound, lo, hi = rows.get(place, (True, math.inf, -math.inf))
-                if bound and not reading.site.bound:
-                    bound, lo, hi = False, math.inf, -math.inf
-                if bound == reading.site.bound:
-                    rows[place] = bound, min(lo, reading.lo), max(hi, reading.hi)
+            place = reading.phase, reading.site.parameter or reading.layer or "-"
+            rows.setdefault(place, []).append(reading)
         table: list[tuple[str, ...]] = [("phase", "layer", "smallest", "largest")]
-        for place, (bound, lo, hi) in rows.items():
-            table.append((*place, f"{'>=' * bound}{lo:.3g}", f"{'<=' * bound}{hi:.3g}"))
+        table += [(*place, *_range(readings)) for place, readings in rows.items()]
         wide = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             f"{phase:{wide[0]}}  {layer:{wide[1]}}  {lo:>{wide[2]}}  {hi:>{wide[3]}}"
@@ -316,6 +306,19 @@ class History(Shown):
                 moved, size = (math.hypot(*norms) for norms in zip(*held.values(), strict=True))
                 points.append((entry.step, moved, size))
         return tuple(points)
+
+
+def _range(readings: list[Reading]) -> tuple[str, str]:
+    """Say what the smallest and largest value were; NaN beside either, where there was one."""
+    exact = [reading for reading in readings if not reading.site.bound]
+    spans = [(x.lo, x.hi) for x in exact or readings if x.lo is not None and x.hi is not None]
+    finite = [(lo, hi) for lo, hi in spans if lo <= hi]
+    if not finite:
+        return ("NaN", "NaN") if spans else ("-", "-")
+    lo, hi = min(lo for lo, _ in finite), max(hi for _, hi in finite)
+    mark = " NaN" if len(finite) < len(spans) else ""
+    # A bound on what an array holds is no more than that.
+    return f"{'' if exact else '>='}{lo:.3g}", f"{'' if exact else '<='}{hi:.3g}{mark}"
 
 
 class Ring(History):
