@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from typing import Any
 
-from anynan._jsonl.codes import decode
 from anynan._jsonl.writing import SCHEMA
 from anynan._readings.history import Ring
 from anynan._readings.readings import Rows, Site
@@ -20,14 +19,13 @@ def load(path: str | os.PathLike[str]) -> Run:
     """Read the run that ``Tracker.to_jsonl`` wrote.
 
     A file that ends in the middle of a line, because the run was killed or still goes on, is
-    read up to there. ``Run.damage`` says what was left out. Magnitudes are those that were
-    read, to about one percent; of a reading's two ends, the larger magnitude is known.
+    read up to there. ``Run.damage`` says what was left out.
 
     Args:
         path: The file.
 
     Raises:
-        ValueError: If it is no such file, or was written by a newer anynan.
+        ValueError: If it is no such file, or was written by another anynan in another schema.
         OSError: If it cannot be opened.
     """
     run = _Reader(os.fspath(path))
@@ -82,10 +80,11 @@ class _Reader:
         if not isinstance(schema, int):
             msg = f"{self.path} is no run that to_jsonl() wrote: its first line does not say so"
             raise ValueError(msg)  # noqa: TRY004  it is the file that is wrong
-        if schema > SCHEMA:
+        if schema != SCHEMA:
+            age = "a newer" if schema > SCHEMA else "an older"
             msg = (
-                f"{self.path} was written by a newer anynan, in schema {schema}; this one reads "
-                f"up to {SCHEMA}"
+                f"{self.path} was written by {age} anynan, in schema {schema}; this one reads "
+                f"schema {SCHEMA}"
             )
             raise ValueError(msg)
         self.head = said
@@ -100,10 +99,9 @@ class _Reader:
     def _step(self, said: dict[str, Any]) -> None:
         rows = Rows(int(said["step"]))
         rows.sites, rows.calls = self.orders[said["order"]]
-        lo, hi = decode(said["ends"])
-        if not len(lo) == len(rows.sites) == len(rows.calls):
+        rows.lo, rows.hi = numbers(said["low"]), numbers(said["high"])
+        if not len(rows.lo) == len(rows.hi) == len(rows.sites) == len(rows.calls):
             raise ValueError(said["step"])
-        rows.lo, rows.hi = lo.tolist(), hi.tolist()
         rows.norms = {int(at): float(norm) for at, norm in said.get("norms", {}).items()}
         rows.stats = {int(at): tuple(numbers(x)) for at, x in said.get("stats", {}).items()}
         for layer, (update, size) in said.get("updates", {}).items():

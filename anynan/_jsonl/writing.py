@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anynan._jsonl.codes import encode
 from anynan._readings.readings import Rows, Site
 from anynan._reports.notices import warn
 from anynan._reports.run import Run, of
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from anynan._readings.history import Packed
     from anynan._steps.tracked import Tracked
 
-SCHEMA = 1
+SCHEMA = 2
 _REMEMBERED = 10_000
 
 
@@ -184,7 +183,8 @@ class Writer:
             more["stats"] = {str(at): list(values) for at, values in entry.stats.items()}
         if entry.updates:
             more["updates"] = {layer: list(norms) for layer, norms in entry.updates.items()}
-        self._write("step", step=entry.step, order=order, ends=encode(entry.lo, entry.hi), **more)
+        low, high = list(entry.lo), list(entry.hi)
+        self._write("step", step=entry.step, order=order, low=low, high=high, **more)
 
     def _order(self, sites: list[Site], calls: list[int]) -> int:
         """Give the number of this order of readings; a new one is written first."""
