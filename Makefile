@@ -139,7 +139,7 @@ bench: $(VENV)/bench.stamp ## Run the benchmarks on the CPU (writes docs/benchma
 bench-gpu: $(VENV)/bench.stamp ## Run the benchmarks on the GPU (prints only)
 	$(RUN) -m tests.benchmarks --device cuda --write build/bench-gpu.md $(ARGS)
 
-rounding: $(VENV)/test.stamp ## Count the planted bugs that anynan.compare finds (prints docs/rounding.md's table)
+rounding: $(VENV)/test.stamp ## Count the planted bugs that anynan.compare finds (prints docs/rounding-measured.md's table)
 	$(RUN) -m tests.benchmarks.rounding $(ARGS)
 
 test-long: export OMP_NUM_THREADS = 1

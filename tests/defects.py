@@ -1,7 +1,7 @@
 """Plant defects in the sources, one at a time, and name the test that catches each.
 
 `make defects` plants them all, in copies of the sources, and writes the table of
-`docs/contributing.md`. A defect that no test of `make test` catches fails the run.
+`docs/defects.md`. A defect that no test of `make test` catches fails the run.
 """
 
 import argparse
@@ -364,7 +364,7 @@ def main() -> int:
     if missed or anyway:
         return 1
     if words.write and len(chosen) == len(DEFECTS):
-        tiers.write("defects", table(results))
+        tiers.write("defects", table(results), "defects.md")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 The ``python`` blocks of a page run in order in one namespace. Where the next block is
 ``text``, that is what the block prints, the report of an AnomalyError it raises included.
-``python -m tests.test_docs`` writes the real output into the pages.
+``python -m tests.test_docs [PAGE...]`` writes the real output into the pages.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import importlib
 import io
 import linecache
 import re
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -173,9 +174,9 @@ def test_a_wrong_page_is_seen() -> None:
         list(outputs(raising))
 
 
-def main() -> None:
+def main(pages: list[Path]) -> None:
     """Write the real output into the pages, where it differs from what they show."""
-    for page in PAGES:
+    for page in pages:
         text = page.read_text(encoding="utf-8")
         blocks = examples(text)
         shown = [
@@ -186,7 +187,8 @@ def main() -> None:
         for (start, end), output in reversed(shown):
             text = text[:start] + output + text[end:]
         page.write_text(text, encoding="utf-8")
+        _remove_all()
 
 
 if __name__ == "__main__":
-    main()
+    main([Path(name).resolve() for name in sys.argv[1:]] or PAGES)

@@ -18,7 +18,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 DURATIONS = TESTS / "durations.json"
-PAGE = TESTS.parent / "docs" / "contributing.md"
+DOCS = TESTS.parent / "docs"
 FRAMEWORKS = ("jax", "keras", "tensorflow", "torch")
 _SHOWN = 20
 
@@ -131,14 +131,15 @@ def main() -> None:
     if words.print:
         print(text)
         return
-    write("durations", text)
+    write("durations", text, "contributing.md")
 
 
-def write(name: str, text: str) -> None:
-    """Put a table in its place in `docs/contributing.md`."""
+def write(name: str, text: str, page: str) -> None:
+    """Put a table in its place on a page of the docs."""
     place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    page = PAGE.read_text("utf-8")
-    PAGE.write_text(place.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page), "utf-8")
+    path = DOCS / page
+    old = path.read_text("utf-8")
+    path.write_text(place.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", old), "utf-8")
 
 
 if __name__ == "__main__":

@@ -86,10 +86,11 @@ def options(description: str | None, **defaults: int) -> argparse.Namespace:
 
 
 def publish(mark: str, text: str, page: Path) -> None:
-    """Print a result, and write it between its marks on a page that has them."""
+    """Print a result, and write it between its marks, on the page or on one beside it."""
     print(text)
     begin, end = f"<!-- {mark} begin -->\n", f"<!-- {mark} end -->"
-    content = page.read_text() if page.exists() else ""
-    if begin in content:
-        before, _, rest = content.partition(begin)
-        page.write_text(before + begin + text + end + rest.partition(end)[2])
+    for each in page.parent.glob(f"{page.stem}*{page.suffix}"):
+        content = each.read_text()
+        if begin in content:
+            before, _, rest = content.partition(begin)
+            each.write_text(before + begin + text + end + rest.partition(end)[2])

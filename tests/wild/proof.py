@@ -118,10 +118,10 @@ def sentence(rows: Iterable[Row]) -> str:
     loud = sum(row.silent.startswith("alarm") for row in ran)
     faults = [fault for row in ran for fault in row.faults if not fault.left_out]
     return (
-        f"Of {len(same)} PyTorch programs nobody here wrote (transformers, timm, diffusers, "
-        f"PyTorch's own tables) {same.count(YES)} gave bit for bit what they give without it, "
+        f"Of {len(same)} third-party PyTorch programs (transformers, timm, diffusers, PyTorch's own "
+        f"tables), {same.count(YES)} gave bit-for-bit identical results under anynan, "
         f"{loud or 'no'} clean step{'s' * (loud > 1)} raised an alarm, and "
-        f"{sum(fault.detected for fault in faults)} of {len(faults)} faults were found"
+        f"{sum(fault.detected for fault in faults)} of {len(faults)} injected faults were found"
     )
 
 
@@ -179,7 +179,7 @@ def page(
     """Make ``docs/proof.md``."""
     dates = sorted({row.date for row in rows})
     parts = [
-        "# Programs nobody here wrote",
+        "# Third-party programs",
         HEAD.strip(),
         f"Run {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
         if rows
