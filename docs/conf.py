@@ -31,6 +31,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]  # the glossary
 
 # The public names live in rooms of their own; to a reader they are anynan.Event and so on.
 for _name in anynan.__all__:

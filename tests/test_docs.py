@@ -31,6 +31,8 @@ PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
 # The file that a report names; its lines are counted over the python blocks of a page.
 SCRIPT = "train.py"
 FENCE = re.compile(r"^```(?P<lang>[a-z]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+# A report that a page shows again: the page that runs it, and which of its text blocks it is.
+AGAIN = re.compile(r"<!-- from (\S+) (\d+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The last digits of a computed value are the processor's own.
 INEXACT = re.compile(r"\d+\.\d+(e[+-]?\d+)?|[ \t]+")
 
@@ -174,6 +176,19 @@ def test_a_wrong_page_is_seen() -> None:
         list(outputs(raising))
 
 
+def _block(page: str, number: str) -> str:
+    fences = FENCE.finditer((ROOT / page).read_text(encoding="utf-8"))
+    return [fence["body"] for fence in fences if fence["lang"] == "text"][int(number)]
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/gallery*.md")), ids=_name)
+def test_the_gallery_shows_what_other_pages_run(page: Path) -> None:
+    shown = AGAIN.findall(page.read_text(encoding="utf-8"))
+    assert shown
+    for source, number, report in shown:
+        assert report == _block(source, number), source
+
+
 def main(pages: list[Path]) -> None:
     """Write the real output into the pages, where it differs from what they show."""
     for page in pages:
@@ -188,6 +203,14 @@ def main(pages: list[Path]) -> None:
             text = text[:start] + output + text[end:]
         page.write_text(text, encoding="utf-8")
         _remove_all()
+    for page in ROOT.glob("docs/gallery*.md"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(AGAIN.sub(_again, text), encoding="utf-8")
+
+
+def _again(found: re.Match[str]) -> str:
+    source, number, old = found.groups()
+    return found[0].replace(old, _block(source, number))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How many planted bugs ``anynan.compare`` finds in the right layer, and how often it cries wolf.
 
-``python -m tests.benchmarks.rounding [ARCHITECTURE...]`` prints the table of docs/rounding-measured.md.
+``python -m tests.benchmarks.rounding [ARCHITECTURE...]`` prints the table of
+docs/rounding-measured.md.
 """
 
 import copy

@@ -118,8 +118,8 @@ def sentence(rows: Iterable[Row]) -> str:
     loud = sum(row.silent.startswith("alarm") for row in ran)
     faults = [fault for row in ran for fault in row.faults if not fault.left_out]
     return (
-        f"Of {len(same)} third-party PyTorch programs (transformers, timm, diffusers, PyTorch's own "
-        f"tables), {same.count(YES)} gave bit-for-bit identical results under anynan, "
+        f"Of {len(same)} third-party PyTorch programs (transformers, timm, diffusers, PyTorch's "
+        f"own tables), {same.count(YES)} gave bit-for-bit identical results under anynan, "
         f"{loud or 'no'} clean step{'s' * (loud > 1)} raised an alarm, and "
         f"{sum(fault.detected for fault in faults)} of {len(faults)} injected faults were found"
     )
