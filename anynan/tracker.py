@@ -171,7 +171,7 @@ class Tracker(Handle):
 
     @property
     def name(self) -> str:
-        """Name what is tracked: a model's class, a function's name."""
+        """Name what is tracked, by a model's class or a function's name."""
         return self._tracked.name
 
     @property
