@@ -45,9 +45,7 @@ def test_the_sentences_of_a_page_are_short(page: Path) -> None:
 
 
 def test_long_sentences_are_seen() -> None:
-    page = (
-        "# Title\n\nOne two. Three four\nfive!\n\n- `a b c` is [it](there)\n\n```\nno\n```\n"
-    )
+    page = "# Title\n\nOne two. Three four\nfive!\n\n- `a b c` is [it](there)\n\n```\nno\n```\n"
     assert sentences(page) == ["One two.", "Three four five!", "code is [it]"]
 
 
