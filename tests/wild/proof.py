@@ -27,6 +27,7 @@ model has half at each other level, and half of JAX's programs have their first.
 compiled with few optimisations, but for the first at the level `layer`. A call of a library gets
 all at each.
 """
+BESIDE = "```{toctree}\n:hidden:\n\nproof-scripts\n```"
 CANNOT = (
     "*Cannot run*: the program fails without `anynan` too, or needs what is not here. The minutes "
     "are those of one core, {:.0f} together. *States*: how many of the sources, of the core and "
@@ -185,6 +186,7 @@ def page(
         if rows
         else "Nothing was run yet.",
         f"{sentence(rows)}.",
+        "Scripts that ran under `anynan run`, by hand: [public scripts](proof-scripts.md).",
         _markdown(COLUMNS, _lines(rows)),
         *(f"*{name}*: {note}" for name, note in _of_those(rows, notes or {})),
         "## What ran",
@@ -201,4 +203,5 @@ def page(
         parts.append(_markdown(head, listed))
     else:
         parts.append("None.")
+    parts.append(BESIDE)
     return "\n\n".join(parts) + "\n"
