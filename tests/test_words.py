@@ -53,7 +53,7 @@ def test_each_page_is_in_one_place_of_the_table_of_contents() -> None:
     listed: list[str] = []
     for page in DOCS.rglob("*.md"):
         for tree in re.findall(r"```\{toctree\}\n([^`]*)```", page.read_text(encoding="utf-8")):
-            listed += [name for name in tree.split("\n\n", 1)[1].split()]
+            listed += tree.split("\n\n", 1)[1].split()
     pages = [page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")]
     assert sorted(listed) == sorted(set(pages) - {"index"})
 
