@@ -12,6 +12,8 @@ from tests.conformance.recipes_operations import StepRecipe
 from tests.flat import split
 
 # What is varied, and the options of ``track`` for it.
+# Whether they differ in more than when a value is read.
+DIFFER = False
 VARIANTS: dict[str, dict[str, Any]] = {"step": {}}
 
 # Recipes that an older JAX cannot follow, and why.

@@ -12,6 +12,8 @@ from tests.conformance.recipes_operations import StepRecipe
 from tests.flat import split
 
 # What is varied: how the step is compiled, and the options of ``track``.
+# Whether they differ in more than when a value is read.
+DIFFER = True
 VARIANTS: dict[str, dict[str, Any]] = {
     "eager": {"compiled": None},
     "graph": {"compiled": False},

@@ -11,6 +11,8 @@ from tests.backends import Backend, Space
 from tests.conformance.recipes_operations import StepRecipe
 from tests.flat import split
 
+# Whether they differ in more than when a value is read.
+DIFFER = False
 # What is varied, and the options of ``track`` for it.
 VARIANTS: dict[str, dict[str, Any]] = {"immediate": {"read": "immediate"}, "step": {"read": "end"}}
 # The causes also where a model is tracked, not a step.

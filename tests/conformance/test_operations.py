@@ -8,7 +8,8 @@ library that array code is written over.
 import importlib
 import inspect
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,6 +27,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 # The rule that is run by hand here does not follow these: a number's dtype, an Inf times 0.
 _MEANT_OTHERWISE = {"sine_of_inf", "forced_choice"}
 BUILDERS = {"array", "jax", "tensorflow", "torch"}
+_TURNS = 3
+# What each test runs, and at which levels.
+_RUN: dict[str, tuple[Sequence[StepRecipe], tuple[str, ...]]] = {
+    "test_fault_is_reported_at_its_line": (FAULTS, ("layer",)),
+    "test_a_step_of_which_the_ends_are_read_tells_the_same": (FAULTS, ("step",)),
+    "test_cause_is_named_at_its_line": (CAUSES, ("layer",)),
+    "test_nothing_bad_is_reported": (SILENT, ("layer", "step", "operation")),
+}
 
 
 def builders(backend: Backend) -> list[Any]:
@@ -41,31 +50,71 @@ def named(made: Any) -> str:
     return made.__name__.rpartition("_")[2]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    causes = "cause_variant" in metafunc.fixturenames
-    if not causes and "variant" not in metafunc.fixturenames:
-        return
-    wanted = metafunc.config.getoption("--backends")
-    chosen = [b for b in Backend if b.installed] if wanted is None else parse(wanted)
-    cases = [
-        pytest.param(
-            (backend, made, variant),
-            id=f"{backend.value}-{named(made)}-{variant}",
-            marks=[*backend.marks, pytest.mark.tier(2 if other or nth else 1)],
-        )
+@dataclass(frozen=True)
+class Way:
+    """Say where and how a program runs.
+
+    Attributes:
+        backend: Over which arrays.
+        made: The builders.
+        name: Which of their variants.
+        first: Whether every recipe runs so: a variant that differs in more than when it is read.
+    """
+
+    backend: Backend
+    made: Any
+    name: str
+    first: bool
+
+    @property
+    def id(self) -> str:
+        return f"{self.backend.value}-{named(self.made)}-{self.name}"
+
+
+def ways(chosen: list[Backend], *, causes: bool, few: bool) -> list[Way]:
+    """List the ways to run a program.
+
+    Args:
+        chosen: The backends.
+        causes: Whether there is a program for each cause, which are many.
+        few: Whether every recipe runs in the first way of a library alone.
+    """
+    return [
+        Way(backend, made, name, not other and (not nth or (made.DIFFER and not few)))
         for backend in chosen
         for other, made in enumerate(builders(backend))
-        for nth, variant in enumerate(
+        for nth, name in enumerate(
             getattr(made, "CAUSE_VARIANTS", made.VARIANTS) if causes else made.VARIANTS
         )
     ]
-    metafunc.parametrize("cause_variant" if causes else "variant", cases, indirect=True)
 
 
-@pytest.fixture
-def cause_variant(request: pytest.FixtureRequest) -> tuple[Space, Any, str]:
-    """Where a program with a cause runs: not in every way, as there are many causes."""
-    return made_ready(request)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each recipe once on every backend, and in a third of the other ways in turn."""
+    if "variant" not in metafunc.fixturenames:
+        return
+    wanted = metafunc.config.getoption("--backends")
+    chosen = [b for b in Backend if b.installed] if wanted is None else parse(wanted)
+    recipes, levels = _RUN[metafunc.function.__name__]
+    cases = []
+    for level in levels:
+        found = ways(chosen, causes=recipes is CAUSES, few=level != "layer")
+        rest = [way for way in found if not way.first]
+        cases += [
+            pytest.param(
+                recipe, level, way, id=f"{recipe.name}-{level}-{way.id}",
+                marks=[*way.backend.marks, pytest.mark.tier(1 if way == home(found, way) else 2)],
+            )
+            for at, recipe in enumerate(recipes)
+            for way in found
+            if way.first or rest.index(way) % _TURNS == at % _TURNS
+        ]  # fmt: skip
+    metafunc.parametrize(("recipe", "level", "variant"), cases, indirect=["variant"])
+
+
+def home(found: list[Way], way: Way) -> Way:
+    """Give the first way on the backend of another."""
+    return next(each for each in found if each.backend == way.backend)
 
 
 @pytest.fixture
@@ -76,7 +125,7 @@ def variant(request: pytest.FixtureRequest) -> tuple[Space, Any, str]:
 
 def made_ready(request: pytest.FixtureRequest) -> tuple[Space, Any, str]:
     """Give a program runs: the arrays, the builders, the name of the way."""
-    backend, made, name = request.param
+    backend, made, name = request.param.backend, request.param.made, request.param.name
     try:
         xp = backend.load()
     except ImportError as error:
@@ -197,24 +246,23 @@ def repairs(recipe: StepRecipe, variant: Any, event: anynan.Event) -> None:
     run(replace(recipe, body=body), variant)
 
 
-@pytest.mark.parametrize("recipe", FAULTS, ids=lambda r: r.name)
-def test_fault_is_reported_at_its_line(recipe: StepRecipe, variant: Any) -> None:
-    event = reported(recipe, variant, recipes_operations.__file__)
+def test_fault_is_reported_at_its_line(recipe: StepRecipe, level: str, variant: Any) -> None:
+    event = reported(recipe, variant, recipes_operations.__file__, level=level)
     assert event.step == recipe.step
     assert (event.then.name if event.then else None) == recipe.then
     assert anynan.Event.from_json(event.to_json()) == event
 
 
-@pytest.mark.parametrize("recipe", FAULTS, ids=lambda r: r.name)
 @pytest.mark.tier(2)
-def test_a_step_of_which_the_ends_are_read_tells_the_same(recipe: StepRecipe, variant: Any) -> None:
-    reported(recipe, variant, recipes_operations.__file__, level="step")
+def test_a_step_of_which_the_ends_are_read_tells_the_same(
+    recipe: StepRecipe, level: str, variant: Any
+) -> None:
+    reported(recipe, variant, recipes_operations.__file__, level=level)
 
 
 @pytest.mark.filterwarnings("ignore:(std|var)\\(\\):UserWarning")
-@pytest.mark.parametrize("recipe", CAUSES, ids=lambda r: r.name)
-def test_cause_is_named_at_its_line(recipe: StepRecipe, cause_variant: Any) -> None:
-    reported(recipe, cause_variant, recipes_causes.__file__)
+def test_cause_is_named_at_its_line(recipe: StepRecipe, level: str, variant: Any) -> None:
+    reported(recipe, variant, recipes_causes.__file__, level=level)
 
 
 def test_what_a_backend_cannot_produce_has_its_reason() -> None:
@@ -224,8 +272,6 @@ def test_what_a_backend_cannot_produce_has_its_reason() -> None:
     assert all(reason for reasons in NOT_IN.values() for reason in reasons.values())
 
 
-@pytest.mark.parametrize("recipe", SILENT, ids=lambda r: r.name)
-@pytest.mark.parametrize("level", ["step", "layer", "operation"])
 def test_nothing_bad_is_reported(recipe: StepRecipe, level: str, variant: Any) -> None:
     tracker = run(recipe, variant, level=level)
     assert {event.severity for event in tracker.events} <= {"suspect"}

@@ -37,7 +37,7 @@ def _event(recipe: Recipe, space: Space) -> anynan.Event:
 
 
 @pytest.mark.parametrize("recipe", FAULTS, ids=lambda r: r.name)
-def test_fault_is_reported(recipe: Recipe, space: Space) -> None:
+def test_fault_is_reported_as_in_numpy(recipe: Recipe, space: Space) -> None:
     event = _event(recipe, space)
     assert (event.kind, event.phase, event.tensor) == (recipe.kind, recipe.phase, recipe.tensor)
     assert event.layer == recipe.layer
@@ -46,22 +46,10 @@ def test_fault_is_reported(recipe: Recipe, space: Space) -> None:
     if recipe.kind in ("nan", "posinf", "neginf"):
         assert getattr(event.summary, recipe.kind) == recipe.count
     assert anynan.Event.from_json(event.to_json()) == event
-
-
-@pytest.mark.parametrize("recipe", SILENT, ids=lambda r: r.name)
-def test_nothing_is_said(recipe: Recipe, space: Space) -> None:
-    value = _built(recipe, space)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert anynan.check(value, "x", policy=recipe.policy) is value
-
-
-@pytest.mark.parametrize("recipe", FAULTS, ids=lambda r: r.name)
-def test_event_is_the_same_as_in_numpy(recipe: Recipe, space: Space) -> None:
     numpy_space = Space(Backend.NUMPY, Backend.NUMPY.load())
     if not all(map(numpy_space.has, recipe.dtypes)):
-        pytest.skip("NumPy has no such dtype")
-    here, there = (_event(recipe, each).to_dict() for each in (space, numpy_space))
+        return
+    here, there = event.to_dict(), _event(recipe, numpy_space).to_dict()
     if "python" not in recipe.name:
         assert here.pop("backend") == space.backend.library
         there.pop("backend")
@@ -76,6 +64,14 @@ def test_event_is_the_same_as_in_numpy(recipe: Recipe, space: Space) -> None:
             expected = pytest.approx(expected, rel=1e-6, abs=1e-9)
         assert here["summary"].pop(statistic) == expected
     assert here == there
+
+
+@pytest.mark.parametrize("recipe", SILENT, ids=lambda r: r.name)
+def test_nothing_is_said(recipe: Recipe, space: Space) -> None:
+    value = _built(recipe, space)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert anynan.check(value, "x", policy=recipe.policy) is value
 
 
 def test_the_array_is_returned_untouched(space: Space) -> None:
