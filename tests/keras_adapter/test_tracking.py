@@ -127,15 +127,3 @@ def test_the_other_methods_are_watched(what, way):
     assert event.layer == "block.inner"
     assert event.operation.name == "log"
     assert event.operation.source.line == line(models.__file__, "bad log")
-
-
-def test_being_built_into_another_model_is_no_step():
-    base = models.functional(Log(name="inner"))
-    zero(base)
-    tracker = anynan.keras.track(base)
-    inputs = keras.Input((4,))
-    keras.Model(inputs, keras.layers.Dense(2)(base(inputs)))
-    keras.Model(inputs, base.layers[-1](inputs))
-    assert (tracker.step, len(tracker.history), tracker.events) == (0, 0, ())
-    with pytest.raises(anynan.NonFiniteError):
-        base(data()[0])

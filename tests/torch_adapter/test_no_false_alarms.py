@@ -40,7 +40,7 @@ every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def half(kinds: Iterable[str]) -> list[tuple[str, str]]:
-    """Combine each kind with every second mode: each option once, the model and the step in turn."""
+    """Combine each kind with each option once, for the model and the step in turn."""
     modes = list(MODES)
     return [
         (kind, modes[(nth + 3 * (at + nth)) % 6])

@@ -3,7 +3,6 @@
 import itertools
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,12 +36,14 @@ every_track = pytest.mark.parametrize("track", ["model", "step"])
 every_read = pytest.mark.parametrize("read", ["immediate", "end"])
 
 
-def half() -> Iterator[tuple[str, str, str, str]]:
+def half() -> list[tuple[str, str, str, str]]:
     """Combine each program with half of the ways, so that each pair of ways is met in it."""
     tracks, reads, phases = ("model", "step"), ("immediate", "step"), ("forward", "backward")
-    for at, name in enumerate(PROGRAMS):
-        for track, read in itertools.product(range(2), range(2)):
-            yield name, tracks[track], reads[read], phases[(at + track + read) % 2]
+    return [
+        (name, tracks[track], reads[read], phases[(at + track + read) % 2])
+        for at, name in enumerate(PROGRAMS)
+        for track, read in itertools.product(range(2), range(2))
+    ]
 
 
 class Run:

@@ -1,0 +1,23 @@
+"""What holds for Keras on every backend, on TensorFlow."""
+
+import pytest
+
+from tests.keras_backends.checks import (  # noqa: F401
+    test_a_model_that_fit_builds_is_watched_from_its_first_batch,
+    test_a_plain_call_that_builds_a_model_is_watched,
+    test_bad_batch_and_bad_label_are_told_apart,
+    test_bad_weight_is_found_at_once,
+    test_being_built_into_another_model_is_no_step,
+    test_exploding_learning_rate,
+    test_mixed_float16_overflow_is_expected,
+    test_patterns_and_nested_models,
+    test_pause_and_resume,
+    test_record_does_what_would_have_happened,
+    test_skip_drops_the_update_and_goes_on,
+    test_spectral_normalization_blames_the_kernel,
+    test_training_is_the_same_with_tracking,
+    test_warn_and_callback_go_on,
+    test_what_cannot_be_tracked_is_refused,
+)
+
+pytestmark = pytest.mark.tier(2)
