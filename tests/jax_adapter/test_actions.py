@@ -83,12 +83,6 @@ def test_other_actions_leave_the_results_as_they_are(action):
     assert len(tracked.events) == 1
 
 
-def test_a_callback_gets_the_event():
-    seen = []
-    anynan.jax.track(train_step, action=seen.append)(*start(), BAD)
-    assert [event.cause.tag for event in seen] == ["log_of_negative"]
-
-
 def test_a_donated_state_is_enough_for_a_replay():
     tracked = anynan.jax.track(jax.jit(train_step, donate_argnums=(0, 1)))
     state = start()

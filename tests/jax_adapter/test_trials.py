@@ -53,7 +53,6 @@ def test_what_the_report_says_of_the_fix_is_what_comes_of_it() -> None:
     event = failing(step_of(logs), W)
     loss, gradient = jax.value_and_grad(lambda w: jnp.log(w + 1e-8).sum())(W)
     trial = event.tried
-    assert trial is not None
     assert (trial.repair, trial.outcome, trial.extent) == ("log(x + 1e-8)", "finite", "step")
     assert trial.loss == pytest.approx(float(loss), rel=1e-5)
     assert trial.gradient_norm == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-5)
@@ -88,7 +87,6 @@ def test_the_gradient_is_the_repairs_own_wherever_the_operation_is(loss: Any, ji
     step = step_of(loss)
     event = failing(jax.jit(step) if jitted else step, W)
     value = np.log(np.float32(1e-8)) + math.log(2)
-    assert event.tried is not None
     assert event.tried.outcome == "finite"
     assert event.tried.loss == pytest.approx(value, rel=1e-4)
 
@@ -100,12 +98,9 @@ def test_faults_that_do_not_depend_on_each_other_come_in_one_report() -> None:
         return (first + second).sum()
 
     event = failing(step_of(two), W)
-    assert event.tried is not None
     assert event.tried.outcome == "another"
     (other,) = event.others
-    assert other.operation is not None
     assert (other.operation.name, other.phase) == ("sqrt", "backward")
-    assert other.tried is not None
     assert other.tried.outcome == "finite"
 
 
@@ -114,9 +109,7 @@ def test_a_fix_that_is_not_enough_is_told_to_be_none() -> None:
         return (w / (w + 1e-8)).astype(jnp.float32).sum()
 
     event = failing(step_of(half), W.astype(jnp.float16))
-    assert event.tried is not None
     assert event.tried.outcome == "insufficient"
-    assert event.cause is not None
     assert event.cause.fix.startswith("not enough by itself")
 
 
@@ -126,7 +119,6 @@ def test_another_line_that_runs_the_same_function_of_jax_is_not_repaired() -> No
         return (first + jnp.log(w)).sum()
 
     event = failing(step_of(two), W)
-    assert event.tried is not None
     assert event.tried.outcome == "another"
     (other,) = event.others
     assert event.operation is not None
@@ -160,9 +152,7 @@ def of_compiled(w: Any) -> Any:
 def test_a_function_of_several_operations_is_repaired_as_one(loss: Any, ruled: bool) -> None:
     with jax.softmax_custom_jvp(ruled) if hasattr(jax, "softmax_custom_jvp") else nullcontext():
         event = failing(step_of(loss), W)
-    assert event.operation is not None
     assert event.operation.name == "softmax"
-    assert event.tried is not None
     assert (event.tried.repair[:10], event.tried.outcome) == ("where(seen", "finite")
     assert event.tried.loss == 0
     assert jnp.isnan(softmax(jnp.full(2, -jnp.inf))).all()  # it is itself again
@@ -170,9 +160,7 @@ def test_a_function_of_several_operations_is_repaired_as_one(loss: Any, ruled: b
 
 def test_a_function_with_a_rule_of_its_own_is_repaired_in_its_gradient() -> None:
     event = failing(step_of(lambda w: jax.scipy.special.xlogy(w, w).sum()), W)
-    assert event.operation is not None
     assert (event.operation.name, event.phase) == ("xlogy", "backward")
-    assert event.tried is not None
     assert event.tried.outcome == "finite"
     slope = jax.grad(lambda w: jax.scipy.special.xlogy(w, jnp.maximum(w, 1e-8)).sum())(W)
     assert event.tried.gradient_norm == pytest.approx(float(jnp.linalg.norm(slope)), rel=1e-5)
@@ -185,7 +173,6 @@ def shared(w: Any) -> Any:
 
 def test_no_function_of_the_programs_keeps_a_repair() -> None:
     event = failing(step_of(lambda w: shared(w).sum()), W)
-    assert event.tried is not None
     assert event.tried.outcome == "finite"
     assert float(shared(W)[0]) == -math.inf
     assert float(jnp.log(W)[0]) == -math.inf
@@ -235,7 +222,6 @@ def test_a_fix_costs_one_more_trace_and_none_without_a_replay(
 def test_a_step_that_gives_its_weights_away_is_tried_with_them() -> None:
     step = jax.jit(step_of(logs), donate_argnums=0)
     event = failing(step, jnp.arange(3.0))
-    assert event.tried is not None
     assert event.tried.outcome == "finite"
 
 
@@ -245,7 +231,6 @@ def test_a_carried_state_that_begins_at_inf_is_no_fault_of_the_repaired_step() -
         return w - gradient, jnp.minimum(best, jnp.inf), value
 
     event = failing(step, W, jnp.asarray(jnp.inf))
-    assert event.tried is not None
     assert event.tried.outcome == "finite"
 
 

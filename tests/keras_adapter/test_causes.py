@@ -148,8 +148,10 @@ class Written(keras.layers.Layer):
         return tf.where(x > 0, x, np.nan)  # bad where
 
 
-@pytest.mark.parametrize("how", ["scalar", "table", "closure", "where"])
-@pytest.mark.parametrize("run", ["fit", "predict", "call"])
+@pytest.mark.parametrize(
+    ("how", "run"),
+    [("scalar", "fit"), ("table", "predict"), ("closure", "call"), ("where", "fit")],
+)
 def test_nan_that_the_code_writes_is_no_batch(how, run):
     model = models.compiled(models.functional(Written(how)))
     models.zero(model)

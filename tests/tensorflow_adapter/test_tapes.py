@@ -50,7 +50,6 @@ def test_loop_of_ones_own(way):
     assert (event.layer, event.phase, event.step) == ("block.inner", "backward", 3), str(
         event.notes
     )
-    assert event.operation is not None
     assert event.operation.name == "sqrt"
     assert event.operation.source.line == line(models.__file__, "bad sqrt")
     for one, other in zip(before, model.get_weights(), strict=True):

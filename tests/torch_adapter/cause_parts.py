@@ -52,9 +52,7 @@ def caught(run: Callable[[], object]) -> Event:
 
 def check_line(event: Event, function: Callable[..., Any]) -> None:
     """Hold that the operation's line is the one marked in a function."""
-    assert event.operation is not None
     source = event.operation.source
-    assert source is not None
     lines, first = inspect.getsourcelines(function)
     marked = [first + i for i, line in enumerate(lines) if line.rstrip().endswith("# bad")]
     assert (source.file, [source.line]) == (inspect.getsourcefile(function), marked)
@@ -72,15 +70,12 @@ def circumstance(*tags: str) -> Callable[[Any], Any]:
 
 
 def tag_of(event: Event) -> str:
-    assert event.cause is not None
     return event.cause.tag
 
 
 def evidence_of(event: Event) -> str:
-    assert event.cause is not None
     return event.cause.evidence
 
 
 def name_of(event: Event) -> str:
-    assert event.operation is not None
     return event.operation.name

@@ -64,6 +64,5 @@ def operation(event: anynan.Event) -> anynan.events.Operation:
 
 def line(event: anynan.Event) -> str:
     source = operation(event).source
-    assert source is not None
     assert Path(source.file).name.startswith("test_replay")
     return source.text

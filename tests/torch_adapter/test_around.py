@@ -138,7 +138,6 @@ def test_a_library_s_thread_that_waits_does_not_forbid_a_second_run() -> None:
     tracker = anynan.torch.track(model, action="record")
     with waiting_for_a_pipe():
         model(torch.ones(3, 2))
-    assert tracker.events[0].operation is not None
     assert tracker.events[0].operation.name == "divide"
 
 
@@ -194,7 +193,6 @@ def test_a_nan_inside_a_checkpoint(tracked: str, *, reentrant: bool) -> None:
         tracker = anynan.torch.track(step, action="record")
         tracker()
     event = tracker.events[0]
-    assert event.operation is not None
     assert (event.layer, event.operation.name) == ("inner.1", "divide")
     assert net.out.bias.grad is not None, "the program's own backward pass ran"
 

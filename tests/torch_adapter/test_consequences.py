@@ -81,7 +81,6 @@ def test_an_optimizer_that_spoils_weights_again_is_told_once(level: Any) -> None
         loss.backward()
         optimizer.step()
     (event,) = [event for event in tracker.events if event.severity == "bad"]
-    assert event.cause is not None
     assert (event.phase, event.cause.tag) == ("optimizer", "optimizer_epsilon_underflow")
     assert event.spread.count >= 6
 
@@ -123,7 +122,6 @@ def test_a_fault_beside_a_bad_weight_is_an_event_of_its_own(level: Any) -> None:
         model(torch.tensor([1, 9 if i == 1 else 2]), -1e3 if i == 3 else 1.0)
     found = [event for event in tracker.events if event.severity == "bad"]
     assert [(event.phase, event.step) for event in found] == [("parameter", 0), ("forward", 3)]
-    assert found[1].operation is not None
     assert found[1].operation.name == "log"
 
 
@@ -149,7 +147,6 @@ def test_the_same_operation_again_is_counted_with_the_first(level: Any) -> None:
         model(torch.rand(3))
     (event,) = tracker.events
     assert (event.step, event.times, tracker.count("bad")) == (0, 9, 9)
-    assert event.operation is not None
     assert event.operation.name == "log"
     assert "; 9 times" in tracker.report()
     assert anynan.Event.from_json(event.to_json()) == event

@@ -413,17 +413,6 @@ class TestThreads:
         assert layers - {None} == {"", "0", "1"}  # the loss is outside of all
         assert inside(tracker).judge.adapter is None and not net._forward_hooks
 
-    def test_the_layer_is_named_by_its_own_path(self) -> None:
-        class Log(nn.Module):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return torch.log(x)
-
-        model = nn.DataParallel(nn.Sequential(nn.Identity(), Log()))
-        with pytest.raises(anynan.NonFiniteError) as caught, anynan.torch.track(model):
-            model(-torch.ones(2, 4))
-        assert caught.value.event.layer == "1"
-        assert caught.value.event.rank is None
-
 
 ENDS = """
 import os, sys, torch, anynan

@@ -93,7 +93,6 @@ def test_level_operation_of_a_loss_made_outside_of_the_model() -> None:
     ((y * 0 - 1).log().sum() * y.sum()).backward()
     (event,) = bad(tracker)
     assert named(event) == (None, "loss", "log")
-    assert event.cause is not None
     assert event.cause.tag == "log_of_negative"
 
 
@@ -168,7 +167,6 @@ def test_a_gradient_that_came_into_the_models_call_was_made_outside_of_it() -> N
     tracker()
     (event,) = bad(tracker)
     assert named(event) == (None, "loss", None)
-    assert event.cause is not None
     assert "track the training step" not in event.cause.fix
 
 
@@ -186,7 +184,6 @@ def test_what_a_step_hands_to_its_model_is_not_called_the_batch() -> None:
     (event,) = bad(tracker)
     assert event.layer is None
     assert event.phase == "loss"
-    assert event.cause is not None
     assert event.cause.tag == "made_between_layers"
 
 
@@ -317,7 +314,6 @@ def test_a_bad_loss_is_told_before_the_gradients_it_spoils(way: Any, tracked: st
         (step if tracked == "model" else tracker)(torch.ones(2, 2))
     (event,) = bad(tracker)
     assert (event.layer, event.phase) == (None, "loss")
-    assert event.cause is not None
     assert ("track the training step" in event.cause.fix) == (tracked == "model")
     assert event.tensor == ("loss" if way is _log else "gradient of the loss")
 
@@ -336,7 +332,6 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
     model(torch.ones(2, 2))
     (event,) = bad(tracker)
     assert (event.layer, event.phase) == ("", "forward")
-    assert event.cause is not None
     assert "what decoder.0 was given was bad already" in event.cause.text
     assert "between fc and decoder.0, in the model's own code" in event.cause.text
     tracker.remove()
@@ -349,7 +344,6 @@ def test_a_layer_with_bad_inputs_is_not_the_origin_where_nothing_is_run_again() 
     step(torch.ones(2, 2))
     event = bad(tracker)[-1]
     assert (event.layer, event.phase) == (None, "loss")
-    assert event.cause is not None
     assert "between fc and decoder.0, outside what is watched" in event.cause.text
     assert "track the training step" in event.cause.fix
 
@@ -375,7 +369,6 @@ def test_a_gradient_is_named_in_the_part_that_made_it(level: Any) -> None:
     events = bad(tracker)
     assert [event.layer for event in events] == ["root", None]
     assert (events[0].phase, events[0].kind) == ("backward", "posinf")
-    assert events[0].operation is not None
     assert events[0].operation.name == "sqrt"
 
 
@@ -451,7 +444,6 @@ def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> No
     if read == "end":  # read when the weights were no longer those of the first run
         assert any("updated the weights" in note for note in event.notes)
     else:
-        assert event.operation is not None
         assert event.operation.name == "divide"
         assert torch.equal(model[1].weight, before)
     tracker.remove()

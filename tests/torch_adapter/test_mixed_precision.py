@@ -154,13 +154,9 @@ def test_an_attention_that_overflows_is_named_with_its_float32_value() -> None:
     event = caught.value.event
     assert (event.layer, event.phase, event.step) == ("2.attention", "forward", 3)
     operation = event.operation
-    assert operation is not None
     assert operation.name == "matmul"
-    assert operation.output is not None
     assert operation.output.dtype == "float16"
-    assert operation.source is not None
     assert operation.source.text == "scores = q @ k.transpose(-2, -1)"
-    assert event.cause is not None
     assert event.cause.tag == "overflow_in_dtype"
     assert event.cause.evidence.startswith("in float32 the result reaches ")
     assert event.cause.evidence.endswith("float16 ends at 65,504")
@@ -312,10 +308,7 @@ def test_a_streak_is_replayed_under_the_scale_of_its_step(what: str, read: Any) 
             tracker.flush()
     event = caught.value.event
     assert (event.layer, event.phase, event.step) == ("1", "backward", 1)
-    assert event.operation is not None
-    assert event.operation.output is not None
     assert event.operation.output.dtype == "float16"
-    assert event.cause is not None
     assert event.cause.tag == "loss_scale_too_high"
     assert event.cause.evidence == (
         "loss scale 16,384, gradients in float16; in float32 the result reaches 98,304 "
@@ -348,10 +341,7 @@ def test_a_streak_of_which_only_a_weight_knows_is_named() -> None:
     event = caught.value.event
     assert (event.phase, event.step) == ("backward", 1)
     assert event.parameter is not None
-    assert event.operation is not None
-    assert event.operation.output is not None
     assert event.operation.output.dtype == "float16"
-    assert event.cause is not None
     assert "in float32 the result reaches" in event.cause.evidence
 
 
@@ -361,7 +351,6 @@ def test_an_overflow_at_a_scale_of_one_is_bad_at_once() -> None:
         tracker()
     event = caught.value.event
     assert event.layer == "1"
-    assert event.cause is not None
     assert event.cause.tag == "loss_scale_floor"
     assert event.cause.evidence == (
         "the loss scale is down to 1; in float32 the result reaches 120,000, float16 ends at 65,504"
@@ -402,9 +391,7 @@ def test_a_weight_that_does_not_fit_is_named_at_its_cast() -> None:
         net(torch.ones(3, 2))
     event = caught.value.event
     assert event.layer == "1"
-    assert event.operation is not None
     assert event.operation.name == "astype"
-    assert event.cause is not None
     assert event.cause.tag == "overflow_in_dtype"
     assert "100,000" in event.cause.evidence
 

@@ -46,8 +46,6 @@ def train(loss_of: Callable[[Tensor], Tensor], steps: int = 2) -> nn.Module:
 
 def story(event: anynan.Event) -> tuple[Any, ...]:
     assert event.operation is not None, (event.cause, event.notes)
-    assert event.operation.source is not None
-    assert event.cause is not None
     return event.phase, event.operation.name, event.operation.source.function, event.cause.tag
 
 

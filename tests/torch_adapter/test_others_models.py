@@ -122,7 +122,6 @@ def test_an_overflow_that_a_norm_swallows_is_no_gradient_trap() -> None:
         model[0].weight.fill_(6e37)
     event = failure(model, lambda: model(torch.ones(2, 4)).sum().backward())
     assert named(event)[::2] == ("1", "pow")
-    assert event.cause is not None
     assert event.cause.tag == "overflow_in_dtype"
     assert not event.notes
 
@@ -175,7 +174,6 @@ def test_a_bad_gradient_that_comes_through_a_distribution() -> None:
     model = Policy(1.0)
     event = failure(model, step)
     assert event.layer is None
-    assert event.cause is not None
     assert event.cause.tag == "written_constant"
 
 

@@ -35,7 +35,6 @@ def test_dropout_is_reproduced(read: Any) -> None:
         torch.manual_seed(5)
         out = model(x)
     op = operation(event)
-    assert op.output is not None
     assert op.output.posinf == int(out.isinf().sum()) > 0
     assert op.output.first_bad == tuple(out.isinf().nonzero()[0].tolist())
 
@@ -73,7 +72,6 @@ def test_a_bad_row_of_the_batch() -> None:
     x[3, 1] = torch.nan
     event = step_event(step, x)
     assert (event.phase, event.tensor) == ("input", "image")
-    assert event.cause is not None
     assert event.cause.tag == "bad_input"
     assert "3" in event.cause.evidence
     assert "row" in event.cause.evidence
@@ -89,7 +87,6 @@ def test_a_bad_label() -> None:
     target[2, 0] = torch.inf
     event = step_event(step, batch(), target)
     assert (event.phase, event.tensor, event.kind) == ("input", "target", "posinf")
-    assert event.cause is not None
     assert event.cause.tag == "bad_label"
 
 
@@ -106,7 +103,6 @@ def test_a_mask_in_the_batch_is_fine_until_it_does_harm() -> None:
     mask[1] = -torch.inf
     event = failing(lambda: step(torch.randn(3, 3), mask))
     assert operation(event).name == "softmax"
-    assert event.cause is not None
     assert event.cause.tag == "softmax_fully_masked"
 
 
@@ -118,9 +114,7 @@ def test_a_bad_parameter() -> None:
         model.last.bias[1] = torch.nan
         event = failing(lambda: model(batch()))
     assert (event.phase, event.parameter, event.layer) == ("parameter", "last.bias", "last")
-    assert event.summary is not None
     assert event.summary.first_bad == (1,)
-    assert event.cause is not None
     assert event.cause.tag == "bad_parameter"
     assert event.since == (0, 1)
 
@@ -131,7 +125,6 @@ def test_bad_running_statistics() -> None:
     model[1].running_mean[2] = torch.nan
     event = failing(lambda: model(batch()))
     assert (event.phase, event.parameter, event.layer) == ("parameter", "1.running_mean", "1")
-    assert event.cause is not None
     assert event.cause.tag == "running_statistics_bad"
 
 

@@ -169,7 +169,6 @@ def test_a_layer_that_was_given_bad_values_is_not_blamed(level: Any) -> None:
         tracker.flush()
     event = caught.value.event
     assert event.layer is None
-    assert event.cause is not None
     assert event.cause.tag == "made_between_layers"
     assert "between spread and decoder.0" in event.cause.text
     assert str(caught.value).startswith("-Inf first appeared outside every layer")

@@ -68,8 +68,6 @@ def test_a_fault_is_named_as_at_the_layer_level(way: str, phase: str) -> None:
     with pytest.raises(anynan.NonFiniteError) as caught:
         run()
     event = caught.value.event
-    assert event.operation is not None
-    assert event.operation.source is not None
     assert (event.layer, event.phase, event.step) == ("fault", phase, 1)
     assert event.operation.name == WORDS[phase]
     assert event.operation.source.text == LINES[phase]
@@ -264,7 +262,6 @@ def test_of_weights_alone_the_likeliest_is_named_and_that_it_is_likely_is_said()
     event = caught.value.event
     assert (event.layer, event.phase, event.parameter) == ("norm", "backward", "norm.bias")
     assert event.operation is None
-    assert event.summary is not None
     assert event.summary.shape == (4,)
     assert not event.trail
     assert event.notes[-1] == (

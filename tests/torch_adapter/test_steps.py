@@ -139,7 +139,6 @@ def test_the_bad_call_of_an_accumulation_is_run_again(spoiled: int) -> None:
     with pytest.raises(NonFiniteError) as caught:
         optimizer.step()
     event = caught.value.event
-    assert event.operation is not None
     assert (event.layer, event.call, event.operation.name) == ("0", spoiled, "log")
 
 
@@ -165,7 +164,6 @@ def test_optimizers_that_step_in_the_backward_pass() -> None:
     with pytest.raises(NonFiniteError) as caught:
         loss_of(model).backward()
     event = caught.value.event
-    assert event.operation is not None
     assert (event.layer, event.step, event.operation.name) == ("fault", 3, "sqrt")
     assert torch.equal(before, model.first.weight)
 
@@ -232,7 +230,6 @@ def test_lbfgs_in_a_tracked_step() -> None:
     with pytest.raises(NonFiniteError) as caught:
         step(batch())
     event = caught.value.event
-    assert event.operation is not None
     assert (event.layer, event.step, event.operation.name) == ("fault", 1, "sqrt")
 
 
@@ -298,7 +295,6 @@ def test_a_streak_of_skipped_steps_is_bad() -> None:
         run.step(1.0)
     event = caught.value.event
     assert event.phase == "backward"
-    assert event.operation is not None
     assert event.operation.name == "sqrt"
     assert bad(tracker) == [event]
     assert run.scaler.get_scale() < 2.0**40
@@ -376,9 +372,7 @@ def test_gradient_penalty() -> None:
         step()
     event = caught.value.event
     assert event.phase == "backward"
-    assert event.operation is not None
     assert event.operation.name == "sqrt"
-    assert event.operation.source is not None
     assert event.operation.source.text == "return x + torch.sqrt(0 * x)"
 
 
@@ -429,7 +423,6 @@ def test_a_fault_under_checkpointing_is_named(reentrant: bool, read: Any) -> Non
         with pytest.raises(NonFiniteError) as caught:
             train(model, optimizer)
         event = caught.value.event
-        assert event.operation is not None
         assert (event.phase, event.layer, event.operation.name) == (phase, "body.fault", word)
         assert (event.step, event.call) == (1, 0)
         assert same(before, model)

@@ -75,7 +75,6 @@ def test_a_fault_inside_a_skipped_layer_is_seen_where_it_leaves() -> None:
     tracker = anynan.torch.track(model, exclude="left", action="record")
     model(batch())
     (event,) = bad(tracker)
-    assert event.operation is not None
     assert event.operation.name == "log"
     assert event.spread.surfaced == "forward (the model itself)"
 
@@ -233,7 +232,6 @@ def test_a_parameter_that_is_bad_at_attach() -> None:
     event = caught.value.event
     assert (event.phase, event.parameter, event.kind) == ("parameter", "last.weight", "posinf")
     assert hooks_on(model) == 0
-    assert event.summary is not None
     assert event.summary.first_bad == (1, 3)
 
 
@@ -269,9 +267,7 @@ def test_level_operation_shows_contained_origins_and_changes_nothing() -> None:
     assert {event.severity for event in tracker.events} == {"suspect"}
     event = tracker.events[0]
     assert event.layer == "1"
-    assert event.operation is not None
     assert event.operation.name == "log"
-    assert event.operation.source is not None
     assert event.operation.source.text == "return torch.where(x > 0, torch.log(x), x)"
     assert "contained" in " ".join(event.notes)
 
@@ -284,7 +280,6 @@ def test_level_operation_still_finds_what_is_bad() -> None:
     model.fault.armed = True
     train(model, optimizer)
     event = bad(tracker)[0]
-    assert event.operation is not None
     assert (event.layer, event.operation.name) == ("fault", "log")
 
 

@@ -68,7 +68,6 @@ def test_outputs_of_every_shape(kind: str, tensor: str) -> None:
         tensor,
         tensor.replace("['hidden_states']", ".hidden_states"),
     )
-    assert event.operation is not None
     assert event.operation.name == "log"
 
 
@@ -111,7 +110,6 @@ def test_gradients_of_outputs_of_every_shape(kind: str) -> None:
         model(batch()).backward()
     event = caught.value.event
     assert event.phase == "backward"
-    assert event.operation is not None
     assert event.operation.name == "sqrt"
 
 
@@ -124,7 +122,6 @@ def test_keyword_inputs_are_named() -> None:
         model(x=x)
     event = caught.value.event
     assert (event.phase, event.tensor, event.kind) == ("input", "x", "nan")
-    assert event.cause is not None
     assert event.cause.tag == "bad_input"
     assert "row" in str(caught.value)
 
@@ -185,7 +182,6 @@ def test_reentrant_module() -> None:
         model(batch())
     (event,) = bad(tracker)
     assert event.layer == ""
-    assert event.operation is not None
     assert event.operation.name == "log"
     assert tracker.history.steps() == [0]
     assert len([r for r in tracker.history if r.phase == "input"]) == 1
@@ -216,7 +212,6 @@ def test_without_gradients(mode: Any, read: Any) -> None:
     with mode(), pytest.raises(NonFiniteError) as caught:
         model(batch())
     event = caught.value.event
-    assert event.operation is not None
     assert (event.layer, event.step, event.operation.name) == ("fault", 2, "log")
     # And outside inference mode again, with the same slots.
     model.fault.armed = False

@@ -214,9 +214,6 @@ def test_a_step_runs_again_inside_its_transforms(kind: type[Ratio], name: str, l
     with pytest.raises(NonFiniteError) as caught:
         tracker(x)
     event = caught.value.event
-    assert event.operation is not None
-    assert event.cause is not None
-    assert event.operation.source is not None
     found = (event.operation.name, event.cause.tag, event.operation.source.text)
     if kind is Ratio:
         assert found == ("divide", "divide_by_zero", "return y / x")
@@ -246,7 +243,6 @@ def test_forward_mode_differentiation_is_watched(read: Any) -> None:
     def tangent(model: nn.Module) -> Tensor:
         with forward_ad.dual_level():
             out = forward_ad.unpack_dual(model(forward_ad.make_dual(X, X))).tangent
-            assert out is not None
             return out.detach()
 
     model: Any = net()
@@ -259,5 +255,4 @@ def test_forward_mode_differentiation_is_watched(read: Any) -> None:
         tangent(model)
         tracker.flush()
     event = caught.value.event
-    assert event.operation is not None
     assert (event.layer, event.operation.name) == ("2", "log")

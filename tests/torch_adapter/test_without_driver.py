@@ -66,7 +66,6 @@ json.dump(said, sys.stdout)
 
 
 def _programs() -> dict[str, str]:
-    assert FIRST is not None
     levels = {
         "layer": ("layer", "auto"),
         "step": ("layer", "step"),
