@@ -22,6 +22,7 @@ from anynan import Event
 from anynan._diagnosis.causes import RULES
 from anynan.events import Kind, Phase
 from tests.conformance.recipes_causes import produced as conformance
+from tests.torch_adapter import test_causes_around  # noqa: F401  # its circumstances count
 from tests.torch_adapter.cause_parts import (
     CIRCUMSTANCES,
     Net,
