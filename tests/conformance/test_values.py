@@ -53,10 +53,10 @@ def test_fault_is_reported_as_in_numpy(recipe: Recipe, space: Space) -> None:
     if "python" not in recipe.name:
         assert here.pop("backend") == space.backend.library
         there.pop("backend")
-    for event in (here, there):
-        assert event["operation"].pop("output") == event["summary"]
-        event["operation"].pop("source")
-        event["summary"].pop("device")
+    for told in (here, there):
+        assert told["operation"].pop("output") == told["summary"]
+        told["operation"].pop("source")
+        told["summary"].pop("device")
     # Sums may be added up in another order; nothing else may differ.
     for statistic in ("mean", "rms", "headroom"):
         expected = there["summary"].pop(statistic)
