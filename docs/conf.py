@@ -12,6 +12,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = []
 html_theme = "furo"
 html_extra_path = ["pictures/report.html"]  # shown in a frame
+html_static_path = ["style"]
+html_css_files = ["tables.css"]
 html_title = f"anynan {version}"
 
 # No intersphinx: the build runs where there is no network, and may not depend on one. Names
