@@ -7,25 +7,25 @@ from tests.wild.rows import ANSWERS, YES, Fault, Known, Row, reason_for
 from tests.wild.suites import SUITES
 
 HEAD = """
-Made by `make wild`. Each program is trained for a few steps without `anynan` and with it, at each
-level; losses, gradients, weights, buffers and random states are compared bit for bit. *Silent*: no
-event and no warning on clean steps. *Nothing left*: hooks, patches and attributes are gone after
-`remove()`. Then faults are put at places that are known, and what is reported is compared with
-them: of those that were detected, how many had the right layer, operation, line and cause. A fault
-that another layer takes away again before it does harm is not counted, and at the level `step` none
-that reaches no output of the model, no loss and no gradient.
+`make wild` makes this page. Each program is trained for a few steps without `anynan` and with it,
+at each level. Losses, gradients, weights, buffers and random states are compared bit for bit.
+*Silent* means no event and no warning on clean steps. *Nothing left* means that hooks, patches
+and attributes are gone after `remove()`. Then faults are injected at known places, and the
+reports are compared with them: of the detected ones, how many have the right layer, operation,
+line and cause. Not counted: a fault that another layer removes before it does harm, and at the
+level `step` a fault that reaches no output of the model, no loss and no gradient.
 
 The faults of PyTorch models: a weight is set to NaN after the first step; the output of an inner
 layer is divided by 0; a 0 with an infinite slope is added to one (`root`); the weights of one are
-multiplied by 1e30 (`scale`). For the last, what is right is seen by a second watcher: any layer and
-operation that makes a NaN or Inf of finite operands will do, and any cause but `unknown`. PyTorch's
-own tables hold samples whose result is NaN or Inf by itself (`by nature`).
+multiplied by 1e30 (`scale`). For the last, a second watcher says what is right: any layer and
+operation that makes a NaN or Inf of finite operands, with any cause but `unknown`. PyTorch's own
+tables hold samples whose result is NaN or Inf by itself (`by nature`).
 
-A PyTorch model gets all faults at the level `layer`, and half of them at each other level. A Keras
-model and a program of JAX get their bad weights at the level `layer`; of the other faults a Keras
-model has half at each other level, and half of JAX's programs have their first. Those of JAX are
-compiled with few optimisations, but for the first at the level `layer`. A call of a library gets
-all at each.
+A PyTorch model gets all faults at the level `layer`, and half of them at each other level. A
+Keras model and a program of JAX get their bad weights at the level `layer`. Of the other faults,
+a Keras model gets half at each other level, and half of JAX's programs get their first. Programs
+of JAX are compiled with few optimisations, except for the first one at the level `layer`. A call
+of a library gets all faults at each level.
 """
 BESIDE = "```{toctree}\n:hidden:\n\nproof-scripts\n```"
 CANNOT = (
