@@ -59,10 +59,3 @@ def test_it_is_array_code(
     code = demo.train(xp, anynan.track, "softmax", fixed=False, steps=40, seed=0)
     assert code == 0
     assert "grown = xp.exp(logits)" in capsys.readouterr().out
-
-
-def test_cupy_without_a_device_says_what_to_do() -> None:
-    cupy = pytest.importorskip("cupy")
-    if cupy.cuda.is_available():
-        pytest.skip("there is a device")
-    assert cli.main(["demo", "--framework", "cupy"]) == cli.USAGE

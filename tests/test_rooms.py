@@ -10,7 +10,7 @@ ADAPTERS = Path(__file__).parents[1] / "adapters"
 # Adapters that are too small for folders have none.
 LARGE = sorted(path.name for path in ADAPTERS.glob("*") if any(path.glob("*/__init__.py")))
 # What every large adapter has, and what those have that work on a traced program.
-EVERY = {"demo", "doctor", "tracking", "read/probes", "replay/replay", "session/session"}
+EVERY = {"doctor", "tracking", "read/probes", "replay/replay", "session/session"}
 TRACED = {
     "reader",
     "graphs/lines",

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def demos() -> list[str]:
-    """List the demos: those of the adapters, found by the names of their folders, then NumPy's."""
+    """List the demos: those of the adapters that have one, then that of array code."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     found = [name for name in ADAPTERS if os.path.isfile(os.path.join(folder, name, "demo.py"))]
     return [*found, CORE]

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._cli.commands import main
 from anynan._steps.tracked import inside
-from anynan.keras import demo, seams
+from anynan.keras import seams
 from tests.flat import split
 from tests.keras_backends import models
 from tests.keras_backends.models import (
@@ -528,19 +527,6 @@ def test_monitor(action):
     assert (event.layer, event.phase, event.operation.name) == ("block.inner", "backward", "sqrt")
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
     assert inside(monitor.tracker).judge.adapter is None
-
-
-@pytest.mark.parametrize(("fixed", "said"), [(False, "Found at step"), (True, "no reading went")])
-def test_demo(fixed, said, capsys, monkeypatch):
-    monkeypatch.setattr(demo, "EPOCH", 4)  # an empty paragraph comes soon
-    # Most of the time goes into compiling the updates.
-    monkeypatch.setattr(keras.optimizers, "AdamW", keras.optimizers.SGD)
-    monkeypatch.setattr(demo, "WIDTH", 8)
-    asked = ["demo", "--framework", "keras", "--bug", "mask"]
-    assert main([*asked, "--fixed", "--steps", "5"] if fixed else asked) == 0
-    printed = capsys.readouterr().out
-    assert said in printed
-    assert fixed == ("cause   fully masked row" not in printed)
 
 
 def test_updates_are_looked_at_every_so_many_steps():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._cli.commands import main
 from tests.keras_backends import models
 from tests.keras_backends.checks import _fresh, layers, same  # noqa: F401
 from tests.keras_backends.models import Log, Root, compiled, data, line, positive, zero
@@ -152,10 +151,3 @@ def test_plain_calls_run_as_they_are():
             model(np.ones((1, 4), "float32"))
     assert Counting.calls == before + 3
     assert len(tracker.history) == 3
-
-
-def test_the_demo_of_tensorflow_points_to_the_one_of_keras(capsys):
-    pytest.importorskip("tensorflow")
-    assert main(["demo", "--framework", "tensorflow"]) == 2
-    said = "Keras is set to run on jax: anynan demo --framework keras"
-    assert said in capsys.readouterr().err
