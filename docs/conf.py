@@ -13,7 +13,7 @@ exclude_patterns = []
 html_theme = "furo"
 html_extra_path = ["pictures/report.html"]  # shown in a frame
 html_static_path = ["style"]
-html_css_files = ["tables.css"]
+html_css_files = ["wide.css"]
 html_title = f"anynan {version}"
 
 # No intersphinx: the build runs where there is no network, and may not depend on one. Names
