@@ -186,7 +186,10 @@ def test_a_checkpoint_of_pytorch_with_everything_in_it(tmp_path: Path) -> None:
     assert {"model.0.weight", "optimizer.state.0.exp_avg"} <= bad
     assert "optimizer.state.0.step" not in bad
     torch.save(model, tmp_path / "whole.pt")
-    assert only(tmp_path / "whole.pt").bad
+    assert only(tmp_path / "whole.pt").error == (
+        "PyTorch does not load it with weights_only=True: it needs "
+        "torch.nn.modules.container.Sequential"
+    )
 
 
 def test_views_shared_storages_and_small_types_of_pytorch(tmp_path: Path) -> None:
@@ -204,11 +207,13 @@ def test_views_shared_storages_and_small_types_of_pytorch(tmp_path: Path) -> Non
         "scalar": torch.tensor(-torch.inf),
         "none": torch.zeros(0, 3),
         "parameter": torch.nn.Parameter(torch.tensor([torch.nan])),
+        "sparse": torch.tensor([0.0, torch.nan]).to_sparse(),
     }
     torch.save(held, tmp_path / "x.pt")
     found = {each.tensor.name: each for each in only(tmp_path / "x.pt").tensors}
     assert found["rows"].first == (0, 2)
-    for name, first in (("bf", 1), ("e5", 0), ("e4", 1), ("pair", 1), ("parameter", 0)):
+    firsts = {"bf": 1, "e5": 0, "e4": 1, "pair": 1, "parameter": 0, "sparse.values": 0}
+    for name, first in firsts.items():
         assert found[name].first == (first,), name
     assert found["scalar"].first == ()
     counts = [found[name].tally for name in ("turned", "spread", "none")]
@@ -354,7 +359,7 @@ def test_damage_is_a_line_and_never_an_exception(form: str, data: Any, tmp_path:
         (b"PK\x03\x04" + b"\0" * 99, "BadZipFile"),
         (b"\xff" * 8 + b"{" + b"x" * 30, "header would be"),
         (struct.pack("<Q", 30) + b'{"a": 1}', "ends inside of its header"),
-        (pickle.dumps({"a": 1}), "none of torch.save"),
+        (pickle.dumps({"a": 1}), "not made of tensors"),
         (b"GGUF" + struct.pack("<IQQ", 9, 1, 1), "version 9"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 1) + b"\xff" * 20, "longer than the file"),
     ],
@@ -391,7 +396,9 @@ def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.asarray([Trap(trap)]), allow_pickle=True)
     files = {os.path.basename(file.path): file for file in scan([str(tmp_path)])}
     assert not trap.exists()
-    assert (files["x.pt"].bad, files["x.bin"].bad, files["y.bin"].bad) == (1, 1, 0)
+    for name in ("x.pt", "x.bin", "y.bin"):
+        assert "PyTorch does not load it with weights_only=True" in files[name].error
+    assert files["x.pt"].error.endswith("it needs posix.mkdir")
     assert "object is not looked at" in files["x.npy"].tensors[0].tensor.note
 
 
@@ -405,8 +412,7 @@ def test_a_tensor_that_lies_about_its_place_is_refused(tmp_path: Path) -> None:
             if info.filename.endswith("data.pkl"):
                 held = held.replace(b"M\xe8\x03\x85", b"M\xe8\x7f\x85")  # the shape (1000,)
             new.writestr(info, held)
-    (found,) = only(told).tensors
-    assert found.error == "unreadable: it reaches out of its storage"
+    assert "resize storage" in only(told).error
 
 
 def test_a_truncated_file_keeps_what_is_whole(tmp_path: Path) -> None:
@@ -467,10 +473,12 @@ def test_names_from_a_file_cannot_move_the_cursor(
 def test_a_missing_reader_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = as_hdf5(tmp_path, weights())
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    assert main(["scan", str(path)]) == 2
-    assert 'h5py is needed to read it: pip install "anynan[scan]"' in capsys.readouterr().out
+    for write, package, extra in ((as_hdf5, "h5py", "scan"), (as_torch, "torch", "torch")):
+        path = write(tmp_path, weights())
+        monkeypatch.setitem(sys.modules, package, None)
+        assert main(["scan", str(path)]) == 2
+        said = f'{package} is needed to read it: pip install "anynan[{extra}]"'
+        assert said in capsys.readouterr().out
 
 
 MEMORY = """

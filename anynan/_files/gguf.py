@@ -1,5 +1,8 @@
 """GGUF: numbers as they are, and of quantised blocks the scales, which alone can be bad."""
 
+# Not the package `gguf`: of a vocabulary of 150,000 words its reader makes an object each (391 MiB
+# and 10 s), and a list that is longer than the file keeps it going without end.
+
 import math
 import os
 from collections.abc import Iterator

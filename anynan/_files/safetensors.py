@@ -1,5 +1,8 @@
 """safetensors: a header of JSON with offsets, then the numbers."""
 
+# Not the library's own `safe_open`: for NumPy it refuses bfloat16 and float8, and of a file that is
+# cut off it gives nothing.
+
 import json
 import os
 from typing import Any

@@ -161,7 +161,7 @@ def _recognised(path: str, head: bytes) -> tuple[str, Callable[[], list[Tensor]]
     if head.startswith(b"PK"):
         return _zipped(path)
     if head.startswith(b"\x80") and head[1:2] <= b"\x05":
-        return "torch", partial(checkpoints.older, path)
+        return "torch", partial(checkpoints.tensors, path)
     if head.startswith(b"version https://git-lfs"):
         msg = "a pointer of Git LFS, not the file itself: git lfs pull brings it"
         raise UnreadableError(msg)
@@ -178,7 +178,7 @@ def _zipped(path: str) -> tuple[str, Callable[[], list[Tensor]]]:
     if weights is not None:
         return "keras", partial(hdf5.tensors, path, weights)
     if any(x.filename.endswith("data.pkl") for x in members):
-        return "torch", partial(checkpoints.zipped, path)
+        return "torch", partial(checkpoints.tensors, path)
     if any(x.filename.endswith(".npy") for x in members):
         return "npz", partial(arrays.archived, path)
     msg = "a zip file, but none of arrays or weights"

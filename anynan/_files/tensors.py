@@ -92,8 +92,8 @@ def _fill(file: Any, into: memoryview) -> int:
     return held
 
 
-def needed(package: str) -> Any:
-    """Import what reads a format.
+def needed(package: str, extra: str = "scan") -> Any:
+    """Import what reads a format; an extra of anynan brings it.
 
     Raises:
         UnreadableError: If it is not installed.
@@ -101,7 +101,7 @@ def needed(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:
-        msg = f'{package} is needed to read it: pip install "anynan[scan]"'
+        msg = f'{package} is needed to read it: pip install "anynan[{extra}]"'
         raise UnreadableError(msg) from None
 
 
