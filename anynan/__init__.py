@@ -126,10 +126,11 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name in _MOVED:
+        from anynan._reports.messages import RENAMED
         from anynan._reports.notices import warn
 
         now = f"anynan.{_MOVED[name]}.{name}"
-        warn(f"anynan.{name} is now {now}; the old name works until 0.2", DeprecationWarning)
+        warn(RENAMED(old=f"anynan.{name}", new=now), DeprecationWarning)
         return getattr(importlib.import_module(f"anynan.{_MOVED[name]}"), name)
     if name in _ADAPTERS or name in _DOORS or name in _ROOMS:
         return importlib.import_module(f"anynan.{name}")

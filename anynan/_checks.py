@@ -11,6 +11,7 @@ from anynan._arrays.bulk import is_finite, left
 from anynan._arrays.chunked import holds_floats, is_chunked
 from anynan._arrays.containers import Parts, is_container, is_leaf, leaves
 from anynan._arrays.measures import measure
+from anynan._arrays.messages import UNLOOKED
 from anynan._arrays.probe import ends, is_clean, probe
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.sources import user_source
@@ -171,8 +172,7 @@ def look_at_all(
         except TypeError as error:
             unread = unread or error
         except Exception as error:  # noqa: BLE001  a proxy, a remote handle
-            text = f"anynan: {path} could not be looked at: {reason(error)}"
-            warn(text)
+            warn(f"anynan: {UNLOOKED(what=path, error=reason(error))}")
         else:
             found += [] if finding is None else [finding]
     return found, unread

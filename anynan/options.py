@@ -4,12 +4,15 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any, Literal, Self, TypedDict, TypeVar
 
 from anynan._bundle.folders import refuse_unwritable
 from anynan._readings.patterns import Patterns
 from anynan._readings.policy import DEFAULT, Allow, Policy
+from anynan._reports.messages import RENAMED
 from anynan._reports.notices import warn
+from anynan._runtime.messages import known
 from anynan.events import Event
 
 __all__ = ["Advanced", "Allow", "MonitorOptions", "Options", "Policy", "TrackOptions"]
@@ -21,14 +24,15 @@ ENVIRONMENT = ("off", "warn", "record", "raise")
 KEEP_BYTES = 64 * 2**20
 
 # The names of ``Advanced`` that mean something where weights are known, and where they are not.
-FOR_ARRAYS = ("replay", "history", "stats", "read")
+FOR_ARRAYS = ("replay", "history", "stats", "read", "ignore")
 FOR_TRAINING = (
-    "replay", "history", "stats", "backward", "patience", "parameters", "updates",
+    "replay", "history", "stats", "backward", "patience", "parameters", "updates", "ignore",
 )  # fmt: skip
 
 Track = TypeVar("Track", bound=Callable[..., Any])
 Action = Literal["raise", "warn", "record", "skip"] | Callable[[Event], object]
 Stats = str | Iterable[str]
+Names = str | Iterable[str]
 Level = Literal["step", "layer", "operation"]
 
 
@@ -57,6 +61,8 @@ class Advanced:
         keep_inputs: Keep donated arguments, so that a bad step can always be run again. JAX only.
         lag: With 1, a step is judged after the next one has started; with 0, at once. By default
             1 where no action depends on the answer. JAX only.
+        ignore: Names of messages that you do not want to see, such as ``"replay-parted"``: the
+            word in brackets that a warning or a note ends in.
 
     Raises:
         TypeError: If an option has the wrong type.
@@ -80,6 +86,7 @@ class Advanced:
     across_ranks: bool = True
     keep_inputs: bool = False
     lag: Literal[0, 1] | None = None
+    ignore: Names = ()
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -189,7 +196,8 @@ class Options(Advanced):
                 raise TypeError(msg)
         if old:
             said = ", ".join(f"{name}=..." for name in old)
-            warn(f"track({said}) is now track(advanced=anynan.Advanced({said})); {OLD}", DEPRECATED)
+            new = f"track(advanced=anynan.Advanced({said}))"
+            warn(RENAMED(old=f"track({said})", new=new), DEPRECATED)
         return cls(**given, **{**further, **old})
 
     @classmethod
@@ -223,7 +231,6 @@ class Options(Advanced):
 
 
 DEPRECATED = DeprecationWarning
-OLD = "the old name works until 0.2"
 EVERYDAY = tuple(TrackOptions.__annotations__)
 ADVANCED = tuple(each.name for each in fields(Advanced))
 
@@ -265,9 +272,23 @@ def _stats(name: str, value: Any) -> tuple[str, ...]:
     return stats
 
 
+def _ignore(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, Iterable):
+        msg = f"{name}= takes names of messages, not {type(value).__name__}: {value!r}"
+        raise TypeError(msg)
+    slugs = (value,) if isinstance(value, str) else tuple(value)
+    names = known() if slugs else {}
+    for slug in slugs:
+        if slug not in names:
+            near = get_close_matches(str(slug), names, n=1, cutoff=0)
+            msg = f"{name}: no message is named {slug!r}; the nearest is {near[0]!r}"
+            raise ValueError(msg)
+    return slugs
+
+
 def _renamed(name: str, value: Any, old: str, new: str) -> Any:
     if isinstance(value, str) and value == old:
-        warn(f"{name}={old!r} is now {name}={new!r}; {OLD}", DEPRECATED)
+        warn(RENAMED(old=f"{name}={old!r}", new=f"{name}={new!r}"), DEPRECATED)
         return new
     return value
 
@@ -367,6 +388,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "across_ranks": _flag,
     "keep_inputs": _flag,
     "lag": _lag,
+    "ignore": _ignore,
 }
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from anynan._bundle.collector import LIMIT
 from anynan._readings.history import History
+from anynan._reports.messages import RENAMED
 from anynan._reports.notices import warn
 from anynan._runtime.tracebacks import shorten
 from anynan._steps.tracked import Handle, Tracked, inside, tracker_of
 from anynan.errors import AnomalyError
 from anynan.events import Event
-from anynan.options import DEPRECATED, OLD
+from anynan.options import DEPRECATED
 
 if TYPE_CHECKING:
     from anynan._steps.adapter import BaseAdapter
@@ -54,7 +55,7 @@ def untrack(target: Any) -> Any:
 
 def old_untrack(target: Any) -> Any:
     """Stop watching: what each framework's own ``untrack`` was until 0.1."""
-    warn(f"untrack is now anynan.untrack for every framework; {OLD}", DEPRECATED)
+    warn(RENAMED(old="untrack", new="anynan.untrack for every framework"), DEPRECATED)
     return untrack(target)
 
 
@@ -303,7 +304,7 @@ class Tracker(Handle):
         def __getattr__(self, name: str) -> Any:
             if name in _OLD and "_tracked" in vars(self):
                 new, give = _OLD[name]
-                warn(f"Tracker.{name} is now {new}; {OLD}", DEPRECATED)
+                warn(RENAMED(old=f"Tracker.{name}", new=new), DEPRECATED)
                 return give(self)
             msg = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(msg)

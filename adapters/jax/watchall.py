@@ -14,6 +14,7 @@ from jax import tree_util
 
 from anynan._diagnosis.sources import is_library
 from anynan._judging.judge import Judge
+from anynan._judging.messages import GIVEN_BY_ANOTHER
 from anynan._reach.patches import Patches
 from anynan._runtime.imports import when_imported
 from anynan._steps.everywhere import Found
@@ -261,10 +262,8 @@ class Eager(Watched):
             return
         step, told = judge.step, len(tracker.events)
         if _is_bad(given) and (told or session.settlement.maker(given)):
-            judge.say(
-                f"what {tracker.name} is given is bad after a step that was reported: what comes "
-                "of that is not looked into"
-            )
+            comes = "is bad, and came after"
+            judge.say(GIVEN_BY_ANOTHER(name=tracker.name, comes=comes, maker="a step"))
             self._count(judge)
         elif told < LOOKS:
             try:

@@ -24,20 +24,10 @@ from anynan.jax.replay.replay import replay
 from anynan.jax.replay.steps import Step
 from anynan.keras.jax_steps import Part
 from anynan.keras.layers import layers_of, symbolic, weights_of
+from anynan.keras.messages import INSIDE_LOOP, PLAIN_CALLS, TRACED_ELSEWHERE
 
 if TYPE_CHECKING:
     from anynan.keras.jax_backend import KerasSession
-
-TRACED = (
-    "the model was called inside a function that JAX traces (jit, grad, vmap), where a tracked "
-    "model is not watched: track that function with anynan.jax.track, and its layers are named"
-)
-
-INSIDE = "runs inside a loop, and is read where the loop ends when the model is called plainly"
-LAYERS_ONLY = (
-    "in a plain call of a model on JAX only inputs and layers are read: level='operation' and "
-    "parameters=True are for fit, evaluate and predict"
-)
 
 
 class Call:
@@ -133,10 +123,10 @@ class Calls:
         self._take(call, path, out)
         whole = call.traced & {None, path}
         if whole and not symbolic():
-            self.owner.tracker.judge.say(TRACED)
+            self.owner.tracker.judge.say(TRACED_ELSEWHERE())
         if call.arrays and not whole:
             for inner in call.traced:
-                self.owner.tracker.judge.remark(f"{inner} {INSIDE}")
+                self.owner.tracker.judge.remark(INSIDE_LOOP(layer=inner))
             self._judge(call)
         return out
 
@@ -144,7 +134,7 @@ class Calls:
         """Bring the readings to the host in one read, and have them judged."""
         owner = self.owner
         if owner.options.level == "operation" or owner.options.parameters:
-            owner.tracker.judge.say(LAYERS_ONLY)
+            owner.tracker.judge.say(PLAIN_CALLS())
         self.seen.update(spot.layer for spot in call.spots if spot.layer is not None)
         words = np.asarray(jnp.stack([_ends(x, owner.options.extra) for x in call.arrays]))
         rows = owner.tracker.judge.rows()

@@ -16,6 +16,7 @@ from anynan.jax.replay.steps import Step
 from anynan.jax.session.session import Session
 from anynan.jax.session.verdicts import Verdicts
 from anynan.keras.layers import moments_of
+from anynan.keras.messages import RUNS_COMPILED
 
 if TYPE_CHECKING:
     from anynan.keras.jax_backend import KerasSession
@@ -27,10 +28,6 @@ STATES = {
     "test": ("params", "buffers", "metrics"),
     "predict": ("params", "buffers"),
 }
-UNCOMPILED = (
-    "the model was compiled with run_eagerly=True or jit_compile=False: fit, evaluate and predict "
-    "run compiled while it is tracked, so Python code in them runs once for each kind of batch"
-)
 
 
 class Part(Session):
@@ -101,7 +98,7 @@ class Steps:
         self._names: list[list[str]] = []
         self.part: Part | None = None
         if model.run_eagerly or not model.jit_compile:
-            owner.tracker.judge.say(UNCOMPILED)
+            owner.tracker.judge.say(RUNS_COMPILED())
 
     def run(self, model: Any, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Run as many batches as Keras runs at once, each as a step.

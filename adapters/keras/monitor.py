@@ -8,13 +8,9 @@ import keras
 
 from anynan._monitored import Monitored
 from anynan._steps.tracked import inside
+from anynan.keras.messages import BACKUP_KEPT
 from anynan.keras.tracking import track
 from anynan.options import MonitorOptions
-
-KEPT = (
-    "fit ends early, and BackupAndRestore would delete its backup as after a whole training: the "
-    "backup in {folder} is kept"
-)
 
 
 class Monitor(Monitored, keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
@@ -91,7 +87,7 @@ class Monitor(Monitored, keras.callbacks.Callback):  # type: ignore[misc]  # Ker
                 callback.delete_checkpoint = False
                 together.callbacks.append(_DeleteAgain(callback))  # the last to be called
                 if self.tracker is not None:
-                    inside(self.tracker).judge.say(KEPT.format(folder=callback.backup_dir))
+                    inside(self.tracker).judge.say(BACKUP_KEPT(folder=callback.backup_dir))
 
     def _note(self) -> None:
         if self.tracker is not None:

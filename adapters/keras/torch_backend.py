@@ -27,6 +27,7 @@ from anynan.keras.layers import (
     moments_of,
     weights_of,
 )
+from anynan.keras.messages import RUNS_UNCOMPILED
 from anynan.options import Options
 from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState
@@ -178,7 +179,7 @@ class KerasSession(ModelSession):
             return
         jitted = bool(getattr(model, "jit_compile", False))
         if jitted:
-            self.tracker.judge.say(COMPILED)
+            self.tracker.judge.say(RUNS_UNCOMPILED())
         setattr(model, f"{kind}_function", Batches(self, function, kind, jitted=jitted))
 
     # Steps.
@@ -404,10 +405,6 @@ class KerasSession(ModelSession):
 
 
 DATA = ("x", "y", "sample_weight")
-COMPILED = (
-    "the model was compiled with jit_compile=True: fit, evaluate and predict run uncompiled while "
-    "it is tracked, since the layers inside one compiled step cannot be seen"
-)
 
 
 class Batches:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal
 
+from anynan._arrays import messages
 from anynan._reports.notices import warn
 from anynan.errors import reason
 
@@ -248,7 +249,5 @@ def _each(x: Any, path: str, kind: Role, tell: Tell, flat: bool) -> Iterator[tup
                 if item is not _MISSING:
                     yield f"{path}.{field.name}", item
     except Exception as error:  # noqa: BLE001  the container's own code
-        tell(
-            f"{path} is a {type(x).__qualname__} that raised while it was opened "
-            f"({reason(error)}): what else it holds is not looked at"
-        )
+        rest = f"the rest of {path} (a {type(x).__qualname__})"
+        tell(messages.UNLOOKED(what=rest, error=reason(error)))

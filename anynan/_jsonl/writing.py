@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anynan._jsonl.messages import FILE_ENDED
 from anynan._readings.readings import Rows, Site
 from anynan._reports.notices import warn
 from anynan._reports.run import Run, of
@@ -163,7 +164,7 @@ class Writer:
                 yield
             except Exception as error:  # noqa: BLE001
                 self._close()
-                warn(f"anynan: {self._path} ends here, it could not be written: {reason(error)}")
+                warn(f"anynan: {FILE_ENDED(path=self._path, error=reason(error))}")
 
     def _notes(self, notes: Sequence[str], remarks: Sequence[str]) -> None:
         if len(notes) + len(remarks) == len(self._said):

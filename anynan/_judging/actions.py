@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anynan._diagnosis.diagnosis import place
+from anynan._judging.messages import PATIENCE
 from anynan._readings.readings import Rows
 from anynan._reports.logs import log
 from anynan._reports.notices import warn
 from anynan._reports.report import render, render_line
+from anynan._runtime.messages import left, slug_of
 from anynan.errors import AnomalyError, NonFiniteError, reason
 from anynan.events import NON_FINITE, Event
 from anynan.options import Options, environment
@@ -118,9 +120,14 @@ class Actor:
         return self._counts[word]
 
     def _signed(self, event: Event) -> Event:
-        """Name in an event what is tracked."""
+        """Name in an event what is tracked, and leave out the notes that are to be ignored."""
+        if self.options.ignore:
+            event = replace(event, notes=left(event.notes, self.options.ignore))
         tracker = self._tracker()
         return event if event.target or tracker is None else replace(event, target=tracker.target)
+
+    def _ignores(self, text: str) -> bool:
+        return slug_of(text) in self.options.ignore
 
     def _handle(self) -> Any:
         tracker = self._tracker()
@@ -203,10 +210,8 @@ class Actor:
         if patient:
             rows.skip = True
             if action != "record":
-                note = (
-                    f"skipped {self._streak} of {self.options.patience} bad steps in a row that "
-                    "patience= allows"
-                )
+                note = PATIENCE(n=self._streak, most=self.options.patience)
+                note = "" if self._ignores(note) else note
                 self._warn(self._told(event, first, note))
         elif action == "raise":
             kind = NonFiniteError if event.kind in NON_FINITE else AnomalyError

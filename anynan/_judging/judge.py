@@ -27,7 +27,7 @@ from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import PLACING, OpRecord, Replay, Sink, trace
 from anynan._diagnosis.rules.evidence import magnitude
 from anynan._diagnosis.trials import tried
-from anynan._judging import made
+from anynan._judging import made, messages
 from anynan._judging.actions import Actor, names_bad, takes_along
 from anynan._readings.history import Cleared
 from anynan._readings.monitor import Monitor
@@ -718,7 +718,8 @@ class Judge(Actor):
         try:
             verdict = trace(seen.records, seen.sinks)
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
-            self.say(f"the operations of step {rows.step} could not be judged: {reason(error)}")
+            why = f"the operations of step {rows.step} could not be judged: {reason(error)}"
+            self.say(messages.OPERATIONS_UNSEEN(why=why))
             return
         for record in () if self._risen else verdict.contained:
             if record.output is None or record.output.kind is None:
@@ -854,10 +855,8 @@ class Judge(Actor):
         elif any(site.phase == "backward" for site in rows.sites):
             self._unguarded += 1
             if self._unguarded == FEWEST:
-                self.say(
-                    "Policy(spike=..., vanishing=...) has seen no gradient of a weight yet: they "
-                    "are read when an optimizer updates the weights, and none has"
-                )
+                option, why = "Policy(spike=..., vanishing=...)", "no optimizer has updated weights"
+                self.say(messages.NO_UPDATES(option=option, why=why))
 
     def updated(self, step: int) -> None:
         """Note an optimizer update; one from gradients that were reported as bad is no news."""
@@ -906,7 +905,8 @@ class Judge(Actor):
     def remark(self, note: str) -> None:
         """List what watching changes in the report; nothing goes unwatched, so no warning."""
         with self._lock:
-            self._remarks[note] = None
+            if not self._ignores(note):
+                self._remarks[note] = None
 
     def say(self, note: str) -> None:
         """Warn once of something that is not watched, and list it in the report.
@@ -914,7 +914,7 @@ class Judge(Actor):
         A program that was only found is not warned: it did not ask.
         """
         with self._lock:
-            if note in self._said:
+            if note in self._said or self._ignores(note):
                 return
             self._said[note] = None
         if not self.found:
@@ -976,8 +976,9 @@ class Judge(Actor):
             self._comes = True
             name = "it" if tracker is None else tracker.name
             self.say(
-                f"what {name} is given {comes} step {maker.step} of {maker.name}, which was "
-                "reported: what is bad because of it is no fault of its own"
+                messages.GIVEN_BY_ANOTHER(
+                    name=name, comes=comes, maker=f"step {maker.step} of {maker.name}"
+                )
             )
         return True
 

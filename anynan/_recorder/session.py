@@ -25,6 +25,7 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
+from anynan._recorder import messages
 from anynan._recorder.ends import Ends
 from anynan._recorder.errorlog import ErrorLog
 from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
@@ -402,10 +403,7 @@ class ArraySession(BaseAdapter):
     def _say_unwatched(self, tape: Tape, label: str, x: Any) -> bool:
         """Say that an argument is of a kind that is not watched."""
         tape.others[f"{label} (a {type_name(x)})"] = None
-        self.tracker.judge.say(
-            f"the argument {label} is a {type_name(x)}: operations on it are not watched, only "
-            "what it holds when it comes in and when it leaves"
-        )
+        self.tracker.judge.say(messages.ARGUMENT_OPAQUE(name=label, kind=type_name(x)))
         return True
 
     def read_result(self, tape: Tape, result: Any) -> None:
@@ -511,10 +509,8 @@ class ArraySession(BaseAdapter):
             for pattern in _each(getattr(self.options, option) or ()):
                 if str(pattern) not in self._matched:
                     known = ", ".join(sorted(self._paths)) or "none"
-                    self.tracker.judge.say(
-                        f"{option}={pattern!r} matched no scope that a value left in the first "
-                        f"call; the scopes were: {known}"
-                    )
+                    said = messages.PATTERN_UNMATCHED
+                    self.tracker.judge.say(said(option=option, pattern=repr(pattern), known=known))
 
 
 @contextmanager

@@ -13,10 +13,12 @@ import numpy as np
 
 from anynan._arrays.access import dtype_max, dtype_name, library_name, type_name
 from anynan._arrays.containers import leaves
+from anynan._arrays.messages import UNLOOKED
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.records import Origin
 from anynan._diagnosis.sources import user_source
 from anynan._readings.readings import Reading, Rows, Site
+from anynan._recorder import messages
 from anynan._recorder.floatflags import Flags
 from anynan._recorder.names import UNWRITTEN, canonical
 from anynan._recorder.namespaces import Namespace, namespace_of
@@ -219,10 +221,7 @@ class Tape:
             self.outlets[f"{where} ({word}{through})"] = None
         if not said or self.rows is None:
             return
-        self.session.tracker.judge.say(
-            f"a plain array was taken out of a tracked one{where} (by asarray, a conversion or "
-            "compiled code): what is computed from it is not watched until it comes back"
-        )
+        self.session.tracker.judge.say(messages.PLAIN_ARRAY(where=where))
 
     def parents(self, x: TrackedArray) -> tuple[int, ...]:
         """Give the records that wrote into this array's memory."""
@@ -322,7 +321,7 @@ class Tape:
 
     def failed(self, what: str, error: Exception) -> None:
         """Say that something could not be looked at; the function goes on."""
-        self.session.tracker.judge.say(f"{what} could not be looked at: {reason(error)}")
+        self.session.tracker.judge.say(UNLOOKED(what=what, error=reason(error)))
 
     def about_to_write(self, target: TrackedArray) -> None:
         """Remember whether an argument is lost for a second run."""

@@ -15,6 +15,7 @@ from anynan._reports.overview import CLEAN, READ, all_clear
 from anynan._reports.run import Run, of
 from anynan._runtime.about import ADAPTERS
 from anynan._runtime.imports import when_imported
+from anynan._steps.messages import LAYER_UNWATCHED
 from anynan._steps.tracked import Handle, Tracked, inside
 from anynan.errors import reason
 from anynan.events import Event
@@ -67,7 +68,7 @@ class Found:
 
     def fail(self, what: str, error: Exception) -> None:
         """Note what could not be watched: the program must not learn of it by an exception."""
-        note = f"{what} is not watched: {reason(error)}"
+        note = LAYER_UNWATCHED(what=what, error=reason(error))
         if note not in self.notes:
             self.notes.append(note)
 

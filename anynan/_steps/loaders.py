@@ -22,6 +22,7 @@ from anynan._arrays.access import (
 )
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import is_container, is_leaf
+from anynan._arrays.messages import BATCH_UNREAD
 from anynan._arrays.probe import probe
 from anynan._arrays.values import plain
 from anynan._checks import Finding, look_at_all
@@ -100,8 +101,7 @@ class Watched(Generic[T]):
         found, unread = look_at_all(batch, self.name, self._policy, None, "input")
         if unread is not None and not self._told:
             self._told = True
-            text = f"anynan: {unread}"
-            warn(text)
+            warn(f"anynan: {BATCH_UNREAD(error=unread)}")
         bad = [finding for finding in found if finding.severity == "bad"]
         for finding in found:
             if finding.severity == "suspect":

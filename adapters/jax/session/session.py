@@ -15,11 +15,13 @@ from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._judging.messages import NO_UPDATES
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter, Rise
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError, reason
 from anynan.jax.graphs.versions import context
+from anynan.jax.messages import LAYER_UNNAMED, OPERATION_OPAQUE, PROGRAM_UNWATCHED, SKIP_INSIDE
 from anynan.jax.program import signature
 from anynan.jax.program.objects import Objects, objects_of
 from anynan.jax.program.program import Program
@@ -53,12 +55,8 @@ KEPT = Rise(
     100,
 )
 NO_WEIGHTS = (
-    "updates= has nothing to look at: this function returns no argument's new value; track a "
+    "this function returns no argument's new value; track a "
     "training step that takes and returns its weights"
-)
-NO_SKIP = (
-    "{} drops no update inside the caller's own jit, grad, vmap or pmap: track the outermost "
-    "function, which takes and returns the weights"
 )
 
 
@@ -257,9 +255,7 @@ class Session(BaseAdapter):
             if key is not None:
                 self._blind.add(key)
             why = str(error) if isinstance(error, UnwatchableError) else reason(error)
-            self.tracker.judge.say(
-                f"{self.tracker.name} runs unwatched: its program could not be taken apart ({why})"
-            )
+            self.tracker.judge.say(PROGRAM_UNWATCHED(name=self.tracker.name, why=why))
         return out
 
     def watches(
@@ -302,20 +298,16 @@ class Session(BaseAdapter):
 
     def _say(self, program: Program) -> None:
         for name, why in program.graph.strange.items():
-            self.tracker.judge.say(
-                f"{name} is run as it is: its inside is not watched, only what comes out of it"
-                + (f" ({why})" if why else "")
-            )
+            reason_ = f" ({why})" if why else ""
+            self.tracker.judge.say(OPERATION_OPAQUE(name=name, why=reason_))
         unnamed = program.roots and not program.layers.names()
         if unnamed:
-            self.tracker.judge.say(
-                f"no layer of {', '.join(sorted(program.roots))} was named: a jitted function "
-                "inside was traced before it was tracked; track it before its first call"
-            )
+            names = ", ".join(sorted(program.roots))
+            self.tracker.judge.say(LAYER_UNNAMED(names=names))
 
     def _refuse(self, program: Program) -> None:
         if self.options.updates is not None and not weights_of(program):
-            self.tracker.judge.say(NO_WEIGHTS)
+            self.tracker.judge.say(NO_UPDATES(option="updates=", why=NO_WEIGHTS))
         found = self.tracker.judge.found  # among much else: what has no state is warned about
         if self.options.action == "skip" and not program.restorable and not found:
             msg = (
@@ -330,9 +322,9 @@ class Session(BaseAdapter):
     def _refuse_inside(self) -> None:
         """Refuse to drop updates of which the caller's program, or another replica, has others."""
         if self.options.action == "skip":
-            raise ValueError(NO_SKIP.format("action='skip'"))
+            raise ValueError(SKIP_INSIDE(option="action='skip'"))
         if self.options.patience:
-            self.tracker.judge.say(NO_SKIP.format(f"patience={self.options.patience}"))
+            self.tracker.judge.say(SKIP_INSIDE(option=f"patience={self.options.patience}"))
 
     def told(self, spots: list[Spot], avals: list[Any], words: Any) -> None:
         """Judge readings that the caller's program sent because one of them is bad."""

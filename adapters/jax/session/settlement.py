@@ -17,6 +17,7 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._judging import made
 from anynan._judging.judge import ANYTHING
+from anynan._judging.messages import OPERATIONS_UNSEEN
 from anynan._readings.readings import Reading
 from anynan._steps.tracked import Tracked
 from anynan.events import CARRIED, STATE
@@ -318,9 +319,7 @@ class Settlement:
         try:
             seen = self._seen(step, everything)
         except Exception as error:  # noqa: BLE001  the readings are judged all the same
-            self._tracker.judge.say(
-                f"level='operation' could not look at a step: {type(error).__name__} {error}"
-            )
+            self._tracker.judge.say(OPERATIONS_UNSEEN(why=f"{type(error).__name__} {error}"))
             return
         if seen is not None:
             self._tracker.judge.operations(step.rows, seen)

@@ -10,6 +10,13 @@ import tensorflow as tf
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.tensorflow.graphs.traces import Traces
+from anynan.tensorflow.messages import (
+    INSIDE_LOOP,
+    JACOBIAN,
+    NESTED_GRADIENT,
+    REPLICAS_FULL,
+    STALE_GRAPH,
+)
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.boards import Block, Boards, replica
 from anynan.tensorflow.read.frames import Frame, here, is_loop, named_arguments, tensors
@@ -20,21 +27,6 @@ from anynan.tensorflow.replay.taped import Differentiated
 from anynan.tensorflow.session.steps import Steps
 from anynan.tensorflow.session.targets import is_keras
 from anynan.tensorflow.session.updates import Updates
-
-STALE = (
-    "a tf.function that was traced before track() runs the tracked layers, and holds no check: "
-    "call track() before the function runs for the first time, or make the function anew"
-)
-NESTED_GRADIENT = (
-    "the forward pass ran in a tf.function of its own inside the tape: the gradients of its "
-    "weights are read, those of its layers' outputs are not"
-)
-FULL = (
-    "the step was traced so often on several replicas that there is no room for more readings: "
-    "the last traces of it are not read"
-)
-VECTORISED = "GradientTape.jacobian is vectorised: what goes on inside of it is not read"
-INSIDE = "runs inside a loop or a branch of the graph: it is read where that ends"
 
 
 class Calls:
@@ -147,7 +139,7 @@ class Calls:
         if path not in self._layers.looped:
             self._layers.looped.add(path)
             if path in self._layers.chosen:
-                self._tracker.judge.remark(f"{path or 'the model'} {INSIDE}")
+                self._tracker.judge.remark(INSIDE_LOOP(layer=path or "the model"))
 
     def inputs(
         self, frame: Frame, called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -182,7 +174,7 @@ class Calls:
                 return
             block = self._boards.write(frame, backward=backward)
             if block is None:
-                self._tracker.judge.say(FULL)
+                self._tracker.judge.say(REPLICAS_FULL())
             elif not replica():
                 trace.blocks.append(block)
             return
@@ -211,11 +203,11 @@ class Calls:
         if not mine or not self._options.backward:
             return run(target, sources, *args, **kwargs)
         if state.vectorised:
-            self._tracker.judge.say(VECTORISED)
+            self._tracker.judge.say(JACOBIAN())
             return run(target, sources, *args, **kwargs)
         held = [item for item in state.outputs if item[0] is graph]
         if not held and state.outputs:
-            self._tracker.judge.remark(NESTED_GRADIENT)
+            self._tracker.judge.remark(NESTED_GRADIENT())
         found = run(target, [flat, [item[1] for item in held]], *args, **kwargs)
         grads, of_outputs = found
         frame = state.collect(graph)
@@ -366,4 +358,4 @@ class Calls:
         except Exception:  # noqa: BLE001  what cannot be asked is not ours
             return
         if any(self._layers.weights.name(v) for v in graph.variables):
-            self._tracker.judge.say(STALE)
+            self._tracker.judge.say(STALE_GRAPH())

@@ -17,6 +17,7 @@ from anynan._readings.norms import Guard
 from anynan._readings.readings import Reading, Rows
 from anynan._runtime.imports import when_imported
 from anynan._steps.adapter import BaseAdapter
+from anynan._steps.messages import LAYER_UNWATCHED
 from anynan._steps.tracked import Tracked
 from anynan.errors import reason
 from anynan.tensorflow.graphs.traces import Traces
@@ -152,7 +153,8 @@ class Session(BaseAdapter):
             self.grow(layer)
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             self.layers.pass_over(layer)
-            self.tracker.judge.say(f"a {type(layer).__name__} is not watched: {reason(error)}")
+            what = f"a {type(layer).__name__}"
+            self.tracker.judge.say(LAYER_UNWATCHED(what=what, error=reason(error)))
 
     def _write_weight(self, worst: BadParameter, rows: Rows) -> None:
         value = self.layers.weights.value(worst.name)

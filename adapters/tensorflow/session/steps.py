@@ -7,6 +7,7 @@ import tensorflow as tf
 from anynan._diagnosis.agreement import parting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
+from anynan._judging.messages import OPERATIONS_UNSEEN
 from anynan._readings.readings import Rows
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
@@ -20,11 +21,6 @@ from anynan.tensorflow.replay.reached import Reached
 from anynan.tensorflow.replay.replay import Replays
 from anynan.tensorflow.replay.steps import State, Step
 from anynan.tensorflow.session.moves import Moves
-
-DIFFERS = (
-    "level='operation' runs each step a second time, and believes nothing of a second run that "
-    "saw other values than the first"
-)
 
 
 class Steps:
@@ -235,11 +231,12 @@ class Steps:
         try:
             seen = self._replays.replay(step, failed=False)
         except ReplayError as error:
-            self._tracker.judge.say(f"level='operation' does not see every step: {error}")
+            self._tracker.judge.say(OPERATIONS_UNSEEN(why=str(error)))
             return
         parted = parting(rows, rows.reading(len(rows.lo) - 1), seen.passed) if rows.lo else None
         if parted is not None:
-            self._tracker.judge.say(f"{DIFFERS}: {parted}")
+            why = f"a second run saw other values than the first, and is not believed: {parted}"
+            self._tracker.judge.say(OPERATIONS_UNSEEN(why=why))
             return
         self._tracker.judge.operations(rows, seen)
 

@@ -26,6 +26,7 @@ from anynan.options import environment
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
 from anynan.torch.distributed.links import Link, Unlinked, bounded, rehearsal
+from anynan.torch.messages import RANK_LOST, RANKS_APART
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.replay.collectives import SENT, world
 from anynan.torch.replay.operands import flat
@@ -168,7 +169,7 @@ class Ranks:
             self._act_on(found, note=f"the other ranks could not be told: {error}")
             if (environment() or self._tracker.judge.options.action) in ("raise", "skip"):
                 raise
-            self._tracker.judge.say(f"{error}; from here on each rank is judged alone")
+            self._tracker.judge.say(RANK_LOST(error=str(error)))
 
     def _settle(self, state: State, rows: Rows, found: list[Rows], link: Link) -> None:
         """Choose the story, run it again on every rank, and act on it."""
@@ -278,10 +279,7 @@ class Ranks:
             link.close()
         self._wanted = self._joined = False
         if why and not quiet:
-            self._tracker.judge.say(
-                f"the ranks do not act together: {why}; each is judged alone, and one that "
-                "raises may leave the others waiting"
-            )
+            self._tracker.judge.say(RANKS_APART(why=why))
 
     # Replays.
 

@@ -12,9 +12,16 @@ from anynan.torch.call.models import Models
 from anynan.torch.graphs.compiler import has_graphs, look_for_hooks
 from anynan.torch.graphs.fixed import Board, Layer
 from anynan.torch.graphs.plans import Plan
+from anynan.torch.messages import (
+    COMPILED_BEFORE_TRACK,
+    COMPILED_OUTPUT_UNREAD,
+    COMPILED_STATS,
+    COMPILED_UNWATCHED,
+    LAYERS_UNSEEN,
+    TRANSFORMED,
+)
 from anynan.torch.private import count_graphs, is_compiler_loaded
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
-from anynan.torch.read.transforms import TRANSFORMED
 
 
 class Graphs:
@@ -60,10 +67,8 @@ class Graphs:
         look_for_hooks()
         if has_graphs(model):
             torch.compiler.reset()
-            self._tracker.judge.remark(
-                "graphs compiled before track() do not hold its hooks: all compiled code was "
-                "dropped (torch.compiler.reset) and is compiled again when it runs"
-            )
+            what = "graphs compiled before track() do not hold its hooks"
+            self._tracker.judge.remark(COMPILED_BEFORE_TRACK(what=what))
 
     def clear(self) -> None:
         """Forget what was written so far."""
@@ -105,9 +110,7 @@ class Graphs:
             return False
         if self._renewed:
             self._tracker.judge.say(
-                "the layers ran in a graph without hooks once more, and are not watched there"
-                if called
-                else "once more weights got gradients from layers that were not seen running"
+                COMPILED_UNWATCHED() if called else LAYERS_UNSEEN(again=" once more")
             )
             return True
         self._renewed = True
@@ -119,10 +122,7 @@ class Graphs:
             else "weights got gradients, but none of the watched layers was seen running: they "
             "may have run in a graph that was compiled before track() and does not hold its hooks"
         )
-        self._tracker.judge.say(
-            f"{what}: this step was not watched; all compiled code was dropped "
-            "(torch.compiler.reset), and is compiled again, with the hooks, when it runs"
-        )
+        self._tracker.judge.say(COMPILED_BEFORE_TRACK(what=f"this step was not watched: {what}"))
         return True
 
     # What it wrote.
@@ -139,21 +139,14 @@ class Graphs:
         for board in self.boards:
             if board.transformed:
                 board.transformed = False
-                self._tracker.judge.say(TRANSFORMED)
+                self._tracker.judge.say(TRANSFORMED())
             if board.unseen:
                 board.unseen = False
-                self._tracker.judge.say(
-                    "an output inside compiled code is not watched: it is of a float8 dtype, or "
-                    f"not on {board.device}, where its layer's weights were when track() was "
-                    "called"
-                )
+                self._tracker.judge.say(COMPILED_OUTPUT_UNREAD(device=board.device))
             if board.active:
                 extra = self._models.options.extra
                 if extra:
-                    self._tracker.judge.say(
-                        f"stats={', '.join(extra)} are not measured inside compiled code, only "
-                        "min, max and absmax are"
-                    )
+                    self._tracker.judge.say(COMPILED_STATS(stats=", ".join(extra)))
                 again = board.calls(calls)
                 yield board, board.take(), again
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from anynan._steps.tracked import Tracked
+from anynan.torch.messages import FUSED_PATH
 
 # Segments that only a wrapper adds, and the classes that add one which others use, too.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -49,7 +50,4 @@ def join(prefix: str, path: str) -> str:
 def remark_slow_paths(tracker: Tracked, model: torch.nn.Module) -> None:
     """Say in the report that watching turns off a fused path of the framework."""
     if any(isinstance(module, torch.nn.TransformerEncoderLayer) for module in model.modules()):
-        tracker.judge.remark(
-            "TransformerEncoderLayer has a fused path in eval mode, which PyTorch leaves while "
-            "hooks are there: evaluation is slower while tracked, and may differ in the last bits"
-        )
+        tracker.judge.remark(FUSED_PATH())

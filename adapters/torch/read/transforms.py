@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from anynan.torch.messages import EXPORTED, FAKE_TENSORS, OUTPUT_UNREAD, TRANSFORMED
 from anynan.torch.private import PROXY, is_tracing, is_transformed, level, mode
 
 
@@ -14,12 +15,6 @@ def _capturing() -> bool:
 
 # While a CUDA graph is captured nothing may be read, and its replays call no hook.
 capturing: Callable[[], bool] = _capturing if torch.backends.cuda.is_built() else bool
-TRANSFORMED = (
-    "the layers of the model inside a function transform (vmap, grad, jvp and the like of "
-    "torch.func) are not read: their values are those of no single call; track the step, which "
-    "is read at what comes of them, and runs again in there"
-)
-_NO_CHECK = "is not watched: a check there would become a part of the graph"
 
 
 def say_traced(say: Callable[[str], None]) -> None:
@@ -30,21 +25,18 @@ def say_traced(say: Callable[[str], None]) -> None:
     if torch.compiler.is_dynamo_compiling():
         return
     if torch.compiler.is_exporting():
-        say(f"the model inside torch.export {_NO_CHECK}")
+        say(EXPORTED(tracer="torch.export"))
     elif is_tracing():
-        say(f"the model inside torch.jit.trace {_NO_CHECK}")
+        say(EXPORTED(tracer="torch.jit.trace"))
     elif mode(PROXY) is not None and not torch.compiler.is_compiling():
-        say(f"the model inside make_fx {_NO_CHECK}")
+        say(EXPORTED(tracer="make_fx"))
 
 
 def say_unseen(say: Callable[[str], None], path: str, x: torch.Tensor) -> None:
     """Say once what hides an output's values."""
     if level() is not None or is_transformed(x):
-        say(TRANSFORMED)
+        say(TRANSFORMED())
     elif hasattr(x, "fake_mode"):
-        say("the model on fake tensors is not watched: they hold no values")
+        say(FAKE_TENSORS())
     else:
-        say(
-            f"the output of {path or 'the model'} is not watched: a {type(x).__name__} whose "
-            "values cannot be reduced"
-        )
+        say(OUTPUT_UNREAD(path=path or "the model", kind=type(x).__name__))

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import torch
 
 from anynan._arrays.containers import leaves
+from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._reports.report import render
 from anynan._runtime.context import replay_context
 from anynan._steps.tracked import Handle, inside
@@ -161,8 +162,8 @@ def _say_lost(fn: Any, start: Snapshot) -> None:
     lost = list(dict.fromkeys(start.lost))
     lost += [f"the iterator {name}" for name in find_iterators(fn)]
     if lost:
-        text = f"anynan: first_bad_batch could not put back {', '.join(lost)}"
-        warnings.warn(text, AnynanWarning, stacklevel=3)
+        text = NOT_PUT_BACK(who="first_bad_batch", what=", ".join(lost))
+        warnings.warn(f"anynan: {text}", AnynanWarning, stacklevel=3)
 
 
 # The search.

@@ -14,10 +14,10 @@ from anynan.torch.call.discovery import find_modules, in_arguments
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State
+from anynan.torch.messages import NO_MODULE_FOUND, SCRIPTED
 from anynan.torch.private import task, version
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME
 from anynan.torch.read.tensors import tensors
-from anynan.torch.session.layers import SCRIPTED
 from anynan.torch.session.session import Session, session_of
 from anynan.torch.step.hooks import WeightHook, keep_gradients, read_before
 from anynan.torch.weights.optimizers import Held, exact_site, gradient_site
@@ -56,7 +56,7 @@ class FunctionSession(Session):
         scripted = [m for m in found.values() if isinstance(m, torch.jit.ScriptModule)]
         if scripted:
             models.scripted.update(scripted)
-            self.tracker.judge.say(SCRIPTED)
+            self.tracker.judge.say(SCRIPTED())
         new = {
             name: model
             for name, model in found.items()
@@ -93,11 +93,8 @@ class FunctionSession(Session):
             if self._find(args, kwargs):
                 self.steps.check_weights()
             if first and not self.models.refs and not self.models.scripted:
-                self.tracker.judge.say(
-                    f"no module was found in {getattr(fn, '__name__', fn)!r}: only its inputs, "
-                    "its results and the optimizers it steps are watched; pass the model as an "
-                    "argument, or track it too"
-                )
+                name = getattr(fn, "__name__", fn)
+                self.tracker.judge.say(NO_MODULE_FOUND(name=name))
         state = self.threads.state()
         if self.replays.lock.locked():
             self.replays.let_pass(state)

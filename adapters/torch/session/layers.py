@@ -9,15 +9,11 @@ import torch
 from anynan._runtime.interrupts import whole
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
+from anynan.torch.messages import COMPILED_LAYERS_ADDED, LAYERS_CHANGED, SCRIPTED
 from anynan.torch.read.paths import inner, remark_slow_paths
 from anynan.torch.session.parts import has_own_loop, parts
 from anynan.torch.step.hooks import ForwardHook, RootEnter, RootExit
 from anynan.torch.step.steps import Steps
-
-SCRIPTED = (
-    "what torch.jit scripted or traced takes no hooks, so its layers are not watched: what comes "
-    "out of it is, where a layer around it or the step is tracked"
-)
 
 
 class Layers:
@@ -69,7 +65,7 @@ class Layers:
         """Hook the layers of a model, and its own call."""
         models = self._models
         if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-            self._tracker.judge.say(SCRIPTED)
+            self._tracker.judge.say(SCRIPTED())
         chosen = models.paths(prefix, model)
         ends = self._steps.options.level == "step"
         # Of a compiled module the outer one: its hooks run outside the graph.
@@ -122,15 +118,12 @@ class Layers:
         try:
             now = self._models.layers()
         except ValueError as error:  # a pattern that matched before
-            self._tracker.judge.say(f"layers were put into a tracked model since: {error}")
+            self._tracker.judge.say(LAYERS_CHANGED(error=str(error)))
             return False
         if now == dict(self._models.hooked):
             return False
         if self._graphs.ran():
-            self._tracker.judge.say(
-                "layers that were put into the model after it was compiled are not watched: track "
-                "it again"
-            )
+            self._tracker.judge.say(COMPILED_LAYERS_ADDED())
             return False
         self.remove()
         self.install()

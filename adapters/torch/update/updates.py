@@ -21,6 +21,7 @@ from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.call.state import State, StopReplay
 from anynan.torch.graphs.compiler import look_no_more
+from anynan.torch.messages import LAYERS_UNSEEN, MODEL_CALL_UNSEEN, SCALER_SKIPPED
 from anynan.torch.private import task
 from anynan.torch.read.transforms import capturing
 from anynan.torch.step.steps import Steps
@@ -145,22 +146,21 @@ class Updates:
         if seen or graphs.missed(called=False):
             return
         if judge.options.level != "step":
-            judge.say(
-                "weights got gradients, but none of the watched layers was seen running: "
-                "layers inside a compiled graph, or called past the model, are not watched"
-            )
+            judge.say(LAYERS_UNSEEN(again=""))
         elif graphs.hides():
-            judge.say(
-                "the model's own call was not seen: it is inside compiled code, or its parts are "
-                "called past it, so of it the gradients of the weights are watched alone: track "
-                "what torch.compile returned, or the training step"
+            why = (
+                ": it is inside compiled code, or its parts are called past it, so only the "
+                "gradients of its weights are watched; track what torch.compile returned, or the "
+                "training step"
             )
+            judge.say(MODEL_CALL_UNSEEN(why=why))
         else:
             self.called_past()
-            judge.remark(
-                "the model's own call was not seen, its parts are called past it: of the first "
-                "step the gradients of the weights were read alone, then each part is watched"
+            why = (
+                ", its parts are called past it: in the first step only the gradients of the "
+                "weights were read, then each part is watched"
             )
+            judge.remark(MODEL_CALL_UNSEEN(why=why))
 
     def fail(self, state: State, rows: Rows) -> None:
         """Act on a gradient that waited for what a loss scaler would do."""
@@ -204,10 +204,7 @@ class Updates:
         self.gradients.read(state, rows, held, gradients, None, skipped=True)
         known = self.steps.options.backward and len(rows.lo) == len(rows.sites)
         if known and all(map(math.isfinite, [*rows.lo, *rows.hi])):
-            self.tracker.judge.remark(
-                "a loss scaler skipped updates although no gradient that is watched was bad: "
-                "those of other weights, or what was done to them since, must have been"
-            )
+            self.tracker.judge.remark(SCALER_SKIPPED())
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the update; a tracked model's step ends here."""

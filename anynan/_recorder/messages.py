@@ -1,0 +1,18 @@
+"""What this room says."""
+
+from anynan._runtime.messages import Message
+
+PLAIN_ARRAY = Message(
+    "plain-array",
+    "a plain array was taken out of a tracked one{where} (by asarray, a conversion or compiled "
+    "code): what is computed from it is not watched until it comes back",
+)
+ARGUMENT_OPAQUE = Message(
+    "argument-opaque",
+    "the argument {name} is a {kind}: operations on it are not watched, only what it holds when "
+    "it comes in and when it leaves",
+)
+PATTERN_UNMATCHED = Message(
+    "pattern-unmatched",
+    "{option}={pattern} matched no scope in the first call; the scopes were: {known}",
+)

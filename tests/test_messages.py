@@ -1,0 +1,89 @@
+"""Every warning and every note has a name, which silences it and has its place in the docs."""
+
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anynan
+from anynan import Advanced
+from anynan._runtime.messages import Message, known, slug_of
+from tests.fake_adapter import Layer, Model, track
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def _described() -> set[str]:
+    pages = [path.read_text(encoding="utf-8") for path in DOCS.glob("messages*.md")]
+    return {slug for page in pages for slug in re.findall(r"^### ([a-z-]+)$", page, re.MULTILINE)}
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="not a checkout")
+def test_every_message_has_its_paragraph_and_every_paragraph_its_message() -> None:
+    assert known().keys() ^ _described() == set()
+
+
+def test_a_name_stands_for_one_text() -> None:
+    Message("unlooked", known()["unlooked"])
+    with pytest.raises(ValueError, match="two messages have the name 'unlooked'"):
+        Message("unlooked", "another text")
+
+
+def test_a_message_ends_in_its_name_and_one_inside_of_it_loses_its_own() -> None:
+    inner = Message("test-only-inner", "{n} were lost")(n=2)
+    assert (inner, slug_of(inner)) == ("2 were lost [test-only-inner]", "test-only-inner")
+    outer = Message("test-only-outer", "no replay: {why}")(why=inner)
+    assert outer == "no replay: 2 were lost [test-only-outer]"
+
+
+@pytest.mark.parametrize("text", ["x[0]", "a list [1, 2]", "see [Docs]", "[unlooked] is a name"])
+def test_other_brackets_are_no_name(text: str) -> None:
+    assert slug_of(text) == ""
+
+
+def test_an_ignored_warning_is_neither_said_nor_listed() -> None:
+    def gave(ignore: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+        step = anynan.track(lambda x: np.exp(np.asarray(x)), advanced=Advanced(ignore=ignore))
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            step(np.ones(2))
+        return [slug_of(str(w.message)) for w in found], tuple(map(slug_of, step.notes))
+
+    assert gave(()) == (["argument-opaque"], ("argument-opaque",))
+    assert gave(("argument-opaque",)) == ([], ())
+    assert gave(("layer-unwatched",)) == gave(())
+
+
+def test_an_ignored_note_is_not_among_those_of_an_event() -> None:
+    def notes(*ignore: str) -> list[str]:
+        model = Model(Layer("first", ("log",)))
+        options = Advanced(patience=1, ignore=ignore)
+        tracker = track(model, model=model, action="warn", advanced=options)
+        with pytest.warns(anynan.errors.AnynanWarning) as found:
+            tracker(np.array([-1.0]))
+        return [slug_of(str(w.message)) for w in found]
+
+    assert (notes(), notes("patience")) == (["patience"], [""])
+
+
+def test_python_filters_a_message_by_its_name() -> None:
+    class Odd(dict[str, object]):
+        def items(self) -> object:  # type: ignore[override]
+            raise RuntimeError
+
+    with pytest.warns(anynan.errors.AnynanWarning, match=r"\[unlooked\]$"):
+        anynan.check(Odd(a=np.ones(2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=r".*\[unlooked\]")
+        anynan.check(Odd(a=np.ones(2)))
+
+
+def test_a_name_that_no_message_has_is_an_error_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="no message is named 'plain-arrays'; .* 'plain-array'"):
+        Advanced(ignore="plain-arrays")
+    with pytest.raises(TypeError, match="ignore= takes names of messages, not int: 3"):
+        Advanced(ignore=3)  # type: ignore[arg-type]
+    assert Advanced(ignore="stale-graph").ignore == ("stale-graph",)  # of a framework not loaded
