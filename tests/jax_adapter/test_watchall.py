@@ -172,7 +172,9 @@ def test_what_cannot_be_watched_is_a_line(found, monkeypatch):
 
     monkeypatch.setattr(sys.modules["anynan.jax.watchall"], "start", start)
     assert jax.jit(jnp.negative)(1.0) == -1.0
-    assert found.lines() == ["  note      negative is not watched: RuntimeError no"]
+    assert found.lines() == [
+        "  note      negative is not watched: RuntimeError no [layer-unwatched]"
+    ]
 
 
 def test_functions_that_are_gone_are_not_kept(found):

@@ -122,7 +122,9 @@ class Graphs:
             else "weights got gradients, but none of the watched layers was seen running: they "
             "may have run in a graph that was compiled before track() and does not hold its hooks"
         )
-        self._tracker.judge.say(COMPILED_BEFORE_TRACK(what=f"this step was not watched: {what}"))
+        self._tracker.judge.say(
+            COMPILED_BEFORE_TRACK(what=f"{what}, and this step was not watched")
+        )
         return True
 
     # What it wrote.
