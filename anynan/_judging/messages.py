@@ -9,7 +9,7 @@ NO_UPDATES = Message(
 )
 GIVEN_BY_ANOTHER = Message(
     "given-by-another",
-    "what {name} is given {comes} {maker}, which was reported: nothing that follows from it is put "
-    "down to {name}",
+    "what {name} is given {comes} {maker}, which was reported: what is bad because of it is no "
+    "fault of its own",
 )
 PATIENCE = Message("patience", "skipped {n} of {most} bad steps in a row that patience= allows")
