@@ -51,6 +51,22 @@ def test_donated_state_is_kept_until_the_fault_comes_back():
     assert (second.step, second.operation.name) == (1, "log")
 
 
+@pytest.mark.parametrize("action", ["record", "warn"])
+@pytest.mark.parametrize("rate", [1e20, 1e38])
+@pytest.mark.filterwarnings("ignore::anynan.AnynanWarning")
+def test_a_fault_that_spoils_the_weights_is_told_once(action, rate):
+    keras.utils.set_random_seed(0)
+    layer = keras.layers.Dense
+    model = keras.Sequential([keras.Input((4,)), layer(8, "relu", name="a"), layer(1, name="b")])
+    model.compile(keras.optimizers.SGD(rate), "mse")
+    x = np.random.default_rng(0).random((32, 4)).astype("float32")
+    with anynan.keras.track(model, action=action) as tracker:
+        model.fit(x, 100 * x.sum(1), batch_size=4, verbose=0, shuffle=False)
+    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    assert event.times == 1
+    assert len(tracker.history) == 8
+
+
 @pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="no trace can be kept apart")
 def test_a_fix_is_tried():
     model = compiled(Log(name="inner"))

@@ -177,9 +177,9 @@ class Session(BaseAdapter):
                 failed = error
             return self._unwatched(key, failed, fn, given)
         try:
-            risen = self.tracker.judge.level == "operation" != self.options.level
-            watch = watches.get(self.verdicts.exact(watches), keep=risen)
-            rows = self.tracker.judge.rows()
+            watch, rows = watches.get(self.verdicts.exact(watches)), self.tracker.judge.rows()
+            if self.settlement.has_risen(Step(watch, flat.arrays, [], None, rows)):
+                watch = watches.get(self.verdicts.exact(watches), keep=True)
             kept = sample(self.options.updates, rows.step, program, flat.arrays)
         except UnwatchableError as error:
             failed = error

@@ -58,6 +58,19 @@ class Settlement:
         """Give the step that this thread has judged at this moment."""
         return getattr(self._local, "step", None)
 
+    def has_risen(self, step: Step) -> bool:
+        """Tell whether a step that begins is to keep what it donates.
+
+        The core looks at the weights for that, and only the step has them.
+        """
+        if self._options.level == "operation":
+            return False
+        self._local.step = step
+        try:
+            return self._tracker.judge.level == "operation"
+        finally:
+            self._local.step = None
+
     def settle(self, step: Step) -> None:
         """Bring a step's readings to the host: one read; have them judged."""
         rows = step.rows
