@@ -114,6 +114,18 @@ def test_what_is_donated_is_kept_until_the_fault_comes_back():
     assert x.is_deleted()
 
 
+def test_weights_that_an_update_made_infinite_are_told_once_where_they_are_donated():
+    @partial(jax.jit, donate_argnums=0)
+    def step(w, x):
+        return w + (x * w * 1e38) * 1e38
+
+    tracker, w = anynan.jax.track(step, action="record"), jnp.ones(2)
+    for _ in range(6):
+        w = tracker(w, jnp.ones(2))
+    (event,) = [event for event in tracker.events if event.severity == "bad"]
+    assert (event.step, event.times) == (0, 1)
+
+
 @pytest.mark.parametrize("action", ["raise", "record"])
 def test_what_ends_a_step_that_gave_its_state_away_says_what_is_known(action):
     @partial(jax.jit, donate_argnums=0)

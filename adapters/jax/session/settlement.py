@@ -98,10 +98,14 @@ class Settlement:
             self._tracker.judge.went_through(rows)
 
     def _spoils(self, step: Step) -> "dict[int, weakref.ref[Any]]":
-        """Give what came out of a step as NaN and goes into the next, by the argument it is."""
+        """Give what came out of a step bad and goes into the next, by the argument it is."""
         found: dict[int, weakref.ref[Any]] = {}
         for state in step.watch.states if step.outs else ():
-            if state.buffer or step.read[state.at, 0] != probes.NAN:
+            if state.buffer or not step.read[state.at, 0] or state.at in step.meant:
+                continue
+            # What is meant so is not looked for in a step that is only counted.
+            known = not step.handed_on or state.source in self._spoilt
+            if not known and step.read[state.at, 0] != probes.NAN:
                 continue
             out = step.outs[state.rest[0] if state.weight is None else state.weight]
             found[state.source] = out if isinstance(out, weakref.ref) else weakref.ref(out)
