@@ -7,6 +7,7 @@ from anynan._arrays.arguments import bound, parameters, positional
 from anynan._arrays.measures import measure
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import OpRecord
+from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import (
     DETAILED,
@@ -107,7 +108,7 @@ def test_what_cannot_be_described_is_told() -> None:
     assert record.output is KNOWN
     assert [item.parents for item in record.operands] == [(3,), ()]
     assert record.expected == "meant"
-    assert told == ["the operands of log could not be described: OSError gone"]
+    assert told == [OPERATION_BLIND(what="the operands of log", error="OSError gone")]
 
 
 def test_masked_rows_are_counted() -> None:

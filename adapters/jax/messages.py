@@ -19,3 +19,4 @@ SKIP_INSIDE = Message(
     "{option} drops no update inside the caller's own jit, grad, vmap or pmap: track the "
     "outermost function, which takes and returns the weights",
 )
+CALLBACK_AGAIN = Message("callback-again", "{what} was called again in the replay")

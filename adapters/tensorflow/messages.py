@@ -24,3 +24,30 @@ INSIDE_LOOP = Message(
     "inside-loop",
     "{layer} runs inside a loop or a branch, and is read where that ends",
 )
+BATCH_INSIDE = Message(
+    "batch-inside", "{why}: give it the batch as an argument, and the operation is named"
+)
+REPLICAS = Message(
+    "replicas",
+    "the step runs on several replicas, which cannot be run again: the report stays at layer level",
+)
+NESTED_FUNCTION = Message(
+    "nested-function", "what runs in a nested function is not run again by itself"
+)
+NOT_UNDER_TAPE = Message(
+    "not-under-tape",
+    "what the gradient is of was not made by operations that ran under the tape, outside of "
+    "compiled functions: anynan.tensorflow.track on the function around it names the operation",
+)
+DREW_OTHERS = Message("drew-others", "{drawn} drew other numbers when the step was run again")
+GRAPH_OPTIMIZED = Message(
+    "graph-optimized",
+    "the graph ran as TensorFlow's optimizer made it, which moves factors, and was run again as it "
+    "was written: tf.config.optimizer.set_experimental_options({{'disable_meta_optimizer': True}}) "
+    "in front of the step shows whether the fault is the optimizer's",
+)
+LOOP_UNOPENED = Message(
+    "loop-unopened",
+    "the inside of a {what} of the graph is not looked into: written as a Python loop, or called "
+    "as a plain function, its operations are named",
+)

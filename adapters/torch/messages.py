@@ -74,3 +74,23 @@ RANKS_APART = Message(
     "the ranks do not act together: {why}; each is judged alone, and one that raises may leave "
     "the others waiting",
 )
+MODEL_GONE = Message(
+    "model-gone", "the model was gone when this was read, so its last step cannot be run again"
+)
+GONE = Message(
+    "gone", "what led to it is not known any more: the operations are noted from pass to pass"
+)
+REPLAY_INPUT_CHANGED = Message(
+    "replay-input-changed",
+    "an input of the call was changed in place since, so the replay starts from other values",
+)
+REPLAY_UPDATED = Message(
+    "replay-updated",
+    "the step had updated the weights when this was read, so the second run, and the values it "
+    "shows, are with the new ones",
+)
+REPLAY_FROM_ONES = Message(
+    "replay-from-ones",
+    "the gradient that came into the model was larger than keep= allows, so the backward pass was "
+    "replayed from ones instead",
+)

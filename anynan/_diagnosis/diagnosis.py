@@ -7,10 +7,12 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from anynan._arrays.summary import Summary
+from anynan._diagnosis import messages
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.causes import STEP, UNKNOWN, Situation, advise, explain
 from anynan._diagnosis.evidence import BadParameter, Evidence
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink, Token, Verdict, is_mask, trace
+from anynan._diagnosis.messages import INFERRED
 from anynan._diagnosis.rules.circumstance import PROBABLE, is_label
 from anynan._diagnosis.rules.evidence import seen
 from anynan._diagnosis.rules.overflow import WRITTEN
@@ -22,40 +24,26 @@ from anynan._readings.readings import Reading, Rows, Site
 from anynan.errors import reason
 from anynan.events import NON_FINITE, STATE, Cause, Event, Kind, Operation, Phase, Spread
 
-_NOT_REPRODUCED = (
-    "the replay did not reproduce this: data that the step takes by itself, its own random numbers "
-    "or state may have been others the second time, so the report stays at layer level"
-)
-_CALL_ALONE = (
-    "a second run of the whole step did not show this; one of the model's own call did, with what "
-    "it was given the first time"
-)
 _UNWATCHED = "outside what is watched"
 _EDGES = 4
-_INFERRED = (
-    "that the batch did it is inferred: it was bad before anything else was, and no second run "
-    "shows what came of it"
+_INFERRED = INFERRED(
+    what="the batch",
+    why="it was bad before anything else was, and no second run shows what came of it",
 )
-_INFERRED_OF_BUFFER = (
-    "that this buffer did it is inferred: it was bad before, nothing that came of its layer was "
-    "finite, and no second run shows what came of it"
+_INFERRED_OF_BUFFER = INFERRED(
+    what="this buffer",
+    why="it was bad before, nothing that came of its layer was "
+    "finite, and no second run shows what came of it",
 )
-_INFERRED_OF_INFINITE = (
-    "that this weight did it is inferred: it was infinite before anything else was bad, and what "
-    "is computed of Inf may be finite, such as a 0"
+_INFERRED_OF_INFINITE = INFERRED(
+    what="this weight",
+    why="it was infinite before anything else was bad, and what "
+    "is computed of Inf may be finite, such as a 0",
 )
-_INFERRED_OF_WEIGHT = (
-    "that this weight did it is inferred: the code wrote the bad value itself, and may have chosen "
-    "to because of what came of this weight"
-)
-_WATCHED = (
-    "every operation of the step was watched, and none was seen making this: it came from code "
-    "that cannot be watched, or was written past the framework"
-)
-_CLEAN_UNCOMPILED = (
-    "the step was run again uncompiled, and was clean: the fault appears only when compiled, where "
-    "arithmetic is fused, reordered and rounded elsewhere (or the code asks whether it is "
-    "compiled), so the report stays at layer level"
+_INFERRED_OF_WEIGHT = INFERRED(
+    what="this weight",
+    why="the code wrote the bad value itself, and may have chosen "
+    "to because of what came of this weight",
 )
 
 
@@ -128,13 +116,9 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
     parted = _parted(case) if not watched else None
     if parted is not None:
         case.replayed = None
-        case.notes.append(
-            f"the replay saw other values than the first run: {parted}; so it proves nothing, and "
-            "the report stays at layer level (code that takes its own data, counts its own steps "
-            "or draws from its own generator runs differently the second time)"
-        )
+        case.notes.append(messages.REPLAY_PARTED(parted=parted))
     if case.replayed is not None and case.replayed.inner and parted is None:
-        case.notes.append(_CALL_ALONE)
+        case.notes.append(messages.CALL_ALONE())
     if case.replayed is not None:
         # A forward reading fails for -Inf only where the policy says so; a loss that is made
         # outside of the model, for the -Inf that the model gave.
@@ -169,7 +153,7 @@ def diagnose(case: Case, monitor: Monitor) -> Event | None:
             case.notes.append(_INFERRED)
             return _input_event(case, verdict, guilty.reading.site.tensor)
         names = ", ".join(arrival.reading.site.tensor for arrival in case.came_in)
-        case.notes.append(f"{names} came in bad, too; whether it matters is not known")
+        case.notes.append(messages.ALSO_BAD(names=f"{names} came in bad,"))
     if outside is not None and outside.source == "handed":
         return _handed_event(case, monitor, verdict, outside)
     blamed = outside is not None and outside.source in ("parameter", "buffer")
@@ -230,18 +214,18 @@ def _turn_to_the_likeliest_weight(case: Case) -> None:
     if len(bad) < 2:
         return
     count = f"{len(bad)} of {len(read)}" if len(bad) < len(read) else f"all {len(read)}"
-    said = f"the gradients of {count} weights are bad, and which was first is not known"
+    likely = ""
     if case.in_order and case.evidence_of is not None:
         edges = [a for a, b in pairwise(read) if a.kind is not None and b.kind is None]
         edges = edges or bad[-1:]
         names = " or ".join(str(edge.site.parameter) for edge in edges[-_EDGES:])
-        said += f", probably that of {names}: mostly a backward pass runs up the model's list"
+        likely = f", probably that of {names}: mostly a backward pass runs up the model's list"
         likeliest = edges[-1]
         if likeliest.order != reading.order:
             case.reading, case.kind = likeliest, likeliest.kind or case.kind
             case.evidence = case.evidence_of(likeliest)
     case.unordered = True
-    case.notes.append(f"{said}; level='layer' reads them in the order in which they are made")
+    case.notes.append(messages.MANY_WEIGHTS(count=count, likely=likely))
 
 
 def _is_gradient(site: Site) -> bool:
@@ -263,8 +247,9 @@ def _say_clean(case: Case) -> None:
         return
     watched, case.watched = case.seen, case.watched or case.seen or replayed.whole
     if not replayed.whole:  # else its own notes say it
-        clean = _CLEAN_UNCOMPILED if replayed.uncompiled else _NOT_REPRODUCED
-        case.notes.append(_WATCHED if watched and not case.together else clean)
+        clean = messages.COMPILED_ONLY if replayed.uncompiled else messages.REPLAY_CLEAN
+        said = messages.OPERATION_UNSEEN if watched and not case.together else clean
+        case.notes.append(said())
 
 
 def _arrived_bad(case: Case) -> bool:
@@ -410,10 +395,7 @@ def _operation_event(case: Case, monitor: Monitor, verdict: Verdict) -> Event:
                 surfaced = f"the check of {reading.site.tensor}"
         hidden = _hidden_before(origin, verdict)
         if hidden is not None:
-            case.notes.append(
-                f"the same happened before in `{hidden.layer}`, where it was hidden again: "
-                "mend both"
-            )
+            case.notes.append(messages.HIDDEN_BEFORE(layer=hidden.layer))
     spoilt = None
     if phase == "optimizer" and parameter is not None:
         found = (item for item in case.evidence.weights() if item.name == parameter)
@@ -867,7 +849,7 @@ def _may_have_spoilt(case: Case, buffer: BadParameter) -> bool:
         case.notes.append(f"{buffer.name} is bad now; whether it was before this is not known")
         return False
     if since is not None and since < reading.step:
-        case.notes.append(f"{buffer.name} is bad, too; whether it matters is not known")
+        case.notes.append(messages.ALSO_BAD(names=f"{buffer.name} is bad,"))
         return False
     if reading.layer is not None and not f"{own}.".startswith(f"{reading.layer}.".lstrip(".")):
         return False
@@ -903,9 +885,6 @@ def norm_event(
         expected=expected,
         rank=evidence.rank,
     )
-
-
-CONTAINED = "contained: its bad values reached no layer output, loss or gradient"
 
 
 def contained(record: OpRecord, rows: Rows, evidence: Evidence, note: str) -> Event:

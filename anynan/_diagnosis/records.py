@@ -10,6 +10,7 @@ import numpy as np
 
 from anynan._arrays.summary import Summary
 from anynan._diagnosis.lineage import External, Operand, OpRecord
+from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.operands import VALUE, at, at_broadcast, constant
 from anynan.errors import reason
 
@@ -118,7 +119,8 @@ class Builder:
         except Exception as error:  # noqa: BLE001  its name and line are known all the same
             record.output = record.output or result.known
             record.operands = tuple(self._unseen(given, record) for given in operands)
-            self._tell(f"the operands of {record.name} could not be described: {reason(error)}")
+            what = f"the operands of {record.name}"
+            self._tell(OPERATION_BLIND(what=what, error=reason(error)))
         output = record.output
         if output is None:
             return record

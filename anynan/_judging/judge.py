@@ -14,7 +14,6 @@ from anynan._bundle.folders import free, refuse_full
 from anynan._diagnosis.agreement import parting, same_end
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import (
-    CONTAINED,
     Arrival,
     Case,
     bare,
@@ -25,6 +24,7 @@ from anynan._diagnosis.diagnosis import (
 )
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import PLACING, OpRecord, Replay, Sink, trace
+from anynan._diagnosis.messages import CONTAINED
 from anynan._diagnosis.rules.evidence import magnitude
 from anynan._diagnosis.trials import tried
 from anynan._judging import made, messages
@@ -408,7 +408,7 @@ class Judge(Actor):
             return None
         spoils = reading.site.parameter is not None or reading.phase in ("loss", "optimizer")
         if event.expected is not None and spoils:
-            note = f"expected where it was made ({event.expected}), but it came to harm outside"
+            note = messages.EXPECTED_HARM(why=event.expected)
             event = replace(event, expected=None, notes=(*event.notes, note))
         if event.expected is not None:
             self.monitor.downgraded[key] = event.expected
@@ -459,7 +459,7 @@ class Judge(Actor):
         if replayed is None and wanted:
             self._run_again(case, key)
         elif replayed is None and self.options.replay:
-            case.notes.append(f"not replayed again: the first {MAX_REPLAYS} like this were")
+            case.notes.append(messages.NOT_REPLAYED_AGAIN(n=MAX_REPLAYS))
         try:
             return diagnose(case, self.monitor), case
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
@@ -586,7 +586,7 @@ class Judge(Actor):
                 found.notes.append(str(error))
             self._write(folder, event, found)
         except Exception as error:  # noqa: BLE001  the event is the news
-            return f"no bundle was saved: {reason(error)}"
+            return messages.BUNDLE_UNSAVED(error=reason(error))
         return f"saved in {folder}: anynan replay {folder}"
 
     def _write(self, folder: str, event: Event, found: Collector) -> None:
@@ -654,7 +654,7 @@ class Judge(Actor):
                     self._seen[key] -= 1  # it may be possible the next time
                 notes.append(str(error))
             except Exception as error:  # noqa: BLE001  what was found must not be lost
-                notes.append(f"the replay failed: {reason(error)}")
+                notes.append(messages.REPLAY_FAILED(error=reason(error)))
             else:
                 if shown and case.replayed is not None:
                     notes += case.replayed.notes
@@ -690,7 +690,7 @@ class Judge(Actor):
             return []
         self._rises += 1
         self._rising, self._risen, self._rose = rise, rise.steps, rows.step
-        return [f"{rise.begins.format(steps=rise.steps)}, until this comes back and is named"]
+        return [messages.WATCHED_CLOSELY(what=rise.begins.format(steps=rise.steps))]
 
     def _fall(self, rows: Rows) -> None:
         """Count a step that was watched operation by operation."""
@@ -729,7 +729,7 @@ class Judge(Actor):
             self._seen[key] += 1
             if self._seen[key] > 1:  # listed once, counted every time
                 continue
-            self._keep(self._signed(contained(record, rows, self._known(), CONTAINED)))
+            self._keep(self._signed(contained(record, rows, self._known(), CONTAINED())))
         if verdict.sink is not None and rows.failed is None and rows.held is None:
             self._surface(rows, verdict.sink, seen)
 
@@ -1062,10 +1062,7 @@ class Judge(Actor):
         rows.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
         rows.skip = rows.skip or (environment() or self.options.action) == "skip"
         self._exchange(event, first.failed)
-        note = (
-            f"{said} (action={self._action_name()}): what is bad because of it is counted there, "
-            "and not looked into"
-        )
+        note = messages.WEIGHTS_BAD_SINCE(since=said, action=self._action_name())
         (self.say if self.options.action == "warn" else self.remark)(note)
 
     def _exchange(self, event: Event, new: Event) -> None:

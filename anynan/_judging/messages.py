@@ -13,3 +13,16 @@ GIVEN_BY_ANOTHER = Message(
     "fault of its own",
 )
 PATIENCE = Message("patience", "skipped {n} of {most} bad steps in a row that patience= allows")
+EXPECTED_HARM = Message(
+    "expected-harm", "expected where it was made ({why}), but it came to harm outside"
+)
+NOT_REPLAYED_AGAIN = Message(
+    "not-replayed-again", "not replayed again: the first {n} like this were"
+)
+REPLAY_FAILED = Message("replay-failed", "the replay failed: {error}")
+BUNDLE_UNSAVED = Message("bundle-unsaved", "no bundle was saved: {error}")
+WATCHED_CLOSELY = Message("watched-closely", "{what}, until this comes back and is named")
+WEIGHTS_BAD_SINCE = Message(
+    "weights-bad-since",
+    "{since} (action={action}): what is bad because of it is counted there, and not looked into",
+)

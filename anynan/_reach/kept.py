@@ -12,8 +12,6 @@ import numpy as np
 from anynan._reach.search import ITEMS, Found, container_kind
 
 # What a report says where not all could be put back for a second run.
-MISSED = "the second run did not begin with the first run's value of {}"
-
 Undo = Callable[[], object]
 
 

@@ -8,16 +8,11 @@ from typing import Any
 from anynan._diagnosis.evidence import ReplayError
 from anynan._reach.items import Items, is_plain
 from anynan._reach.kept import Kept
+from anynan._reach.messages import ITERATOR_UNHELD
 from anynan._reach.patience import patience
 from anynan._reach.queues import Taken, is_queue
 from anynan._reach.search import Found, Holder, Kinds, Search, fixed, is_iterator
 from anynan._runtime.interrupts import Interrupts
-
-_HELD = (
-    "the code reaches the iterator `{}`, for which nothing can stand where it is held (as in a "
-    "tuple), and a second run might take from it: hold it in a list, or hand each batch in as an "
-    "argument"
-)
 
 _NOTHING = Found()
 _NOTHING_KEPT = Kept()
@@ -168,7 +163,7 @@ class Reach:
                 guard = Items(value, holder.name)
                 guard.rewind()
                 if not holder.set(guard):
-                    raise ReplayError(_HELD.format(holder.name))
+                    raise ReplayError(ITERATOR_UNHELD(name=holder.name))
                 guards.append((holder, guard))
                 self._guards[id(value)] = guard
             with patience(time.monotonic() - self._began):

@@ -16,6 +16,7 @@ from anynan._bundle.arrays import call_of, host
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
+from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.records import Given, Origin
 from anynan._diagnosis.sources import user_source
 from anynan._readings.policy import reading_kind
@@ -148,7 +149,8 @@ class LiveTape(Tape):
             known = [x for x in (*args, *kwargs.values()) if is_tracked(x)]
             items = tuple(Operand("", None, parents=self.parents(x)) for x in known)
             record = OpRecord(index, name, raw, None, "value", light(bad[0]._raw), items)
-            self.notes.append(f"the operands of {name} could not be described: {reason(error)}")
+            what = f"the operands of {name}"
+            self.notes.append(OPERATION_BLIND(what=what, error=reason(error)))
         record.layer = None if layer == self.base else layer
         record.source = user_source(framework=type(bad[0]._raw).__module__.partition(".")[0])
         expected = context.expectations()

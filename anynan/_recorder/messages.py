@@ -16,3 +16,14 @@ PATTERN_UNMATCHED = Message(
     "pattern-unmatched",
     "{option}={pattern} matched no scope in the first call; the scopes were: {known}",
 )
+SCALAR_DEFERRED = Message(
+    "scalar-deferred",
+    "the arguments of this call were not kept (read= waits for several calls); operands are known "
+    "by their extremes only",
+)
+ARGUMENTS_OVERWRITTEN = Message(
+    "arguments-overwritten",
+    "the call wrote into its own arguments, so it was not run again; operands are known by their "
+    "extremes only",
+)
+ARRAY_PARTED = Message("array-parted", "{parted}; operands are known by their extremes only")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from anynan._diagnosis.evidence import ReplayError
-from anynan._reach import MISSED, Exhausted, Kinds, Reach, container_state, refill
+from anynan._diagnosis.messages import NOT_PUT_BACK
+from anynan._reach import Exhausted, Kinds, Reach, container_state, refill
+from anynan._reach.messages import ANOTHER_THREAD, STATE_MISSED
 from anynan._recorder.state import is_clean
 from anynan._recorder.tracked import is_tracked
 from anynan._runtime import context
@@ -22,11 +24,6 @@ KINDS = Kinds(arrays=(np.ndarray,))
 SMALL = 2**16
 MANY = 100
 _SAMPLE = 64  # elements by which a larger one is known again
-
-SHARED = (
-    "another thread ({}) is at work, so what the code counts and keeps was not put back: the "
-    "second run began with what the first left"
-)
 
 
 class Reached:
@@ -105,9 +102,9 @@ class Start:
         busy = busy_threads()
         try:
             if busy:
-                self.missed = [SHARED.format(next(iter(busy.values())))]
+                self.missed = [ANOTHER_THREAD(name=next(iter(busy.values())))]
             else:
-                self.missed = [MISSED.format(what) for what in reach.put_back(self._kept)]
+                self.missed = [STATE_MISSED(what=what) for what in reach.put_back(self._kept)]
                 random.setstate(self._random)
             for value, keys, then in self.held:
                 refill(value, then if keys is None else tuple(zip(keys, then, strict=True)))
@@ -129,7 +126,7 @@ class Start:
                 if undo is not None:
                     undo()
             for what in present.put_back():
-                say(f"a second run could not put back {what}")
+                say(NOT_PUT_BACK(who="a second run", what=what))
 
     def spoilt(self) -> Iterator[tuple[str, Any]]:
         """Yield what the code reaches past its arguments and that this call made bad.
@@ -164,7 +161,7 @@ class Start:
         if isinstance(known, np.ndarray):
             return known.copy()
         if known is not None and not _is_same(x, known):
-            self.missed.append(MISSED.format(f"{name} (written in place, too large to keep)"))
+            self.missed.append(STATE_MISSED(what=f"{name} (written in place, too large to keep)"))
         return x.copy()
 
     def _at_first(self, x: Any) -> Any:

@@ -24,6 +24,7 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._reach.messages import REPLAY_STOPPED
 from anynan._readings.readings import Reading, Rows
 from anynan._recorder import messages
 from anynan._recorder.ends import Ends
@@ -129,14 +130,15 @@ class ArraySession(BaseAdapter):
             except ReplayError as error:
                 reason = f"the call was not run again: {error}"
             except Exception as error:  # noqa: BLE001  the first run's own records are left
-                reason = f"the second run failed: {type(error).__name__} {error}".rstrip()
+                reason = REPLAY_STOPPED(where=f"at {type(error).__name__} {error}".rstrip())
             else:
-                reason = parting(tape.replay(), seen)
-                if reason is None:
+                parted = parting(tape.replay(), seen)
+                if parted is None:
                     return seen
+                reason = messages.ARRAY_PARTED(parted=parted)
         seen = tape.replay()
         if reason:
-            seen.notes.append(f"{reason}; operands are known by their extremes only")
+            seen.notes.append(reason)
         return seen
 
     def _not_again(
@@ -148,9 +150,9 @@ class ArraySession(BaseAdapter):
         if fn is None:
             if self.options.read == "auto":
                 return ""  # no function was called: there is nothing to run again
-            return "the arguments of this call were not kept (read= waits for several calls)"
+            return messages.SCALAR_DEFERRED()
         if tape.overwritten or tape.given != given(args, kwargs) or tape.is_changed():
-            return "the call wrote into its own arguments, so it was not run again"
+            return messages.ARGUMENTS_OVERWRITTEN()
         return None
 
     def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:

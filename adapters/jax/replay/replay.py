@@ -9,6 +9,7 @@ from anynan._readings.policy import may_mask
 from anynan._readings.readings import Reading
 from anynan._runtime.context import replay_context
 from anynan.jax.graphs.operations import Op
+from anynan.jax.messages import CALLBACK_AGAIN
 from anynan.jax.program.evaluator import silent
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
@@ -143,11 +144,10 @@ def record(
     result = Replay(recorder.records(), recorder.sinks())
     result.notes += dict.fromkeys(recorder.trouble)
     if any(eqn.effects and not silent(eqn) for eqn in program.closed.jaxpr.eqns):
-        result.notes.append(
-            "a callback of the step whose result is used was called again in the replay"
-        )
+        what = "a callback of the step whose result is used"
+        result.notes.append(CALLBACK_AGAIN(what=what))
     elif any(node.name == "pure_callback" for node in program.graph.nodes):
-        result.notes.append("a pure_callback of the step was called again in the replay")
+        result.notes.append(CALLBACK_AGAIN(what="a pure_callback of the step"))
     return result, recorder
 
 

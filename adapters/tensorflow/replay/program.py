@@ -13,18 +13,18 @@ import tensorflow as tf
 from anynan._arrays.containers import leaves
 from anynan._diagnosis.evidence import ReplayError
 from anynan.tensorflow.graphs.traces import Trace, Traces
+from anynan.tensorflow.messages import BATCH_INSIDE
 from anynan.tensorflow.read.frames import here, named_arguments, tensors
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.weights import read
 from anynan.tensorflow.replay import nested
 from anynan.tensorflow.replay.answers import Answers
-from anynan.tensorflow.replay.reached import ITERATOR, Began, Reached
+from anynan.tensorflow.replay.reached import Began, Reached
 from anynan.tensorflow.replay.steps import State, Step
 from anynan.tensorflow.replay.taped import Differentiated
 
-ARGUMENTS = (
-    "the batch is taken inside of the function, so the step cannot be run again: give "
-    "the function its batch as an argument, and the operation is named"
+ARGUMENTS = BATCH_INSIDE(
+    why="the batch is taken inside of the function, so the step cannot be run again"
 )
 # Operations that take from iterators and queues, and what those are handed on as.
 TAKING = ("IteratorGetNext", "QueueDequeue", "Unstage", "MultiDeviceIteratorGetNext", "ReaderRead")
@@ -116,7 +116,9 @@ class Programs:
         graph = concrete.graph
         source = _source_of_data(graph, concrete.captured_inputs)
         if source is not None:
-            raise ReplayError(ITERATOR.format(name=source))
+            taken = f"the step takes its data from an iterator ({source})"
+            why = f"{taken}, which a second run would advance"
+            raise ReplayError(BATCH_INSIDE(why=why))
         found = self._fed(step, fn, graph, concrete.captured_inputs)
         found.compiled = compiled and bool(getattr(fn, "_jit_compile", False))
         found.traced = compiled

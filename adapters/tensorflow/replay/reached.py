@@ -11,16 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._diagnosis.evidence import ReplayError
+from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._diagnosis.sources import is_library
-from anynan._reach import MISSED, Exhausted, Holder, Kinds, Reach, weak
+from anynan._reach import Exhausted, Holder, Kinds, Reach, weak
+from anynan._reach.messages import STATE_MISSED
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.weights import raw
 
-ITERATOR = (
-    "the step takes its data from an iterator ({name}), which a second run would advance, so it "
-    "was not run again: give it the batch as an argument, and the operation is named"
-)
-LEFT = "the replay could not put back {}"
 # Bytes of an array that is copied when a step begins, and how many of them.
 BYTES = 2**20
 MANY = 1000
@@ -65,8 +62,10 @@ class Began:
 
     def notes(self) -> list[str]:
         """Say what a second run missed, and what it left."""
-        found = [MISSED.format(what) for what in self.lost]
-        return list(dict.fromkeys(found + [LEFT.format(what) for what in self.left]))
+        found = [STATE_MISSED(what=what) for what in self.lost]
+        return list(
+            dict.fromkeys(found + [NOT_PUT_BACK(who="the replay", what=what) for what in self.left])
+        )
 
     @contextmanager
     def second_run(self) -> Iterator[None]:

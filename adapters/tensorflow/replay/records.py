@@ -26,6 +26,7 @@ from anynan._diagnosis.records import (
 )
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.operations import Op, is_float, resolve
+from anynan.tensorflow.messages import DREW_OTHERS, GRAPH_OPTIMIZED, LOOP_UNOPENED
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.layers import Layers
 from anynan.tensorflow.read.probes import is_bad, kind
@@ -34,13 +35,6 @@ from anynan.tensorflow.replay import saving
 from anynan.tensorflow.replay.program import Program
 from anynan.tensorflow.replay.run import Run
 from anynan.tensorflow.replay.wide import widened
-
-OPTIMIZED = (
-    "the graph ran as TensorFlow's optimizer made it, which moves factors, and was run again as "
-    "it was written: tf.config.optimizer.set_experimental_options({'disable_meta_optimizer': True})"
-    " in front of the step shows whether the fault is the optimizer's"
-)
-REMEDY = ": written as a Python loop, or called as a plain function, its operations are named"
 
 
 class Recorder:
@@ -95,7 +89,7 @@ class Recorder:
         found.end()
         opaque = [names.OPAQUE.get(kind) for r in found.records for kind in r.raw.split(", ")]
         for what in dict.fromkeys(filter(None, opaque)):
-            found.notes.append(f"the inside of a {what} of the graph is not looked into{REMEDY}")
+            found.notes.append(LOOP_UNOPENED(what=what))
         return found
 
     def _notes(self) -> list[str]:
@@ -103,9 +97,9 @@ class Recorder:
         notes = [] if self.bad else list(self.program.notes)
         if types & names.RANDOM:
             drawn = ", ".join(sorted(types & names.RANDOM))
-            notes.append(f"{drawn} drew other numbers when the step was run again")
+            notes.append(DREW_OTHERS(drawn=drawn))
         if self.run.optimized:
-            notes.append(OPTIMIZED)
+            notes.append(GRAPH_OPTIMIZED())
         return notes
 
     def taken(self) -> Sink | None:

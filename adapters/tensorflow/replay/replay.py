@@ -18,6 +18,7 @@ from anynan._readings.readings import Reading, Rows
 from anynan._runtime.context import replay_context
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Traces
+from anynan.tensorflow.messages import NESTED_FUNCTION, REPLICAS
 from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.boards import Block
 from anynan.tensorflow.read.layers import Layers
@@ -30,11 +31,7 @@ from anynan.tensorflow.replay.records import Recorder
 from anynan.tensorflow.replay.run import Run, as_written
 from anynan.tensorflow.replay.steps import State, Step
 
-SPREAD = (
-    "the step runs on several replicas, which cannot be run again: the report stays at layer level"
-)
 FUNCTIONS = ("PartitionedCall", "StatefulPartitionedCall")
-NESTED = "what runs in a nested function is not run again by itself"
 
 
 class Replays:
@@ -74,7 +71,7 @@ class Replays:
             failed: A reading was bad, so it has to be found again, under XLA if need be.
         """
         if _is_spread(step):
-            raise ReplayError(SPREAD)
+            raise ReplayError(REPLICAS())
         with self._again():
             program = self._programs.prepare(step)
             into = collecting.get()
@@ -198,11 +195,11 @@ class Replays:
             ReplayError: If the step cannot be run again, or the block is of a nested function.
         """
         if _is_spread(step):
-            raise ReplayError(SPREAD)
+            raise ReplayError(REPLICAS())
         with self._again():
             program = self._programs.prepare(step)
             if not any(known is block for known in program.trace.blocks):
-                raise ReplayError(NESTED)
+                raise ReplayError(NESTED_FUNCTION())
             return Run(program).rows([block.spots[i].name for i in places])
 
     @contextmanager

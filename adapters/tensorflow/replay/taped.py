@@ -12,6 +12,7 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.sources import is_anynans, is_library
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Trace
+from anynan.tensorflow.messages import NOT_UNDER_TAPE
 from anynan.tensorflow.read.boards import Block
 from anynan.tensorflow.read.frames import Frame, here, tensors
 from anynan.tensorflow.read.layers import Layers
@@ -22,10 +23,6 @@ try:  # what TensorFlow's own check of numerics is made with
 except ImportError:  # pragma: no cover - another version of TensorFlow
     op_callbacks = None
 
-ELSEWHERE = (
-    "what the gradient is of was not made by operations that ran under the tape, outside of "
-    "compiled functions: anynan.tensorflow.track on the function around it names the operation"
-)
 _READS = ("ReadVariableOp", "ResourceGather")
 _OPAQUE = (tf.resource, tf.variant, tf.string)
 _library: dict[Any, bool] = {}
@@ -214,7 +211,7 @@ class Differentiated(NamedTuple):
                 wanted |= {id(x) for x in note.inputs}
         needed.reverse()
         if not needed:
-            raise ReplayError(ELSEWHERE)
+            raise ReplayError(NOT_UNDER_TAPE())
         made = {id(x) for note in needed for x in note.outputs}
         leaves: dict[int, Any] = {}
         for x in (x for note in needed for x in note.inputs):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from anynan._diagnosis.lineage import Replay
+from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._readings.readings import Reading
 from anynan._runtime.interrupts import whole
 from anynan.torch.call.rootcall import RootCall
@@ -129,7 +130,7 @@ class Operations:
 
     def _seen(self) -> Replay:
         blind = self.watcher.outside.get(-1)
-        notes = [] if blind is None else [f"one operation could not be looked at: {blind[1]}"]
+        notes = [] if blind is None else [OPERATION_BLIND(what="one operation", error=blind[1])]
         return Replay(list(self.watcher.records), list(self.watcher.sinks), notes)
 
     def _leave(self) -> None:

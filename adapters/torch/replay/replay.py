@@ -13,9 +13,11 @@ import torch
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
+from anynan._diagnosis.messages import NOT_PUT_BACK, OPERATION_BLIND
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._reach import MISSED, Exhausted
+from anynan._reach import Exhausted
+from anynan._reach.messages import ANOTHER_THREAD, REPLAY_STOPPED, STATE_MISSED
 from anynan._readings.readings import Reading, Rows, Site
 from anynan._runtime.context import replay_context
 from anynan._runtime.interrupts import Interrupts
@@ -29,6 +31,7 @@ from anynan.torch.call.state import State, StopReplay
 from anynan.torch.call.threads import Threads
 from anynan.torch.graphs.compiler import eager
 from anynan.torch.graphs.graphs import Graphs
+from anynan.torch.messages import MODEL_GONE, REPLAY_FROM_ONES, REPLAY_INPUT_CHANGED, REPLAY_UPDATED
 from anynan.torch.private import count_modes, forward_hooks_apart, hook_first, task, without_modes
 from anynan.torch.read.probes import nonfinite
 from anynan.torch.read.tensors import tensors
@@ -42,11 +45,6 @@ from anynan.torch.replay.tail import Tails
 from anynan.torch.replay.watcher import Watcher
 from anynan.torch.weights.scalers import Scalers
 
-SHARED = (
-    "another thread ({}) is at work, so counters and containers that the code changes were not "
-    "put back: the second run began with what the first left in them, and may have changed them"
-)
-GONE = "the model was gone when this was read, so its last step cannot be run again"
 # Seconds to wait for another thread's second run, which may itself wait for this thread.
 _PATIENCE = 10.0
 
@@ -114,7 +112,7 @@ class Replays:
             )
             raise ReplayError(msg)
         if any(root.fn is None for root in roots):
-            raise ReplayError(GONE)
+            raise ReplayError(MODEL_GONE())
         found = None
         if reading.phase == "backward" and not state.in_step:  # what is behind the models is first
             found = self.tails.replay(state.thread.ident, reading, None)
@@ -284,10 +282,7 @@ class Replays:
                 stack.enter_context(disabled_modes())
                 for root in roots:
                     if root.changed():
-                        result.notes.append(
-                            "an input of the call was changed in place since, so the replay "
-                            "starts from other values"
-                        )
+                        result.notes.append(REPLAY_INPUT_CHANGED())
                     watcher = self._run(
                         root, reading, result, kept, interrupts,
                         whole=root is state.root and state.in_step, together=together,
@@ -301,15 +296,12 @@ class Replays:
             finally:
                 interrupts.end()
                 kept.restore()
-        result.notes += [f"the replay could not put back {what}" for what in kept.lost]
+        result.notes += [NOT_PUT_BACK(who="the replay", what=what) for what in kept.lost]
         if result.uncompiled:  # what compiled code calls several times has one reading
             result.passed = []
         elif state.updated and state.in_step:
             result.passed = [place.unmeasured() for place in result.passed]
-            result.notes.append(
-                "the step had updated the weights when this was read, so the second run, and the "
-                "values it shows, are with the new ones"
-            )
+            result.notes.append(REPLAY_UPDATED())
         elif result.substituted:
             result.passed = [place for place in result.passed if place.phase != "backward"]
         return result
@@ -349,9 +341,9 @@ class Replays:
         if not root.random.is_now():
             root.random.restore()
         if kept.apart is not None:
-            result.notes.append(SHARED.format(kept.apart))
+            result.notes.append(ANOTHER_THREAD(name=kept.apart))
         elif root.began is not None:
-            result.notes += [MISSED.format(what) for what in root.began.put_back()]
+            result.notes += [STATE_MISSED(what=what) for what in root.began.put_back()]
         watcher = Watcher(self.scene.outside(root))
         watcher.originals = {}
         watcher.mender = mender
@@ -392,7 +384,7 @@ class Replays:
             except ReplayError as error:
                 result.notes.append(str(error))
             except Exhausted as error:
-                result.notes.append(f"the second run stopped where {error}")
+                result.notes.append(REPLAY_STOPPED(where=f"where {error}"))
             except Exception as error:  # noqa: BLE001  the replay may fail as the step did
                 result.raised = error
                 if not ending:
@@ -406,13 +398,13 @@ class Replays:
             mender.gradient_norm = norm_of(grads)
         blind = watcher.outside.get(-1)
         if blind is not None:
-            result.notes.append(f"one operation could not be looked at in the replay: {blind[1]}")
+            result.notes.append(OPERATION_BLIND(what="one operation", error=blind[1]))
         return watcher
 
 
 def _stopped(error: Exception) -> str:
     line = f": {str(error).splitlines()[0][:120]}" if str(error) else ""
-    return f"the replay stopped at {type(error).__name__}{line}"
+    return REPLAY_STOPPED(where=f"at {type(error).__name__}{line}")
 
 
 def _gave(state: State, reading: Reading) -> Reading | None:
@@ -484,10 +476,7 @@ def _backward(root: RootCall, out: Any, result: Replay, *, together: bool) -> No
                 gradients.append(torch.zeros_like(x))
             continue
         if i in root.gradients and grad is None:
-            result.notes.append(
-                "the gradient that came into the model was larger than keep= allows, so the "
-                "backward pass was replayed from ones instead"
-            )
+            result.notes.append(REPLAY_FROM_ONES())
             grad = torch.ones_like(x)
             result.substituted = True
         if grad is None:

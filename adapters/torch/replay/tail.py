@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from anynan._diagnosis.lineage import External, Replay
+from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.sources import user_source
 from anynan._diagnosis.trials import Attempt
@@ -387,7 +388,7 @@ def _again(
     replay.records, replay.sinks = watcher.records, watcher.sinks
     blind = watcher.outside.get(-1)
     if blind is not None:
-        replay.notes.append(f"one operation could not be looked at: {blind[1]}")
+        replay.notes.append(OPERATION_BLIND(what="one operation", error=blind[1]))
     return replay
 
 

@@ -24,6 +24,7 @@ from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.torch.call import noted
 from anynan.torch.call.noted import Notes, Pass
+from anynan.torch.messages import GONE
 from anynan.torch.private import foreach_norm
 from anynan.torch.read.probes import (
     DTYPE_MAX,
@@ -44,7 +45,6 @@ NAME = "the program"
 # So many numbers that are bad as they are read are looked into.
 MOST = 3
 _NAMES = re.compile(r"\b(nan|inf|infinite|not finite|non-finite)\b", re.IGNORECASE)
-_GONE = "what led to it is not known any more: the operations are noted from pass to pass"
 
 
 class Program(BaseAdapter):
@@ -82,7 +82,7 @@ class Program(BaseAdapter):
         """Compute what is bad again, from what was noted."""
         found = self.tails.replay(None, reading, None)
         if found is None:
-            raise ReplayError(_GONE)
+            raise ReplayError(GONE())
         return found
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:

@@ -24,9 +24,10 @@ from anynan.torch.call.state import State
 from anynan.torch.call.threads import Threads
 from anynan.torch.distributed.ranks import Ranks
 from anynan.torch.graphs.graphs import Graphs
+from anynan.torch.messages import MODEL_GONE
 from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, bad_rows, measure, same_memory
 from anynan.torch.replay.operations import Operations
-from anynan.torch.replay.replay import GONE, Replays
+from anynan.torch.replay.replay import Replays
 from anynan.torch.replay.saving import host
 from anynan.torch.session.layers import Layers
 from anynan.torch.step.steps import Steps
@@ -263,7 +264,7 @@ class Session(BaseAdapter):
     def replay(self, reading: Reading) -> Replay:
         """Run the failing call again under the operation watcher."""
         if self._gone:
-            raise ReplayError(GONE)
+            raise ReplayError(MODEL_GONE())
         self.ranks.replayed()
         return self.replays.run(self.threads.owner(self.threads.state()), reading)
 
