@@ -35,7 +35,9 @@ def test_a_contained_origin_is_shown_as_a_suspect() -> None:
     assert event.operation.name == "log"
     assert event.cause is not None
     assert event.cause.tag == "log_of_negative"
-    assert event.notes == ("contained: its bad values reached no layer output, loss or gradient",)
+    assert event.notes == (
+        "contained: its bad values reached no layer output, loss or gradient [contained]",
+    )
     assert tracker.count("suspect") == 1
 
 

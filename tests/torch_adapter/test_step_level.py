@@ -267,7 +267,7 @@ def test_of_weights_alone_the_likeliest_is_named_and_that_it_is_likely_is_said()
     assert event.notes[-1] == (
         "the gradients of 4 of 6 weights are bad, and which was first is not known, probably that "
         "of norm.bias: mostly a backward pass runs up the model's list; level='layer' reads them "
-        "in the order in which they are made"
+        "in the order in which they are made [many-weights]"
     )
 
 
