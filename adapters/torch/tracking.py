@@ -117,4 +117,5 @@ def _track_model(model: torch.nn.Module, options: Options) -> Tracker:
         raise ValueError(msg)
     for x in same:
         tracked[x] = weakref.ref(session)
+        tracker.aliases.append(weakref.ref(x))
     return begin(tracker, session)

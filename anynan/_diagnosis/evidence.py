@@ -21,7 +21,7 @@ class BadParameter:
         buffer: True for a buffer (running statistics), False for a weight.
         held: False for a weight that none of the optimizers at work holds.
         optimizer: True for a part of the optimizer's state, and no weight.
-        before: False for a buffer that the failing call itself may have written.
+        before: False for what the failing step itself wrote, or may have written.
         gradient: What its gradient holds, if it has one.
         state: The optimizer's state for it.
         settings: The numbers its optimizer works with (``lr``, ``eps``).

@@ -105,7 +105,8 @@ def _newest(target: Any) -> "Tracked | None":
     with _lock:
         known = [tracker for ref in _watching.values() if (tracker := ref()) is not None]
     for tracker in reversed(known):
-        if tracker.judge.adapter is not None and tracker.fn is target:
+        names = (tracker.fn, *(ref() for ref in tracker.aliases))
+        if tracker.judge.adapter is not None and any(each is target for each in names):
             return tracker
     return None
 
@@ -163,6 +164,7 @@ class Tracked:
         where: Where in the user's training it is; noted in each event.
         judge: What adapters write readings into, and what acts on them.
         handle: The user's ``Tracker``.
+        aliases: What else stands for it, as the model that a compiled one was made of.
     """
 
     def __init__(self, target: Any, options: Options, name: str) -> None:
@@ -171,6 +173,7 @@ class Tracked:
         self.paused = False
         self.where = ""
         self.handle: Handle | None = None
+        self.aliases: list[weakref.ref[Any]] = []
         self.backend_name: str | None = None
         self._removed = False
         self.judge: Judge = Judge(options, self)
