@@ -8,8 +8,9 @@ named.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from anynan._runtime.about import ADAPTERS as _ADAPTERS
-from anynan._runtime.about import __version__ as __version__
+from anynan._base import shown as _shown
+from anynan._base.about import ADAPTERS as _ADAPTERS
+from anynan._base.about import __version__ as __version__
 
 _WHERE = {
     "AnomalyError": "errors",
@@ -19,14 +20,14 @@ _WHERE = {
     "Advanced": "options",
     "Allow": "options",
     "Policy": "options",
-    "Summary": "_arrays.summary",
+    "Summary": "_base.summary",
     "Tracker": "tracker",
     "check": "_checks",
     "compare": "_compare.compare",
-    "expect": "_runtime.context",
+    "expect": "_base.context",
     "load": "_jsonl.reading",
-    "replaying": "_runtime.context",
-    "scope": "_runtime.context",
+    "replaying": "_base.context",
+    "scope": "_base.context",
     "summarize": "_checks",
     "track": "_recorder.tracking",
     "untrack": "tracker",
@@ -89,17 +90,25 @@ if TYPE_CHECKING:
     from anynan import tensorflow as tensorflow
     from anynan import torch as torch
     from anynan import transformers as transformers
-    from anynan._arrays.summary import Summary
+    from anynan._base.context import expect, replaying, scope
+    from anynan._base.summary import Summary
     from anynan._checks import check, summarize
     from anynan._compare.compare import compare
     from anynan._jsonl.reading import load
     from anynan._recorder.tracking import track
-    from anynan._runtime.context import expect, replaying, scope
     from anynan._steps.loaders import watch
     from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
     from anynan.events import Event
     from anynan.options import Advanced, Allow, Policy
     from anynan.tracker import Tracker, untrack
+
+
+def _as_html(thing: Any) -> str:
+    html: str = importlib.import_module("anynan._runs.shown").shown(thing)
+    return html
+
+
+_shown.as_html = _as_html
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -126,8 +135,8 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name in _MOVED:
+        from anynan._base.notices import warn
         from anynan._reports.messages import RENAMED
-        from anynan._reports.notices import warn
 
         now = f"anynan.{_MOVED[name]}.{name}"
         warn(RENAMED(old=f"anynan.{name}", new=now), DeprecationWarning)

@@ -13,15 +13,15 @@ from anynan._arrays.containers import Parts, is_container, is_leaf, leaves
 from anynan._arrays.measures import measure
 from anynan._arrays.messages import UNLOOKED
 from anynan._arrays.probe import ends, is_clean, probe
-from anynan._arrays.summary import Summary
-from anynan._diagnosis.sources import user_source
+from anynan._base import context
+from anynan._base.escaping import name as printed
+from anynan._base.notices import warn
+from anynan._base.sources import user_source
+from anynan._base.summary import Summary
+from anynan._base.tracebacks import shorten
 from anynan._readings.policy import DEFAULT, Policy, reading_kind
-from anynan._reports.escaping import name as printed
 from anynan._reports.logs import log
-from anynan._reports.notices import warn
 from anynan._reports.report import render
-from anynan._runtime import context
-from anynan._runtime.tracebacks import shorten
 from anynan.errors import AnomalyError, NonFiniteError, reason
 from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Severity, Source
 from anynan.options import environment

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from anynan._arrays.summary import Summary
-from anynan._notebooks.shown import Shown
+from anynan._base.shown import Shown
+from anynan._base.summary import Summary
 
 Phase = Literal["input", "forward", "loss", "backward", "parameter", "optimizer", "value"]
 Kind = Literal["nan", "posinf", "neginf", "large", "spike", "vanishing"]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal, Self, TypedDict, TypeVar
 
-from anynan._bundle.folders import refuse_unwritable
+from anynan._base.folders import refuse_unwritable
+from anynan._base.messages import known
+from anynan._base.notices import warn
 from anynan._readings.patterns import Patterns
 from anynan._readings.policy import DEFAULT, Allow, Policy
 from anynan._reports.messages import RENAMED
-from anynan._reports.notices import warn
-from anynan._runtime.messages import known
 from anynan.events import Event
 
 __all__ = ["Advanced", "Allow", "MonitorOptions", "Options", "Policy", "TrackOptions"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from anynan._steps.everywhere import Found
+    from anynan._everywhere import Found
 
 _watched = pytest.StashKey[tuple["Found", Callable[[], None]]]()
 
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     """Begin to watch, before the fixtures of the test are made."""
     if item.config.getoption("--anynan") or item.config.getini("anynan"):
-        from anynan._steps.everywhere import Found, watch_everything
+        from anynan._everywhere import Found, watch_everything
         from anynan.options import Options
 
         found = Found()
@@ -75,7 +75,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     if call.excinfo is not None and errors is not None:
         error = call.excinfo.value
         if isinstance(error, errors.AnomalyError):
-            from anynan._runtime.tracebacks import shorten
+            from anynan._base.tracebacks import shorten
 
             shorten(error)
             if error.__traceback__ is not None:

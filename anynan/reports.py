@@ -1,8 +1,8 @@
 """Reports as text, HTML and numbers: what they are written from, and how."""
 
-from anynan._outlook.narrower import Headroom, headroom
 from anynan._readings.history import History
 from anynan._reports.forms import render
-from anynan._reports.run import Run
+from anynan._runs.narrower import Headroom, headroom
+from anynan._runs.run import Run
 
 __all__ = ["Headroom", "History", "Run", "headroom", "render"]

@@ -9,11 +9,11 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, Self
 
+from anynan._base.notices import warn
+from anynan._base.tracebacks import shorten
 from anynan._bundle.collector import LIMIT
 from anynan._readings.history import History
 from anynan._reports.messages import RENAMED
-from anynan._reports.notices import warn
-from anynan._runtime.tracebacks import shorten
 from anynan._steps.tracked import Handle, Tracked, inside, tracker_of
 from anynan.errors import AnomalyError
 from anynan.events import Event
@@ -218,14 +218,14 @@ class Tracker(Handle):
         Args:
             layers: Add the numbers of each layer.
         """
-        from anynan._reports.overview import metrics
+        from anynan._runs.overview import metrics
 
         return metrics(self._tracked, layers=layers)
 
     def report(self) -> str:
         """Return the state as text: steps, tightest headroom, events, what was allowed."""
-        from anynan._reports.overview import overview
-        from anynan._reports.run import of
+        from anynan._runs.overview import overview
+        from anynan._runs.run import of
 
         return overview(of(self._tracked))
 
@@ -265,7 +265,7 @@ class Tracker(Handle):
         Example:
             >>> tracker.to_html("report.html")  # doctest: +SKIP
         """
-        from anynan._reports.run import of
+        from anynan._runs.run import of
 
         of(self._tracked).to_html(path)
 

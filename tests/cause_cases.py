@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.causes import Situation
 from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan.events import STATE, Source

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import anynan
-from anynan._arrays.summary import Summary
+from anynan._base.context import expectations, replay_context
+from anynan._base.sources import describe
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import External, Operand, OpRecord, Replay, Sink
-from anynan._diagnosis.sources import describe
 from anynan._readings.patterns import choose
 from anynan._readings.readings import Reading, Rows
-from anynan._runtime.context import expectations, replay_context
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracked import Tracked, inside
 from anynan.events import Phase, Source

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.causes import RULES, UNKNOWN, Situation, advise, explain, table
 from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan._diagnosis.rules.evidence import facts, literal, rising, told

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import anynan
+from anynan._base.about import ADAPTERS
 from anynan._cli import commands as cli
-from anynan._runtime.about import ADAPTERS
 
 BUGS = {"first": "the default", "second": "another"}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._runtime import context
+from anynan._base import context
 
 NAN = np.array([np.nan])
 

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import anynan
-from anynan._runtime.about import ADAPTERS
+from anynan._base.about import ADAPTERS
 from anynan._steps.tracked import _watching
 
 ROOT = Path(__file__).parents[1]

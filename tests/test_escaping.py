@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._arrays.summary import Summary
-from anynan._reports.escaping import NAME, PROSE, escaped, name, prose
+from anynan._base.escaping import NAME, PROSE, escaped, name, prose
+from anynan._base.summary import Summary
 from anynan._reports.report import headline, render, render_line, render_rich
 from anynan._steps.tracked import inside
 from anynan.errors import AnynanWarning

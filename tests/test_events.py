@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import anynan
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
 from anynan.events import KINDS, PHASES, Cause, Event, Operation, Source, Spread, Trial
 

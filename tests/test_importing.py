@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anynan._runtime.imports import when_imported
+from anynan._base.imports import when_imported
 
 INNER = "made = True\n"
 OUTER = "import {inner}\nlate = True\n"

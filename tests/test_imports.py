@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import anynan
-from anynan._runtime import about
+from anynan._base import about
 from tests.tiers import installed
 
 PACKAGE = Path(anynan.__file__).parent

@@ -19,7 +19,7 @@ from anynan._cli.commands import main
 from anynan._jsonl.writing import Writer
 from anynan._readings.history import Ring
 from anynan._readings.readings import Rows, Site
-from anynan._reports.run import Run
+from anynan._runs.run import Run
 from anynan._steps.tracked import Tracked, inside
 from tests.fake_adapter import Layer, Model, track, training
 from tests.processes import python

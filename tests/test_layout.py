@@ -84,7 +84,7 @@ def test_adapters_is_no_package() -> None:
     assert not (ROOT / "adapters" / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "anynan/_runtime/about.py"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "anynan/_base/about.py"])
 def test_every_adapter_is_named(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     for adapter in _adapters():

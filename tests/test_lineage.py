@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import PLACING, Operand, OpRecord, Sink, Verdict, is_mask, trace
 from anynan._diagnosis.operands import constant
 

@@ -9,7 +9,7 @@ import pytest
 
 import anynan
 from anynan import Advanced
-from anynan._runtime.messages import Message, known, slug_of
+from anynan._base.messages import Message, known, slug_of
 from tests.fake_adapter import Layer, Model, track
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 import anynan
-from anynan._outlook.forecast import WINDOW, forecasts
-from anynan._outlook.lines import outlook
 from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Rows
-from anynan._reports.run import Run, of
+from anynan._runs.forecast import WINDOW, forecasts
+from anynan._runs.lines import outlook
+from anynan._runs.run import Run, of
 from anynan._steps.tracked import inside
 
 TOP = 16.0  # bits: of a dtype whose largest number is 2**16

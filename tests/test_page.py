@@ -17,13 +17,13 @@ import pytest
 
 import anynan
 from anynan._compare.comparison import Comparison, Row
-from anynan._page.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, Grid, grids
-from anynan._page.page import page
-from anynan._page.picture import curves, heat_map
 from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Rows
-from anynan._reports.run import Run, of
+from anynan._runs.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, Grid, grids
+from anynan._runs.page import page
+from anynan._runs.picture import curves, heat_map
+from anynan._runs.run import Run, of
 from anynan._steps.tracked import inside
 from anynan.events import Phase
 from tests.fake_adapter import track, training

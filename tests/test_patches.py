@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anynan._reach.patches import Patches
+from anynan._base.patches import Patches
 
 
 class Base:

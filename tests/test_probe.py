@@ -22,7 +22,7 @@ from anynan._arrays import probe as probing
 from anynan._arrays import registry
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import is_clean, probe
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from tests.backends import Space
 
 NAN, INF = math.nan, math.inf

@@ -5,7 +5,7 @@ import pytest
 
 from anynan._arrays.arguments import bound, parameters, positional
 from anynan._arrays.measures import measure
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.operands import at_first_nan

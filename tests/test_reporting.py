@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import operation
 from anynan._diagnosis.lineage import Operand, OpRecord

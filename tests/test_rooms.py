@@ -49,3 +49,53 @@ def test_a_room_is_introduced_in_one_line(adapter: str) -> None:
         (docstring,) = ast.parse(path.read_text(encoding="utf-8")).body
         assert isinstance(docstring, ast.Expr)
         assert path.read_text(encoding="utf-8").count("\n") == 1
+
+
+# The rooms of the core, each on top of those before it; docs/contributing.md says what each is.
+ORDER = (
+    *("events", "errors", "_base", "_arrays", "_readings", "_diagnosis", "_reach", "_files"),
+    *("_reports", "_bundle", "options", "_checks", "_steps", "_runs", "_jsonl", "tracker"),
+    *("_everywhere", "_compare", "_recorder", "_cli", "_notebooks", "_monitored"),
+)
+# Ground floor: these three know each other.
+GROUND = {"events", "errors", "_base"}
+CORE = Path(__file__).parents[1] / "anynan"
+
+
+def _imported(path: Path) -> set[str]:
+    """Name the modules that a file imports anywhere: in functions, for types, by a string."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "anynan":
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("anynan."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {name.name.split(".")[1] for name in node.names if "anynan." in name.name}
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("anynan._"):
+            found.add(str(node.value).split(".")[1])
+    return found
+
+
+def _floor(room: str) -> int:
+    return 0 if room in GROUND else ORDER.index(room)
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_a_room_stands_on_those_below_it(room: str) -> None:
+    paths = [*CORE.glob(f"{room}.py"), *CORE.glob(f"{room}/**/*.py")]
+    assert paths
+    for path in paths:
+        above = {x for x in _imported(path) if x in ORDER and _floor(x) > _floor(room)}
+        assert not above, f"{path.relative_to(CORE)} imports {', '.join(sorted(above))}"
+
+
+def test_every_room_has_its_place() -> None:
+    rooms = {path.parent.name for path in CORE.glob("_*/__init__.py")}
+    rooms |= {path.stem for path in CORE.glob("_*.py")} - {"__init__", "__main__"}
+    assert rooms <= set(ORDER)
+
+
+def test_the_order_is_written_down_once_more_for_readers() -> None:
+    text = (CORE.parent / "docs" / "contributing.md").read_text(encoding="utf-8")
+    assert " <- ".join(f"`{room}`" for room in ORDER) in " ".join(text.split())

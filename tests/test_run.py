@@ -7,8 +7,8 @@ import pytest
 
 import anynan
 from anynan._cli.ending import BEFORE, NOTHING
+from anynan._everywhere import Found
 from anynan._reports.report import folded
-from anynan._steps.everywhere import Found
 from tests.processes import frames_of_ours, python
 
 PROGRAM = """

@@ -484,7 +484,7 @@ def test_a_missing_reader_says_how_to_get_it(
 MEMORY = """
 import resource, sys
 from anynan._cli.commands import main
-import anynan._files.scan, anynan._diagnosis.rules.evidence, anynan._reports.escaping
+import anynan._files.scan, anynan._diagnosis.rules.evidence, anynan._base.escaping
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert main(["scan", sys.argv[1]]) == 0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

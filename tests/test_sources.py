@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import anynan
-from anynan._diagnosis import sources
-from anynan._diagnosis.sources import is_library, user_source
+from anynan._base import sources
+from anynan._base.sources import is_library, user_source
 from anynan.events import Source
 
 SITE = os.path.join(os.sep, "env", "lib", "site-packages")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from anynan._runtime.threads import busy_threads
+from anynan._base.threads import busy_threads
 from tests.threads import the_system_tells, waiting_for_a_pipe
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import anynan
-from anynan._judging import actions as acting
 from anynan._readings import history as monitor_room
+from anynan._steps import actions as acting
 from tests.fake_adapter import Layer, Model, adapter_of, track
 from tests.fake_steps import BAD, GOOD, failure, forward_only, lent_operations, silence, tracked
 

@@ -6,7 +6,7 @@ import pytest
 
 import anynan
 from anynan._diagnosis.lineage import Replay
-from anynan._judging import judge as judging_room
+from anynan._steps import judge as judging_room
 from tests.fake_adapter import Layer, Model, adapter_of, track
 from tests.fake_steps import BAD, failure, forward_only, lent_operations, make, tracked
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anynan._runtime.threads import busy_threads
+from anynan._base.threads import busy_threads
 
 the_system_tells = pytest.mark.skipif(
     not Path("/proc/self/schedstat").exists(), reason="the system does not tell who waits"

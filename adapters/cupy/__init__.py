@@ -12,7 +12,7 @@ if not hasattr(_cupy, "ndarray"):
     raise ImportError(msg)
 
 from anynan._arrays import registry as _registry
-from anynan._runtime.context import scope
+from anynan._base.context import scope
 from anynan.cupy.slots import Reader as _Reader
 from anynan.cupy.tracking import check, errstate, track
 

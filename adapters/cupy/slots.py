@@ -12,7 +12,7 @@ import numpy as np
 from anynan._arrays.access import dtype_name
 from anynan._arrays.measures import describe
 from anynan._arrays.probe import probe
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan.cupy.kernels import DIMENSIONS, THREADS, Span, collapse, decode, source
 
 ROWS = 4096  # slots in a block: 64 KiB

@@ -8,6 +8,7 @@ from typing import Any, Self, Unpack, overload
 import cupy
 
 import anynan
+from anynan._base.notices import warn
 from anynan._readings.policy import Policy
 from anynan._recorder.lazy import LazyTape, Slots
 from anynan._recorder.namespaces import Namespace, recording
@@ -16,7 +17,6 @@ from anynan._recorder.tape import now
 from anynan._recorder.trackable import unwrap
 from anynan._recorder.tracked import TrackedArray
 from anynan._recorder.tracking import array_options, start
-from anynan._reports.notices import warn
 from anynan._reports.report import render
 from anynan._steps.tracked import Tracked
 from anynan.cupy.slots import DeviceSlots

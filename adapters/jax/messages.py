@@ -1,6 +1,6 @@
 """What this adapter says."""
 
-from anynan._runtime.messages import Message
+from anynan._base.messages import Message
 
 PROGRAM_UNWATCHED = Message(
     "program-unwatched", "{name} runs unwatched: its program could not be taken apart ({why})"

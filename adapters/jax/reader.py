@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan.jax.program.trace import tracing
 from anynan.jax.read.probes import CHECKED
 

@@ -12,12 +12,12 @@ from typing import Any, cast
 import jax
 from jax import tree_util
 
-from anynan._diagnosis.sources import is_library
-from anynan._judging.judge import Judge
-from anynan._judging.messages import GIVEN_BY_ANOTHER
-from anynan._reach.patches import Patches
-from anynan._runtime.imports import when_imported
-from anynan._steps.everywhere import Found
+from anynan._base.imports import when_imported
+from anynan._base.patches import Patches
+from anynan._base.sources import is_library
+from anynan._everywhere import Found
+from anynan._steps.judge import Judge
+from anynan._steps.messages import GIVEN_BY_ANOTHER
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.jax.program import signature

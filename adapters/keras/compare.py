@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from anynan._base.patches import Patches
 from anynan._compare.captures import Side
-from anynan._reach.patches import Patches
 from anynan.keras.layers import is_symbolic
 
 _SIDES = {

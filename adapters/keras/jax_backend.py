@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair

@@ -12,8 +12,8 @@ import numpy as np
 
 from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
+from anynan._base import context
 from anynan._diagnosis.lineage import Replay
-from anynan._runtime import context
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program import signature
 from anynan.jax.program.trace import tracing

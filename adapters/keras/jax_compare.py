@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import keras
 
-from anynan._reach.patches import Patches
+from anynan._base.patches import Patches
 from anynan.jax.compare import JaxSide
 from anynan.jax.graphs.stacks import LAYER
 from anynan.keras.compare import same_draws

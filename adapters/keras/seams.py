@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from anynan._reach.patches import Patches
+from anynan._base.patches import Patches
 
 KINDS = ("train", "test", "predict")
 _patches = Patches()

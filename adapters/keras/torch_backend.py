@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from anynan._arrays.containers import leaves
+from anynan._base.context import replaying
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading, Rows
-from anynan._runtime.context import replaying
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.keras import seams

@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from anynan._reach.patches import Patches
-from anynan._steps.everywhere import Found, spoiled
+from anynan._base.patches import Patches
+from anynan._everywhere import Found, spoiled
 from anynan._steps.tracked import Tracked, inside, is_tracked
 from anynan.errors import AnomalyError
 from anynan.keras.tracking import start

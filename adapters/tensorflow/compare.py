@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from anynan._base.patches import Patches
+from anynan._base.sources import is_anynans, user_source
 from anynan._compare.captures import (
     Array,
     Capture,
@@ -22,9 +24,7 @@ from anynan._compare.captures import (
     Wish,
     cotangent,
 )
-from anynan._diagnosis.sources import is_anynans, user_source
 from anynan._files.formats import FORMATS
-from anynan._reach.patches import Patches
 from anynan.events import Source
 from anynan.keras.compare import same_draws, watching
 from anynan.keras.layers import layers_of, refuse_unbuilt, weights_of

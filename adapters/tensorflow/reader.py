@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._arrays.probe import probe
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan.tensorflow.read import probes
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from anynan._steps.everywhere import Found, spoiled
+from anynan._everywhere import Found, spoiled
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.tensorflow.session.wide import Wide

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from anynan._base.sources import is_anynans, user_source
 from anynan._compare.captures import (
     Array,
     Capture,
@@ -22,7 +23,6 @@ from anynan._compare.captures import (
     Wish,
     cotangent,
 )
-from anynan._diagnosis.sources import is_anynans, user_source
 from anynan.events import Source
 from anynan.torch.call.discovery import find_modules
 from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map, unseen

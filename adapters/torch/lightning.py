@@ -8,10 +8,10 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Unpack
 
+from anynan._base.context import replaying
+from anynan._base.patches import Patches
+from anynan._everywhere import Found
 from anynan._monitored import Monitored
-from anynan._reach.patches import Patches
-from anynan._runtime.context import replaying
-from anynan._steps.everywhere import Found
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.events import Event

@@ -1,6 +1,6 @@
 """What this adapter says."""
 
-from anynan._runtime.messages import Message
+from anynan._base.messages import Message
 
 NO_MODULE_FOUND = Message(
     "no-module-found",

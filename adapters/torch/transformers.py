@@ -12,8 +12,8 @@ except ImportError:
     msg = 'anynan.transformers needs transformers: pip install "anynan[transformers]"'
     raise ImportError(msg) from None
 
+from anynan._everywhere import Found
 from anynan._monitored import Monitored
-from anynan._steps.everywhere import Found
 from anynan._steps.tracked import inside
 from anynan.options import MonitorOptions, Options, TrackOptions
 from anynan.torch import tracking

@@ -19,9 +19,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from anynan._reach.patches import Patches
-from anynan._runtime.imports import when_imported
-from anynan._steps.everywhere import Found
+from anynan._base.imports import when_imported
+from anynan._base.patches import Patches
+from anynan._everywhere import Found
 from anynan._steps.tracked import inside
 from anynan.errors import AnomalyError
 from anynan.options import Options

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from anynan._arrays.summary import Summary
 from anynan._arrays.tally import Tally, first_bad
+from anynan._base.summary import Summary
 
 
 def is_chunked(x: Any) -> bool:

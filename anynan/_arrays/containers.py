@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from anynan._arrays import messages
-from anynan._reports.notices import warn
+from anynan._base.notices import warn
 from anynan.errors import reason
 
 Role = Literal[

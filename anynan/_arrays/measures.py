@@ -22,8 +22,8 @@ from anynan._arrays.access import (
 )
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.registry import reader_of
-from anynan._arrays.summary import Summary
 from anynan._arrays.tally import Tally, first_bad
+from anynan._base.summary import Summary
 
 
 def measure(x: Any) -> Summary:

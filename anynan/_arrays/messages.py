@@ -1,6 +1,6 @@
 """What this room says."""
 
-from anynan._runtime.messages import Message
+from anynan._base.messages import Message
 
 UNLOOKED = Message("unlooked", "{what} could not be looked at: {error}")
 BATCH_UNREAD = Message("batch-unread", "{error}")

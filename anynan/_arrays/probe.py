@@ -24,7 +24,7 @@ from anynan._arrays.access import (
 )
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.registry import reader_of
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 
 Span = tuple[float, float]
 

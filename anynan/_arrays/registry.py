@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 
 
 class Reader(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from anynan._arrays.access import Format, as_float, pieces
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 
 # Elements: a handful of temporaries stay below 1 MiB, and OpenBLAS wakes no pool of threads.
 PIECE = 10_000

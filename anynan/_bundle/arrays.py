@@ -8,7 +8,7 @@ import numpy as np
 
 from anynan._arrays.access import to_host
 from anynan._arrays.measures import measure
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._bundle.calls import Call, Line, UnwritableError, Words, refuse
 from anynan._bundle.collector import Operands
 from anynan._bundle.script import Dialect

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anynan._base.about import ADAPTERS, __version__, versions
 from anynan._bundle.calls import BundleError, Call, call_of, refuse
 from anynan._bundle.collector import Collector
 from anynan._bundle.script import TENSORS, Dialect, script
 from anynan._bundle.tensors import keepable, stored, write
 from anynan._files.safetensors import tensors as listed
 from anynan._files.tensors import UnreadableError
-from anynan._jsonl.writing import versions
-from anynan._runtime.about import ADAPTERS, __version__
 from anynan.errors import reason
 from anynan.events import Event
 

@@ -7,9 +7,9 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from anynan._base.about import versions
 from anynan._bundle.bundle import SCRIPT, Bundle
 from anynan._bundle.script import TENSORS, results
-from anynan._jsonl.writing import versions
 from anynan.events import Event
 
 SECONDS = 300

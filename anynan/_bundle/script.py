@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anynan._base.escaping import prose
 from anynan._bundle.calls import Call, Coder, Words, identifier, refuse
 from anynan._bundle.tensors import stored
-from anynan._reports.escaping import prose
 from anynan._reports.report import render_line
 from anynan.events import Event
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anynan._reach.patches import Patches
+from anynan._base.patches import Patches
 
 
 def watched_again(options: Sequence[str], program: str) -> Patches:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
+from anynan._base.about import ADAPTERS, __version__
 from anynan._cli import compare, doctor, replay, report, run, scan
-from anynan._runtime.about import ADAPTERS, __version__
 
 CORE = "numpy"  # its demo is the core's own: array code needs no adapter
 USAGE = 2  # the exit status of a command that could not begin

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
 
+from anynan._base.about import ADAPTERS, __version__
 from anynan._cli.statuses import BAD, FINE
-from anynan._runtime.about import ADAPTERS, __version__
 
 # Each framework is asked in a process of its own: one that crashes or hangs is a line too.
 SECONDS = 120

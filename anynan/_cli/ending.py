@@ -4,12 +4,12 @@ import os
 import re
 from collections import deque
 
+from anynan._base.escaping import name as printed
+from anynan._base.sources import is_library, located
 from anynan._diagnosis.rules.evidence import plural
-from anynan._diagnosis.sources import is_library, located
-from anynan._judging.actions import MAX_EVENTS, names_bad
-from anynan._reports.escaping import name as printed
+from anynan._everywhere import Found, is_bad
 from anynan._reports.report import folded
-from anynan._steps.everywhere import Found, is_bad
+from anynan._steps.actions import MAX_EVENTS, names_bad
 from anynan._steps.tracked import started
 from anynan.errors import AnomalyError
 from anynan.events import Event, Source

@@ -2,8 +2,8 @@
 
 from rich.console import Console
 
-from anynan._reports.overview import tightest
 from anynan._reports.report import render_rich
+from anynan._runs.overview import tightest
 from anynan.errors import NonFiniteError
 from anynan.tracker import Tracker
 

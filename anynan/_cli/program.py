@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
-from anynan._runtime.tracebacks import shorten, without_own
+from anynan._base.tracebacks import shorten, without_own
 from anynan.errors import AnomalyError
 
 

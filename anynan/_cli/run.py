@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from anynan._base.escaping import name as printed
 from anynan._cli import program
 from anynan._cli.again import watched_again
 from anynan._cli.ending import SHOWN, Ending, Own
+from anynan._everywhere import Found, watch_everything
 from anynan._jsonl.writing import Writer
 from anynan._readings.history import Ring
 from anynan._recorder.errorlog import ErrorLog
-from anynan._reports.escaping import name as printed
 from anynan._reports.logs import listeners
 from anynan._reports.report import render, render_markdown
-from anynan._reports.run import Run
-from anynan._steps.everywhere import Found, watch_everything
+from anynan._runs.run import Run
 from anynan.options import ACTIONS, LEVELS, Options
 
 USAGE = 2

@@ -114,8 +114,8 @@ def _as_json(file: "File") -> str:
 
 
 def _as_text(file: "File", chosen: argparse.Namespace) -> str:
+    from anynan._base.escaping import name as printed
     from anynan._diagnosis.rules.evidence import group
-    from anynan._reports.escaping import name as printed
 
     if file.error:
         return f"{printed(file.path)}: not read: {printed(file.error)}"
@@ -156,7 +156,7 @@ def _chosen(looked: "list[Scanned]", bad: "list[Scanned]", *, of_target: bool) -
 
 
 def _table(listed: "tuple[Scanned, ...] | list[Scanned]", target: str | None) -> list[str]:
-    from anynan._reports.escaping import name as printed
+    from anynan._base.escaping import name as printed
 
     heads = [*_HEADS, *([f"beyond {target}", f"0 in {target}"] if target else [])]
     rows = [[printed(cell) for cell in _row(found, target)] for found in listed]

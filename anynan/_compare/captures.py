@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from anynan._runtime.about import __version__
+from anynan._base.about import __version__
 from anynan.events import Source
 
 Array = NDArray[Any]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from anynan._base.about import ADAPTERS
 from anynan._compare.captures import Capture, Choice, Held, Nudge, Side, Taken, Wish
 from anynan._compare.comparison import BEYOND, Comparison, Parting, Row, Turn
 from anynan._compare.distances import apart, holds, nearest, summed
 from anynan._compare.pairs import pairs, refuse_unused
-from anynan._runtime.about import ADAPTERS
 
 RERUNS = 2
 _TURNS = 10  # runs at most, to see whether rounding alone turns a choice

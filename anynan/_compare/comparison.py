@@ -5,9 +5,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from anynan._base.escaping import escaped
+from anynan._base.escaping import name as printed
 from anynan._compare.captures import Choice, Way
-from anynan._reports.escaping import escaped
-from anynan._reports.escaping import name as printed
 from anynan.events import Source
 
 BEYOND = 8.0  # times the floor: what rounding does not explain; measured in docs/benchmarks.md

@@ -5,8 +5,8 @@ import os
 from html import escape
 from typing import TYPE_CHECKING
 
-from anynan._page.page import framed
-from anynan._reports.escaping import name as printed
+from anynan._base.escaping import name as printed
+from anynan._runs.page import framed
 
 if TYPE_CHECKING:
     from anynan._compare.comparison import Comparison, Row

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anynan._readings.readings import Reading
-from anynan._reports.run import Run
+from anynan._runs.run import Run
 
 GROSS = 0.1  # doublings: 7 %; what a history keeps of an array is not finer
 

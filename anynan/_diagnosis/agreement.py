@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anynan._diagnosis.sources import is_library
+from anynan._base.sources import is_library
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows
 from anynan.events import Kind, Phase

@@ -1,6 +1,6 @@
 """Why a number went bad and what to change: a search through the table of rules."""
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.rules import RULES, Rule, Situation
 from anynan._diagnosis.rules.evidence import called, facts, infinite, literal, seen
 from anynan._diagnosis.rules.repair import split

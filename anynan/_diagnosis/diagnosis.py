@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Any
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis import messages
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.causes import STEP, UNKNOWN, Situation, advise, explain

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 
 
 class ReplayError(RuntimeError):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anynan._arrays.access import BLOCK, type_name
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import Operand
 
 # What a constant is called that has no name of its own.

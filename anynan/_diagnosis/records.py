@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import External, Operand, OpRecord
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.operands import VALUE, at, at_broadcast, constant

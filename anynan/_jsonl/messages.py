@@ -1,5 +1,5 @@
 """What this room says."""
 
-from anynan._runtime.messages import Message
+from anynan._base.messages import Message
 
 FILE_ENDED = Message("file-ended", "{path} ends here, it could not be written: {error}")

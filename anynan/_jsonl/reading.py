@@ -9,7 +9,7 @@ from typing import Any
 from anynan._jsonl.writing import SCHEMA
 from anynan._readings.history import Ring
 from anynan._readings.readings import Rows, Site
-from anynan._reports.run import Run
+from anynan._runs.run import Run
 from anynan.events import Event, numbers
 
 _LISTED = 5  # unreadable lines that are named

@@ -2,21 +2,17 @@
 
 import json
 import os
-import platform
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from anynan._base.about import versions
+from anynan._base.notices import warn
 from anynan._jsonl.messages import FILE_ENDED
 from anynan._readings.readings import Rows, Site
-from anynan._reports.notices import warn
-from anynan._reports.run import Run, of
-from anynan._runtime.about import __version__
+from anynan._runs.run import Run, of
 from anynan.errors import reason
 from anynan.events import Event, plain
 
@@ -208,15 +204,6 @@ class Writer:
         if self._open:
             self._file.write(json.dumps({"type": kind, **plain(said)}, allow_nan=False) + "\n")
             self._file.flush()
-
-
-def versions(backend: str | None) -> dict[str, str]:
-    """Name what runs, with versions."""
-    found = {"anynan": __version__, "python": platform.python_version(), "numpy": np.__version__}
-    module = sys.modules.get(backend or "")
-    if module is not None:
-        found[backend or ""] = str(getattr(module, "__version__", "unknown"))
-    return found
 
 
 def _slot(site: Site) -> dict[str, Any]:

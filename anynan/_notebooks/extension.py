@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from anynan._runtime.tracebacks import shorten
-from anynan._steps.everywhere import Found, watch_everything
+from anynan._base.tracebacks import shorten
+from anynan._everywhere import Found, watch_everything
 from anynan.errors import AnomalyError
 from anynan.options import ACTIONS, Options
 

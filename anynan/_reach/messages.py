@@ -1,6 +1,6 @@
 """What this room says."""
 
-from anynan._runtime.messages import Message
+from anynan._base.messages import Message
 
 STATE_MISSED = Message(
     "replay-state-missed", "the second run did not begin with the first run's value of {what}"

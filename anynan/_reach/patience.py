@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from anynan._base.context import replaying
+from anynan._base.patches import Patches
 from anynan._reach.items import Exhausted
-from anynan._reach.patches import Patches
-from anynan._runtime.context import replaying
 
 # Seconds, and times the first run, after which a second one is thought to wait for ever.
 PATIENCE = 30.0

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from anynan._base.context import replaying
 from anynan._reach.items import Record
-from anynan._runtime.context import replaying
 
 
 class Taken:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from anynan._base.interrupts import Interrupts
 from anynan._diagnosis.evidence import ReplayError
 from anynan._reach.items import Items, is_plain
 from anynan._reach.kept import Kept
@@ -12,7 +13,6 @@ from anynan._reach.messages import ITERATOR_UNHELD
 from anynan._reach.patience import patience
 from anynan._reach.queues import Taken, is_queue
 from anynan._reach.search import Found, Holder, Kinds, Search, fixed, is_iterator
-from anynan._runtime.interrupts import Interrupts
 
 _NOTHING = Found()
 _NOTHING_KEPT = Kept()

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from anynan._diagnosis.sources import is_library
+from anynan._base.sources import is_library
 from anynan._reach.queues import is_queue
 
 # Far enough for trainers and their parts; a whole program, or its data, hangs on some objects.

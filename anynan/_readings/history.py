@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anynan._notebooks.shown import Shown
+from anynan._base.shown import Shown
 from anynan._readings.readings import Reading, Rows, Site, known
 from anynan.events import PHASES
 

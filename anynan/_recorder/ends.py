@@ -17,13 +17,13 @@ from anynan._arrays.access import dtype_max, dtype_name, namespace, on_host
 from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._arrays.probe import Span, probe
+from anynan._base.context import running as watching
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink, trace
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._judging.actions import names_bad
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder.errorlog import STATE, ErrorLog
@@ -37,7 +37,7 @@ from anynan._recorder.tape import given, now
 from anynan._recorder.trackable import change, is_array
 from anynan._recorder.tracked import TrackedArray
 from anynan._recorder.trials import Call, attempt
-from anynan._runtime.context import running as watching
+from anynan._steps.actions import names_bad
 from anynan.events import Event, Phase
 
 if TYPE_CHECKING:

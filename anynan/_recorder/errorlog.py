@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from anynan._base.sources import user_source
 from anynan._diagnosis.lineage import OpRecord
-from anynan._diagnosis.sources import user_source
 from anynan._recorder.names import canonical
 from anynan.events import Kind, Source
 

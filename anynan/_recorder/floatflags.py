@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from anynan._base.notices import warn
 from anynan._recorder.errorlog import ErrorLog
-from anynan._reports.notices import warn
 
 # Below this number of elements a reading of the result costs less than a look at the flags.
 WORTH = 2**13

@@ -26,17 +26,17 @@ from anynan._arrays.access import (
 )
 from anynan._arrays.chunked import is_chunked, sized
 from anynan._arrays.probe import probe
-from anynan._arrays.summary import Summary
+from anynan._base import context
+from anynan._base.sources import user_source
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
 from anynan._diagnosis.records import Builder, Given, Origin
-from anynan._diagnosis.sources import user_source
 from anynan._readings.policy import reading_kind
 from anynan._recorder.names import is_number, named, params
 from anynan._recorder.records import flagged, measured
 from anynan._recorder.tape import Tape
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._runtime import context
 from anynan.events import Phase, Source
 
 Span = tuple[float, float]

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from anynan._arrays.probe import is_clean, probe
+from anynan._base import context
+from anynan._base.sources import user_source
 from anynan._bundle.arrays import call_of, host
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.records import Given, Origin
-from anynan._diagnosis.sources import user_source
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Rows
 from anynan._recorder.errorlog import ErrorLog
@@ -26,7 +27,6 @@ from anynan._recorder.floatflags import WORTH, Flags, honest
 from anynan._recorder.records import light, make_record
 from anynan._recorder.tape import Tape
 from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked, strip
-from anynan._runtime import context
 from anynan.errors import reason
 from anynan.events import Event, Kind, Phase
 

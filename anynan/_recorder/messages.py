@@ -1,6 +1,6 @@
 """What this room says."""
 
-from anynan._runtime.messages import Message
+from anynan._base.messages import Message
 
 PLAIN_ARRAY = Message(
     "plain-array",

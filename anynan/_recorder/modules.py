@@ -11,11 +11,11 @@ import array_api_compat
 import numpy as np
 
 from anynan._arrays.access import namespace
-from anynan._diagnosis.sources import is_library
-from anynan._reach.patches import Patches
+from anynan._base.context import running
+from anynan._base.patches import Patches
+from anynan._base.sources import is_library
 from anynan._recorder.namespaces import recording
 from anynan._recorder.tracked import is_tracked, strip
-from anynan._runtime.context import running
 
 
 class _Either:

@@ -6,9 +6,9 @@ from typing import Any
 
 import array_api_compat
 
+from anynan._base.context import running
 from anynan._recorder.names import WRITING, asked_by, signature
 from anynan._recorder.tracked import strip
-from anynan._runtime.context import running
 
 _spaces: dict[int, "Namespace"] = {}
 

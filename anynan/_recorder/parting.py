@@ -1,6 +1,6 @@
 """Whether a second run of a call went the way of the first: only then is it believed."""
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord, Replay
 
 

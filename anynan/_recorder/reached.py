@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from anynan._base import context
+from anynan._base.threads import busy_threads
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._reach import Exhausted, Kinds, Reach, container_state, refill
 from anynan._reach.messages import ANOTHER_THREAD, STATE_MISSED
 from anynan._recorder.state import is_clean
 from anynan._recorder.tracked import is_tracked
-from anynan._runtime import context
-from anynan._runtime.threads import busy_threads
 
 if TYPE_CHECKING:
     from anynan._recorder.tape import Tape

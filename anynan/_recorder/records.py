@@ -12,7 +12,7 @@ from anynan._arrays.access import device_name, dtype_name, namespace, on_host
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import probe
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import SOFTMAX, Builder, Given, add_masked_rows

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 
-from anynan._diagnosis.sources import is_library, is_own, user_source
+from anynan._base.sources import is_library, is_own, user_source
 from anynan._recorder.tracked import TrackedArray, is_tracked
 
 _NOTE = (

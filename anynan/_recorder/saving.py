@@ -4,6 +4,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.containers import leaves
+from anynan._base.context import setting
 from anynan._bundle.arrays import host
 from anynan._bundle.collector import Collector, collecting
 from anynan._bundle.generators import take as take_generators
@@ -12,7 +13,6 @@ from anynan._recorder.live import LiveTape
 from anynan._recorder.tape import given
 from anynan._recorder.trackable import is_array
 from anynan._recorder.trials import Call, run_again
-from anynan._runtime.context import setting
 
 if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession

@@ -17,7 +17,7 @@ from anynan._arrays.arguments import bound, positional
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
 from anynan._arrays.measures import measure
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._bundle.arrays import DIALECT
 from anynan._bundle.collector import Collector, collecting
 from anynan._diagnosis.evidence import ReplayError

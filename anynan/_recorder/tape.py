@@ -14,9 +14,10 @@ import numpy as np
 from anynan._arrays.access import dtype_max, dtype_name, library_name, type_name
 from anynan._arrays.containers import leaves
 from anynan._arrays.messages import UNLOOKED
+from anynan._base import context
+from anynan._base.sources import user_source
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.records import Origin
-from anynan._diagnosis.sources import user_source
 from anynan._readings.readings import Reading, Rows, Site
 from anynan._recorder import messages
 from anynan._recorder.floatflags import Flags
@@ -24,7 +25,6 @@ from anynan._recorder.names import UNWRITTEN, canonical
 from anynan._recorder.namespaces import Namespace, namespace_of
 from anynan._recorder.trackable import change, copied, is_array
 from anynan._recorder.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
-from anynan._runtime import context
 from anynan.errors import AnomalyError, reason
 from anynan.events import Event, Kind, Phase
 

@@ -10,7 +10,7 @@ from anynan._arrays.containers import shown
 from anynan._arrays.measures import measure
 from anynan._arrays.probe import Span, probe
 from anynan._arrays.registry import register
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._recorder.namespaces import Namespace, recording
 from anynan._recorder.session import ArraySession
 from anynan._recorder.trackable import is_array

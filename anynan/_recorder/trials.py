@@ -11,10 +11,12 @@ import numpy as np
 from anynan._arrays.access import namespace
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
+from anynan._base import context
+from anynan._base.sources import user_source
+from anynan._base.threads import busy_threads
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair
-from anynan._diagnosis.sources import user_source
 from anynan._diagnosis.trials import Attempt
 from anynan._recorder.live import LiveTape, is_finite
 from anynan._recorder.names import canonical, named, params
@@ -22,8 +24,6 @@ from anynan._recorder.records import light
 from anynan._recorder.tape import Tape, given
 from anynan._recorder.trackable import copied, is_array
 from anynan._recorder.tracked import TrackedArray, is_tracked, strip
-from anynan._runtime import context
-from anynan._runtime.threads import busy_threads
 
 if TYPE_CHECKING:
     from anynan._recorder.session import ArraySession

@@ -1,1 +1,1 @@
-"""Events and trackers in words."""
+"""Events in words."""

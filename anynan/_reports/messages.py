@@ -1,5 +1,5 @@
 """What this room says."""
 
-from anynan._runtime.messages import Message
+from anynan._base.messages import Message
 
 RENAMED = Message("renamed", "{old} is now {new}; the old name works until 0.2")

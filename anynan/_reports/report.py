@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from anynan._arrays.summary import Summary
+from anynan._base.escaping import escaped, printable, prose
+from anynan._base.escaping import name as printed
+from anynan._base.shell import cell
+from anynan._base.summary import Summary
 from anynan._diagnosis.causes import UNKNOWN
 from anynan._diagnosis.rules.evidence import group, magnitude, seen
-from anynan._notebooks.shell import cell
 from anynan._readings.norms import NORM
-from anynan._reports.escaping import escaped, printable, prose
-from anynan._reports.escaping import name as printed
 from anynan.errors import reason
 from anynan.events import CARRIED, STATE, Cause, Event, Operation, Source, Trial
 

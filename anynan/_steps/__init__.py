@@ -1,1 +1,1 @@
-"""A tracker: its steps, its readings, its history."""
+"""What is tracked: its steps, what counts as bad in them, and what is done about it."""

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anynan._arrays.summary import Summary
+from anynan._base import context
+from anynan._base.summary import Summary
 from anynan._bundle.collector import Collector, collecting
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
-from anynan._runtime import context
 from anynan._steps.tracked import Tracked
 from anynan.errors import reason
 from anynan.options import Options

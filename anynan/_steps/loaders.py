@@ -25,13 +25,13 @@ from anynan._arrays.containers import is_container, is_leaf
 from anynan._arrays.messages import BATCH_UNREAD
 from anynan._arrays.probe import probe
 from anynan._arrays.values import plain
+from anynan._base import context
+from anynan._base.notices import warn
 from anynan._checks import Finding, look_at_all
 from anynan._diagnosis.causes import Situation, explain
 from anynan._readings.policy import DEFAULT, Policy, reading_kind
 from anynan._reports.logs import log
-from anynan._reports.notices import warn
 from anynan._reports.report import render
-from anynan._runtime import context
 from anynan.errors import AnomalyError, NonFiniteError
 from anynan.events import NON_FINITE, Event, Kind, Spread
 from anynan.options import ACTIONS, environment

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from anynan._judging.judge import Judge
 from anynan._readings.readings import Rows
+from anynan._steps.judge import Judge
 from anynan.events import Event, Phase
 
 _CLASSES: dict[str, int] = {"loss": 1, "backward": 2, "optimizer": 3}

@@ -7,13 +7,13 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, overload
 
+from anynan._base.about import ADAPTERS
+from anynan._base.escaping import name as printed
+from anynan._base.interrupts import whole
+from anynan._base.shell import shell
 from anynan._diagnosis.rules.evidence import plural
-from anynan._judging.judge import Judge
-from anynan._notebooks.shell import shell
 from anynan._readings.history import History
-from anynan._reports.escaping import name as printed
-from anynan._runtime.about import ADAPTERS
-from anynan._runtime.interrupts import whole
+from anynan._steps.judge import Judge
 from anynan.events import Event
 from anynan.options import Options, environment
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import anynan
-from anynan._steps.everywhere import Found
+from anynan._everywhere import Found
 from anynan.options import Options
 from tests.benchmarks.gpt import LARGE, SMALL, Size, publish_sizes, training
 from tests.benchmarks.timing import ratios

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 import anynan
-from anynan._diagnosis.sources import is_library
+from anynan._base.sources import is_library
 
 pytestmark = pytest.mark.tier(2)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._steps.everywhere import Found, watch_everything
+from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 
 

@@ -104,7 +104,7 @@ def test_a_clean_loop_gives_what_it_gives_without():
 
 
 def run_tracked(run):
-    from anynan._steps.everywhere import Found, watch_everything
+    from anynan._everywhere import Found, watch_everything
     from anynan.options import Options
 
     found = Found()

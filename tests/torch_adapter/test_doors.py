@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import anynan
-from anynan._steps.everywhere import Found, watch_everything
+from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from tests.processes import python
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import BaseTorchFunctionMode
 
 import anynan
-from anynan._steps.everywhere import Found, watch_everything
+from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from anynan.torch.call import noted
 from anynan.torch.private import function_modes

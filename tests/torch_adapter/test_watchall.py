@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import anynan
-from anynan._steps.everywhere import Found, watch_everything
+from anynan._everywhere import Found, watch_everything
 from anynan.options import Options
 from anynan.torch.session.session import session_of
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import jax
 
-from anynan._diagnosis.sources import user_source
+from anynan._base.sources import user_source
 from anynan.events import Source
 
 _JAX = tuple(os.path.join(os.path.dirname(file), "") for file in (jax.__file__,))

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 from jax import tree_util
 
+from anynan._base.context import marker
 from anynan._readings.patterns import Patterns, choose
-from anynan._runtime.context import marker
 from anynan.events import CARRIED, STATE
 from anynan.jax.graphs.bodies import JITS
 from anynan.jax.graphs.graph import Graph, Node

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from anynan._reach.patches import Patches
+from anynan._base.patches import Patches
 
 _local = threading.local()
 _lock = threading.RLock()

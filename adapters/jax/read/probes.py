@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anynan._arrays.measures import describe
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 
 # The name that a check inside a traced function gives its value.
 CHECKED = "anynan_checked"

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from anynan._base.context import replay_context
 from anynan._diagnosis.lineage import Replay
-from anynan._runtime.context import replay_context
 from anynan.jax.graphs.graph import Graph
 from anynan.jax.graphs.versions import rebind
 from anynan.jax.program.evaluator import CALLBACKS, jit_once

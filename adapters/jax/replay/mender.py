@@ -18,9 +18,9 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive, primitives
 
+from anynan._base.patches import Patches
+from anynan._base.sources import is_library
 from anynan._diagnosis.rules.repair import BaseMender, Repair, RepairError
-from anynan._diagnosis.sources import is_library
-from anynan._reach.patches import Patches
 from anynan.errors import reason
 from anynan.jax.graphs import lines, names
 from anynan.jax.graphs.bodies import CUSTOM, JITS

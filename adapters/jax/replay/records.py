@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.operands import at_first_nan

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from anynan._base.context import replay_context
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed, parting
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.policy import may_mask
 from anynan._readings.readings import Reading
-from anynan._runtime.context import replay_context
 from anynan.jax.graphs.operations import Op
 from anynan.jax.messages import CALLBACK_AGAIN
 from anynan.jax.program.evaluator import silent

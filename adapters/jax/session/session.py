@@ -10,14 +10,14 @@ import jax
 import numpy as np
 
 from anynan._arrays.arguments import positional
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._judging.messages import NO_UPDATES
 from anynan._readings.readings import Reading
 from anynan._steps.adapter import BaseAdapter, Rise
+from anynan._steps.messages import NO_UPDATES
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError, reason
 from anynan.jax.graphs.versions import context

@@ -10,15 +10,15 @@ from typing import Any
 
 import jax
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._judging import made
-from anynan._judging.judge import ANYTHING
-from anynan._judging.messages import OPERATIONS_UNSEEN
 from anynan._readings.readings import Reading
+from anynan._steps import made
+from anynan._steps.judge import ANYTHING
+from anynan._steps.messages import OPERATIONS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.events import CARRIED, STATE
 from anynan.jax.program import signature

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from anynan._diagnosis.sources import is_anynans, is_library, quoted
+from anynan._base.sources import is_anynans, is_library, quoted
 from anynan.events import Source
 
 PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._arrays.measures import describe
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 
 # Times this, no sum of finite numbers overflows, and NaN and Inf stay what they are.
 SMALL = 2.0**-70

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from anynan._base.patches import Patches
 from anynan._diagnosis.agreement import same_end
 from anynan._reach import Exhausted
-from anynan._reach.patches import Patches
 from anynan.errors import reason
 from anynan.tensorflow.read.frames import here
 

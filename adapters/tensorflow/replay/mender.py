@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from anynan._base.patches import Patches
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import BaseMender, Repair, RepairError, around
-from anynan._reach.patches import Patches
 from anynan.errors import reason
 from anynan.tensorflow.graphs import lines, names
 from anynan.tensorflow.graphs.operations import BACKWARD, arguments, is_float

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._base.sources import is_library
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.messages import NOT_PUT_BACK
-from anynan._diagnosis.sources import is_library
 from anynan._reach import Exhausted, Holder, Kinds, Reach, weak
 from anynan._reach.messages import STATE_MISSED
 from anynan.tensorflow.read.layers import Layers

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._arrays.measures import describe
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.lineage import External, OpRecord, Replay, Sink
 from anynan._diagnosis.operands import at_first_nan

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from anynan._base.context import replay_context
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import Passed
 from anynan._diagnosis.evidence import ReplayError
@@ -15,7 +16,6 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.monitor import Monitor
 from anynan._readings.readings import Reading, Rows
-from anynan._runtime.context import replay_context
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.messages import NESTED_FUNCTION, REPLICAS

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from anynan._base.sources import is_anynans, is_library
 from anynan._diagnosis.evidence import ReplayError
-from anynan._diagnosis.sources import is_anynans, is_library
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Trace
 from anynan.tensorflow.messages import NOT_UNDER_TAPE

@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from anynan._arrays.summary import Summary
+from anynan._base.imports import when_imported
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.norms import Guard
 from anynan._readings.readings import Reading, Rows
-from anynan._runtime.imports import when_imported
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.messages import LAYER_UNWATCHED
 from anynan._steps.tracked import Tracked

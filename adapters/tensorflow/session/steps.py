@@ -7,8 +7,8 @@ import tensorflow as tf
 from anynan._diagnosis.agreement import parting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._judging.messages import OPERATIONS_UNSEEN
 from anynan._readings.readings import Rows
+from anynan._steps.messages import OPERATIONS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.options import Options

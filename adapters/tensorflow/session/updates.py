@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
 from anynan._readings.readings import Rows
 from anynan.tensorflow.graphs.traces import Traces

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anynan._diagnosis.sources import is_anynans, is_library
+from anynan._base.sources import is_anynans, is_library
 from anynan._steps.tracked import Tracked
 from anynan.tensorflow.graphs.operations import BACKWARD
 from anynan.tensorflow.session.seams import SEAMS

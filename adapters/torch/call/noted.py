@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from anynan._diagnosis.sources import gone_through, is_library, located
-from anynan._runtime.imports import when_imported
+from anynan._base.imports import when_imported
+from anynan._base.sources import gone_through, is_library, located
 from anynan.errors import AnomalyError
 from anynan.events import Source
 from anynan.torch.private import (

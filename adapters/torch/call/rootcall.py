@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anynan._diagnosis.sources import is_library, located
+from anynan._base.sources import is_library, located
 from anynan._reach import Items
 from anynan.events import Source
 from anynan.torch.call.randomstate import RandomState

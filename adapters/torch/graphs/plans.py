@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anynan._base import context
 from anynan._readings.readings import Rows, Site
-from anynan._runtime import context
 from anynan.torch.call.state import State
 from anynan.torch.graphs.fixed import Board
 

@@ -9,7 +9,7 @@ import torch.autograd.forward_ad as _dual
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from anynan._arrays.measures import describe
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan.torch.private import (
     StorageWeakRef,
     is_transformed,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from anynan._base.patches import Patches
 from anynan._diagnosis.evidence import ReplayError
-from anynan._reach.patches import Patches
 from anynan.torch.private import DispatchMode, StorageWeakRef, moved, storage_number
 from anynan.torch.read.probes import local, nonfinite
 from anynan.torch.replay.operands import flat

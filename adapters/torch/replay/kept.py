@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from anynan._base.threads import busy_threads
 from anynan._reach.kept import container_state, generator_state
-from anynan._runtime.threads import busy_threads
 from anynan.torch.call.discovery import find_state, find_weights
 from anynan.torch.call.models import Models
 from anynan.torch.call.randomstate import RandomState

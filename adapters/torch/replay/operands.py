@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.records import SOFTMAX, Given, makers
 from anynan.torch.read.probes import local, measure, nonfinite, plain, read_ends

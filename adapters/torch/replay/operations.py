@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from anynan._base.interrupts import whole
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._readings.readings import Reading
-from anynan._runtime.interrupts import whole
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.private import StorageWeakRef, current_mode
 from anynan.torch.replay.scene import Scene

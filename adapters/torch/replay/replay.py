@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from anynan._base.context import replay_context
+from anynan._base.interrupts import Interrupts
+from anynan._base.threads import busy_threads
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay, Sink
@@ -19,9 +22,6 @@ from anynan._diagnosis.trials import Attempt
 from anynan._reach import Exhausted
 from anynan._reach.messages import ANOTHER_THREAD, REPLAY_STOPPED, STATE_MISSED
 from anynan._readings.readings import Reading, Rows, Site
-from anynan._runtime.context import replay_context
-from anynan._runtime.interrupts import Interrupts
-from anynan._runtime.threads import busy_threads
 from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_state
 from anynan.torch.call.models import Models

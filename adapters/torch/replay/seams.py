@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from anynan._reach.patches import Patches
+from anynan._base.patches import Patches
 from anynan.torch.call.state import StopReplay
 from anynan.torch.private import node_number, task
 from anynan.torch.read.probes import local

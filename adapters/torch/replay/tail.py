@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from anynan._base.context import replay_context
+from anynan._base.sources import user_source
 from anynan._diagnosis.lineage import External, Replay
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.rules.repair import Repair
-from anynan._diagnosis.sources import user_source
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
-from anynan._runtime.context import replay_context
 from anynan.events import Extent, Phase, Source
 from anynan.torch.call import noted
 from anynan.torch.call.noted import Note, Noted, Pass

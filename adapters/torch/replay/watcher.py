@@ -16,12 +16,12 @@ from typing import Any, Self, cast
 
 import torch
 
-from anynan._arrays.summary import Summary
+from anynan._base import context
+from anynan._base.sources import is_anynans, user_source
+from anynan._base.summary import Summary
 from anynan._diagnosis.agreement import Passed
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.records import Builder, Given, Origin
-from anynan._diagnosis.sources import is_anynans, user_source
-from anynan._runtime import context
 from anynan.events import Source
 from anynan.torch.call.state import StopReplay
 from anynan.torch.private import DispatchMode, StorageWeakRef

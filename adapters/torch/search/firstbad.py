@@ -9,9 +9,9 @@ from typing import Any, Unpack
 import torch
 
 from anynan._arrays.containers import leaves
+from anynan._base.context import replay_context
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._reports.report import render
-from anynan._runtime.context import replay_context
 from anynan._steps.tracked import Handle, inside
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event

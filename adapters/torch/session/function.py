@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from anynan._arrays.containers import leaves
-from anynan._runtime.interrupts import whole
+from anynan._base.interrupts import whole
 from anynan._steps.tracked import Tracked
 from anynan.torch.call.discovery import find_modules, in_arguments
 from anynan.torch.call.growth import registered

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from anynan._runtime.interrupts import whole
+from anynan._base.interrupts import whole
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
 from anynan.torch.messages import COMPILED_LAYERS_ADDED, LAYERS_CHANGED, SCRIPTED

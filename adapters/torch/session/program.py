@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from anynan._arrays.summary import Summary
+from anynan._base.sources import is_library
+from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
-from anynan._diagnosis.sources import is_library
 from anynan._diagnosis.trials import Attempt
+from anynan._everywhere import Found
 from anynan._readings.readings import Reading, Rows
 from anynan._steps.adapter import BaseAdapter
-from anynan._steps.everywhere import Found
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.torch.call import noted

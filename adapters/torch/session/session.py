@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from anynan._arrays.summary import Summary
+from anynan._base.interrupts import whole
+from anynan._base.summary import Summary
 from anynan._bundle.collector import Collector
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
-from anynan._runtime.interrupts import whole
 from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
 from anynan._steps.tracked import Tracked
 from anynan.torch.call import noted

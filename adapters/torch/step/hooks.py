@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from anynan._arrays.summary import Summary
+from anynan._base import context
+from anynan._base.summary import Summary
 from anynan._readings.readings import Rows, Site
-from anynan._runtime import context
 from anynan.torch.call.rootcall import Alive, RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from anynan._base import context
 from anynan._readings.readings import Rows, Site
-from anynan._runtime import context
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.torch.call.state import State

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from anynan._reach.patches import Patches
+from anynan._base.patches import Patches
 from anynan.torch.call import noted
 from anynan.torch.private import FIRST_SCALE
 from anynan.torch.weights.scalers import scaling

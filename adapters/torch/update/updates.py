@@ -14,8 +14,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from anynan._base.interrupts import whole
 from anynan._readings.readings import Rows
-from anynan._runtime.interrupts import whole
 from anynan.torch.call import noted
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models

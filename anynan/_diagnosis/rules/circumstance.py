@@ -3,7 +3,7 @@
 import math
 import re
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import Operand
 from anynan._diagnosis.rules.evidence import (
     called,

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import Operand
 from anynan._diagnosis.rules.advice import floored, guarded, trapless
 from anynan._diagnosis.rules.situation import Situation

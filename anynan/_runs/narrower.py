@@ -2,14 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from anynan._base.escaping import name as printed
 from anynan._files.formats import TARGETS
-from anynan._reports.escaping import name as printed
-
-if TYPE_CHECKING:
-    from anynan._reports.run import Run
-    from anynan.tracker import Tracker
 
 ONLY = "module outputs only"  # what is computed inside of a layer may need more
 _PHASES = ("forward", "backward", "parameter")
@@ -63,7 +59,7 @@ class Headroom:
         return text if self.over <= 0 or self.under <= 0 else f"{text}; {ONLY}"
 
 
-def headroom(run: "Tracker | Run", dtype: Any) -> list[Headroom]:
+def headroom(run: Any, dtype: Any) -> list[Headroom]:
     """Rank layers by how safely they would run in a narrower dtype, the least safe first.
 
     Looked at are the largest magnitudes that were read of outputs, gradients and, with

@@ -26,7 +26,7 @@ def busy_threads() -> dict[int, str]:
     have waits, too; elsewhere it is taken for busy.
 
     Example:
-        >>> from anynan._runtime.threads import busy_threads
+        >>> from anynan._base.threads import busy_threads
         >>> busy_threads()
         {}
     """

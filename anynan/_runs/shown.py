@@ -4,12 +4,12 @@ import html
 from functools import singledispatch
 from typing import Any
 
-from anynan._arrays.summary import Summary
+from anynan._base.escaping import name as printed
+from anynan._base.summary import Summary
 from anynan._diagnosis.rules.evidence import group, magnitude
 from anynan._readings.history import History
-from anynan._reports.escaping import name as printed
-from anynan._reports.overview import LINE, kept, numbers
 from anynan._reports.report import describe, render_html
+from anynan._runs.overview import LINE, kept, numbers
 from anynan.events import Event
 
 

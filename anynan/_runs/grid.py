@@ -12,7 +12,7 @@ from anynan._readings.readings import Rows, Site
 
 if TYPE_CHECKING:
     from anynan._readings.history import Packed
-    from anynan._reports.run import Run
+    from anynan._runs.run import Run
 
 # A cell's code; the larger one wins where cells are put together. From FIRST on it tells the
 # bits of headroom: TOP for none, and one less for each 32nd of a bit.

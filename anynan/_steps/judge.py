@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from anynan._arrays.summary import Summary
+from anynan._base.escaping import prose
+from anynan._base.folders import free, refuse_full
+from anynan._base.notices import warn
+from anynan._base.summary import Summary
 from anynan._bundle.collector import LIMIT, Collector
-from anynan._bundle.folders import free, refuse_full
 from anynan._diagnosis.agreement import parting, same_end
 from anynan._diagnosis.causes import Situation, explain
 from anynan._diagnosis.diagnosis import (
@@ -27,15 +29,13 @@ from anynan._diagnosis.lineage import PLACING, OpRecord, Replay, Sink, trace
 from anynan._diagnosis.messages import CONTAINED
 from anynan._diagnosis.rules.evidence import magnitude
 from anynan._diagnosis.trials import tried
-from anynan._judging import made, messages
-from anynan._judging.actions import Actor, names_bad, takes_along
 from anynan._readings.history import Cleared
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
 from anynan._readings.policy import may_mask
 from anynan._readings.readings import Doubt, Held, Reading, Rows, Site, layer_norms
-from anynan._reports.escaping import prose
-from anynan._reports.notices import warn
+from anynan._steps import made, messages
+from anynan._steps.actions import Actor, names_bad, takes_along
 from anynan.errors import reason
 from anynan.events import NON_FINITE, STATE, Event, Kind
 from anynan.options import Options, environment

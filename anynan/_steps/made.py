@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anynan._judging.judge import Judge
+    from anynan._steps.judge import Judge
 
 # Tells whether another array lies in the same memory.
 Memory = Callable[[Any], bool]

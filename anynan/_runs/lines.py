@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anynan._base.escaping import name as printed
 from anynan._diagnosis.rules.evidence import group, magnitude, plural
-from anynan._outlook.forecast import WINDOW, Forecast, forecasts
-from anynan._outlook.quiet import contained, dead
-from anynan._reports.escaping import name as printed
+from anynan._runs.forecast import WINDOW, Forecast, forecasts
+from anynan._runs.quiet import contained, dead
 
 if TYPE_CHECKING:
-    from anynan._reports.run import Run
+    from anynan._runs.run import Run
 
 _NAMED = 3
 

@@ -14,7 +14,7 @@ def data_uri(pixels: NDArray[np.uint8], palette: Sequence[tuple[int, int, int]])
 
     Example:
         >>> import numpy as np
-        >>> from anynan._page.png import data_uri
+        >>> from anynan._runs.png import data_uri
         >>> data_uri(np.zeros((1, 1), np.uint8), [(0, 0, 0)])[:22]
         'data:image/png;base64,'
     """

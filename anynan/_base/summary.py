@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from anynan._notebooks.shown import Shown
+from anynan._base.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from anynan._arrays.summary import Summary
+from anynan._base.summary import Summary
 from anynan.events import Event, Operation, Source
 
 NAME = 200
@@ -17,7 +17,7 @@ def name(text: str, limit: int = NAME) -> str:
         limit: Longest result; a longer one keeps its beginning and its end.
 
     Example:
-        >>> from anynan._reports.escaping import name
+        >>> from anynan._base.escaping import name
         >>> print(name("a\n\x1b[31mb"))
         a\n\x1b[31mb
     """
@@ -28,7 +28,7 @@ def prose(text: str, limit: int = PROSE) -> str:
     r"""Put a sentence on one line, and escape what is left in it.
 
     Example:
-        >>> from anynan._reports.escaping import prose
+        >>> from anynan._base.escaping import prose
         >>> prose("the replay failed:\n  RuntimeError")
         'the replay failed: RuntimeError'
     """

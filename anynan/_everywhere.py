@@ -10,11 +10,11 @@ from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
-from anynan._diagnosis.sources import user_source
-from anynan._reports.overview import CLEAN, READ, all_clear
-from anynan._reports.run import Run, of
-from anynan._runtime.about import ADAPTERS
-from anynan._runtime.imports import when_imported
+from anynan._base.about import ADAPTERS
+from anynan._base.imports import when_imported
+from anynan._base.sources import user_source
+from anynan._runs.overview import CLEAN, READ, all_clear
+from anynan._runs.run import Run, of
 from anynan._steps.messages import LAYER_UNWATCHED
 from anynan._steps.tracked import Handle, Tracked, inside
 from anynan.errors import reason

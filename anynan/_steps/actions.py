@@ -9,19 +9,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from anynan._base.messages import left, slug_of
+from anynan._base.notices import warn
 from anynan._diagnosis.diagnosis import place
-from anynan._judging.messages import PATIENCE
 from anynan._readings.readings import Rows
 from anynan._reports.logs import log
-from anynan._reports.notices import warn
 from anynan._reports.report import render, render_line
-from anynan._runtime.messages import left, slug_of
+from anynan._steps.messages import PATIENCE
 from anynan.errors import AnomalyError, NonFiniteError, reason
 from anynan.events import NON_FINITE, Event
 from anynan.options import Options, environment
 
 if TYPE_CHECKING:
-    from anynan._jsonl.writing import Writer
     from anynan._steps.adapter import BaseAdapter
     from anynan._steps.tracked import Tracked
 
@@ -72,7 +71,7 @@ class Actor:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._turns: deque[int] = deque(maxlen=MAX_EVENTS)  # of the events, among all trackers'
         self._counts: Counter[str] = Counter()
-        self.followers: list[Writer] = []
+        self.followers: list[Any] = []  # files that are written step by step
         self._lock = threading.RLock()
         self._local = threading.local()
         self._streak = 0

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anynan._outlook.past import past
 from anynan._readings.history import History
 from anynan._readings.readings import Site
+from anynan._runs.past import past
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from anynan._outlook.past import past
 from anynan._readings.history import History
+from anynan._runs.past import past
 
 WINDOW = 64  # readings that a line is laid through, and as many that it may be drawn on
 NEAR = 6.0  # bits left, at most

@@ -14,7 +14,7 @@ class Patches:
         >>> class Model:
         ...     def call(self):
         ...         return 1
-        >>> from anynan._reach.patches import Patches
+        >>> from anynan._base.patches import Patches
         >>> with Patches() as patches:
         ...     patches.change(Model, "call", lambda real: lambda self: real(self) + 1)
         ...     Model().call()

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from anynan._base.escaping import name as printed
 from anynan._readings.history import History
 from anynan._readings.readings import Rows
-from anynan._reports.escaping import name as printed
 from anynan.events import Event
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Run:
 
     def report(self) -> str:
         """Return what was seen as text: the first bad event in full, then an overview."""
-        from anynan._reports.overview import overview
         from anynan._reports.report import render
+        from anynan._runs.overview import overview
 
         bad = [event for event in self.events if event.severity == "bad"][:1]
         return "\n\n".join([*map(render, bad), overview(self)])
@@ -76,7 +76,7 @@ class Run:
         Raises:
             OSError: If it cannot be written.
         """
-        from anynan._page.page import write
+        from anynan._runs.page import write
 
         write(self, path)
 

@@ -6,18 +6,18 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
+from anynan._base.escaping import name as printed
 from anynan._diagnosis.rules.evidence import group, magnitude, plural
-from anynan._outlook.lines import outlook
 from anynan._readings.norms import FEWEST
 from anynan._readings.readings import layer_norms
-from anynan._reports.escaping import name as printed
 from anynan._reports.report import folded
+from anynan._runs.lines import outlook
 
 if TYPE_CHECKING:
-    from anynan._judging.judge import Judge
     from anynan._readings.history import History
     from anynan._readings.readings import Reading
-    from anynan._reports.run import Run
+    from anynan._runs.run import Run
+    from anynan._steps.judge import Judge
     from anynan._steps.tracked import Tracked
     from anynan.events import Event
 

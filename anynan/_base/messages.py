@@ -15,7 +15,7 @@ class Message:
     """Hold the text of one message; called with its values, it gives the whole.
 
     Example:
-        >>> from anynan._runtime.messages import Message
+        >>> from anynan._base.messages import Message
         >>> Message("example-only", "{what} is not watched")(what="the loss")
         'the loss is not watched [example-only]'
     """

@@ -11,9 +11,9 @@ from itertools import groupby
 
 import numpy as np
 
-from anynan._page.grid import BOTH, FIRST, NAN, NEGINF, POSINF, STEPS, TOP, UNREAD, ZERO, Grid
-from anynan._page.png import data_uri
-from anynan._reports.escaping import name as printed
+from anynan._base.escaping import name as printed
+from anynan._runs.grid import BOTH, FIRST, NAN, NEGINF, POSINF, STEPS, TOP, UNREAD, ZERO, Grid
+from anynan._runs.png import data_uri
 
 WIDTH, HEIGHT = 6, 14  # of a cell; where there are few, they are wider
 _WIDEST, _ALL = 28, 640

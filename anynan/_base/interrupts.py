@@ -19,7 +19,7 @@ class Interrupts:
     passed on when the work is over.
 
     Example:
-        >>> from anynan._runtime.interrupts import Interrupts
+        >>> from anynan._base.interrupts import Interrupts
         >>> with Interrupts() as interrupts:
         ...     kept = ["what is put back below"]
         ...     try:

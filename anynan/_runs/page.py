@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anynan._base.escaping import name as printed
 from anynan._diagnosis.rules.evidence import magnitude
-from anynan._outlook.lines import outlook
-from anynan._page.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, beside, grids
-from anynan._page.picture import curves, heat_map, inside, key, shown
-from anynan._reports.escaping import name as printed
-from anynan._reports.overview import overview
 from anynan._reports.report import headline, render
+from anynan._runs.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, beside, grids
+from anynan._runs.lines import outlook
+from anynan._runs.overview import overview
+from anynan._runs.picture import curves, heat_map, inside, key, shown
 from anynan.events import Event
 
 if TYPE_CHECKING:
-    from anynan._reports.run import Run
+    from anynan._runs.run import Run
 
 ROWS = 1000  # of a picture; more layers are put together under their parents
 # In all pictures together, and in those that are folded; more have fewer columns.

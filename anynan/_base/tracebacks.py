@@ -2,7 +2,7 @@
 
 from types import TracebackType
 
-from anynan._diagnosis.sources import is_library, is_own
+from anynan._base.sources import is_library, is_own
 
 
 def shorten(error: BaseException) -> None:

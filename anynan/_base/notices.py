@@ -4,7 +4,7 @@ import sys
 import warnings
 from types import FrameType
 
-from anynan._diagnosis.sources import is_library, is_own
+from anynan._base.sources import is_library, is_own
 from anynan.errors import AnynanWarning
 
 

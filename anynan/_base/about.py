@@ -1,0 +1,18 @@
+"""What the package is, for its own rooms: its version, and the adapters that come with it."""
+
+import platform
+import sys
+
+import numpy as np
+
+__version__ = "0.1.0"
+ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy")
+
+
+def versions(backend: str | None) -> dict[str, str]:
+    """Name what runs, with versions."""
+    found = {"anynan": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    module = sys.modules.get(backend or "")
+    if module is not None:
+        found[backend or ""] = str(getattr(module, "__version__", "unknown"))
+    return found

@@ -1,1 +1,0 @@
-"""What counts as bad, and what is done about it."""

@@ -1,1 +1,0 @@
-"""What the readings say of steps to come, of layers that do nothing, and of narrower dtypes."""

@@ -1,1 +1,0 @@
-"""A run as one page of HTML that stands alone."""

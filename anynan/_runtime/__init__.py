@@ -1,1 +1,0 @@
-"""Where the program is: its scopes, its threads, its interrupts."""
