@@ -259,7 +259,7 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
         What undoes it, and ends what was begun.
     """
     undo: list[Callable[[], None]] = []
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    folder = os.path.dirname(os.path.abspath(__file__))
 
     def begin(name: str) -> None:
         try:

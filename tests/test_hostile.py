@@ -132,7 +132,8 @@ def test_a_key_without_a_name_is_reported() -> None:
 
 
 def test_what_could_not_be_opened_is_said() -> None:
-    with pytest.warns(anynan.AnynanWarning, match=r"x\[0\] is a Stream that raised .*gone") as seen:
+    said = r"x\[0\] \(a Stream\) could not be looked at: .*gone"
+    with pytest.warns(anynan.AnynanWarning, match=said) as seen:
         anynan.check([Stream([NAN])], "x")
     assert seen[0].filename == __file__
 
@@ -140,7 +141,7 @@ def test_what_could_not_be_opened_is_said() -> None:
 def test_the_walk_tells_its_caller() -> None:
     told: list[str] = []
     assert list(leaves([Table(a=1.0), 2.0], "x", told.append)) == [("x[1]", 2.0)]
-    assert "x[0] is a Table" in told[0]
+    assert "x[0] (a Table)" in told[0]
 
 
 @pytest.mark.parametrize("bad", [False, True])

@@ -109,7 +109,7 @@ def test_what_a_forecast_finds_and_how_often_it_is_wrong(kind: Any) -> None:
 
 
 def test_the_page_of_the_docs_has_these_counts() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "files.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "forecast.md").read_text(encoding="utf-8")
     for kind, (late, told, lead, calm, wrong) in COUNTS.items():
         found = f"{told} of {late}, {lead:.0f} steps before" if late else "none"
         assert f"| {found} | {wrong} of {calm} |" in text, kind.__name__

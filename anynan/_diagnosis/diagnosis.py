@@ -478,7 +478,7 @@ def _infinite_weight(case: Case, verdict: Verdict) -> str | None:
     for item in case.evidence.weights():
         x = item.summary
         aside = item.buffer or item.optimizer or not item.held or item.name in case.meant
-        aside = aside or not item.before
+        aside = aside or item.after
         mask = is_mask(x) and x.zero
         if not aside and not mask and not x.nan and x.posinf + x.neginf:
             return item.name

@@ -21,7 +21,8 @@ class BadParameter:
         buffer: True for a buffer (running statistics), False for a weight.
         held: False for a weight that none of the optimizers at work holds.
         optimizer: True for a part of the optimizer's state, and no weight.
-        before: False for what the failing step itself wrote, or may have written.
+        before: False for a buffer that the failing call itself may have written.
+        after: True for what the failing step's own update wrote.
         gradient: What its gradient holds, if it has one.
         state: The optimizer's state for it.
         settings: The numbers its optimizer works with (``lr``, ``eps``).
@@ -36,6 +37,7 @@ class BadParameter:
     held: bool = True
     optimizer: bool = False
     before: bool = True
+    after: bool = False
     settings: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -140,7 +140,7 @@ def test_the_users_own_failure_at_run_time_is_his_own():
 
 
 @pytest.mark.parametrize("options", [{}, {"level": "operation"}])
-@pytest.mark.filterwarnings("ignore:anynan. level='operation' could not look")
+@pytest.mark.filterwarnings("ignore:anynan. level='operation' does not see")
 def test_a_replay_that_fails_leaves_a_report(options, monkeypatch):
     from anynan.jax.replay import replay
 

@@ -56,7 +56,7 @@ def spoilt(program: Program, arrays: dict[tuple[int, Its], Any]) -> list[BadPara
                 name, program.owner(leaf), summary,
                 gradient=None if gradient is None else probes.measure(gradient),
                 state={name: held for name, (_, held) in moments.items()}, optimizer=state,
-                before=False,
+                after=True,
             )
         )  # fmt: skip
     return found
