@@ -13,6 +13,7 @@ torch: Any = pytest.importorskip("torch")
 
 import anynan  # noqa: E402
 from tests.chaos import torch_twins  # noqa: E402
+from tests.flat import split  # noqa: E402
 from tests.torch_adapter.training import Fault, live_tensors  # noqa: E402
 
 pytestmark = pytest.mark.tier(2)
@@ -53,7 +54,7 @@ def test_nothing_piles_up(
 
     caplog.set_level(logging.CRITICAL + 1, "anynan")  # pytest keeps all that is logged
     tracker = anynan.torch.track(
-        model if target == "model" else step, advanced=anynan.Advanced(history=50), **options
+        model if target == "model" else step, **split({"history": 50, **options})
     )
     run = step if target == "model" else tracker
     counts, seen = [], 0

@@ -19,7 +19,7 @@ from hypothesis.stateful import precondition, rule
 import anynan
 
 # What a program may do with a tracker at any time.
-DOORS = ["pause", "resume", "check", "clear", "report", "metrics", "remove"]
+DOORS = ["pause", "resume", "flush", "clear", "report", "metrics", "remove"]
 
 
 @contextmanager

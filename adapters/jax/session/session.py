@@ -359,6 +359,10 @@ class Session(BaseAdapter):
         """List the weights that are bad, before the step or after it."""
         return self.settlement.bad_parameters()
 
+    def is_bad(self, item: BadParameter) -> bool:
+        """Look at one weight or buffer."""
+        return self.settlement.is_bad(item)
+
     def bad_rows(self, value: Any) -> tuple[int, ...]:
         """List the rows of a batch that hold bad values."""
         return probes.bad_rows(value)

@@ -385,6 +385,14 @@ class Settlement:
             return None
         return attempt(step, repairs, self._tracker.judge.say)
 
+    def is_bad(self, item: BadParameter) -> bool:
+        """Look at one weight, and at all where it alone does not tell."""
+        step = self.step
+        pairs = () if step is None else zip(step.program.leaves, step.arrays, strict=True)
+        if any(leaf.name == item.name and _is_bad(array) for leaf, array in pairs):
+            return True
+        return any(item.name == other.name for other in self.bad_parameters())
+
     def bad_parameters(self) -> list[BadParameter]:
         """List the weights that are bad, before the step or after it."""
         step = self.step
