@@ -388,7 +388,8 @@ class Settlement:
     def is_bad(self, item: BadParameter) -> bool:
         """Look at one weight, and at all where it alone does not tell."""
         step = self.step
-        pairs = () if step is None else zip(step.program.leaves, step.arrays, strict=True)
+        known = step is None or (step.handed_on and self._listed is not None)
+        pairs = () if step is None or known else zip(step.program.leaves, step.arrays, strict=True)
         if any(leaf.name == item.name and _is_bad(array) for leaf, array in pairs):
             return True
         return any(item.name == other.name for other in self.bad_parameters())
