@@ -163,7 +163,7 @@ class _Running:
         if ended:
             tail = self.log.read_text(errors="replace")[-600:] if self.log.exists() else ""
             error = f"{ended}\n{tail}".strip()
-            yield Row(self.name, self.case, error=error, seconds=round(self.took, 2))
+            yield Row(self.name, self.case, error=error, seconds=round(max(took, self.took), 2))
             self.ended = True
         if self.ended:
             with suppress(ProcessLookupError):

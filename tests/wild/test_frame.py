@@ -36,7 +36,7 @@ def test_a_case_that_does_not_end_is_stopped() -> None:
     last = {row.case: row for row in runner.run(["hangs", "spins"], jobs=2)}
     assert "stood still for 2 s" in last["hangs"].error
     assert "longer than 2 s of the processor" in last["spins"].error
-    assert last["spins"].seconds > 1.5  # of the processor, two were used up
+    assert last["spins"].seconds >= 2
 
 
 def broken(anynan: str = "", date: str = "") -> Row:
