@@ -47,8 +47,9 @@ class Advanced:
         history: For how many steps readings are kept.
         stats: More numbers for ``metrics()``: absmax, min, max, mean, rms, norm. Array code has
             absmax, min and max.
-        read: When steps are judged: ``"auto"``, ``"immediate"`` (at each operation), ``"end"``
-            (when the step ends) or a number n, for every n steps. TensorFlow judges each step.
+        read: When steps are judged: ``"auto"``, ``"immediate"`` (each value as it is made),
+            ``"end"`` (when the step ends) or a number n, for every n steps. TensorFlow judges
+            each step.
         backward: Watch gradients. Not for array code.
         patience: How many bad steps in a row are skipped with a warning before ``action``
             applies. Not for array code.
@@ -173,32 +174,25 @@ class Options(Advanced):
             TypeError: If one is unknown, cannot be honoured there, or is of the wrong type.
             ValueError: If one has an impossible value.
         """
-        given = dict(given)
-        advanced = given.pop("advanced", None)
-        if advanced is not None and not isinstance(advanced, Advanced):
-            msg = f"advanced= takes an anynan.Advanced, not {type(advanced).__name__}: {advanced!r}"
-            raise TypeError(msg)
-        further = {} if advanced is None else advanced.given()
-        old = {name: given.pop(name) for name in tuple(given) if name in ADVANCED}
-        for name in (*further, *old):
-            if name not in known:
+        each = flat(given)
+        for name in each:
+            if name in ADVANCED and name not in known:
                 msg = f"{name}= has no meaning for {where}; Advanced has {', '.join(known)} there"
                 raise TypeError(msg)
-        for name in given:
             if name == "skip":
                 msg = (
                     "track() has no option 'skip': patterns of layers to leave out are "
                     "exclude=, and a bad step's update is dropped by action='skip'"
                 )
                 raise TypeError(msg)
-            if name not in EVERYDAY:
+            if name not in ADVANCED and name not in EVERYDAY:
                 msg = f"track() has no option {name!r}; the options are {', '.join(EVERYDAY)}"
                 raise TypeError(msg)
-        if old:
-            said = ", ".join(f"{name}=..." for name in old)
+        said = ", ".join(f"{name}=..." for name in given if name in ADVANCED)
+        if said:
             new = f"track(advanced=anynan.Advanced({said}))"
             warn(RENAMED(old=f"track({said})", new=new), DEPRECATED)
-        return cls(**given, **{**further, **old})
+        return cls(**each)
 
     @classmethod
     def shown(cls, track: Track) -> Track:
@@ -228,6 +222,22 @@ class Options(Advanced):
     def extra(self) -> tuple[str, ...]:
         """Name the statistics that smallest and largest value do not give for free."""
         return tuple(stat for stat in self.stats if stat in ("mean", "rms", "norm"))
+
+
+def flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the options of ``track`` in one dict, those of ``advanced=`` beside the others.
+
+    Raises:
+        TypeError: If ``advanced`` is something else.
+    """
+    rest = dict(given)
+    advanced = rest.pop("advanced", None)
+    if advanced is None:
+        return rest
+    if not isinstance(advanced, Advanced):
+        msg = f"advanced= takes an anynan.Advanced, not {type(advanced).__name__}: {advanced!r}"
+        raise TypeError(msg)
+    return {**advanced.given(), **rest}
 
 
 DEPRECATED = DeprecationWarning

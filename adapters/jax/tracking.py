@@ -6,7 +6,7 @@ from typing import Any, Unpack, overload
 
 from anynan._steps.tracked import Tracked, refuse_target
 from anynan.jax.session.session import Session
-from anynan.options import FOR_TRAINING, Advanced, Options, TrackOptions
+from anynan.options import FOR_TRAINING, Options, TrackOptions, flat
 from anynan.tracker import Tracker, begin
 
 KNOWN = (*FOR_TRAINING, "read", "keep_inputs", "lag")
@@ -57,8 +57,7 @@ def checked(options: Mapping[str, Any], known: Iterable[str]) -> Options:
         TypeError: If one is unknown or of the wrong type.
         ValueError: If one has an impossible value.
     """
-    advanced = options.get("advanced")
-    if isinstance(advanced, Advanced) and advanced.read == "immediate":
+    if flat(options).get("read") == "immediate":
         msg = (
             "read='immediate' is not there for JAX: a compiled step is read when it has ended; "
             "choose auto or end, or a number n to read every n steps"

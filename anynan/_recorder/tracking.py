@@ -16,7 +16,7 @@ from anynan._recorder.session import ArraySession
 from anynan._recorder.trackable import is_array
 from anynan._recorder.tracked import TrackedArray
 from anynan._steps.tracked import Tracked, refuse_target
-from anynan.options import FOR_ARRAYS, Advanced, Options, TrackOptions
+from anynan.options import FOR_ARRAYS, Options, TrackOptions, flat
 from anynan.tracker import Tracker, begin
 
 NO_UPDATE = (
@@ -132,10 +132,10 @@ def array_options(options: Mapping[str, Any]) -> Options:
     """
     if isinstance(options.get("action"), str) and options["action"] == "skip":
         raise ValueError(NO_UPDATE.format("action='skip'"))
-    advanced = options.get("advanced")
-    if isinstance(advanced, Advanced) and advanced.patience:
-        raise ValueError(NO_UPDATE.format(f"patience={advanced.patience}"))
-    if isinstance(advanced, Advanced) and advanced.parameters:
+    each = flat(options)
+    if each.get("patience"):
+        raise ValueError(NO_UPDATE.format(f"patience={each['patience']}"))
+    if each.get("parameters"):
         raise ValueError(NO_WEIGHTS)
     by_scope = [name for name in ("layers", "exclude") if options.get(name) is not None]
     if by_scope and options.get("level") == "step":

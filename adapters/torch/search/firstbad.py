@@ -15,7 +15,7 @@ from anynan._reports.report import render
 from anynan._steps.tracked import Handle, inside
 from anynan.errors import AnomalyError, AnynanWarning
 from anynan.events import Event
-from anynan.options import ADVANCED, EVERYDAY, Advanced, Options, TrackOptions, environment
+from anynan.options import ADVANCED, EVERYDAY, Options, TrackOptions, environment, flat
 from anynan.torch.call.discovery import find_iterators
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.snapshot import Snapshot
@@ -139,8 +139,7 @@ def _check(step: Any, batches: Any, every: Any, options: Mapping[str, Any]) -> O
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         msg = f"every={every!r}: give how many steps to run between two looks, 1 or more"
         raise ValueError(msg)
-    advanced = options.get("advanced")
-    given = {*options, *(advanced.given() if isinstance(advanced, Advanced) else ())}
+    given = flat(options)
     for name in ("action", "patience", "read", "parameters"):
         if name in given:
             msg = f"first_bad_batch() sets {name}= by itself"
@@ -148,7 +147,7 @@ def _check(step: Any, batches: Any, every: Any, options: Mapping[str, Any]) -> O
     if environment() == "off":
         msg = "ANYNAN=off turns watching off: unset it to look for the first bad batch"
         raise ValueError(msg)
-    for name in options.keys() - {*EVERYDAY, *ADVANCED}:
+    for name in given.keys() - {*EVERYDAY, *ADVANCED}:
         known = ", ".join(("every", "state", *EVERYDAY))
         msg = f"first_bad_batch() has no option {name!r}; the options are {known}"
         raise TypeError(msg)
