@@ -14,6 +14,7 @@ from anynan._arrays.arguments import bound, positional
 from anynan._arrays.containers import leaves
 from anynan._base import context
 from anynan._diagnosis.lineage import Replay
+from anynan._steps.messages import INSIDE_LOOP
 from anynan.jax.graphs.stacks import LAYER
 from anynan.jax.program import signature
 from anynan.jax.program.trace import tracing
@@ -24,7 +25,7 @@ from anynan.jax.replay.replay import replay
 from anynan.jax.replay.steps import Step
 from anynan.keras.jax_steps import Part
 from anynan.keras.layers import layers_of, symbolic, weights_of
-from anynan.keras.messages import INSIDE_LOOP, PLAIN_CALLS, TRACED_ELSEWHERE
+from anynan.keras.messages import PLAIN_CALLS, TRACED_ELSEWHERE
 
 if TYPE_CHECKING:
     from anynan.keras.jax_backend import KerasSession

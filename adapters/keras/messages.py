@@ -7,10 +7,6 @@ TRACED_ELSEWHERE = Message(
     "the model was called inside a function that JAX traces (jit, grad, vmap), where a tracked "
     "model is not watched: track that function with anynan.jax.track, and its layers are named",
 )
-INSIDE_LOOP = Message(
-    "inside-loop",
-    "{layer} runs inside a loop or a branch, and is read where that ends",
-)
 PLAIN_CALLS = Message(
     "plain-calls",
     "in a plain call of a model on JAX only inputs and layers are read: level='operation' and "

@@ -20,10 +20,6 @@ REPLICAS_FULL = Message(
 JACOBIAN = Message(
     "jacobian", "GradientTape.jacobian is vectorised: what goes on inside of it is not read"
 )
-INSIDE_LOOP = Message(
-    "inside-loop",
-    "{layer} runs inside a loop or a branch, and is read where that ends",
-)
 BATCH_INSIDE = Message(
     "batch-inside", "{why}: give it the batch as an argument, and the operation is named"
 )

@@ -8,7 +8,7 @@ from typing import Any
 from anynan._readings.readings import Reading
 from anynan._runs.run import Run
 
-GROSS = 0.1  # doublings: 7 %; what a history keeps of an array is not finer
+GROSS = 0.1  # doublings: 7 %; the ends of an array say no more of the rest of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Apart:
     def report(self) -> str:
         """Return the answer in words."""
         caveat = (
-            "a history holds the ends or the norm of each array, rounded to 2 %: only gross "
+            "a history holds the ends or the norm of each array: only gross "
             "differences show; anynan.compare(a, b, batch) looks closer"
         )
         missing = f"; {self.missing} readings only one of them has" if self.missing else ""

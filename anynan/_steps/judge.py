@@ -719,7 +719,7 @@ class Judge(Actor):
             verdict = trace(seen.records, seen.sinks)
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             why = f"the operations of step {rows.step} could not be judged: {reason(error)}"
-            self.say(messages.OPERATIONS_UNSEEN(why=why))
+            self.say(messages.STEPS_UNSEEN(why=why))
             return
         for record in () if self._risen else verdict.contained:
             if record.output is None or record.output.kind is None:

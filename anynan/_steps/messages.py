@@ -2,11 +2,8 @@
 
 from anynan._base.messages import Message
 
-OPERATIONS_UNSEEN = Message("operations-unseen", "level='operation' does not see every step: {why}")
-NO_UPDATES = Message(
-    "no-updates",
-    "{option} has nothing to look at: {why}",
-)
+STEPS_UNSEEN = Message("steps-unseen", "level='operation' does not see every step: {why}")
+NO_UPDATES = Message("no-updates", "{option} has nothing to look at: {why}")
 GIVEN_BY_ANOTHER = Message(
     "given-by-another",
     "what {name} is given {comes} {maker}, which was reported: what is bad because of it is no "
@@ -27,3 +24,7 @@ WEIGHTS_BAD_SINCE = Message(
     "{since} (action={action}): what is bad because of it is counted there, and not looked into",
 )
 LAYER_UNWATCHED = Message("layer-unwatched", "{what} is not watched: {error}")
+INSIDE_LOOP = Message(
+    "inside-loop",
+    "{layer} runs inside a loop or a branch, and is read where that ends",
+)

@@ -18,7 +18,7 @@ from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading
 from anynan._steps import made
 from anynan._steps.judge import ANYTHING
-from anynan._steps.messages import OPERATIONS_UNSEEN
+from anynan._steps.messages import STEPS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.events import CARRIED, STATE
 from anynan.jax.program import signature
@@ -336,7 +336,7 @@ class Settlement:
         try:
             seen = self._seen(step, everything)
         except Exception as error:  # noqa: BLE001  the readings are judged all the same
-            self._tracker.judge.say(OPERATIONS_UNSEEN(why=f"{type(error).__name__} {error}"))
+            self._tracker.judge.say(STEPS_UNSEEN(why=f"{type(error).__name__} {error}"))
             return
         if seen is not None:
             self._tracker.judge.operations(step.rows, seen)

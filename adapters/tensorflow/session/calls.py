@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from anynan._steps.messages import INSIDE_LOOP
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.messages import (
-    INSIDE_LOOP,
     JACOBIAN,
     NESTED_GRADIENT,
     REPLICAS_FULL,

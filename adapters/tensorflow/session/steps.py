@@ -8,7 +8,7 @@ from anynan._diagnosis.agreement import parting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Rows
-from anynan._steps.messages import OPERATIONS_UNSEEN
+from anynan._steps.messages import STEPS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.options import Options
@@ -231,12 +231,12 @@ class Steps:
         try:
             seen = self._replays.replay(step, failed=False)
         except ReplayError as error:
-            self._tracker.judge.say(OPERATIONS_UNSEEN(why=str(error)))
+            self._tracker.judge.say(STEPS_UNSEEN(why=str(error)))
             return
         parted = parting(rows, rows.reading(len(rows.lo) - 1), seen.passed) if rows.lo else None
         if parted is not None:
             why = f"a second run saw other values than the first, and is not believed: {parted}"
-            self._tracker.judge.say(OPERATIONS_UNSEEN(why=why))
+            self._tracker.judge.say(STEPS_UNSEEN(why=why))
             return
         self._tracker.judge.operations(rows, seen)
 
