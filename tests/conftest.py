@@ -4,12 +4,14 @@ import gc
 import importlib
 import itertools
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
 
 from anynan._arrays import registry
@@ -53,6 +55,17 @@ def _small_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Give each test the same random numbers, whatever ran before it in its process."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002, tests and the libraries they use draw from it, too
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    if tensorflow := sys.modules.get("tensorflow"):
+        tensorflow.random.set_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -135,8 +135,10 @@ def test_page(page: Path) -> None:
     pytest.importorskip("torch")
     # Another test may have asked for 64 bits, and pages show the default.
     pytest.importorskip("jax").config.update("jax_enable_x64", False)
-    pytest.importorskip("keras").utils.clear_session()  # it numbers layers from the first on
     pytest.importorskip("tensorflow")
+    keras = pytest.importorskip("keras")
+    keras.utils.clear_session()  # it numbers layers from the first on
+    keras.utils.set_random_seed(0)  # and the weights that pages draw are the same everywhere
     blocks = examples(page.read_text(encoding="utf-8"))
     for example, output in zip(blocks, outputs(blocks), strict=True):
         if example.shown is not None:

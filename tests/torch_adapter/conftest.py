@@ -1,4 +1,4 @@
-"""One thread, a fixed seed, and nothing left tracked from one test to the next."""
+"""One thread, and nothing left tracked from one test to the next."""
 
 import logging
 from collections.abc import Iterator
@@ -20,7 +20,6 @@ def _detach_all() -> None:
 def _alone() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     _detach_all()  # what tests elsewhere left
     yield
     _detach_all()
