@@ -14,7 +14,7 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.causes import RULES, UNKNOWN, Situation, advise, explain, table
 from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan._diagnosis.rules.evidence import facts, literal, rising, told
-from anynan._diagnosis.rules.repair import Repair, RepairError, run
+from anynan._diagnosis.rules.repair import Namespace, Repair, RepairError, run
 from anynan.events import PHASES
 from tests.cause_cases import BATCH, CLIMB, FIRES, INF, MISSES, NAN, case, held, op
 
@@ -71,20 +71,6 @@ def test_row_is_well_formed(rule: Any) -> None:
     assert isinstance(rule.operations, frozenset)
 
 
-class Words:
-    """Give an expression what it is run with."""
-
-    where, isfinite = staticmethod(np.where), staticmethod(np.isfinite)
-
-    @staticmethod
-    def reduce(name: str, x: Any, axis: Any, *, keepdims: bool) -> Any:
-        return getattr(np, name)(x, axis=axis, keepdims=keepdims)
-
-    @staticmethod
-    def eye(x: Any) -> Any:
-        return np.eye(len(x))
-
-
 @pytest.mark.parametrize(("tag", "situation"), named(FIRES))
 def test_the_code_of_a_fix_runs(tag: str, situation: Situation) -> None:
     cause, code = advise(situation)
@@ -96,7 +82,7 @@ def test_the_code_of_a_fix_runs(tag: str, situation: Situation) -> None:
     x = np.full((2, 2), 0.25)
     operands = dict.fromkeys(("self", "other", "exponent"), x)
     repair = Repair.of(situation.record, code)
-    found = run(repair, Words(), lambda *new: (new or (x,))[0], operands, {"dim": -1})
+    found = run(repair, Namespace(np), lambda *new: (new or (x,))[0], operands, {"dim": -1})
     assert np.shape(found)[0] == 2
     assert np.isfinite(found).all()
 
@@ -105,7 +91,7 @@ def test_the_code_of_a_fix_runs(tag: str, situation: Situation) -> None:
 def test_code_of_another_kind_does_not_run(code: str) -> None:
     repair = Repair("log", None, None, "forward", f"log({code})")
     with pytest.raises(RepairError):
-        run(repair, Words(), np.log, {"self": np.ones(2)}, {})
+        run(repair, Namespace(np), np.log, {"self": np.ones(2)}, {})
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.sure], ids=lambda r: r.tag)

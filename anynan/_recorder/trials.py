@@ -152,7 +152,7 @@ class _Mended:
         xp: Any,
     ) -> None:  # fmt: skip
         self._tape, self._word, self._function = tape, word, function
-        self._wanted, self._words = wanted, _Words(np if xp is None else xp)
+        self._wanted, self._words = wanted, repairs.Namespace(np if xp is None else xp)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with np.errstate(all="ignore"):
@@ -174,29 +174,6 @@ class _Mended:
             return repairs.neutral(self._words, inner())
         operands, options = dict(named(self._word, args, kwargs)), params(self._word, args, kwargs)
         return repairs.run(item, self._words, inner, operands, options)
-
-
-class _Words:
-    """Give an expression what it is run with: the library's functions, beside numbers."""
-
-    def __init__(self, xp: Any) -> None:
-        self._xp = xp
-
-    def where(self, condition: Any, x: Any, y: Any) -> Any:
-        like = next((value for value in (x, y) if is_array(value)), None)
-        dtype = self._xp.float64 if like is None else like.dtype
-        x, y = (v if is_array(v) else self._xp.asarray(v, dtype=dtype) for v in (x, y))
-        return self._xp.where(condition, x, y)
-
-    def isfinite(self, x: Any) -> Any:
-        return self._xp.isfinite(x)
-
-    def reduce(self, name: str, x: Any, axis: Any, *, keepdims: bool) -> Any:
-        axis = tuple(axis) if isinstance(axis, list) else axis
-        return getattr(self._xp, name)(x, axis=axis, keepdims=keepdims)
-
-    def eye(self, x: Any) -> Any:
-        return self._xp.eye(x.shape[-1], dtype=x.dtype)
 
 
 def _is_of(repair: Repair, record: OpRecord) -> bool:

@@ -17,31 +17,7 @@ from anynan.jax.graphs.stacks import MENDED
 
 # What a jitted function of JAX's does to operands beside its one operation.
 _FORMS = ("convert_element_type", "broadcast_in_dim", "reshape", "copy", "copy_p")
-
-
-class Words:
-    """Give an expression what it is run with."""
-
-    @staticmethod
-    def where(condition: Any, x: Any, y: Any) -> Any:
-        """Choose by a mask; a number takes the other side's dtype."""
-        return jnp.where(condition, x, y)
-
-    @staticmethod
-    def isfinite(x: Any) -> Any:
-        """Tell which elements are neither NaN nor Inf."""
-        return jnp.isfinite(x)
-
-    @staticmethod
-    def reduce(name: str, x: Any, axis: Any, *, keepdims: bool) -> Any:
-        """Give the sum, the largest, or whether any is true."""
-        axes = tuple(axis) if isinstance(axis, list) else axis
-        return getattr(jnp, name)(x, axis=axes, keepdims=keepdims)
-
-    @staticmethod
-    def eye(x: Any) -> Any:
-        """Give the unit matrix."""
-        return jnp.eye(x.shape[-1], dtype=x.dtype)
+_WORDS = repairs.Namespace(jnp)
 
 
 class Mended:
@@ -101,7 +77,7 @@ class Mended:
     def _expression(self, item: Repair, own: Callable[..., Any], *new: Any) -> Any:
         given = {name: self._args[i] for name, i in self._operands.items()} | self._numbers
         given.update(zip(self._floats, new, strict=False))
-        return repairs.run(item, Words(), own, given, self._params)
+        return repairs.run(item, _WORDS, own, given, self._params)
 
     def _filled(self, item: Repair, own: Callable[..., Any], *new: Any) -> Any:
         """Run it with 0 in the place of the bad values that it makes, and of its gradient's."""
@@ -240,7 +216,7 @@ def is_float(x: Any) -> bool:
 
 
 def _fill(x: Any) -> Any:
-    return repairs.neutral(Words(), x) if is_float(x) else x
+    return repairs.neutral(_WORDS, x) if is_float(x) else x
 
 
 def _like(new: Any, shape: Any) -> Any:

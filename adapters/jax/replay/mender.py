@@ -20,8 +20,7 @@ from jax.extend.core import Primitive, primitives
 
 from anynan._base.patches import Patches
 from anynan._base.sources import is_library
-from anynan._diagnosis.rules.repair import BaseMender, Repair, RepairError
-from anynan.errors import reason
+from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, RepairError
 from anynan.jax.graphs import lines, names
 from anynan.jax.graphs.bodies import CUSTOM, JITS
 from anynan.jax.graphs.versions import context
@@ -35,7 +34,7 @@ _AGAIN = frozenset({"bind", "_true_bind", "bind_with_trace", "eval_jaxpr"})
 _TRACES = re.compile("_*trace_(to|for)_")
 
 
-class Mender(BaseMender):
+class Mender(BaseFixRunner):
     """Put repaired operations in the place of those that made bad values.
 
     Args:
@@ -113,14 +112,13 @@ class Mender(BaseMender):
 
     def _mended(self, found: list[Repair], make: Callable[[], Any], real: Callable[[], Any]) -> Any:
         """Run an operation repaired; as it is where that cannot be."""
-        try:
+
+        def run() -> Any:
             with self._aside(), context()(object()):  # its function may be in the middle of a trace
-                new = make()(found)
-        except Exception as error:  # noqa: BLE001  then nothing is told of this run
-            self.lost = reason(error)
-            return real()
-        self.took(found)
-        return new
+                return make()(found)
+
+        new = self.made(found, run)
+        return real() if new is None else new
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -137,11 +135,9 @@ class Mender(BaseMender):
         """Bind a part of a function of JAX's: its last gives what the function gives, repaired."""
         whole = self._wholes.get(frame)
         if whole is None:
-            try:
-                with self._aside():
-                    whole = Whole(frame, self._counts)
-            except Exception as error:  # noqa: BLE001  then nothing is told of this run
-                self.lost = reason(error)
+            with self._aside():
+                whole = self.made((), lambda: Whole(frame, self._counts))
+            if whole is None:
                 return real()
             self._wholes[frame] = whole
         if whole.passed:

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from anynan._base.patches import Patches
 from anynan._diagnosis.rules import repair as repairs
-from anynan._diagnosis.rules.repair import BaseMender, Repair, RepairError, around
-from anynan.errors import reason
+from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, RepairError, around
 from anynan.tensorflow.graphs import lines, names
 from anynan.tensorflow.graphs.operations import BACKWARD, arguments, is_float
 from anynan.tensorflow.graphs.traces import Traces
@@ -28,34 +27,27 @@ _HIDDEN = (tf.variant, tf.resource)
 _PARAMS = {"dim": -1, "keepdim": False}
 
 
-class Words:
-    """Give an expression what it is run with."""
-
-    @staticmethod
-    def where(condition: Any, x: Any, y: Any) -> Any:
-        """Choose by a mask; a number takes the other side's dtype."""
+class _Namespace(repairs.Namespace):
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
         dtype = next((v.dtype for v in (x, y) if tf.is_tensor(v)), None)
         return tf.where(condition, *(tf.convert_to_tensor(v, dtype) for v in (x, y)))
 
-    @staticmethod
-    def isfinite(x: Any) -> Any:
-        """Tell which elements are neither NaN nor Inf."""
+    def isfinite(self, x: Any) -> Any:
         if x.dtype.is_complex:
             return tf.math.is_finite(tf.math.real(x)) & tf.math.is_finite(tf.math.imag(x))
         return tf.math.is_finite(x)
 
-    @staticmethod
-    def reduce(name: str, x: Any, axis: Any, *, keepdims: bool) -> Any:
-        """Give the sum, the largest, or whether any is true."""
+    def reduce(self, name: str, x: Any, axis: Any, *, keepdims: bool) -> Any:
         return getattr(tf, f"reduce_{name}")(x, axis=axis, keepdims=keepdims)
 
-    @staticmethod
-    def eye(x: Any) -> Any:
-        """Give the unit matrix."""
+    def eye(self, x: Any) -> Any:
         return tf.eye(tf.shape(x)[-1], dtype=x.dtype)
 
 
-class Mender(BaseMender):
+_WORDS = _Namespace(tf)
+
+
+class Mender(BaseFixRunner):
     """Put repaired operations in the place of those that made bad values.
 
     Args:
@@ -107,14 +99,10 @@ class Mender(BaseMender):
         if not found:
             return made
         self._busy = True
-        try:
-            new = self._mended(node, list(results), given, found)
-        except Exception as error:  # noqa: BLE001  then nothing is told of this run
-            self.lost = reason(error)
+        new = self.made(found, lambda: self._mended(node, list(results), given, found))
+        self._busy = False
+        if new is None:
             return made
-        finally:
-            self._busy = False
-        self.took(found)
         self._given.update((id(x), x) for x in new)
         if self.repairs[0] in found:
             self.unrepaired += [x for x in results if is_float(x)]
@@ -172,7 +160,7 @@ class Mender(BaseMender):
 
 def _expression(operands: dict[str, Any], item: Repair, own: Callable[..., Any], *new: Any) -> Any:
     given = {**operands, **dict(zip(operands, new, strict=False))}
-    return repairs.run(item, Words(), own, given, _PARAMS)
+    return repairs.run(item, _WORDS, own, given, _PARAMS)
 
 
 def _filled(floats: list[Any], scope: str, item: Repair, own: Callable[..., Any], *new: Any) -> Any:
@@ -186,7 +174,7 @@ def _filled(floats: list[Any], scope: str, item: Repair, own: Callable[..., Any]
         def back(*incoming: Any) -> list[Any]:
             with tf.name_scope(f"{BACKWARD}/{scope}"):  # ends in a slash: taken as it is
                 clean = tf.reduce_all(
-                    [tf.reduce_all(Words.isfinite(x)) for x in incoming if is_float(x)]
+                    [tf.reduce_all(_WORDS.isfinite(x)) for x in incoming if is_float(x)]
                 )
                 slopes = tape.gradient(out, given, output_gradients=_as(out, incoming))
                 # What came in bad is another fault's.
@@ -202,7 +190,7 @@ def _as(out: Any, incoming: Sequence[Any]) -> Any:
 
 
 def _fill(x: Any) -> Any:
-    return repairs.neutral(Words(), x) if is_float(x) else x
+    return repairs.neutral(_WORDS, x) if is_float(x) else x
 
 
 def _like(new: Any, was: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from anynan._diagnosis.rules import repair as repairs
-from anynan._diagnosis.rules.repair import BaseMender, Repair, RepairError, around
+from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, RepairError, around
 from anynan.torch.private import arguments_of, functional, node_number
 from anynan.torch.replay.operands import flat
 
@@ -17,22 +17,11 @@ _grad = torch.autograd.grad  # as it is while nothing stands before it
 _TENSORS = ("Tensor", "Optional[Tensor]")
 
 
-class Words:
-    """Give an expression what it is run with."""
-
-    @staticmethod
-    def where(condition: Any, x: Any, y: Any) -> Any:
-        """Choose by a mask; a number takes the other side's dtype."""
+class _Namespace(repairs.Namespace):
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
         return torch.where(condition, x, y)
 
-    @staticmethod
-    def isfinite(x: torch.Tensor) -> torch.Tensor:
-        """Tell which elements are neither NaN nor Inf."""
-        return torch.isfinite(x)
-
-    @staticmethod
-    def reduce(name: str, x: torch.Tensor, axis: Any, *, keepdims: bool) -> torch.Tensor:
-        """Give the sum, the largest, or whether any is true."""
+    def reduce(self, name: str, x: torch.Tensor, axis: Any, *, keepdims: bool) -> torch.Tensor:
         axes = list(range(x.ndim)) if axis in (None, []) else axis
         if name == "any":
             return torch.any(x, axes, keepdim=keepdims)
@@ -40,10 +29,11 @@ class Words:
         reduced: torch.Tensor = function(x, axes, keepdims)
         return reduced
 
-    @staticmethod
-    def eye(x: torch.Tensor) -> torch.Tensor:
-        """Give the unit matrix."""
+    def eye(self, x: torch.Tensor) -> torch.Tensor:
         return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
+_WORDS = _Namespace(torch)
 
 
 @dataclass(slots=True)
@@ -55,7 +45,7 @@ class _Repaired:
     repairs: list[Repair]
 
 
-class Mender(BaseMender):
+class Mender(BaseFixRunner):
     """Put repaired operations in the place of those that made bad values.
 
     It works below autograd, as the watcher does, and so meets what composite functions run. The
@@ -104,20 +94,22 @@ class Mender(BaseMender):
         if number is None and torch.is_grad_enabled() and any(map(_has_gradient, taken)):
             self.lost = "its node is not known"  # in place, where what was there is saved
             return out
-        try:
+
+        def run() -> tuple[_Repaired, Any]:
             # What is overwritten later is still needed for the gradient.
-            arguments = {
+            given = {
                 name: before.get(id(x), x).detach().clone() if _is_float(x) else x
                 for name, x in arguments.items()
                 if not (written and name == "out")
             }
-            made = _Repaired(functional(func) if written else func, arguments, found)
+            made = _Repaired(functional(func) if written else func, given, found)
             forward = [item for item in found if item.phase != "backward" or item.expression]
-            new = self._run(made, arguments, forward, out) if forward else out
-        except Exception as error:  # noqa: BLE001  then nothing is told of this run
-            self.lost = f"{type(error).__name__}: {error}"
+            return made, self._run(made, given, forward, out) if forward else out
+
+        ran = self.made(found, run)
+        if ran is None:
             return out
-        self.took(found)
+        made, new = ran
         if number is not None:
             self._made[number] = made
         if new is out:
@@ -163,13 +155,9 @@ class Mender(BaseMender):
 
     def _behind(self, made: _Repaired, watcher: Any, gradients: Any, incoming: Any) -> Any:
         busy, watcher.busy = watcher.busy, True
-        try:
-            return self._gradients(made, gradients, incoming)
-        except Exception as error:  # noqa: BLE001  then nothing is told of this run
-            self.lost = f"{type(error).__name__}: {error}"
-            return None
-        finally:
-            watcher.busy = busy
+        found = self.made((), lambda: self._gradients(made, gradients, incoming))
+        watcher.busy = busy
+        return found
 
     def _gradients(self, made: _Repaired, gradients: Any, incoming: Any) -> Any:
         if torch.is_grad_enabled():
@@ -231,7 +219,7 @@ def _expression(given: dict[str, Any], item: Repair, own: Callable[..., Any], *n
     names = [name for name in given if name in ("self", "A", "input", "other", "exponent")]
     given = {**given, **dict(zip(names, new, strict=False))}
     params = {**given, "keepdim": given.get("keepdim", False)}
-    return repairs.run(item, Words(), own, given, params)
+    return repairs.run(item, _WORDS, own, given, params)
 
 
 def _filled(_: Repair, own: Callable[..., Any], *new: Any) -> Any:
@@ -242,7 +230,7 @@ def _filled(_: Repair, own: Callable[..., Any], *new: Any) -> Any:
 
 
 def _fill(x: Any) -> Any:
-    return repairs.neutral(Words(), x) if _is_float(x) else x
+    return repairs.neutral(_WORDS, x) if _is_float(x) else x
 
 
 def _has_gradient(x: Any) -> bool:

@@ -13,10 +13,11 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules.situation import OTHER, SELF
+from anynan.errors import reason
 from anynan.events import Phase, Source
 
 _CODE = re.compile("`([^`]*)`")
@@ -32,23 +33,36 @@ class RepairError(Exception):
     """Raise where an expression cannot stand in an operation's place: then nothing is claimed."""
 
 
-class Words(Protocol):
-    """Name what a backend gives for expressions to be run with.
+class Namespace:
+    """Give expressions the functions they are run with.
 
-    Numbers are taken beside arrays, and decide no dtype.
+    Args:
+        xp: A module with the array API's names.
     """
 
-    def where(self, condition: Any, x: Any, y: Any, /) -> Any:
-        """Choose by a mask."""
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
 
-    def isfinite(self, x: Any, /) -> Any:
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
+        """Choose by a mask; a number takes the other side's dtype."""
+        dtype = next((v.dtype for v in (x, y) if hasattr(v, "dtype")), None)
+        x, y = (
+            v if hasattr(v, "dtype") else self._xp.asarray(float(v), dtype=dtype) for v in (x, y)
+        )
+        return self._xp.where(condition, x, y)
+
+    def isfinite(self, x: Any) -> Any:
         """Tell which elements are neither NaN nor Inf."""
+        return self._xp.isfinite(x)
 
-    def reduce(self, name: str, x: Any, /, axis: Any, *, keepdims: bool) -> Any:
+    def reduce(self, name: str, x: Any, axis: Any, *, keepdims: bool) -> Any:
         """Give ``sum``, ``max`` or ``any`` over axes; over all where axis is None."""
+        axis = tuple(axis) if isinstance(axis, list) else axis
+        return getattr(self._xp, name)(x, axis=axis, keepdims=keepdims)
 
-    def eye(self, x: Any, /) -> Any:
+    def eye(self, x: Any) -> Any:
         """Give the unit matrix that goes with a matrix."""
+        return self._xp.eye(x.shape[-1], dtype=x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ class Repair:
         return source.via is None or None in (layer, self.layer) or layer == self.layer
 
 
-class BaseMender:
+class BaseFixRunner:
     """Hold the repairs of one second run, and whether each took its place.
 
     Args:
@@ -113,9 +127,20 @@ class BaseMender:
         """Choose the repairs of an operation."""
         return [item for item in self.repairs if item.is_of(name, source, layer)]
 
-    def took(self, found: Iterable[Repair]) -> None:
-        """Note repairs that took their place."""
+    def made(self, found: Iterable[Repair], make: Callable[[], Any]) -> Any:
+        """Run a repaired operation; None where that cannot be: nothing is told of the run then.
+
+        Args:
+            found: The repairs that take their place so.
+            make: Runs it.
+        """
+        try:
+            new = make()
+        except Exception as error:  # noqa: BLE001  the second run goes on as the first one did
+            self.lost = reason(error)
+            return None
         self._used.update(found)
+        return new
 
 
 def around(
@@ -145,14 +170,14 @@ def split(fix: str, operation: str) -> tuple[str, str]:
     return fix.replace("`", ""), code if stands else ""
 
 
-def neutral(words: Words, x: Any) -> Any:
+def neutral(words: Namespace, x: Any) -> Any:
     """Put 0 in the place of what is not finite."""
     return words.where(words.isfinite(x), x, 0.0)
 
 
 def run(
     repair: Repair,
-    words: Words,
+    words: Namespace,
     own: Callable[..., Any],
     operands: Mapping[str, Any],
     params: Mapping[str, Any],
@@ -184,8 +209,8 @@ class _Run:
     """Walk one expression."""
 
     def __init__(
-        self, operation: str, words: Words, own: Callable[..., Any], operands: Mapping[str, Any],
-        params: Mapping[str, Any],
+        self, operation: str, words: Namespace, own: Callable[..., Any],
+        operands: Mapping[str, Any], params: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self._operation, self._words, self._own = operation, words, own
         self._operands, self._params = operands, params
