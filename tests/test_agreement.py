@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from anynan._diagnosis.agreement import Passed, parting
+from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import Policy
 from anynan._readings.readings import Rows
@@ -26,13 +26,13 @@ def write(monitor: Monitor, rows: Rows, layer: str, phase: Any, value: float) ->
     rows.hi.append(value)
 
 
-def place(layer: str, value: float, phase: Any = "forward", call: int = 0) -> Passed:
+def place(layer: str, value: float, phase: Any = "forward", call: int = 0) -> CheckedPoint:
     tensor = "output" if phase == "forward" else "grad"
-    return Passed(layer, phase, tensor, call, value, value)
+    return CheckedPoint(layer, phase, tensor, call, value, value)
 
 
-def said(rows: Rows, *passed: Passed, **options: Any) -> str | None:
-    return parting(rows, rows.reading(len(rows.lo) - 1), list(passed), **options)
+def said(rows: Rows, *passed: CheckedPoint, **options: Any) -> str | None:
+    return divergence(rows, rows.reading(len(rows.lo) - 1), list(passed), **options)
 
 
 FIRST = first_run(("a", "forward", 3.0), ("b", "forward", NAN))
@@ -87,7 +87,7 @@ def test_gradients_are_told_as_such() -> None:
 
 
 def test_a_magnitude_that_was_not_read_proves_nothing() -> None:
-    unread = Passed("a", "forward", "output", 0, INF, -INF)
+    unread = CheckedPoint("a", "forward", "output", 0, INF, -INF)
     assert said(FIRST, unread, place("b", NAN)) is None
 
 

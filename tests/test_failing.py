@@ -77,7 +77,7 @@ def test_a_summary_that_fails_costs_the_summary(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_lineage_that_fails_costs_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anynan._diagnosis.diagnosis.trace", broken)
+    monkeypatch.setattr("anynan._diagnosis.investigation.trace", broken)
     event = toy_event(toy_model())
     assert (event.layer, event.phase, event.kind, event.operation) == ("a", "forward", "nan", None)
     assert "RuntimeError ours, not yours" in event.notes[-1]

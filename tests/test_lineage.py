@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anynan._base.summary import Summary
-from anynan._diagnosis.lineage import PLACING, Operand, OpRecord, Sink, Verdict, is_mask, trace
+from anynan._diagnosis.lineage import PLACING, Lineage, Operand, OpRecord, Sink, is_mask, trace
 from anynan._diagnosis.operands import constant
 
 SIZE = 8
@@ -63,11 +63,11 @@ def lands(*parents: int, kind: str = "nan") -> Sink:
     return Sink("backward", "layer", "layer.weight", parents, kind)
 
 
-def origin(verdict: Verdict) -> int | None:
+def origin(verdict: Lineage) -> int | None:
     return None if verdict.origin is None else verdict.origin.index
 
 
-def contained(verdict: Verdict) -> list[int]:
+def contained(verdict: Lineage) -> list[int]:
     return [record.index for record in verdict.contained]
 
 
@@ -302,7 +302,7 @@ def test_without_a_sink_every_origin_is_contained() -> None:
 
 
 def test_nothing_bad_gives_an_empty_verdict() -> None:
-    assert trace([], []) == Verdict()
+    assert trace([], []) == Lineage()
 
 
 def test_only_the_origin_is_contained_not_what_descends_from_it() -> None:
@@ -539,7 +539,7 @@ def test_an_overflow_that_stays_inf_has_no_then() -> None:
 MANY = 20_000
 
 
-def timed(records: list[OpRecord], sinks: list[Sink]) -> tuple[Verdict, float]:
+def timed(records: list[OpRecord], sinks: list[Sink]) -> tuple[Lineage, float]:
     """Trace three times; give the shortest time, as other processes share the cores."""
     seconds = []
     for _ in range(3):

@@ -14,7 +14,7 @@ import pytest
 import anynan
 from anynan._base.summary import Summary
 from anynan._diagnosis.causes import Situation, explain
-from anynan._diagnosis.diagnosis import operation
+from anynan._diagnosis.investigation import operation
 from anynan._diagnosis.lineage import Operand, OpRecord
 from anynan._readings.history import Cleared, Ring
 from anynan._readings.readings import Site

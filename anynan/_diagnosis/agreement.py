@@ -15,7 +15,7 @@ _NOISE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class CheckedPoint:
     """Hold one place that a replay passed, read as the first run's rows are.
 
     Attributes:
@@ -39,7 +39,7 @@ class Passed:
         """Name the place."""
         return self.layer, self.phase, self.tensor, self.call
 
-    def unmeasured(self) -> "Passed":
+    def unmeasured(self) -> "CheckedPoint":
         """Leave out how large the values are, where they are finite."""
         return self if self.kind is not None else replace(self, lo=math.inf, hi=-math.inf)
 
@@ -49,10 +49,10 @@ class Passed:
         return None if self.lo > self.hi else reading_kind(self.lo, self.hi)
 
 
-def parting(
+def divergence(
     rows: Rows,
     reading: Reading,
-    passed: list[Passed],
+    passed: list[CheckedPoint],
     *,
     ends: bool = False,
     factor: float = 2.0,
@@ -76,7 +76,7 @@ def parting(
     """
     if not passed:
         return None
-    first: dict[tuple[Any, ...], list[Passed]] = defaultdict(list)
+    first: dict[tuple[Any, ...], list[CheckedPoint]] = defaultdict(list)
     layers = set()
     failing = _as_passed(reading)
     for order in range(len(rows.lo)):
@@ -136,13 +136,13 @@ def _raised_at(error: BaseException) -> tuple[Any, ...]:
     return type(error), *place
 
 
-def _as_passed(reading: Reading) -> Passed:
+def _as_passed(reading: Reading) -> CheckedPoint:
     lo = math.inf if reading.lo is None else reading.lo
     hi = -math.inf if reading.hi is None else reading.hi
-    return Passed(reading.layer, reading.phase, reading.site.tensor, reading.call, lo, hi)
+    return CheckedPoint(reading.layer, reading.phase, reading.site.tensor, reading.call, lo, hi)
 
 
-def _size(place: Passed) -> float:
+def _size(place: CheckedPoint) -> float:
     """Give the largest magnitude where it is finite and was read, else 0."""
     size = max(abs(place.lo), abs(place.hi)) if place.lo <= place.hi else 0.0
     return size if math.isfinite(size) else 0.0
@@ -155,11 +155,11 @@ def _apart(a: float, b: float, factor: float, largest: float) -> bool:
     return large > factor * small and large > _NOISE * largest
 
 
-def _said(place: Passed) -> str:
+def _said(place: CheckedPoint) -> str:
     return {"nan": "NaN", "posinf": "+Inf", "neginf": "-Inf"}.get(place.kind or "", "finite")
 
 
-def _where(place: Passed) -> str:
+def _where(place: CheckedPoint) -> str:
     what = "the gradient at" if place.phase == "backward" else "the output of"
     if place.layer is None:
         return "what the step returned" if place.phase != "backward" else "a gradient"

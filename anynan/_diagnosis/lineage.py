@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from anynan._base.summary import Summary
-from anynan._diagnosis.agreement import Passed
+from anynan._diagnosis.agreement import CheckedPoint
 from anynan._readings.policy import may_mask
 from anynan.events import Phase, Source
 
@@ -147,7 +147,7 @@ class Replay:
     notes: list[str] = field(default_factory=list)
     incoming: bool = False
     uncompiled: bool = False
-    passed: list[Passed] = field(default_factory=list)
+    passed: list[CheckedPoint] = field(default_factory=list)
     substituted: bool = False
     whole: bool = False
     inner: bool = False
@@ -171,7 +171,7 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class Root:
     """Name one root of bad values: an operation, a placed constant, or something from outside."""
 
     index: int
@@ -181,7 +181,7 @@ class Token:
 
 
 @dataclass(slots=True)
-class Verdict:
+class Lineage:
     """Say which operation is to blame.
 
     Attributes:
@@ -195,7 +195,7 @@ class Verdict:
     """
 
     origin: OpRecord | None = None
-    outside: Token | None = None
+    outside: Root | None = None
     then: OpRecord | None = None
     sink: Sink | None = None
     contained: list[OpRecord] = field(default_factory=list)
@@ -230,12 +230,12 @@ class _Roots:
     """
 
     parents: tuple[int, ...] = ()
-    own: tuple[Token, ...] = ()
-    real: Token | None = None
-    placed: Token | None = None
+    own: tuple[Root, ...] = ()
+    real: Root | None = None
+    placed: Root | None = None
 
     @property
-    def first(self) -> Token | None:
+    def first(self) -> Root | None:
         """Give the earliest root, real ones first."""
         return self.real or self.placed
 
@@ -246,7 +246,7 @@ def trace(
     *,
     neginf: bool = False,
     past: External | None = None,
-) -> Verdict:
+) -> Lineage:
     """Follow bad values from where they were made to where they did harm.
 
     An origin is an operation with finite operands and a non-finite result, or a NaN result
@@ -262,7 +262,7 @@ def trace(
     """
     by_index = {record.index: record for record in records}
     roots = _all_roots(records)
-    verdict = Verdict(placed_only=bool(sinks))
+    verdict = Lineage(placed_only=bool(sinks))
     harmful: set[int] = set()
     left: list[Sink] = []
     for sink in sinks:
@@ -296,7 +296,7 @@ def trace(
     verdict.contained = [
         record
         for record in records
-        if record.index not in before and Token(record.index) in roots[record.index].own
+        if record.index not in before and Root(record.index) in roots[record.index].own
     ]
     origin = verdict.origin
     if origin is not None and origin.output is not None and not origin.output.nan:
@@ -386,7 +386,7 @@ def _after(indices: set[int], roots: dict[int, _Roots]) -> set[int]:
 
 def _join(parts: Iterable[_Roots]) -> _Roots:
     parents: dict[int, None] = {}
-    own: dict[Token, None] = {}
+    own: dict[Root, None] = {}
     real = placed = None
     for part in parts:
         parents.update(dict.fromkeys(part.parents))
@@ -419,7 +419,7 @@ def _arrived(indices: Sequence[int], roots: dict[int, _Roots]) -> _Roots:
     return _Roots(tuple(parents), (), real, placed)
 
 
-def _root(token: Token) -> _Roots:
+def _root(token: Root) -> _Roots:
     return _Roots((), (token,), None if token.placed else token, token if token.placed else None)
 
 
@@ -431,7 +431,7 @@ def _roots(record: OpRecord, roots: dict[int, _Roots]) -> _Roots:
     """Give the roots of one record's bad values."""
     # A mask's Inf is placed; a NaN that the code itself writes is no mask.
     placed = record.name in PLACING and not _has(record.output, "nan")
-    own = _root(Token(record.index, placed=placed))
+    own = _root(Root(record.index, placed=placed))
     parts: list[_Roots] = []
     of_nan: list[_Roots] = []
     for operand in record.operands:
@@ -487,11 +487,11 @@ def _operand_roots(record: OpRecord, operand: Operand, roots: dict[int, _Roots])
         return _Roots()
     if operand.source == "constant":
         if summary is not None and summary.nan:
-            return _root(Token(record.index, source="constant", label=operand.label))
-        return _root(Token(record.index, placed=True))
+            return _root(Root(record.index, source="constant", label=operand.label))
+        return _root(Root(record.index, placed=True))
     additive = record.name not in _PRODUCTS
     if operand.source == "input" and additive and summary is not None and is_mask(summary):
-        return _root(Token(record.index, placed=True))
+        return _root(Root(record.index, placed=True))
     if (
         operand.source == "handed"
         and additive
@@ -499,12 +499,12 @@ def _operand_roots(record: OpRecord, operand: Operand, roots: dict[int, _Roots])
         and not summary.nan
         and not summary.posinf
     ):
-        return _root(Token(record.index, placed=True))
+        return _root(Root(record.index, placed=True))
     # A bias with a mask in it, made once: no program keeps another -Inf between its steps.
     kept = operand.source in ("buffer", "unknown")
     if kept and summary is not None and not summary.nan and not summary.posinf:
-        return _root(Token(record.index, placed=True))
-    return _root(Token(record.index, source=operand.source, label=operand.label))
+        return _root(Root(record.index, placed=True))
+    return _root(Root(record.index, source=operand.source, label=operand.label))
 
 
 def is_mask(summary: Summary) -> bool:

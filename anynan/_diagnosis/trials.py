@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from anynan._diagnosis.diagnosis import Case, another
-from anynan._diagnosis.lineage import Replay, Sink, Verdict, trace
+from anynan._diagnosis.investigation import Investigation
+from anynan._diagnosis.kinds.operations import another
+from anynan._diagnosis.lineage import Lineage, Replay, Sink, trace
 from anynan._diagnosis.rules.repair import Repair
 from anynan._readings.policy import may_mask
 from anynan.events import Event, Extent, Outcome, Trial
@@ -34,7 +35,7 @@ class Attempt:
 
 def tried(
     event: Event,
-    case: Case,
+    case: Investigation,
     attempt: Callable[[Sequence[Repair]], Attempt | None],
     excused: Callable[[Sink], bool],
 ) -> Event:
@@ -51,13 +52,13 @@ def tried(
     repairs, faults = [case.repair], [event]
     neginf = may_mask(case.kind, case.reading.phase)
     while (run := attempt(repairs)) is not None:
-        verdict = trace(run.replay.records, run.replay.sinks, neginf=neginf)
-        outcome = _outcome(run, verdict, repairs, excused)
+        lineage = trace(run.replay.records, run.replay.sinks, neginf=neginf)
+        outcome = _outcome(run, lineage, repairs, excused)
         if outcome is None:
             break
         fault = None
         if outcome == "another":
-            fault, repair = another(case, verdict)
+            fault, repair = another(case, lineage)
             grows = not repairs[-1].expression and _same_overflow(faults[-1], fault)
             if grows or not _stays(repair, repairs, attempt, neginf=neginf):
                 fault = None
@@ -73,17 +74,17 @@ def tried(
 
 
 def _outcome(
-    run: Attempt, verdict: Verdict, repairs: list[Repair], excused: Callable[[Sink], bool]
+    run: Attempt, lineage: Lineage, repairs: list[Repair], excused: Callable[[Sink], bool]
 ) -> Outcome | None:
     """Say what a run shows, None where that is not known."""
-    sink, origin = verdict.sink, verdict.origin
+    sink, origin = lineage.sink, lineage.origin
     if run.bad:  # which of several is not known
         return "insufficient" if len(repairs) == 1 else None
     if sink is None:
         # What is left are masks, or nobody was seen making it.
         masks = all(s.phase == "forward" and s.parents for s in run.replay.sinks)
         return "finite" if masks else None
-    if origin is None or verdict.outside is not None or origin.expected or excused(sink):
+    if origin is None or lineage.outside is not None or origin.expected or excused(sink):
         return None
     found = Repair.of(origin, "")
     same = [r for r in repairs if r.is_of(found.operation, found.source, found.layer)]

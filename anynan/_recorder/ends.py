@@ -19,7 +19,7 @@ from anynan._arrays.containers import leaves
 from anynan._arrays.probe import Span, probe
 from anynan._base.context import running as watching
 from anynan._bundle.collector import collecting
-from anynan._diagnosis.agreement import Passed, parting
+from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink, trace
 from anynan._diagnosis.rules.repair import Repair
@@ -464,7 +464,7 @@ class Ends:
         except Exception as error:  # noqa: BLE001  the log is left
             why = f"the second run failed: {type(error).__name__} {error}".rstrip()
             return self._logged(began, reading, why)
-        parted = parting(self._local.rows, reading, seen.passed, ends=True)
+        parted = divergence(self._local.rows, reading, seen.passed, ends=True)
         if parted is not None or not seen.sinks:
             why = parted or "the second run was clean"
             return self._logged(began, reading, f"a second run showed something else ({why})")
@@ -479,7 +479,7 @@ class Ends:
         tape, seen = self._local.tape, None
         with suppress(Exception):
             made = self._again(began, making=True)
-            same = parting(self._local.rows, reading, made.passed, ends=True) is None
+            same = divergence(self._local.rows, reading, made.passed, ends=True) is None
             seen = made if same and _explained(made) else None
         if seen is None:
             self._local.tape = tape
@@ -532,7 +532,7 @@ class Ends:
         seen = tape.replay()
         seen.notes += start.missed
         seen.passed = [place for place in tape.passed if place.layer] + [
-            Passed("", "forward", label, 0, *span)
+            CheckedPoint("", "forward", label, 0, *span)
             for label, x in leaves(result, "result")
             if (span := _span(x)) is not None
         ]

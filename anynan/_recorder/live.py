@@ -16,7 +16,7 @@ from anynan._base import context
 from anynan._base.sources import user_source
 from anynan._bundle.arrays import call_of, host
 from anynan._bundle.collector import collecting
-from anynan._diagnosis.agreement import Passed
+from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.records import Given, Origin
@@ -67,7 +67,7 @@ class LiveTape(Tape):
         self.log = log
         self.records: list[OpRecord] = []
         self.sinks: list[Sink] = []
-        self.passed: list[Passed] = []
+        self.passed: list[CheckedPoint] = []
         self._told: OpRecord | None = None  # by the log
         self._answers: dict[int, tuple[TrackedArray, tuple[int, ...]]] = {}
         self._last: tuple[int, ...] = ()
@@ -225,7 +225,7 @@ class LiveTape(Tape):
                     self.notes.append(self.unseen())
         rows = self.rows
         if rows is None or not self.judged:
-            self.passed.append(Passed(layer, phase, tensor, 0, lo, hi))
+            self.passed.append(CheckedPoint(layer, phase, tensor, 0, lo, hi))
             return
         site = self.site(layer, phase, tensor, x._raw)
         order = self.add_row(site)

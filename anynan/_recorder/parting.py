@@ -4,7 +4,7 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord, Replay
 
 
-def parting(first: Replay, second: Replay) -> str | None:
+def divergence(first: Replay, second: Replay) -> str | None:
     """Say where a second run parts from what the first one's flags tell, None if it does not.
 
     Operations, lines and kinds are to be the same, finite ends within a factor of two: sums may

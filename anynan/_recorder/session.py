@@ -31,7 +31,7 @@ from anynan._recorder.ends import Ends
 from anynan._recorder.errorlog import ErrorLog
 from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
 from anynan._recorder.live import LiveTape
-from anynan._recorder.parting import parting
+from anynan._recorder.parting import divergence
 from anynan._recorder.reached import Reached, Start
 from anynan._recorder.refusals import explain
 from anynan._recorder.saving import again, inputs
@@ -132,7 +132,7 @@ class ArraySession(BaseAdapter):
             except Exception as error:  # noqa: BLE001  the first run's own records are left
                 reason = REPLAY_STOPPED(where=f"at {type(error).__name__} {error}".rstrip())
             else:
-                parted = parting(tape.replay(), seen)
+                parted = divergence(tape.replay(), seen)
                 if parted is None:
                     return seen
                 reason = messages.ARRAY_PARTED(parted=parted)

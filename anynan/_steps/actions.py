@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anynan._base.messages import left, slug_of
 from anynan._base.notices import warn
-from anynan._diagnosis.diagnosis import place
+from anynan._diagnosis.investigation import place
 from anynan._readings.readings import Rows
 from anynan._reports.logs import log
 from anynan._reports.report import render, render_line

@@ -13,18 +13,12 @@ from anynan._base.folders import free, refuse_full
 from anynan._base.notices import warn
 from anynan._base.summary import Summary
 from anynan._bundle.collector import LIMIT, Collector
-from anynan._diagnosis.agreement import parting, same_end
+from anynan._diagnosis.agreement import divergence, same_end
 from anynan._diagnosis.causes import Situation, explain
-from anynan._diagnosis.diagnosis import (
-    Arrival,
-    Case,
-    bare,
-    contained,
-    diagnose,
-    norm_event,
-    shows,
-)
+from anynan._diagnosis.diagnosis import bare, diagnose, norm_event
 from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
+from anynan._diagnosis.investigation import BadInput, Investigation
+from anynan._diagnosis.kinds.operations import contained
 from anynan._diagnosis.lineage import PLACING, OpRecord, Replay, Sink, trace
 from anynan._diagnosis.messages import CONTAINED
 from anynan._diagnosis.rules.evidence import magnitude
@@ -434,7 +428,7 @@ class Judge(Actor):
     def _investigate(
         self, rows: Rows, reading: Reading, kind: Kind, value: Any, later: int,
         replayed: Replay | None,
-    ) -> tuple[Event | None, Case]:  # fmt: skip
+    ) -> tuple[Event | None, Investigation]:  # fmt: skip
         """Put together what is known of a bad reading, with a second run where one is wanted."""
         key = (reading.layer, reading.phase, kind)
         wanted = self.wants_replay(reading, kind, now=True)
@@ -444,8 +438,8 @@ class Judge(Actor):
         if replayed is None and rows.seen is not None:
             replayed = rows.seen(reading, value)
         tracker = self._tracker()
-        case = Case(
-            reading, kind, rows, self._adapter.evidence(reading, value), later,
+        case = Investigation(
+            reading, kind, rows, self._adapter.evidence(reading, value), self.monitor, later,
             clean=self._clean, updates=list(self._updates), replayed=replayed,
             seen=replayed is not None, together=together, unread=self._unread(),
             watched=rows.seen is not None or self.options.level == "operation",
@@ -461,7 +455,7 @@ class Judge(Actor):
         elif replayed is None and self.options.replay:
             case.notes.append(messages.NOT_REPLAYED_AGAIN(n=MAX_REPLAYS))
         try:
-            return diagnose(case, self.monitor), case
+            return diagnose(case), case
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             return bare(case, error), case
 
@@ -596,7 +590,7 @@ class Judge(Actor):
             found.notes.append("a second run did not come to the operation that the event names")
         save(folder, self._signed(event), found, self._adapter.dialect)
 
-    def _tried(self, event: Event, case: Case) -> Event:
+    def _tried(self, event: Event, case: Investigation) -> Event:
         """Add what came of the fix, where a second run may be made for it."""
         again = self.options.replay and self.options.level != "operation"
         seen = case.replayed
@@ -622,12 +616,12 @@ class Judge(Actor):
         allowed = self.options.policy.allowed(judged[0], sink.phase, sink.layer)
         return allowed is not None or key in self.monitor.downgraded
 
-    def _came_in(self, rows: Rows, kind: Kind) -> list[Arrival]:
+    def _came_in(self, rows: Rows, kind: Kind) -> list[BadInput]:
         """Say what is known of the bad values that came in."""
         if kind not in NON_FINITE:
             return []
         return [
-            Arrival(
+            BadInput(
                 doubt.reading,
                 doubt.kind,
                 self._adapter.evidence(doubt.reading, doubt.value()),
@@ -640,7 +634,7 @@ class Judge(Actor):
         """Say where an event is seen that concerns no single reading."""
         return Evidence(self._adapter.backend, self._adapter.rank())
 
-    def _run_again(self, case: Case, key: tuple[Any, ...]) -> None:
+    def _run_again(self, case: Investigation, key: tuple[Any, ...]) -> None:
         """Have the step replayed, where that can tell more."""
         if case.reading.phase in ("parameter", "input") or case.kind not in NON_FINITE:
             return
@@ -648,7 +642,7 @@ class Judge(Actor):
         for again in (self._adapter.replay, self._adapter.replay_call):
             try:
                 replayed = again(case.reading)
-                shown = replayed is not None and shows(case, replayed)
+                verdict = None if replayed is None else case.weigh(replayed)
             except ReplayError as error:
                 if again == self._adapter.replay:
                     self._seen[key] -= 1  # it may be possible the next time
@@ -656,10 +650,11 @@ class Judge(Actor):
             except Exception as error:  # noqa: BLE001  what was found must not be lost
                 notes.append(messages.REPLAY_FAILED(error=reason(error)))
             else:
+                shown = verdict is not None and verdict.shown
                 if shown and case.replayed is not None:
                     notes += case.replayed.notes
                 if shown or case.replayed is None:
-                    case.replayed = replayed
+                    case.replayed, case.verdict = replayed, verdict
                 if shown:
                     break
         else:
@@ -774,7 +769,7 @@ class Judge(Actor):
             return False
         last = rows.reading(len(rows.lo) - 1) if rows.lo else None
         ends = self.options.level == "step"
-        if last is not None and parting(rows, last, seen.passed, ends=ends) is not None:
+        if last is not None and divergence(rows, last, seen.passed, ends=ends) is not None:
             return False
         if may_mask(seen.sinks[-1].kind, seen.sinks[-1].phase) and names_bad(error):
             seen.sinks = [replace(seen.sinks[-1], phase="value")]  # no mask to the program

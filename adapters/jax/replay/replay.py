@@ -4,7 +4,7 @@ from typing import Any
 
 from anynan._base.context import replay_context
 from anynan._bundle.collector import collecting
-from anynan._diagnosis.agreement import Passed, parting
+from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.policy import may_mask
 from anynan._readings.readings import Reading
@@ -75,7 +75,7 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
         found = flags(program, arrays, wanted)
         passed = [] if reading is None else _passed(step, found, failing, spots)
         ends = not program.settings.layers
-        same = reading is None or parting(step.rows, reading, passed, ends=ends) is None
+        same = reading is None or divergence(step.rows, reading, passed, ends=ends) is None
         if same and not step.partial:
             _trail(step, found)
         result, recorder = record(program, arrays, found, spots)
@@ -85,7 +85,9 @@ def replay(step: Step, first: int, reading: Reading | None = None) -> Replay:
     return result
 
 
-def _passed(step: Step, found: dict[int, Flag], failing: int, spots: list[Spot]) -> list[Passed]:
+def _passed(
+    step: Step, found: dict[int, Flag], failing: int, spots: list[Spot]
+) -> list[CheckedPoint]:
     """List what the second run read where the first one did, or between the ends it read."""
     passed = []
     for spot in step.watch.spots if step.program.settings.layers else spots:
@@ -102,7 +104,7 @@ def _passed(step: Step, found: dict[int, Flag], failing: int, spots: list[Spot])
             word = once
         if word:
             low, high = probes.read((word, *probes.UNREAD))
-        passed.append(Passed(spot.layer, spot.phase, spot.tensor, spot.call, low, high))
+        passed.append(CheckedPoint(spot.layer, spot.phase, spot.tensor, spot.call, low, high))
     return passed
 
 

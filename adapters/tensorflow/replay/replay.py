@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from anynan._base.context import replay_context
 from anynan._bundle.collector import collecting
-from anynan._diagnosis.agreement import Passed
+from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
@@ -237,7 +237,7 @@ class Replays:
         for order, lo, hi in zip(unknown, low.tolist(), high.tolist(), strict=True):
             rows.lo[order], rows.hi[order] = lo, hi
 
-    def _passed(self, run: Run) -> list[Passed]:
+    def _passed(self, run: Run) -> list[CheckedPoint]:
         """Read again what the first run read, to be compared with it, or all it did not read."""
         # Each iteration was read if it ran eagerly, and none is in a graph.
         if self._layers.looped:
@@ -260,7 +260,7 @@ class Replays:
             low, high = np.where(both, np.nan, low), np.where(both, np.nan, high)
         calls = Places.of(spots, self._monitor).calls
         return [
-            Passed(spot.layer, spot.phase, spot.tensor, call, float(lo), float(hi))
+            CheckedPoint(spot.layer, spot.phase, spot.tensor, call, float(lo), float(hi))
             for spot, call, lo, hi, ok in zip(spots, calls, low, high, there, strict=True)
             if ok
         ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anynan._diagnosis.agreement import Passed, parting
+from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.readings import Reading, Rows
 from anynan.tensorflow.graphs.operations import Op, forward_name
@@ -53,7 +53,13 @@ def _nodes(part: Any) -> Any:
 
 
 def is_same_fault(
-    run: Run, mender: Mender, rows: Rows, passed: list[Passed], reading: Reading, *, ends: bool
+    run: Run,
+    mender: Mender,
+    rows: Rows,
+    passed: list[CheckedPoint],
+    reading: Reading,
+    *,
+    ends: bool,
 ) -> bool:
     """Tell whether a second run comes to the first repair as the first run came there.
 
@@ -72,7 +78,7 @@ def is_same_fault(
     ahead = takewhile(lambda x: x.phase in ("input", "forward") and x.layer not in layers, passed)
     bad = {(x.layer, x.phase, x.site.tensor, x.call) for x in _bad(rows, reading)}
     before = list(takewhile(lambda x: x.key not in bad, ahead))
-    return parting(rows, reading, before, ends=ends) is None
+    return divergence(rows, reading, before, ends=ends) is None
 
 
 def _bad(rows: Rows, last: Reading) -> Iterator[Reading]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from anynan._diagnosis.agreement import parting
+from anynan._diagnosis.agreement import divergence
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Rows
@@ -233,7 +233,7 @@ class Steps:
         except ReplayError as error:
             self._tracker.judge.say(STEPS_UNSEEN(why=str(error)))
             return
-        parted = parting(rows, rows.reading(len(rows.lo) - 1), seen.passed) if rows.lo else None
+        parted = divergence(rows, rows.reading(len(rows.lo) - 1), seen.passed) if rows.lo else None
         if parted is not None:
             why = f"a second run saw other values than the first, and is not believed: {parted}"
             self._tracker.judge.say(STEPS_UNSEEN(why=why))

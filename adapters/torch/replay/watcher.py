@@ -19,7 +19,7 @@ import torch
 from anynan._base import context
 from anynan._base.sources import is_anynans, user_source
 from anynan._base.summary import Summary
-from anynan._diagnosis.agreement import Passed
+from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.lineage import External, OpRecord, Sink
 from anynan._diagnosis.records import Builder, Given, Origin
 from anynan.events import Source
@@ -175,7 +175,7 @@ class Watcher(DispatchMode):
         # A replay may itself run inside a backward pass, in a gradient hook.
         self._base_task = _task()
         # Places that were passed, to be compared with another run.
-        self.passed: list[Passed] = []
+        self.passed: list[CheckedPoint] = []
         self._thread = threading.get_ident()
         # Set where operations are repaired.
         self.mender: Mender | None = None
@@ -566,7 +566,7 @@ class Watcher(DispatchMode):
         try:
             ends = _ends(x)
             if ends is not None and call is not None:
-                self.passed.append(Passed(layer, phase, label, call, *ends))
+                self.passed.append(CheckedPoint(layer, phase, label, call, *ends))
             if ends is None or (math.isfinite(ends[0]) and math.isfinite(ends[1])):
                 if self.mender is not None and phase == "loss" and ends is not None:
                     self.mender.losses.append(ends[0])

@@ -1,0 +1,136 @@
+"""Bad values that came in with the data."""
+
+from typing import Any
+
+from anynan._base.summary import Summary
+from anynan._diagnosis import messages
+from anynan._diagnosis.causes import explain
+from anynan._diagnosis.investigation import BadInput, Investigation, operation
+from anynan._diagnosis.kinds import elsewhere
+from anynan._diagnosis.lineage import OpRecord, Root
+from anynan._diagnosis.rules.circumstance import is_label
+from anynan._diagnosis.rules.situation import Situation
+from anynan.events import Event, Spread
+
+INFERRED = messages.INFERRED(
+    what="the batch",
+    why="it was bad before anything else was, and no second run shows what came of it",
+)
+
+
+def is_large(case: Investigation) -> bool:
+    """Tell whether an input is too large: what is not finite waits for the harm it does."""
+    return case.reading.phase == "input"
+
+
+def of_large(case: Investigation, _: bool) -> Event:
+    """Report the input that was read."""
+    case.came_in = [BadInput(case.reading, case.kind, case.evidence)]
+    return _event(case, None, None)
+
+
+def is_handed_on(case: Investigation) -> bool:
+    """Tell whether a layer was seen handing on what came in, and nothing speaks against it."""
+    found = case.lineage
+    handed = found.outside is not None and found.outside.source == "handed"
+    return case.rows.carried and (case.incoming or found.sink is None or handed)
+
+
+def of_handed_on(case: Investigation, _: bool) -> Event:
+    """Report what came in, by no operation."""
+    return _event(case, None, None)
+
+
+def behind_loss(case: Investigation) -> BadInput | None:
+    """Give what came in bad before a loss that was made outside of the model."""
+    return to_blame(case) if case.incoming and case.reading.phase == "loss" else None
+
+
+def is_root(case: Investigation) -> Root | None:
+    """Give the input that an operation was seen taking bad values from."""
+    root = case.lineage.outside
+    return root if root is not None and root.source == "input" else None
+
+
+def of_root(case: Investigation, root: Root) -> Event:
+    """Report the input that was seen."""
+    return _event(case, case.lineage.origin, root.label)
+
+
+def was_converted(case: Investigation) -> BadInput | None:
+    """Give what came in and was made into the framework's own array before it was used."""
+    origin = case.lineage.origin
+    if origin is None:
+        return None
+    made = [item.summary for item in origin.operands if item.source == "constant"]
+    if origin.name == "constant":
+        made.append(origin.output)
+
+    def known(held: Summary | None) -> tuple[Any, ...] | None:
+        if held is None:
+            return None
+        return held.shape, held.nan, held.posinf, held.neginf, held.first_bad
+
+    same = {known(summary) for summary in made} - {None}
+    return next((item for item in case.came_in if known(item.evidence.summary) in same), None)
+
+
+def is_all_there_is(case: Investigation) -> BadInput | None:
+    """Give what came in bad, where no second run shows more; note what is not known to matter."""
+    if case.lineage.sink is not None or not case.came_in:
+        return None
+    guilty = to_blame(case)
+    if guilty is None:
+        names = ", ".join(item.name for item in case.came_in)
+        case.notes.append(messages.ALSO_BAD(names=f"{names} came in bad,"))
+    return guilty
+
+
+def of_bad_input(case: Investigation, guilty: BadInput) -> Event:
+    """Report the input that is to blame."""
+    return _event(case, case.lineage.origin, guilty.name)
+
+
+def to_blame(case: Investigation) -> BadInput | None:
+    """Give what came in and was dealt with nowhere, as far as readings show."""
+    for item in case.came_in:
+        between = map(case.rows.reading, range(item.reading.order, case.reading.order))
+        outputs = [reading for reading in between if reading.phase == "forward"]
+        # Labels pass no layer: they meet the outputs in the loss.
+        if not is_label(item.name) and any(reading.kind is None for reading in outputs):
+            continue
+        if not item.harmless:
+            return item
+    return None
+
+
+def _event(case: Investigation, origin: OpRecord | None, label: str | None) -> Event:
+    """Report bad values that came in with the batch, and what first worked with them."""
+    guilty = next((item for item in case.came_in if label in (None, item.name)), None)
+    name = label if guilty is None else guilty.name
+    if name in case.rows.makers:
+        return elsewhere.event(case, origin, name, guilty)
+    layer, tensor, order, kind = None, label or "input", 0, case.kind
+    summary: Summary | None = None
+    rows: tuple[int, ...] = ()
+    if guilty is not None:
+        came = guilty.reading
+        layer, tensor, order, kind = came.layer, came.site.tensor, came.order, guilty.kind
+        summary, rows = guilty.evidence.summary, guilty.evidence.rows
+        case.notes.extend(guilty.evidence.notes)
+    if summary is None and origin is not None:
+        summary = next((x.summary for x in origin.operands if x.source == "input"), None)
+        kind = (None if summary is None else summary.kind) or kind
+    situation = Situation(
+        "input", kind, layer=layer, tensor=tensor, summary=summary, rows=rows, record=origin
+    )
+    said: dict[str, Any] = {"layer": layer, "kind": kind, "order": order, "tensor": tensor}
+    if case.reading.phase == "input":
+        said["spread"] = Spread(case.later)
+    return case.event(
+        phase="input",
+        summary=summary,
+        operation=operation(origin),
+        cause=explain(situation),
+        **said,
+    )

@@ -1,0 +1,156 @@
+"""What a bad reading may be: the table's order, and one case for each of its rows."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from anynan._base.summary import Summary
+from anynan._diagnosis.diagnosis import TABLE, choose, diagnose
+from anynan._diagnosis.evidence import BadParameter, Evidence
+from anynan._diagnosis.investigation import BadInput, Investigation
+from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
+from anynan._readings.monitor import Monitor
+from anynan._readings.policy import Policy
+from anynan._readings.readings import Rows, Site
+
+NAN = Summary((2,), "float32", "cpu", 2, nan=1, first_bad=(0,))
+MASK = Summary((2,), "float32", "cpu", 2, neginf=1, zero=1, first_bad=(0,))
+GOOD = (-1.0, 1.0)
+BAD = (math.nan, math.nan)
+
+Place = tuple[str, str | None, str, tuple[float, float]]
+IN: Place = ("input", None, "args[0]", BAD)
+OUT: Place = ("forward", "", "output", GOOD)
+LAYER: Place = ("forward", "a", "output", BAD)
+LOSS: Place = ("loss", None, "loss", BAD)
+GRADIENT: Place = ("backward", "a", "grad", BAD)
+
+
+def case(*read: Place, came_in: bool = False, **known: Any) -> Investigation:
+    """Investigate the last of some readings; ``came_in`` says that the first is bad input."""
+    rows = Rows(0)
+    for phase, layer, tensor, (lo, hi) in read:
+        site = Site(-1, layer, phase, tensor, "float32", None, math.inf)  # type: ignore[arg-type]
+        rows.sites.append(site)
+        rows.calls.append(0)
+        rows.lo.append(lo)
+        rows.hi.append(hi)
+    reading = rows.reading(len(read) - 1)
+    found = Investigation(
+        reading, reading.kind or "large", rows, Evidence("toy"), Monitor(Policy(), 8), **known
+    )
+    if came_in:
+        found.came_in = [BadInput(rows.reading(0), "nan", Evidence("toy", summary=NAN))]
+    return found
+
+
+def replay(
+    source: Any = None, *, phase: Any = "forward", made: Summary = NAN, **more: Any
+) -> Replay:
+    """Give a second run whose one operation took bad values from a source, or made them."""
+    taken = Operand("x", None if source is None else NAN, source=source, label="its name")
+    record = OpRecord(0, more.pop("name", "log"), "log", "a", "forward", made, (taken,))
+    return Replay([record], [Sink(phase, "a", "output", (0,), made.kind or "nan")], **more)
+
+
+def is_bad(*names: str) -> Evidence:
+    return Evidence("toy", weights=lambda: [BadParameter(name, "a", NAN) for name in names])
+
+
+def handed_on() -> Investigation:
+    found = case(IN, LAYER, came_in=True)
+    found.rows.carried = True
+    return found
+
+
+def given() -> Investigation:
+    found = case(LAYER)
+    found.rows.given = lambda: (NAN, None)
+    return found
+
+
+def weight() -> Investigation:
+    found = case(LAYER)
+    found.evidence = is_bad("a.weight")
+    return found
+
+
+def converted() -> Investigation:
+    found = case(IN, LAYER, came_in=True, replayed=replay("constant"))
+    assert found.replayed is not None
+    found.replayed.records[0].name = "add"
+    return found
+
+
+# By the name of its row. What comes later in the table holds for many of them too.
+CASES: dict[str, Callable[[], Investigation]] = {
+    "an input beyond its limit": lambda: case(IN),
+    "a mask": lambda: case(
+        ("forward", "a", "output", (-math.inf, 0.0)), replayed=replay(name="where", made=MASK)
+    ),
+    "an input that a layer handed on": handed_on,
+    "an input behind a bad loss": lambda: case(
+        IN, LOSS, came_in=True, replayed=Replay(incoming=True)
+    ),
+    "a loss or gradient from outside": lambda: case(OUT, LOSS, replayed=Replay(incoming=True)),
+    "an input that an operation took": lambda: case(
+        IN, OUT, LOSS, came_in=True, replayed=replay("input", phase="loss")
+    ),
+    "an input that was converted first": converted,
+    "an input and nothing else": lambda: case(IN, LAYER, came_in=True),
+    "code between layers, as seen": lambda: case(LAYER, replayed=replay("handed")),
+    "a weight or buffer": weight,
+    "code between layers, as read": given,
+    "a loss or gradient that nothing explains": lambda: case(GRADIENT, in_order=True),
+    "an operation, or what was read": lambda: case(LAYER, replayed=replay()),
+}
+
+
+def chosen(found: Investigation) -> str:
+    diagnose(found)
+    return choose(found)[0].name
+
+
+def test_the_order_of_the_table_is_what_it_was() -> None:
+    assert [row.name for row in TABLE] == list(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_row_has_a_case_that_no_row_before_it_takes(name: str) -> None:
+    assert chosen(CASES[name]()) == name
+
+
+def test_what_is_seen_stands_before_what_is_inferred() -> None:
+    seen = case(LAYER, replayed=replay("handed"))
+    seen.evidence = is_bad("a.weight")
+    assert chosen(seen) == "code between layers, as seen"
+    named = case(LAYER, replayed=replay("parameter"))
+    named.evidence = is_bad("its name")
+    named.rows.given = lambda: (NAN, None)
+    assert chosen(named) == "a weight or buffer"
+
+
+def test_an_input_that_came_to_nothing_before_is_not_to_blame() -> None:
+    found = case(IN, LAYER, came_in=True)
+    found.came_in = [BadInput(found.rows.reading(0), "nan", Evidence("toy"), harmless=True)]
+    event = diagnose(found)
+    assert event is not None
+    assert event.phase == "forward"
+    assert "args[0] came in bad, too; whether it matters is not known" in event.notes[0]
+
+
+def test_a_second_run_is_weighed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    trace = Investigation.weigh.__globals__["trace"]
+
+    def counted(*given: Any, **more: Any) -> Any:
+        looked.append(1)
+        return trace(*given, **more)
+
+    monkeypatch.setattr("anynan._diagnosis.investigation.trace", counted)
+    found = case(LAYER, replayed=replay())
+    found.verdict = found.weigh(replay())
+    diagnose(found)
+    assert looked == [1]
