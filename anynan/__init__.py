@@ -29,7 +29,7 @@ _WHERE = {
     "replaying": "_base.context",
     "scope": "_base.context",
     "summarize": "_checks",
-    "track": "_recorder.tracking",
+    "track": "arrays.tracking",
     "untrack": "tracker",
     "watch": "_steps.loaders",
 }
@@ -95,8 +95,8 @@ if TYPE_CHECKING:
     from anynan._checks import check, summarize
     from anynan._compare.compare import compare
     from anynan._jsonl.reading import load
-    from anynan._recorder.tracking import track
     from anynan._steps.loaders import watch
+    from anynan.arrays.tracking import track
     from anynan.errors import AnomalyError, AnynanWarning, NonFiniteError
     from anynan.events import Event
     from anynan.options import Advanced, Allow, Policy

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from anynan._cli import commands as cli
-from anynan._cli import demo
+from anynan.arrays import demo
 
 pytestmark = pytest.mark.tier(2)
 

@@ -7,9 +7,9 @@ import pytest
 
 import anynan
 from anynan._diagnosis import causes
-from anynan._recorder import live
 from anynan._reports import report as reporting
 from anynan._steps import judge as judging
+from anynan.arrays import live
 from tests import fake_adapter as toy
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -21,6 +21,7 @@ FRAMEWORKS = ("cupy", "dask", "jax", "keras", "tensorflow", "torch", "transforme
 CORE_MAY = {"anynan", "array_api_compat", "numpy", "rich"}
 # Adapter -> the packages of its framework, and the name its users know it by.
 ADAPTERS = {
+    "arrays": ({"array_api_compat"}, "NumPy"),
     "cupy": ({"cupy"}, "CuPy"),
     "jax": ({"jax"}, "JAX"),
     "keras": ({"keras"}, "Keras"),
@@ -71,7 +72,7 @@ def test_every_public_name_resolves() -> None:
 
 
 def test_these_tests_know_every_adapter() -> None:
-    assert set(about.ADAPTERS) == set(ADAPTERS)
+    assert set(about.FOLDERS.values()) == set(ADAPTERS)
 
 
 def test_unknown_names_stay_unknown() -> None:
@@ -113,15 +114,15 @@ def _by_name() -> dict[str, list[str]]:
 
     One process does it: importing a framework takes seconds.
     """
-    names = [name for name in ("keras", *ADAPTERS) if installed(name)]
-    setting = f"NAMES, ADAPTERS = {list(dict.fromkeys(names))!r}, {list(ADAPTERS)!r}\n"
+    names = [name for name in ("keras", *about.ADAPTERS) if installed(name)]
+    setting = f"NAMES, ADAPTERS = {list(dict.fromkeys(names))!r}, {list(about.ADAPTERS)!r}\n"
     done = _python(setting + BY_NAME)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", about.ADAPTERS)
 @pytest.mark.tier(2)
 def test_adapter_comes_by_its_name_alone(adapter: str) -> None:
     if not installed(adapter):
@@ -150,7 +151,7 @@ def test_a_report_of_pytorch_does_not_wait_for_the_compiler() -> None:
     assert (done.stderr, done.stdout.split()) == ("", [])
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", about.ADAPTERS)
 @pytest.mark.parametrize("shadow", ["an empty module", "nothing"])
 def test_missing_framework_is_one_line(adapter: str, shadow: str, tmp_path: Path) -> None:
     code = f"import anynan.{adapter}"
@@ -188,6 +189,17 @@ def _strangers(folder: Path, allowed: set[str], skip: frozenset[str] = frozenset
 
 def test_core_imports_no_framework() -> None:
     assert _strangers(PACKAGE, CORE_MAY, frozenset(ADAPTERS)) == []
+
+
+def test_core_imports_no_adapter() -> None:
+    def room(module: str) -> str:
+        return module.split(".")[1] if "." in module else ""
+
+    # What is named after a library and is no adapter leads to one: `anynan.lightning`.
+    graph = _graph(_modules(PACKAGE, "anynan"), functions=True)
+    core = {name for name in graph if room(name) not in {*ADAPTERS, *anynan._DOORS}}
+    found = {name: {x for x in graph[name] if room(x) in ADAPTERS} for name in core}
+    assert {name: used for name, used in found.items() if used} == {}
 
 
 def test_what_reads_files_is_asked_for_by_name_only() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._recorder.tracked import TrackedArray
+from anynan.arrays.tracked import TrackedArray
 from tests.recording import INF, NAN, ONES, ZEROS, Array, State, caught, recorded, track
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._recorder import floatflags, live
-from anynan._recorder.tracked import TrackedArray
 from anynan._steps.tracked import inside
+from anynan.arrays import floatflags, live
+from anynan.arrays.tracked import TrackedArray
 from tests.flat import split
 from tests.recording import NAN, ONES, ZEROS, Array, State, caught, recorded, track
 

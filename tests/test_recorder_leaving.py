@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import anynan
-from anynan._recorder.tracked import TrackedArray
+from anynan.arrays.tracked import TrackedArray
 from tests.flat import split
 
 # The recorder itself; what the default makes of it is in test_recorder_ends.

@@ -9,8 +9,8 @@ import pytest
 
 import anynan
 from anynan._arrays import access as arrays
-from anynan._recorder import lazy
-from anynan._recorder.lazy import StandardSlots
+from anynan.arrays import lazy
+from anynan.arrays.lazy import StandardSlots
 from tests.backends import Backend, Space
 
 # The recorder itself; what the default makes of it is in test_recorder_ends.

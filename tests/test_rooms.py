@@ -55,7 +55,7 @@ def test_a_room_is_introduced_in_one_line(adapter: str) -> None:
 ORDER = (
     *("events", "errors", "_base", "_arrays", "_readings", "_diagnosis", "_reach", "_files"),
     *("_reports", "_bundle", "options", "_checks", "_steps", "_runs", "_jsonl", "tracker"),
-    *("_everywhere", "_compare", "_recorder", "_cli", "_notebooks", "_monitored"),
+    *("_everywhere", "_compare", "_cli", "_notebooks", "_monitored"),
 )
 # Ground floor: these three know each other.
 GROUND = {"events", "errors", "_base"}

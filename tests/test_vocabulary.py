@@ -13,10 +13,10 @@ import pytest
 from anynan._diagnosis import causes, lineage
 from anynan._diagnosis.rules import gradient
 from anynan._diagnosis.vocabulary import WAITING, WORDS, bounds, table
-from anynan._recorder.names import canonical
+from anynan.arrays.names import canonical
 
 ROOT = Path(__file__).parents[1]
-FILES = [*sorted((ROOT / "adapters").rglob("names.py")), ROOT / "anynan/_recorder/names.py"]
+FILES = [*sorted((ROOT / "adapters").rglob("names.py")), ROOT / "adapters/arrays/names.py"]
 TABLES = ("_WORDS", "PRIMITIVES", "FUNCTIONS", "TYPES")
 # Given by code, and in no table.
 BY_CODE = {"adam"}

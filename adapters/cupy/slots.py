@@ -118,7 +118,7 @@ def launch(raw: Any, part: str, address: int) -> None:
 
 
 class DeviceSlots:
-    """Collect the flags of one call; ``anynan._recorder.lazy.Slots`` says what that means."""
+    """Collect the flags of one call; ``anynan.arrays.lazy.Slots`` says what that means."""
 
     def __init__(self) -> None:
         self._places: list[Span | tuple[int, int, int, str, bool]] = []

@@ -10,15 +10,15 @@ import cupy
 import anynan
 from anynan._base.notices import warn
 from anynan._readings.policy import Policy
-from anynan._recorder.lazy import LazyTape, Slots
-from anynan._recorder.namespaces import Namespace, recording
-from anynan._recorder.session import ArraySession
-from anynan._recorder.tape import now
-from anynan._recorder.trackable import unwrap
-from anynan._recorder.tracked import TrackedArray
-from anynan._recorder.tracking import array_options, start
 from anynan._reports.report import render
 from anynan._steps.tracked import Tracked
+from anynan.arrays.lazy import LazyTape, Slots
+from anynan.arrays.namespaces import Namespace, recording
+from anynan.arrays.session import ArraySession
+from anynan.arrays.tape import now
+from anynan.arrays.trackable import unwrap
+from anynan.arrays.tracked import TrackedArray
+from anynan.arrays.tracking import array_options, start
 from anynan.cupy.slots import DeviceSlots
 from anynan.errors import NonFiniteError
 from anynan.events import Event

@@ -4,9 +4,9 @@ import re
 
 import jax
 
-from anynan._bundle.arrays import SHOW
 from anynan._bundle.calls import Words, refuse
 from anynan._bundle.script import Dialect, of_numpy
+from anynan.arrays.bundle import SHOW
 from anynan.jax.replay.saving import PLACES
 
 _HEAD = f"""

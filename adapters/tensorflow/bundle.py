@@ -2,9 +2,9 @@
 
 import re
 
-from anynan._bundle.arrays import SHOW
 from anynan._bundle.calls import Words, refuse
 from anynan._bundle.script import Dialect, of_numpy
+from anynan.arrays.bundle import SHOW
 
 _HEAD = f"""
 from pathlib import Path

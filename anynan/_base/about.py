@@ -7,6 +7,8 @@ import numpy as np
 
 __version__ = "0.1.0"
 ADAPTERS = ("torch", "jax", "tensorflow", "keras", "cupy")
+# Framework, as its package is called -> the folder of its adapter: array code has no framework.
+FOLDERS = {**{name: name for name in ADAPTERS}, "numpy": "arrays"}
 
 
 def versions(backend: str | None) -> dict[str, str]:

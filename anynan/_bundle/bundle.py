@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from anynan._base.about import ADAPTERS, __version__, versions
+from anynan._base.about import FOLDERS, __version__, versions
 from anynan._bundle.calls import BundleError, Call, call_of, refuse
 from anynan._bundle.collector import Collector
 from anynan._bundle.script import TENSORS, Dialect, script
@@ -23,7 +23,6 @@ from anynan.events import Event
 
 VERSION = 1
 FORMAT = "anynan bundle"
-ARRAYS = "numpy"
 FACTS, SCRIPT = "bundle.json", "reproduce.py"
 _FIELDS = {
     "format": str, "version": int, "framework": str, "device": str, "versions": dict,
@@ -65,13 +64,11 @@ def dialect_of(framework: str) -> Dialect:
         BundleError: If there is no such framework.
         ImportError: If it is not installed.
     """
-    room = "anynan._bundle.arrays"
-    if framework != ARRAYS:
-        own = os.path.join(os.path.dirname(os.path.dirname(__file__)), framework, "bundle.py")
-        if framework not in ADAPTERS or not os.path.isfile(own):
-            refuse(f"it is of a framework {framework[:40]!r}, which is not known")
-        room = f"anynan.{framework}.bundle"
-    found: Dialect = importlib.import_module(room).DIALECT
+    folder = FOLDERS.get(framework, "")
+    own = os.path.join(os.path.dirname(os.path.dirname(__file__)), folder, "bundle.py")
+    if not folder or not os.path.isfile(own):
+        refuse(f"it is of a framework {framework[:40]!r}, which is not known")
+    found: Dialect = importlib.import_module(f"anynan.{folder}.bundle").DIALECT
     return found
 
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from anynan._base.about import ADAPTERS, __version__
+from anynan._base.about import FOLDERS, __version__
 from anynan._cli import compare, doctor, replay, report, run, scan
 
-CORE = "numpy"  # its demo is the core's own: array code needs no adapter
 USAGE = 2  # the exit status of a command that could not begin
 
 
@@ -43,10 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def demos() -> list[str]:
-    """List the demos: those of the adapters that have one, then that of array code."""
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    found = [name for name in ADAPTERS if os.path.isfile(os.path.join(folder, name, "demo.py"))]
-    return [*found, CORE]
+    """List the demos: those of the adapters that have one."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [
+        name for name, folder in FOLDERS.items()
+        if os.path.isfile(os.path.join(root, folder, "demo.py"))
+    ]  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -140,7 +141,7 @@ def _load(wanted: str | None) -> tuple[str, ModuleType]:
     """
     missing = []
     for name in demos() if wanted is None else [wanted]:
-        module = "anynan._cli" if name == CORE else f"anynan.{name}"
+        module = f"anynan.{FOLDERS[name]}"
         try:
             importlib.import_module(module)
             return name, importlib.import_module(f"{module}.demo")

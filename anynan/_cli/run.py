@@ -1,23 +1,19 @@
 """``anynan run``: a program as it is, with everything in it watched."""
 
 import argparse
+import importlib
 import os
 import sys
 from collections import Counter
-from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from anynan._base.escaping import name as printed
 from anynan._cli import program
 from anynan._cli.again import watched_again
 from anynan._cli.ending import SHOWN, Ending, Own
 from anynan._everywhere import Found, watch_everything
 from anynan._jsonl.writing import Writer
 from anynan._readings.history import Ring
-from anynan._recorder.errorlog import ErrorLog
 from anynan._reports.logs import listeners
 from anynan._reports.report import render, render_markdown
 from anynan._runs.run import Run
@@ -25,8 +21,6 @@ from anynan.options import ACTIONS, LEVELS, Options
 
 USAGE = 2
 FAILED = 1
-NAMED = 5
-LOOKED_AT = 2**26  # bytes: a larger array is left alone as the program ends
 GIVE, ITS_OWN = "a script, or -m and a module", "its arguments"  # what a message calls them
 FORMS = ("", ".txt", ".log", ".md", ".jsonl", ".html")
 
@@ -82,7 +76,8 @@ def run(chosen: argparse.Namespace) -> int:
     except program.Missing as error:
         print(f"anynan run: {error}", file=sys.stderr)
         return USAGE
-    found, own, errors = Found(), Own(), ErrorLog(copy_context())
+    arrays: Any = importlib.import_module("anynan.arrays.program")
+    found, own, errors = Found(), Own(), arrays.listen()
     listeners.append(own.hear)
     end = watch_everything(Options(action=chosen.action, level=chosen.level), found)
     with errors, watched_again(_given(chosen), _own_name(chosen)):
@@ -90,7 +85,7 @@ def run(chosen: argparse.Namespace) -> int:
     found.ended_by = ended_by
     end()
     listeners.remove(own.hear)
-    ending = Ending(found, own, [*_floats(errors), *_left()], ended_by)
+    ending = Ending(found, own, arrays.closing(errors), ended_by)
     shown = ended_by is not None and not isinstance(ended_by, SystemExit)
     quiet = chosen.action in ("record", "skip") and not shown
     for event in found.bad()[: int(quiet)]:
@@ -121,38 +116,6 @@ def _own_name(chosen: argparse.Namespace) -> str:
 def _rank() -> str:
     """Name this process among those of a distributed run; "0" is the first, or the only one."""
     return os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
-
-
-def _floats(errors: ErrorLog) -> list[str]:
-    """Say what NumPy met in the program's own code."""
-    if not errors.lines:
-        return []
-    return [
-        f"anynan: NumPy met: {errors}",
-        "  note      whether it did harm is not known: anynan.track(function) follows it",
-    ]
-
-
-def _left() -> list[str]:
-    """Say which of NumPy's arrays and numbers that the program names are NaN as it ends."""
-    main = vars(sys.modules["__main__"])
-    names = [name for name, x in list(main.items()) if not name.startswith("_") and _is_nan(x)]
-    if not names:
-        return []
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return [
-        f"anynan: NaN as the program ended: {printed(', '.join(names[:NAMED]))}{more}",
-        "  note      NumPy's arrays are not watched: anynan.track(function) finds where it began",
-    ]
-
-
-def _is_nan(x: Any) -> bool:
-    kind: Any = type(x)
-    if not (kind is float or kind is np.ndarray or issubclass(kind, np.floating)):
-        return False
-    if kind is np.ndarray and (x.dtype.kind not in "fc" or x.nbytes > LOOKED_AT):
-        return False
-    return bool(np.isnan(x).any())
 
 
 def _refuse_report(path: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import anynan
-from anynan._recorder import live
+from anynan.arrays import live
 from anynan.torch.step import hooks
 from tests.benchmarks.gpt import LARGE, SMALL, Size, training
 from tests.benchmarks.timing import machine, options, ratios

@@ -8,7 +8,7 @@ import pytest
 import anynan
 
 pytest.importorskip("cupy")
-from anynan._recorder.session import ArraySession
+from anynan.arrays.session import ArraySession
 from anynan.cupy import kernels, tracking
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

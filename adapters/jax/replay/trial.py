@@ -10,7 +10,7 @@ from anynan._base.context import replay_context
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._recorder.reached import untouched
+from anynan.arrays.reached import untouched
 from anynan.jax.graphs.operations import Op
 from anynan.jax.graphs.stacks import MARK, MENDED
 from anynan.jax.program.program import Program

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anynan._arrays.arguments import bound, positional
-from anynan._recorder.errorlog import ErrorLog
-from anynan._recorder.reached import SMALL, mark
-from anynan._recorder.sums import FLOATS, PRODUCT, squares
+from anynan.arrays.errorlog import ErrorLog
+from anynan.arrays.reached import SMALL, mark
+from anynan.arrays.sums import FLOATS, PRODUCT, squares
 from anynan.events import Event
 
 if TYPE_CHECKING:
-    from anynan._recorder.ends import Ends
+    from anynan.arrays.ends import Ends
 
 NUMBERS = (float, np.float64, np.float32)
 _ROOT = 1e150  # the square of a number below is finite

@@ -26,22 +26,22 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Reading, Rows, Site
-from anynan._recorder.errorlog import STATE, ErrorLog
-from anynan._recorder.light import NUMBERS, Light, named
-from anynan._recorder.live import LiveTape
-from anynan._recorder.modules import taking_stand_ins
-from anynan._recorder.reached import SMALL, mark
-from anynan._recorder.saving import inputs
-from anynan._recorder.state import State
-from anynan._recorder.tape import given, now
-from anynan._recorder.trackable import change, is_array
-from anynan._recorder.tracked import TrackedArray
-from anynan._recorder.trials import Call, attempt
 from anynan._steps.actions import names_bad
+from anynan.arrays.errorlog import STATE, ErrorLog
+from anynan.arrays.light import NUMBERS, Light, named
+from anynan.arrays.live import LiveTape
+from anynan.arrays.modules import taking_stand_ins
+from anynan.arrays.reached import SMALL, mark
+from anynan.arrays.saving import inputs
+from anynan.arrays.state import State
+from anynan.arrays.tape import given, now
+from anynan.arrays.trackable import change, is_array
+from anynan.arrays.tracked import TrackedArray
+from anynan.arrays.trials import Call, attempt
 from anynan.events import Event, Phase
 
 if TYPE_CHECKING:
-    from anynan._recorder.session import ArraySession
+    from anynan.arrays.session import ArraySession
 
 
 _SHAPES = 1000  # kinds of arguments and results whose names are kept

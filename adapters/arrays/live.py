@@ -14,7 +14,6 @@ import numpy as np
 from anynan._arrays.probe import is_clean, probe
 from anynan._base import context
 from anynan._base.sources import user_source
-from anynan._bundle.arrays import call_of, host
 from anynan._bundle.collector import collecting
 from anynan._diagnosis.agreement import CheckedPoint
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
@@ -22,16 +21,17 @@ from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.records import Given, Origin
 from anynan._readings.policy import reading_kind
 from anynan._readings.readings import Rows
-from anynan._recorder.errorlog import ErrorLog
-from anynan._recorder.floatflags import WORTH, Flags, honest
-from anynan._recorder.records import light, make_record
-from anynan._recorder.tape import Tape
-from anynan._recorder.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked, strip
+from anynan.arrays.bundle import call_of, host
+from anynan.arrays.errorlog import ErrorLog
+from anynan.arrays.floatflags import WORTH, Flags, honest
+from anynan.arrays.records import light, make_record
+from anynan.arrays.tape import Tape
+from anynan.arrays.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked, strip
 from anynan.errors import reason
 from anynan.events import Event, Kind, Phase
 
 if TYPE_CHECKING:
-    from anynan._recorder.session import ArraySession
+    from anynan.arrays.session import ArraySession
 
 # Operations that can only pass values on.
 CARRYING = frozenset(

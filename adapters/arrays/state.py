@@ -12,9 +12,9 @@ from anynan._arrays.probe import is_clean as is_finite
 from anynan._arrays.probe import probe
 from anynan._reach import is_own
 from anynan._readings.policy import reading_kind
-from anynan._recorder.sums import FLOATS, squares
-from anynan._recorder.trackable import is_array, unwrap
-from anynan._recorder.tracked import is_tracked
+from anynan.arrays.sums import FLOATS, squares
+from anynan.arrays.trackable import is_array, unwrap
+from anynan.arrays.tracked import is_tracked
 
 # Items of a container in an attribute; one that holds more is data, and is not walked every call.
 MANY = 64

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from anynan._arrays.chunked import is_chunked
-from anynan._recorder.names import VIEWS, WRITING, WRITING_METHODS, asked_by, canonical, signature
+from anynan.arrays.names import VIEWS, WRITING, WRITING_METHODS, asked_by, canonical, signature
 
 if TYPE_CHECKING:
-    from anynan._recorder.tape import Tape
+    from anynan.arrays.tape import Tape
 
 CLEAN, UNKNOWN = -1, -2
 

@@ -16,12 +16,12 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.operands import at_first_nan
 from anynan._diagnosis.records import SOFTMAX, Builder, Given, add_masked_rows
-from anynan._recorder.names import is_number, named, params
-from anynan._recorder.trackable import is_array
-from anynan._recorder.tracked import TrackedArray, is_tracked
+from anynan.arrays.names import is_number, named, params
+from anynan.arrays.trackable import is_array
+from anynan.arrays.tracked import TrackedArray, is_tracked
 
 if TYPE_CHECKING:
-    from anynan._recorder.live import LiveTape
+    from anynan.arrays.live import LiveTape
 
 # Their result depends on more than their operands, or is none of their own.
 _UNREPEATED = frozenset({"setitem", "getitem", "copy", "empty", "random", "normal", "uniform"})

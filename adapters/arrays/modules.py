@@ -14,8 +14,8 @@ from anynan._arrays.access import namespace
 from anynan._base.context import running
 from anynan._base.patches import Patches
 from anynan._base.sources import is_library
-from anynan._recorder.namespaces import recording
-from anynan._recorder.tracked import is_tracked, strip
+from anynan.arrays.namespaces import recording
+from anynan.arrays.tracked import is_tracked, strip
 
 
 class _Either:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 from anynan._base.sources import is_library, is_own, user_source
-from anynan._recorder.tracked import TrackedArray, is_tracked
+from anynan.arrays.tracked import TrackedArray, is_tracked
 
 _NOTE = (
     "anynan: in a tracked function an array is a stand-in (TrackedArray), which this code did "

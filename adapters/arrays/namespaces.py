@@ -7,8 +7,8 @@ from typing import Any
 import array_api_compat
 
 from anynan._base.context import running
-from anynan._recorder.names import WRITING, asked_by, signature
-from anynan._recorder.tracked import strip
+from anynan.arrays.names import WRITING, asked_by, signature
+from anynan.arrays.tracked import strip
 
 _spaces: dict[int, "Namespace"] = {}
 

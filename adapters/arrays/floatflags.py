@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anynan._base.notices import warn
-from anynan._recorder.errorlog import ErrorLog
+from anynan.arrays.errorlog import ErrorLog
 
 # Below this number of elements a reading of the result costs less than a look at the flags.
 WORTH = 2**13
@@ -84,7 +84,7 @@ def honest(ufunc: Any, method: str, dtype: np.dtype[Any]) -> bool:
 
     Example:
         >>> import numpy
-        >>> from anynan._recorder.floatflags import honest
+        >>> from anynan.arrays.floatflags import honest
         >>> honest(numpy.log, "__call__", numpy.dtype("float64"))
         True
     """

@@ -32,11 +32,11 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.lineage import OpRecord, Replay, Sink
 from anynan._diagnosis.records import Builder, Given, Origin
 from anynan._readings.policy import reading_kind
-from anynan._recorder.names import is_number, named, params
-from anynan._recorder.records import flagged, measured
-from anynan._recorder.tape import Tape
-from anynan._recorder.trackable import is_array
-from anynan._recorder.tracked import TrackedArray, is_tracked
+from anynan.arrays.names import is_number, named, params
+from anynan.arrays.records import flagged, measured
+from anynan.arrays.tape import Tape
+from anynan.arrays.trackable import is_array
+from anynan.arrays.tracked import TrackedArray, is_tracked
 from anynan.events import Phase, Source
 
 Span = tuple[float, float]

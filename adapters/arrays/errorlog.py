@@ -11,7 +11,7 @@ import numpy as np
 
 from anynan._base.sources import user_source
 from anynan._diagnosis.lineage import OpRecord
-from anynan._recorder.names import canonical
+from anynan.arrays.names import canonical
 from anynan.events import Kind, Source
 
 # Lines that are kept of one call.

@@ -11,11 +11,11 @@ from anynan._arrays.measures import measure
 from anynan._arrays.probe import Span, probe
 from anynan._arrays.registry import register
 from anynan._base.summary import Summary
-from anynan._recorder.namespaces import Namespace, recording
-from anynan._recorder.session import ArraySession
-from anynan._recorder.trackable import is_array
-from anynan._recorder.tracked import TrackedArray
 from anynan._steps.tracked import Tracked, refuse_target
+from anynan.arrays.namespaces import Namespace, recording
+from anynan.arrays.session import ArraySession
+from anynan.arrays.trackable import is_array
+from anynan.arrays.tracked import TrackedArray
 from anynan.options import FOR_ARRAYS, Options, TrackOptions, flat
 from anynan.tracker import Tracker, begin
 

@@ -13,11 +13,11 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.messages import NOT_PUT_BACK
 from anynan._reach import Exhausted, Kinds, Reach, container_state, refill
 from anynan._reach.messages import ANOTHER_THREAD, STATE_MISSED
-from anynan._recorder.state import is_clean
-from anynan._recorder.tracked import is_tracked
+from anynan.arrays.state import is_clean
+from anynan.arrays.tracked import is_tracked
 
 if TYPE_CHECKING:
-    from anynan._recorder.tape import Tape
+    from anynan.arrays.tape import Tape
 
 KINDS = Kinds(arrays=(np.ndarray,))
 # Bytes of an array that is copied when a call begins, and how many of them are looked at.

@@ -18,15 +18,15 @@ from anynan._diagnosis.lineage import OpRecord
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._recorder.live import LiveTape, is_finite
-from anynan._recorder.names import canonical, named, params
-from anynan._recorder.records import light
-from anynan._recorder.tape import Tape, given
-from anynan._recorder.trackable import copied, is_array
-from anynan._recorder.tracked import TrackedArray, is_tracked, strip
+from anynan.arrays.live import LiveTape, is_finite
+from anynan.arrays.names import canonical, named, params
+from anynan.arrays.records import light
+from anynan.arrays.tape import Tape, given
+from anynan.arrays.trackable import copied, is_array
+from anynan.arrays.tracked import TrackedArray, is_tracked, strip
 
 if TYPE_CHECKING:
-    from anynan._recorder.session import ArraySession
+    from anynan.arrays.session import ArraySession
 
 
 class Call(NamedTuple):

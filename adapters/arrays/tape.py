@@ -19,17 +19,17 @@ from anynan._base.sources import user_source
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.records import Origin
 from anynan._readings.readings import Reading, Rows, Site
-from anynan._recorder import messages
-from anynan._recorder.floatflags import Flags
-from anynan._recorder.names import UNWRITTEN, canonical
-from anynan._recorder.namespaces import Namespace, namespace_of
-from anynan._recorder.trackable import change, copied, is_array
-from anynan._recorder.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
+from anynan.arrays import messages
+from anynan.arrays.floatflags import Flags
+from anynan.arrays.names import UNWRITTEN, canonical
+from anynan.arrays.namespaces import Namespace, namespace_of
+from anynan.arrays.trackable import change, copied, is_array
+from anynan.arrays.tracked import CLEAN, UNKNOWN, Cell, TrackedArray, is_tracked, is_view, strip
 from anynan.errors import AnomalyError, reason
 from anynan.events import Event, Kind, Phase
 
 if TYPE_CHECKING:
-    from anynan._recorder.session import ArraySession
+    from anynan.arrays.session import ArraySession
 
 _OUTLETS = 20
 now: ContextVar["Tape | None"] = context.running

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.containers import leaves
 from anynan._base.context import setting
-from anynan._bundle.arrays import host
 from anynan._bundle.collector import Collector, collecting
 from anynan._bundle.generators import take as take_generators
 from anynan._diagnosis.evidence import ReplayError
-from anynan._recorder.live import LiveTape
-from anynan._recorder.tape import given
-from anynan._recorder.trackable import is_array
-from anynan._recorder.trials import Call, run_again
+from anynan.arrays.bundle import host
+from anynan.arrays.live import LiveTape
+from anynan.arrays.tape import given
+from anynan.arrays.trackable import is_array
+from anynan.arrays.trials import Call, run_again
 
 if TYPE_CHECKING:
-    from anynan._recorder.session import ArraySession
+    from anynan.arrays.session import ArraySession
 
 
 def inputs(into: Collector, args: Any, kwargs: Any, drawn: Any) -> None:

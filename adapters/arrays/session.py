@@ -18,7 +18,6 @@ from anynan._arrays.chunked import is_chunked
 from anynan._arrays.containers import leaves
 from anynan._arrays.measures import measure
 from anynan._base.summary import Summary
-from anynan._bundle.arrays import DIALECT
 from anynan._bundle.collector import Collector, collecting
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
@@ -26,23 +25,24 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._reach.messages import REPLAY_STOPPED
 from anynan._readings.readings import Reading, Rows
-from anynan._recorder import messages
-from anynan._recorder.ends import Ends
-from anynan._recorder.errorlog import ErrorLog
-from anynan._recorder.lazy import LazyTape, Slots, StandardSlots
-from anynan._recorder.live import LiveTape
-from anynan._recorder.parting import divergence
-from anynan._recorder.reached import Reached, Start
-from anynan._recorder.refusals import explain
-from anynan._recorder.saving import again, inputs
-from anynan._recorder.state import State
-from anynan._recorder.tape import Tape, given, now
-from anynan._recorder.trackable import change, is_array, unwrap
-from anynan._recorder.tracked import TrackedArray, is_tracked
-from anynan._recorder.trials import Call, attempt
 from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracked import Tracked
+from anynan.arrays import messages
+from anynan.arrays.bundle import DIALECT
+from anynan.arrays.ends import Ends
+from anynan.arrays.errorlog import ErrorLog
+from anynan.arrays.lazy import LazyTape, Slots, StandardSlots
+from anynan.arrays.live import LiveTape
+from anynan.arrays.parting import divergence
+from anynan.arrays.reached import Reached, Start
+from anynan.arrays.refusals import explain
+from anynan.arrays.saving import again, inputs
+from anynan.arrays.state import State
+from anynan.arrays.tape import Tape, given, now
+from anynan.arrays.trackable import change, is_array, unwrap
+from anynan.arrays.tracked import TrackedArray, is_tracked
+from anynan.arrays.trials import Call, attempt
 from anynan.errors import AnomalyError
 
 # An operand up to this size is copied before it is overwritten, so that a report can quote it.

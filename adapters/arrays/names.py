@@ -62,7 +62,7 @@ def canonical(name: str) -> str:
         name: Such as ``true_divide``, ``add.reduce`` or ``linalg.inv``.
 
     Example:
-        >>> from anynan._recorder.names import canonical
+        >>> from anynan.arrays.names import canonical
         >>> canonical("arccos"), canonical("add.reduce"), canonical("linalg.norm")
         ('acos', 'sum', 'vector_norm')
     """

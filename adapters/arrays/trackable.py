@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from anynan._arrays.containers import shown, stored
-from anynan._recorder.tracked import TrackedArray, is_tracked
+from anynan.arrays.tracked import TrackedArray, is_tracked
 
 _MUTABLE = (dict, list, OrderedDict, defaultdict)
 Change = Callable[[Any, str], Any]

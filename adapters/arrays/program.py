@@ -1,0 +1,54 @@
+"""What ``anynan run`` says of NumPy in a program's own code, which no tracker watches."""
+
+import sys
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+
+from anynan._base.escaping import name as printed
+from anynan.arrays.errorlog import ErrorLog
+
+NAMED = 5
+LOOKED_AT = 2**26  # bytes: a larger array is left alone as the program ends
+
+
+def listen() -> ErrorLog:
+    """Give the context in which NumPy's errors are noted."""
+    return ErrorLog(copy_context())
+
+
+def closing(errors: ErrorLog) -> list[str]:
+    """Say what NumPy met, and what is NaN as the program ends."""
+    return [*_met(errors), *_left()]
+
+
+def _met(errors: ErrorLog) -> list[str]:
+    if not errors.lines:
+        return []
+    return [
+        f"anynan: NumPy met: {errors}",
+        "  note      whether it did harm is not known: anynan.track(function) follows it",
+    ]
+
+
+def _left() -> list[str]:
+    """Say which of NumPy's arrays and numbers that the program names are NaN as it ends."""
+    main = vars(sys.modules["__main__"])
+    names = [name for name, x in list(main.items()) if not name.startswith("_") and _is_nan(x)]
+    if not names:
+        return []
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return [
+        f"anynan: NaN as the program ended: {printed(', '.join(names[:NAMED]))}{more}",
+        "  note      NumPy's arrays are not watched: anynan.track(function) finds where it began",
+    ]
+
+
+def _is_nan(x: Any) -> bool:
+    kind: Any = type(x)
+    if not (kind is float or kind is np.ndarray or issubclass(kind, np.floating)):
+        return False
+    if kind is np.ndarray and (x.dtype.kind not in "fc" or x.nbytes > LOOKED_AT):
+        return False
+    return bool(np.isnan(x).any())

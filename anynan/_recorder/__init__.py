@@ -1,1 +1,0 @@
-"""Array code under a recorder: what ``anynan.track`` and ``namespace`` are made of."""
