@@ -28,12 +28,18 @@ from anynan._readings.readings import Reading, Rows
 from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracked import Tracked
-from anynan.arrays import messages
 from anynan.arrays.bundle import DIALECT
 from anynan.arrays.ends import Ends
 from anynan.arrays.errorlog import ErrorLog
 from anynan.arrays.lazy import LazyTape, Slots, StandardSlots
 from anynan.arrays.live import LiveTape
+from anynan.arrays.messages import (
+    ARGUMENT_OPAQUE,
+    ARGUMENTS_OVERWRITTEN,
+    ARRAY_PARTED,
+    PATTERN_UNMATCHED,
+    SCALAR_DEFERRED,
+)
 from anynan.arrays.parting import divergence
 from anynan.arrays.reached import Reached, Start
 from anynan.arrays.refusals import explain
@@ -135,7 +141,7 @@ class ArraySession(BaseAdapter):
                 parted = divergence(tape.replay(), seen)
                 if parted is None:
                     return seen
-                reason = messages.ARRAY_PARTED(parted=parted)
+                reason = ARRAY_PARTED(parted=parted)
         seen = tape.replay()
         if reason:
             seen.notes.append(reason)
@@ -150,9 +156,9 @@ class ArraySession(BaseAdapter):
         if fn is None:
             if self.options.read == "auto":
                 return ""  # no function was called: there is nothing to run again
-            return messages.SCALAR_DEFERRED()
+            return SCALAR_DEFERRED()
         if tape.overwritten or tape.given != given(args, kwargs) or tape.is_changed():
-            return messages.ARGUMENTS_OVERWRITTEN()
+            return ARGUMENTS_OVERWRITTEN()
         return None
 
     def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
@@ -405,7 +411,7 @@ class ArraySession(BaseAdapter):
     def _say_unwatched(self, tape: Tape, label: str, x: Any) -> bool:
         """Say that an argument is of a kind that is not watched."""
         tape.others[f"{label} (a {type_name(x)})"] = None
-        self.tracker.judge.say(messages.ARGUMENT_OPAQUE(name=label, kind=type_name(x)))
+        self.tracker.judge.say(ARGUMENT_OPAQUE(name=label, kind=type_name(x)))
         return True
 
     def read_result(self, tape: Tape, result: Any) -> None:
@@ -511,7 +517,7 @@ class ArraySession(BaseAdapter):
             for pattern in _each(getattr(self.options, option) or ()):
                 if str(pattern) not in self._matched:
                     known = ", ".join(sorted(self._paths)) or "none"
-                    said = messages.PATTERN_UNMATCHED
+                    said = PATTERN_UNMATCHED
                     self.tracker.judge.say(said(option=option, pattern=repr(pattern), known=known))
 
 

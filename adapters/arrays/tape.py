@@ -19,8 +19,8 @@ from anynan._base.sources import user_source
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.records import Origin
 from anynan._readings.readings import Reading, Rows, Site
-from anynan.arrays import messages
 from anynan.arrays.floatflags import Flags
+from anynan.arrays.messages import PLAIN_ARRAY
 from anynan.arrays.names import UNWRITTEN, canonical
 from anynan.arrays.namespaces import Namespace, namespace_of
 from anynan.arrays.trackable import change, copied, is_array
@@ -221,7 +221,7 @@ class Tape:
             self.outlets[f"{where} ({word}{through})"] = None
         if not said or self.rows is None:
             return
-        self.session.tracker.judge.say(messages.PLAIN_ARRAY(where=where))
+        self.session.tracker.judge.say(PLAIN_ARRAY(where=where))
 
     def parents(self, x: TrackedArray) -> tuple[int, ...]:
         """Give the records that wrote into this array's memory."""
