@@ -141,7 +141,7 @@ def _load(wanted: str | None) -> tuple[str, ModuleType]:
     """
     missing = []
     for name in demos() if wanted is None else [wanted]:
-        module = f"anynan.{FOLDERS[name]}"
+        module = f"anynan.{FOLDERS.get(name, name)}"
         try:
             importlib.import_module(module)
             return name, importlib.import_module(f"{module}.demo")
