@@ -16,6 +16,7 @@ from anynan._runs.forecast import WINDOW, forecasts
 from anynan._runs.lines import outlook
 from anynan._runs.run import Run, of
 from anynan._steps.tracked import inside
+from anynan.options import LEVELS
 
 TOP = 16.0  # bits: of a dtype whose largest number is 2**16
 LENGTH, MORE, MANY = 400, 200, 200  # steps that are asked about, those after them; histories
@@ -202,6 +203,35 @@ def test_headroom_ranks_layers_by_how_safely_they_would_run_narrower() -> None:
     assert anynan.reports.headroom(run, np.float16) == found
     with pytest.raises(ValueError, match="dtype='int8' is unknown; choose from float16, bfloat16"):
         anynan.reports.headroom(run, "int8")
+
+
+def test_headroom_of_module_outputs_never_says_that_a_model_fits(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Gated(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = torch.nn.Linear(1, 4), torch.nn.Linear(1, 4)
+            self.down = torch.nn.Linear(4, 1)
+            for layer, size in ((self.gate, 400), (self.up, 400), (self.down, 1e-4)):
+                torch.nn.init.constant_(layer.weight, size)
+
+        def forward(self, x: Any) -> Any:
+            return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+    model, x = Gated(), torch.ones(2, 1)
+    for level in LEVELS:
+        with anynan.torch.track(model, level=level) as tracker, torch.no_grad():
+            model(x)
+        found = anynan.reports.headroom(tracker, "float16")
+        assert all(str(each).endswith("; module outputs only") for each in found)
+        first, *rest = tracker.report().splitlines()
+        assert first.endswith("(module outputs only)")
+        shown = [line.strip() for line in rest]
+        assert "module outputs only: what is computed inside may need more" in shown
+        tracker.to_html(tmp_path / f"{level}.html")
+        assert "step by step: module outputs only" in (tmp_path / f"{level}.html").read_text()
+    assert model.half()(x.half()).isinf().all()  # what it says nothing of
 
 
 def test_a_norm_over_large_numbers_and_a_growing_layer_in_pytorch() -> None:

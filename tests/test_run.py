@@ -123,6 +123,7 @@ def test_a_clean_program_ends_with_one_line(tmp_path: Path) -> None:
         "anynan: Sequential: nothing went bad in 3 steps: 4 layers, 10 readings in the last step, "
         "tightest headroom 12"
     )
+    assert line.endswith("(module outputs only)")
 
 
 @pytest.mark.tier(2)

@@ -3,6 +3,7 @@
 from rich.console import Console
 
 from anynan._reports.report import render_rich
+from anynan._runs.narrower import ONLY
 from anynan._runs.overview import tightest
 from anynan.errors import NonFiniteError
 from anynan.tracker import Tracker
@@ -53,7 +54,7 @@ def trained(
     text = f"{len(losses)} steps,{many} no reading went bad"
     for layer, reading in list(tightest(tracker.history).items())[:1]:
         where = layer or f"the whole {'model' if parts == 'layers' else 'function'}"
-        text += f"; tightest headroom {reading.headroom:.1f} bits at {where}"
+        text += f"; tightest headroom {reading.headroom:.1f} bits at {where} ({ONLY})"
     last = (len(losses) - 1) // epoch * epoch if epoch else len(losses) - 1
     if last:
         whose = "The loss of the first batch" if epoch else "The loss"

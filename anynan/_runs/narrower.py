@@ -47,7 +47,7 @@ class Headroom:
         if self.over is None or self.under is None:
             return f"{where}: not known, no magnitude was read"
         if math.isinf(self.over):
-            return f"{where}: all zero"
+            return f"{where}: all zero; {ONLY}"
         largest = f"{self.over:.1f} bits"
         if self.over <= 0:
             largest = "overflows"

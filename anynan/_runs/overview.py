@@ -12,6 +12,7 @@ from anynan._readings.norms import FEWEST
 from anynan._readings.readings import layer_norms
 from anynan._reports.report import folded
 from anynan._runs.lines import outlook
+from anynan._runs.narrower import ONLY
 
 if TYPE_CHECKING:
     from anynan._readings.history import History
@@ -197,7 +198,8 @@ def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
     )
     # What was finite before it went bad says nothing of how a run ended.
     for layer, reading in [] if bad or run.harms else list(best.items())[:1]:
-        text += f", tightest headroom {reading.headroom:.1f} bits at {layer or 'the model itself'}"
+        where = layer or "the model itself"
+        text += f", tightest headroom {reading.headroom:.1f} bits at {where} ({ONLY})"
     return printed(f"anynan: {run.name}: {text}", LINE)
 
 
@@ -241,6 +243,7 @@ def numbers(history: "History", best: "dict[str, Reading] | None" = None) -> lis
             f"{_at_first(history, reading)}"
             for layer, reading in list(best.items())[:SHOWN_LAYERS]
         ),
+        *([f"            {ONLY}: what is computed inside may need more"] if best else []),
         *_gradients(history),
         *_updates(history),
     ]

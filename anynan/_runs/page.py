@@ -12,6 +12,7 @@ from anynan._diagnosis.rules.evidence import magnitude
 from anynan._reports.report import headline, render
 from anynan._runs.grid import BOTH, NAN, NEGINF, PANELS, POSINF, Grid, beside, grids
 from anynan._runs.lines import outlook
+from anynan._runs.narrower import ONLY
 from anynan._runs.overview import overview
 from anynan._runs.picture import curves, heat_map, inside, key, shown
 from anynan.events import Event
@@ -109,7 +110,7 @@ def _origin(event: Event | None, panel: str) -> tuple[str | None, int] | None:
 def _pictures(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[str]:
     if not panels:
         return ["<p>No step was read.</p>"]
-    parts = [_HATCH, "<h2>Headroom, layer by layer and step by step</h2>", key()]
+    parts = [_HATCH, f"<h2>Headroom, layer by layer and step by step: {ONLY}</h2>", key()]
     drawn = {name: grid.grouped(ROWS) for name, grid in panels.items()}
     most = CELLS // sum(len(grid.layers) for grid in drawn.values())
     folded = FOLDED // sum(len(grid.layers) for grid in panels.values())
