@@ -135,10 +135,18 @@ class Investigation:
         if replayed is None:
             return
         watched, self.watched = self.seen, self.watched or self.seen or replayed.whole
-        if not replayed.whole:  # else its own notes say it
-            clean = messages.COMPILED_ONLY if replayed.uncompiled else messages.REPLAY_CLEAN
-            said = messages.OPERATION_UNSEEN if watched and not self.together else clean
-            self.notes.append(said())
+        if replayed.whole:  # its own notes say it
+            return
+        site, at = self.reading.site, (self.reading.phase, self.reading.layer, self.kind)
+        came = any((sink.phase, sink.layer, sink.kind) == at for sink in replayed.sinks)
+        said = messages.REPLAY_CLEAN
+        if (watched and not self.together) or came:
+            said = messages.OPERATION_UNSEEN
+        elif replayed.uncompiled:
+            said = messages.COMPILED_ONLY
+        elif site.parameter is not None and site.phase == "backward":
+            said = messages.GRADIENT_FINITE
+        self.notes.append(said())
 
     def event(self, **said: Any) -> Event:
         """Make an event; what is not said is the reading's own."""

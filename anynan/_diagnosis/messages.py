@@ -7,6 +7,12 @@ REPLAY_CLEAN = Message(
     "the replay did not reproduce this, so the report stays at layer level: the step may have "
     "taken other data, drawn other random numbers, or begun in another state",
 )
+GRADIENT_FINITE = Message(
+    "gradient-finite",
+    "a second run gave this weight a finite gradient, so the report stays at layer level: what "
+    "made it bad is not known. It may have been written to after the backward pass, or the first "
+    "run had other data, other random numbers or another state",
+)
 REPLAY_PARTED = Message(
     "replay-parted",
     "the replay saw other values than the first run: {parted}; so it proves nothing, and the "

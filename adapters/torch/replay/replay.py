@@ -118,12 +118,15 @@ class Replays:
             found = self.tails.replay(state.thread.ident, reading, None)
             if found is not None and found.made:
                 return found
+        remade: dict[int, torch.Tensor] = {}
         try:
-            result = self.again(state, reading, roots)
+            result = self.again(state, reading, roots, remade=remade)
         except ReplayError:
             if found is None:
                 raise
             return found
+        if not (result.sinks or result.notes or state.in_step):
+            found = found or self.tails.changed(state.thread.ident, reading, remade)
         if found is not None and not result.made:
             return found
         self.tails.forget()
@@ -244,8 +247,8 @@ class Replays:
 
     def again(
         self, state: State, reading: Reading, roots: list[RootCall], *, together: bool = False,
-        ending: bool = False, handed: bool = False,
-        mender: Mender | None = None,
+        ending: bool = False, handed: bool = False, mender: Mender | None = None,
+        remade: dict[int, torch.Tensor] | None = None,
     ) -> Replay:  # fmt: skip
         """Run calls again, and leave no trace; where all ranks do so, none stops early.
 
@@ -257,6 +260,7 @@ class Replays:
             mender: What repairs operations on the way, in a run that goes to its end.
             ending: Whether an exception of the program's is what they are run for.
             handed: Whether the gradients of what other parts handed to them are looked at.
+            remade: Gets the gradients of the weights, by the identity of these.
 
         Raises:
             ReplayError: If they cannot be run on this rank alone.
@@ -293,6 +297,9 @@ class Replays:
                     result.passed += watcher.passed
                     if watcher.sinks and not together:
                         break
+                if remade is not None:
+                    weights = (p for _, p in self._models.parameters() if p.grad is not None)
+                    remade.update((id(p), p.grad) for p in weights)
             finally:
                 interrupts.end()
                 kept.restore()

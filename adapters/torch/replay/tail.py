@@ -89,6 +89,8 @@ class Tail:
         before: What was noted.
         roots: The tensors: weakly, with how often they had been written to.
         named: Says where a tensor from outside came from.
+        remade: What gradients were as the backward pass ended, from a second run of it: by the
+            identity of the weak references to those that were written to since.
 
     Attributes:
         outside: What came from outside, each with its name, and what stands for it in this run.
@@ -97,6 +99,7 @@ class Tail:
     before: Noted
     roots: list[tuple[Any, int]]
     named: Named
+    remade: dict[int, torch.Tensor] = field(default_factory=dict)
     outside: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     _made: dict[int, list[int]] = field(default_factory=dict)
     _steps: list[int] = field(default_factory=list)
@@ -208,7 +211,10 @@ class Tail:
         else:
             x = ref()
             grad = x is not None and x.requires_grad
-        if x is None or writes(x) != version or is_transformed(x):
+        if x is not None and writes(x) != version:
+            # The first that is asked for: what was written to it since is noted.
+            x, copied = self.remade.pop(id(ref), None), True
+        if x is None or is_transformed(x):
             raise Lost
         return self._stand(watcher, ref, x, grad=grad, copied=copied)
 
@@ -264,7 +270,7 @@ class Tails:
         passes = [] if notes is None else list(notes.passes)
         if self._only_last or not backward or task() != -1:  # it is the one that runs
             passes = passes[-1:]
-        changed = None if notes is None or not backward else self._changed(notes, reading)
+        changed = self.changed(thread, reading, {}) if backward else None
         if changed is not None:
             return changed
         best, self._last = None, None
@@ -297,20 +303,33 @@ class Tails:
         """Leave what was told to a second run of the models."""
         self._last = None
 
-    def _changed(self, notes: noted.Notes, reading: Reading) -> Replay | None:
-        """Compute again what the program made of a weight's gradient after the backward pass."""
-        weights = self._weights() if reading.site.parameter and task() == -1 else []
+    def changed(
+        self, thread: int | None, reading: Reading, remade: dict[int, torch.Tensor]
+    ) -> Replay | None:
+        """Compute again what the program made of a weight's gradient after the backward pass.
+
+        Args:
+            thread: Number of the thread whose backward pass it was.
+            reading: What is bad.
+            remade: Gradients as the backward pass left them, by the identity of their weights.
+        """
+        notes = noted.of(thread)
+        if notes is None or not reading.site.parameter or task() != -1:
+            return None
+        weights = [(name, p) for name, p in self._weights() if p.grad is not None]
+        ended = {id(weakref.ref(p.grad)): remade[id(p)] for _, p in weights if id(p) in remade}
         mine = [p for name, p in weights if name == reading.site.parameter]
         # Of a large one that was written in place no copy is held: others were made alike.
         small = sorted((p for _, p in weights if p.numel() <= noted.COPIED), key=torch.numel)
         for p in [*mine, *small[:ALIKE]] if mine else ():
-            if p.grad is None or not nonfinite(p.grad):
+            if not nonfinite(p.grad):
                 continue
             found = notes.begin(p.grad)
             notes.passes.pop()
-            replay = self._again(reading, found, "gradient")
+            replay = self._again(reading, found, "gradient", remade=ended)
             if replay is not None and replay.made:
-                self._last = _key(reading), found, "gradient"
+                # What was remade is not kept for a trial.
+                self._last = None if ended else (_key(reading), found, "gradient")
                 for record in replay.records:
                     record.phase, record.direct = "backward", True
                     record.parameter = reading.site.parameter
@@ -319,9 +338,9 @@ class Tails:
 
     def _again(
         self, reading: Reading, found: Pass, extent: Extent, *, prior: Replay | None = None,
-        mender: Mender | None = None,
+        mender: Mender | None = None, remade: dict[int, torch.Tensor] | None = None,
     ) -> Replay | None:  # fmt: skip
-        tail = Tail(found.noted(), found.roots, self._named)
+        tail = Tail(found.noted(), found.roots, self._named, dict(remade or {}))
         gradients = found.gradients if extent == "gradients" else None
         replay = _again(tail, gradients, mender, prior, reading.phase)
         if mender is None and replay is not None:
