@@ -220,6 +220,7 @@ def test_headroom_of_module_outputs_never_says_that_a_model_fits(tmp_path: Path)
             return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
 
     model, x = Gated(), torch.ones(2, 1)
+    level: Any
     for level in LEVELS:
         with anynan.torch.track(model, level=level) as tracker, torch.no_grad():
             model(x)

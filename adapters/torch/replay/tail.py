@@ -205,6 +205,7 @@ class Tail:
     def _from_outside(
         self, watcher: TailWatcher, ref: Any, version: int, *, copied: bool
     ) -> torch.Tensor:
+        x: torch.Tensor | None
         held = self.before.held.get(id(ref))
         if held is not None and held.version == version:
             x, grad = held.value, held.grad
