@@ -1,6 +1,5 @@
 """One side of a comparison: a Keras model on TensorFlow, called eagerly."""
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,20 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from anynan._base.patches import Patches
-from anynan._base.sources import is_anynans, user_source
-from anynan._compare.captures import (
-    Array,
-    Capture,
-    Choice,
-    Held,
-    Nudge,
-    Side,
-    Taken,
-    Wish,
-    cotangent,
-)
+from anynan._compare.captures import Array, Capture, Nudge, Side, Wish, cotangent
+from anynan._compare.layers import LayerCapture, line
 from anynan._files.formats import FORMATS
-from anynan.events import Source
 from anynan.keras.compare import same_draws, watching
 from anynan.keras.layers import layers_of, refuse_unbuilt, weights_of
 
@@ -81,11 +69,11 @@ class KerasSide(Side):
             stack.enter_context(taking.choosing())
             if wish.backward:
                 taking.tape = stack.enter_context(tf.GradientTape(persistent=False))
-                taking.tape.watch([x for x in keras.tree.flatten(args) if _is_float(x)])
+                taking.tape.watch(_floats(args))
             out = self.model(*args, training=False)
             loss = _objective(out) if wish.backward else None
         if loss is not None:
-            taking.go_back(loss, self.weights)
+            taking.differentiate(loss, self.weights)
         unit = max((FORMATS[x].unit for x in taking.dtypes & FORMATS.keys()), default=0.0)
         return Capture(self.backend, taking.taken, weights, unit, taking.choices)
 
@@ -106,53 +94,32 @@ class KerasSide(Side):
                 weight.variable.assign(value)
 
 
-class _Call:
-    """Hold one call of a layer."""
-
-    def __init__(self, path: str, kind: str, number: int, started: int) -> None:
-        self.path, self.kind, self.number, self.started = path, kind, number, started
-        self.into: list[Any] = []
-        self.out_of: list[Any] = []
-
-
-class _Taking:
+class _Taking(LayerCapture):
     """Collect what layers are given and make, and what is chosen on the way."""
 
     def __init__(self, wish: Wish) -> None:
-        self.wish = wish
+        super().__init__(wish, _host, partial(line, "keras"))
         self.tape: Any = None
-        self.calls: dict[str, int] = defaultdict(int)
-        self.open: list[_Call] = []
-        self.ended: list[_Call] = []
-        self.taken: list[Taken] = []
-        self.choices: list[Choice] = []
         self.dtypes: set[str] = set()
-        self.held = Held(wish.follow or ())
         self.inside = 0
 
     def before(self, path: str, layer: Any, args: Any, kwargs: Any) -> Any:
         """Begin a call; a gradient of its own: that of a residual stream has more in it."""
-        call = _Call(path, type(layer).__name__, self.calls[path], len(self.taken))
-        self.calls[path] += 1
         changed = None
         if self.tape is not None:
             changed = args, kwargs = keras.tree.map_structure(
                 lambda x: tf.identity(x) if _is_float(x) else x, (args, kwargs)
             )
-        call.into = [x for x in keras.tree.flatten((args, kwargs)) if _is_float(x)]
-        self.open.append(call)
+        self.enter(path, type(layer).__name__, _floats((args, kwargs)))
         return changed
 
     def after(self, path: str, layer: Any, args: Any, kwargs: Any, out: Any) -> None:
         """End a call."""
-        call = self.open.pop()
-        call.out_of = [x for x in keras.tree.flatten(out) if _is_float(x)]
-        self.dtypes.update(x.dtype.name for x in call.out_of)
-        given, made = (tuple(map(_host, found)) for found in (call.into, call.out_of))
-        self.taken.append(Taken(path, call.kind, call.number, "forward", given, made))
-        self.ended.append(call)
+        found = _floats(out)
+        self.dtypes.update(x.dtype.name for x in found)
+        self.leave(found)
 
-    def go_back(self, loss: Any, weights: list[Any]) -> None:
+    def differentiate(self, loss: Any, weights: list[Any]) -> None:
         """Take the gradients of what layers were given and made, and of their weights."""
         tensors = {id(x): x for call in self.ended for x in (*call.into, *call.out_of)}
         trained = [w for w in weights if not w.buffer]
@@ -163,15 +130,11 @@ class _Taking:
             for key, grad in zip([*tensors, *map(id, trained)], found, strict=True)
             if grad is not None
         }
-        for call in sorted(self.ended, key=lambda call: call.started, reverse=True):
-            given = tuple(grads[id(x)] for x in call.out_of if id(x) in grads)
-            made = [grads[id(x)] for x in call.into if id(x) in grads]
-            if self.calls[call.path] == 1:
-                made += [grads[id(w)] for w in trained if w.layer == call.path and id(w) in grads]
-            if given and made:
-                self.taken.append(
-                    Taken(call.path, call.kind, call.number, "backward", given, tuple(made))
-                )
+        own = defaultdict(list)
+        for w in trained:
+            if id(w) in grads:
+                own[w.layer].append(grads[id(w)])
+        self.go_back(grads, own)
 
     # What is chosen.
 
@@ -206,8 +169,7 @@ class _Taking:
         if name == "dropout":
             picked = (out != 0) | (x == 0)
         mine = np.array(picked)
-        found = self.held.next(name, mine.shape)
-        like = None if found is None or np.array_equal(found.picked, mine) else found.picked
+        like = self.held_to(name, mine)
         if like is not None:
             if name == "dropout":
                 rate = kwargs.get("rate", args[1] if len(args) > 1 else 0.0)
@@ -218,8 +180,7 @@ class _Taking:
                 out = type(out)(values, indices)
             else:
                 out = tf.cast(like, out.dtype)
-        moved = 0.0 if like is None else float(np.mean(like != mine))
-        self._add(name, mine if like is None else like, moved, drawn=name in _DRAWING)
+        self.choose(name, mine, like, drawn=name in _DRAWING)
         return out
 
     def _gated(self, real: Any) -> Any:
@@ -228,30 +189,15 @@ class _Taking:
             x: Any = args[0] if args else None
             if tf.executing_eagerly() and _is_float(x) and x.shape and x.shape == out.shape:
                 picked = tf.sign(x) if real.__name__ == "abs" else (out == x) & (out != 0)
-                self._add(real.__name__, np.array(picked), gate=True)
+                self.choose(real.__name__, np.array(picked), gate=True)
             return out
 
         return call
 
-    def _add(
-        self, name: str, picked: Array, moved: float = 0.0, *, gate: bool = False,
-        drawn: bool = False,
-    ) -> None:  # fmt: skip
-        layer = self.open[-1].path if self.open else ""
-        before = len(self.taken)
-        self.choices.append(Choice(name, layer, _line(), picked, before, moved, gate, drawn))
-
-
-def _line() -> Source | None:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and is_anynans(frame.f_code.co_filename):
-        frame = frame.f_back
-    return user_source(frame, framework="keras")
-
 
 def _objective(out: Any) -> Any:
     """Give the loss, or one number that depends on every element of every output."""
-    floats = [x for x in keras.tree.flatten(out) if _is_float(x)]
+    floats = _floats(out)
     if len(floats) == 1 and floats[0].shape.num_elements() == 1:
         return tf.reshape(floats[0], ())
     total: Any = None
@@ -259,6 +205,10 @@ def _objective(out: Any) -> Any:
         part = tf.reduce_sum(tf.cast(x, tf.float64) * cotangent(tuple(x.shape), i))
         total = part if total is None else total + part
     return total
+
+
+def _floats(tree: Any) -> list[Any]:
+    return [x for x in keras.tree.flatten(tree) if _is_float(x)]
 
 
 def _is_float(x: Any) -> bool:

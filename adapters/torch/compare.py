@@ -1,28 +1,17 @@
 """One side of a comparison: run a model with hooks, and keep what every layer gave."""
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from anynan._base.sources import is_anynans, user_source
-from anynan._compare.captures import (
-    Array,
-    Capture,
-    Choice,
-    Held,
-    Operation,
-    Side,
-    Taken,
-    Wish,
-    cotangent,
-)
+from anynan._base.sources import is_anynans
+from anynan._compare.captures import Array, Capture, Operation, Side, Wish, cotangent
+from anynan._compare.layers import LayerCapture, line
 from anynan.events import Source
 from anynan.torch.call.discovery import find_modules
 from anynan.torch.private import hands_over, is_compiled, tree_leaves, tree_map, unseen
@@ -104,7 +93,7 @@ class TorchSide(Side):
             with taking.hooks(), nullcontext() if self.compiled else _Watch(taking):
                 out = self.call(*args)
             if wish.backward:
-                taking.go_back(out)
+                taking.differentiate(out)
         return taking.capture()
 
     @contextmanager
@@ -172,26 +161,12 @@ class TorchSide(Side):
                 handle.remove()
 
 
-class _Call:
-    """Hold one call of a layer while it runs."""
-
-    def __init__(self, layer: str, kind: str, number: int, started: int) -> None:
-        self.layer, self.kind, self.number, self.started = layer, kind, number, started
-        self.given: tuple[Array, ...] = ()
-        self.into: list[torch.Tensor] = []
-        self.out_of: list[torch.Tensor] = []
-
-
-class _Taking:
+class _Taking(LayerCapture):
     """Collect what layers are given and make."""
 
     def __init__(self, side: TorchSide, wish: Wish) -> None:
-        self.side, self.wish = side, wish
-        self.calls: dict[str, int] = defaultdict(int)
-        self.open: list[_Call] = []
-        self.ended: list[_Call] = []
-        self.taken: list[Taken] = []
-        self.choices: list[Choice] = []
+        super().__init__(wish, _host, _line)
+        self.side = side
         self.operations: list[Operation] = []
         self.notes: list[str] = []
         self.unit = 0.0
@@ -215,37 +190,27 @@ class _Taking:
 
     def _before(self, path: str) -> Callable[..., Any]:
         def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-            call = _Call(path, type(module).__name__, self.calls[path], len(self.taken))
-            self.calls[path] += 1
             changed = None
             if self.wish.given is not None and self.open:
-                wanted = self.wish.given.get((path, call.number))
+                wanted = self.wish.given.get((path, self.calls[path]))
                 if wanted is not None:
                     changed = args, kwargs = _replaced((args, kwargs), wanted)
             with unseen():
                 if self.wish.backward and not self.side.compiled:
                     # A gradient of its own: that of a residual stream has more in it.
                     changed = args, kwargs = tree_map(_alias, (args, kwargs))
-                call.into = _floats((args, kwargs))
-                call.given = self._taken(call.into)
-            self.open.append(call)
+                self.enter(path, type(module).__name__, _floats((args, kwargs)))
             return changed
 
         return hook
 
     def _after(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        call = self.open.pop()
         with unseen():
-            call.out_of = _floats(out)
-            self.unit = max([self.unit, *(torch.finfo(x.dtype).eps / 2 for x in call.out_of)])
-            made = self._taken(call.out_of)
-        self.taken.append(Taken(call.layer, call.kind, call.number, "forward", call.given, made))
-        self.ended.append(call)
+            found = _floats(out)
+            self.unit = max([self.unit, *(torch.finfo(x.dtype).eps / 2 for x in found)])
+            self.leave(found)
 
-    def _taken(self, found: Sequence[torch.Tensor]) -> tuple[Array, ...]:
-        return tuple(map(_host, found)) if self.wish.inside is None else ()
-
-    def go_back(self, out: Any) -> None:
+    def differentiate(self, out: Any) -> None:
         """Run the backward pass, and take the gradients of what layers were given and made."""
         loss = _objective(out)
         if loss is None:
@@ -264,27 +229,14 @@ class _Taking:
         for name, x in weights:
             if id(x) in grads:
                 own[name.rpartition(".")[0]].append(grads[id(x)])
-        for call in sorted(self.ended, key=lambda call: call.started, reverse=True):
-            given = tuple(grads[id(x)] for x in call.out_of if id(x) in grads)
-            made = [grads[id(x)] for x in call.into if id(x) in grads]
-            if self.calls[call.layer] == 1:
-                made += own[call.layer]
-            if given and made:
-                self.taken.append(
-                    Taken(call.layer, call.kind, call.number, "backward", given, tuple(made))
-                )
+        self.go_back(grads, own)
 
     def capture(self) -> Capture:
         """Give what was collected."""
         return Capture(
-            self.side.backend,
-            self.taken,
-            self.weights,
-            self.unit,
-            self.choices,
-            self.operations,
+            self.side.backend, self.taken, self.weights, self.unit, self.choices, self.operations,
             self.notes,
-        )
+        )  # fmt: skip
 
 
 class _Watch(TorchFunctionMode):
@@ -293,7 +245,6 @@ class _Watch(TorchFunctionMode):
     def __init__(self, taking: _Taking) -> None:
         super().__init__()
         self.taking = taking
-        self.held = Held(taking.wish.follow or ())
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -315,7 +266,7 @@ class _Watch(TorchFunctionMode):
             out = self._dropped(args, kwargs, out)
         elif called == "scaled_dot_product_attention":
             if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0):
-                self._add("dropout", np.zeros(0, bool), drawn=True)  # nobody sees which
+                taking.choose("dropout", np.zeros(0, bool), drawn=True)  # nobody sees which
         elif taking.wish.backward and called in _GATES:
             self._gate(called, args, out)
         inside, here = taking.wish.inside, taking.open[-1] if taking.open else None
@@ -329,30 +280,28 @@ class _Watch(TorchFunctionMode):
     def _gate(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         if not isinstance(out, torch.Tensor) or not out.requires_grad:
             return
-        taking = self.taking
         held = args[0].detach() if args and isinstance(args[0], torch.Tensor) else out.detach()
         open_ = _host(held.sign() if name == "abs" else (out.detach() == held) & (out != 0))
-        layer = taking.open[-1].layer if taking.open else ""
-        taking.choices.append(Choice(name, layer, _line(), open_, len(taking.taken), gate=True))
+        self.taking.choose(name, open_, gate=True)
 
     def _chosen(self, name: str, args: tuple[Any, ...], out: Any) -> Any:
         picks = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and _whole(x)]
         if not picks:  # values alone move no further than their operand
             return out
         mine = _host(picks[0])
-        like = self._like(_CHOOSING[name], mine)
+        like = self.taking.held_to(_CHOOSING[name], mine)
         held = None if like is None else _held_to(name, args, out, like)
-        self._add(_CHOOSING[name], mine, None if held is None else like)
+        self.taking.choose(_CHOOSING[name], mine, None if held is None else like)
         return out if held is None else held
 
     def _drawn(self, name: str, out: Any) -> Any:
         if not isinstance(out, torch.Tensor):
             return out
         mine = _host(out)
-        like = self._like(name, mine)
+        like = self.taking.held_to(name, mine)
         if like is not None:
             out.data.copy_(torch.from_numpy(np.array(like)))
-        self._add(name, mine, like, drawn=True)
+        self.taking.choose(name, mine, like, drawn=True)
         return out
 
     def _dropped(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
@@ -363,27 +312,11 @@ class _Watch(TorchFunctionMode):
             return out
         changed = x is out or kwargs.get("inplace") or (len(rest) > 2 and rest[2])
         mine = _host((out != 0) | (x == 0) & (not changed))
-        like = None if changed else self._like("dropout", mine)
+        like = None if changed else self.taking.held_to("dropout", mine)
         if like is not None:
             out = x * torch.from_numpy(np.array(like)).to(x.device, x.dtype) / (1 - p)
-        self._add("dropout", mine, like, drawn=True)
+        self.taking.choose("dropout", mine, like, drawn=True)
         return out
-
-    def _like(self, name: str, mine: Array) -> Array | None:
-        """Find what to hold a choice to; None where there is nothing, or it is the same."""
-        found = self.held.next(name, mine.shape)
-        return None if found is None or np.array_equal(found.picked, mine) else found.picked
-
-    def _add(
-        self, name: str, mine: Array, like: Array | None = None, *, drawn: bool = False
-    ) -> None:
-        taking = self.taking
-        layer = taking.open[-1].layer if taking.open else ""
-        moved = 0.0 if like is None else float(np.mean(like != mine))
-        picked = mine if like is None else like
-        taking.choices.append(
-            Choice(name, layer, _line(), picked, len(taking.taken), moved, drawn=drawn)
-        )
 
 
 def _held_to(name: str, args: tuple[Any, ...], out: Any, picked: Array) -> Any:
@@ -411,12 +344,7 @@ def _fits(x: torch.Tensor, indices: torch.Tensor, dim: int) -> bool:
 
 def _line() -> Source | None:
     """Find the line that called an operation, past what PyTorch needs to show it to a mode."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (
-        is_anynans(frame.f_code.co_filename) or hands_over(frame.f_code.co_filename)
-    ):
-        frame = frame.f_back
-    return user_source(frame, framework="torch")
+    return line("torch", lambda file: is_anynans(file) or hands_over(file))
 
 
 def _alias(x: Any) -> Any:
