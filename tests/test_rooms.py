@@ -21,7 +21,6 @@ TRACED = {
     "read/spots",
     "replay/records",
     "replay/steps",
-    "replay/wide",
 }
 
 pytestmark = pytest.mark.skipif(not ADAPTERS.exists(), reason="not a checkout")

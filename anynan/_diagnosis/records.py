@@ -101,7 +101,7 @@ class Builder:
         *,
         look: bool = True,
         expected: Mapping[str, str] | None = None,
-        wide: Callable[[Summary], float | None] | None = None,
+        wide: Callable[[Summary], Any] | None = None,
     ) -> OpRecord:
         """Look at what went in and what came out, and write it into the record.
 
@@ -112,7 +112,7 @@ class Builder:
             look: Measure the arrays; otherwise only what is known of them is told.
             expected: Reason by kind, where it ran inside ``anynan.expect``.
             wide: Runs the operation again in a wider dtype, for a result that is bad as this
-                summary says; asked where every operand is finite.
+                summary says; asked where every operand is finite. None where it has no such form.
         """
         try:
             self._describe(record, result, operands, look)
@@ -126,7 +126,8 @@ class Builder:
             return record
         record.expected = (expected or {}).get(output.kind or "")
         if look and wide is not None and output.bad and not _any_bad(record.operands):
-            record.wide = wide(output)
+            with suppress(Exception):  # then it has no wider form
+                record.wide = _largest(wide(output))
         return record
 
     def _describe(
@@ -171,6 +172,12 @@ class Builder:
         with suppress(Exception):
             item.parents = self._origin(given, record).parents
         return item
+
+
+def _largest(found: Any) -> float | None:
+    """Give the largest magnitude of a result, None where it is 0 or not finite."""
+    sizes = np.abs(np.asarray(() if found is None else found)).astype(np.float64)
+    return float(sizes.max()) or None if sizes.size and np.isfinite(sizes).all() else None
 
 
 def _are_small(given: Iterable[Given]) -> bool:

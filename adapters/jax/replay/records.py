@@ -29,6 +29,7 @@ from anynan.jax.graphs import names
 from anynan.jax.graphs.bodies import rounds_of
 from anynan.jax.graphs.graph import Node, Value, fills
 from anynan.jax.graphs.operations import Op
+from anynan.jax.graphs.versions import rebind, wide_numbers
 from anynan.jax.program.evaluator import jit_once
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
@@ -37,7 +38,6 @@ from anynan.jax.read.spots import Spot
 from anynan.jax.replay import saving, zoom
 from anynan.jax.replay.rounds import Its, Rounds, order
 from anynan.jax.replay.spoilt import blame
-from anynan.jax.replay.wide import widened
 
 if TYPE_CHECKING:
     from anynan.jax.replay.flags import Flag
@@ -438,12 +438,12 @@ class Recorder:
         if array is not None and isinstance(axes, list):
             add_masked_rows(record, probes.on_host(array), tuple(axes))
 
-    def _wide(self, bad: Moment) -> float | None:
+    def _wide(self, bad: Moment) -> Any:
         if len(bad.op.nodes) != 1:
             return None
         node: Node = bad.op.nodes[0]
         operands = [self._array(i, bad) for i in node.ins]
-        return None if any(x is None for x in operands) else widened(node.eqn, operands)
+        return None if any(x is None for x in operands) else _widened(node.eqn, operands)
 
     # Where harm was done.
 
@@ -463,6 +463,29 @@ class Recorder:
             label = spot.parameter or spot.tensor
             found.append(Sink(phase, spot.layer, label, tuple(parents), probes.KINDS[word]))
         return found
+
+
+def _widened(eqn: Any, operands: list[Any]) -> Any:
+    """Run an operation again in a wider dtype, None if it has none."""
+    out = eqn.outvars[0].aval.dtype
+    if not any(map(_is_float, operands)) or jax.numpy.issubdtype(out, jax.numpy.complexfloating):
+        return None
+    narrow = out in (jax.numpy.float16, jax.numpy.bfloat16) or out.itemsize == 1
+    target = np.dtype(np.float32 if narrow else np.float64)
+    given = {name: eqn.params.get(name) for name in ("preferred_element_type", "new_dtype")}
+    floats = (k for k, x in given.items() if x is not None and jax.numpy.issubdtype(x, np.floating))
+    with wide_numbers():
+        wide = [
+            jax.numpy.asarray(probes.on_host(x)).astype(target)
+            if _is_float(x)
+            else jax.numpy.asarray(x)
+            for x in operands
+        ]
+        return probes.on_host(rebind(eqn, wide, **dict.fromkeys(floats, target))[0])
+
+
+def _is_float(x: Any) -> bool:
+    return bool(jax.numpy.issubdtype(jax.numpy.result_type(x), np.floating))
 
 
 def _measured(array: Any) -> Summary:

@@ -1,7 +1,10 @@
 """The operations of a graph, forward ones and gradients, and which belongs to which."""
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
+
+import tensorflow as tf
 
 from anynan.events import Phase, Source
 from anynan.tensorflow.graphs import lines, names
@@ -79,6 +82,28 @@ def arguments(node: Any, inputs: list[Any]) -> dict[str, Any]:
         found[argument.name] = left[0] if count is None else left[:count]
         left = left[1 if count is None else count :]
     return found
+
+
+def raw_call(node: Any, inputs: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Give what ``tf.raw_ops`` has to be called with for a node: its inputs, its attributes.
+
+    Args:
+        node: The node.
+        inputs: What stands in the place of its inputs.
+    """
+    known = inspect.signature(getattr(tf.raw_ops, node.type)).parameters
+    given = arguments(node, inputs)
+    attributes = {attribute.name for attribute in node.op_def.attr}
+    # Some are called otherwise in Python: the axis of a sum.
+    others = (name for name in known if name not in given and name not in attributes)
+    inferred = {
+        name
+        for argument in node.op_def.input_arg
+        for name in (argument.type_attr, argument.number_attr, argument.type_list_attr)
+    }
+    named = {name if name in known else next(others): x for name, x in given.items()}
+    chosen = [x.name for x in node.op_def.attr if x.name in known.keys() - inferred]
+    return named, {name: node.get_attr(name) for name in chosen}
 
 
 def resolve(tensor: Any) -> Any:

@@ -25,7 +25,7 @@ from anynan._diagnosis.records import (
     makers,
 )
 from anynan.tensorflow.graphs import names
-from anynan.tensorflow.graphs.operations import Op, is_float, resolve
+from anynan.tensorflow.graphs.operations import Op, is_float, raw_call, resolve
 from anynan.tensorflow.messages import DREW_OTHERS, GRAPH_OPTIMIZED, LOOP_UNOPENED
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.read.layers import Layers
@@ -34,7 +34,6 @@ from anynan.tensorflow.read.spots import Spot
 from anynan.tensorflow.replay import saving
 from anynan.tensorflow.replay.program import Program
 from anynan.tensorflow.replay.run import Run
-from anynan.tensorflow.replay.wide import widened
 
 
 class Recorder:
@@ -236,13 +235,25 @@ class Recorder:
         array = self.held.get(source[0].name) if source else None
         add_masked_rows(record, None if array is None else np.asarray(array), -1)
 
-    def _wide(self, op: Op) -> float | None:
-        if len(op.nodes) != 1 or op.forward is not None:
+    def _wide(self, op: Op) -> Any:
+        """Run an operation again in a wider dtype, None if it has none."""
+        node, held = op.nodes[0], {t.name: self.held.get(t.name) for t in op.ins}
+        if len(op.nodes) != 1 or op.forward is not None or node.type in names.OPAQUE:
             return None
-        arrays = [self.held.get(t.name) for t in op.ins]
-        if any(x is None for x in arrays):
+        if any(x is None for x in held.values()):
             return None
-        return widened(op.nodes[0], [t.name for t in op.ins], arrays)
+        narrow = all(t.dtype == tf.float16 for t in node.inputs if t.dtype.is_floating)
+        target = tf.float32 if narrow else tf.float64
+        wide = [
+            tf.constant(np.asarray(held[x.name], np.float64), target)
+            if x.name in held
+            else tf.constant(tf.get_static_value(x), x.dtype)  # refused, where that is not known
+            for x in node.inputs
+        ]
+        inputs, attributes = raw_call(node, wide)
+        if attributes.get("DstT") in (tf.float16, tf.float32, tf.bfloat16):
+            attributes["DstT"] = target
+        return tf.nest.flatten(getattr(tf.raw_ops, node.type)(**inputs, **attributes))[0]
 
     # Where harm was done.
 

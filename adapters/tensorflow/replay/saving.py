@@ -1,6 +1,5 @@
 """Hand an operation's nodes over to a bundle, with whole operands."""
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -8,7 +7,7 @@ import tensorflow as tf
 from anynan._bundle.calls import Call, Line, UnwritableError, encoded
 from anynan._bundle.collector import Collector, Operands
 from anynan._bundle.tensors import Held
-from anynan.tensorflow.graphs.operations import arguments
+from anynan.tensorflow.graphs.operations import raw_call
 from anynan.tensorflow.read import probes
 from anynan.tensorflow.replay.program import Copied
 
@@ -87,31 +86,8 @@ def _node(node: Any, value: Any) -> tuple[str, list[Any], dict[str, Any]]:
     if not hasattr(tf.raw_ops, node.type):
         msg = f"{node.type} is none of TensorFlow's raw operations"
         raise UnwritableError(msg)
-    known = inspect.signature(getattr(tf.raw_ops, node.type)).parameters
-    inferred = {
-        name
-        for argument in node.op_def.input_arg
-        for name in (argument.type_attr, argument.number_attr, argument.type_list_attr)
-    }
-    given = arguments(node, node.inputs)
-    attributes = {attribute.name for attribute in node.op_def.attr}
-    # Some are called otherwise in Python: the axis of a sum.
-    others = (name for name in known if name not in given and name not in attributes)
-    keywords = {
-        name if name in known else next(others): (
-            [value(x) for x in taken] if isinstance(taken, list) else value(taken)
-        )
-        for name, taken in given.items()
-    }
-    for attribute in node.op_def.attr:
-        if attribute.name not in inferred and attribute.name in known:
-            keywords[attribute.name] = encoded(_given(node, attribute.name), _other)
-    return node.type, [], keywords
-
-
-def _given(node: Any, name: str) -> Any:
-    found = node.get_attr(name)
-    return found.decode() if isinstance(found, bytes) else found
+    inputs, attributes = raw_call(node, [value(x) for x in node.inputs])
+    return node.type, [], inputs | {k: encoded(x, _other) for k, x in attributes.items()}
 
 
 def _other(value: Any) -> Any:
