@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from anynan._base.patches import owner_of
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import Replay
@@ -124,12 +125,12 @@ class KerasSession(BaseAdapter):
         model = self.model()
         seams.watch(self)
         _watching.add(self)
-        owners = {seams.owner_of(type(x), "__call__"): None for x in self._paths}
+        owners = {owner_of(type(x), "__call__"): None for x in self._paths}
         for owner in (keras.layers.Layer, *owners):
             seams.change(owner, "__call__", _layer_call)
         seams.change(keras.layers.Layer, "stateless_call", _stateless_call)
         if isinstance(model, keras.Model):
-            seams.change(seams.owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
+            seams.change(owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
             for kind in seams.KINDS:
                 self.made(model, kind)
         self.attached(self._write_weight)

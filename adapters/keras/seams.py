@@ -38,11 +38,6 @@ def unwatch(session: Any) -> None:
         _patches.undo()
 
 
-def owner_of(cls: type, name: str) -> type:
-    """Give the class that a method of a class is from."""
-    return next(owner for owner in cls.__mro__ if name in vars(owner))
-
-
 def _made(original: Any, kind: str) -> Any:
     def make(self: Any, *args: Any, **kwargs: Any) -> Any:
         out = original(self, *args, **kwargs)

@@ -14,6 +14,7 @@ import torch
 
 from anynan._arrays.containers import leaves
 from anynan._base.context import replaying
+from anynan._base.patches import owner_of, through
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
 from anynan._readings.readings import Reading, Rows
@@ -147,13 +148,15 @@ class KerasSession(ModelSession):
         model = self.model()
         seams.watch(self)
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-            seams.change(owner, "apply", _apply)
-        seams.change(keras.optimizers.LossScaleOptimizer, "scale_loss", _scale_loss)
+            made = through(lambda: [x.apply for x in seams.sessions() if not x.tracker.paused])
+            seams.change(owner, "apply", made)
+        made = through(lambda: [x.scale_loss for x in seams.sessions()])
+        seams.change(keras.optimizers.LossScaleOptimizer, "scale_loss", made)
         # Building a model, Keras may run layers on made-up numbers.
         seams.change(keras.SymbolicScope, "__enter__", _enter_symbolic)
         seams.change(keras.SymbolicScope, "__exit__", _exit_symbolic)
         if isinstance(model, keras.Model):
-            seams.change(seams.owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
+            seams.change(owner_of(type(model), "compute_loss"), "compute_loss", _compute_loss)
             for kind in seams.KINDS:
                 self.made(model, kind)
         super().attach()
@@ -264,10 +267,12 @@ class KerasSession(ModelSession):
 
     # Updates.
 
-    def apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
+    def apply(
+        self, run: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> Any:
         """Update the weights, unless the gradients are bad and that is not wanted."""
-        grads = list(grads)
-        known = optimizer._trainable_variables if variables is None else list(variables)
+        grads, known = list(grads), trainable_variables
+        known = optimizer._trainable_variables if known is None else list(known)
         state = self.threads.owner(self.threads.state())
         again = functools.partial(run, grads, known)
         if state.in_optimizer:  # what a loss scaler hands on
@@ -318,7 +323,7 @@ class KerasSession(ModelSession):
                 rows = self.steps.open(state)
             scale = None
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-                self.scales(optimizer)
+                self._scaler = weakref.ref(optimizer)
                 scale = rows.scale = _scale(optimizer)
             self.updates.gradients.read(state, rows, held, gradients, scale)
             if rows.pending is not None and scale is None:
@@ -329,9 +334,10 @@ class KerasSession(ModelSession):
             raise
         return rows
 
-    def scales(self, optimizer: Any) -> None:
+    def scale_loss(self, run: Callable[..., Any], optimizer: Any, *args: Any) -> Any:
         """Note that this optimizer scales the loss."""
         self._scaler = weakref.ref(optimizer)
+        return run(*args)
 
     def loss_scale(self) -> float | None:
         """Give the loss scale in force."""
@@ -484,26 +490,6 @@ def _scale(optimizer: Any) -> torch.Tensor:
 
 
 # What stands in for the methods.
-
-
-def _apply(original: Any) -> Any:
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        run = functools.partial(original, self)
-        for session in seams.sessions():
-            if not session.tracker.paused:
-                run = functools.partial(session.apply, run, self)
-        return run(grads, trainable_variables)
-
-    return apply
-
-
-def _scale_loss(original: Any) -> Any:
-    def scale_loss(self: Any, loss: Any) -> Any:
-        for session in seams.sessions():
-            session.scales(self)
-        return original(self, loss)
-
-    return scale_loss
 
 
 def _enter_symbolic(original: Any) -> Any:

@@ -1,7 +1,7 @@
 """Put attributes of classes and modules in the place of others, and put back what was there."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 _ABSENT: Any = object()
@@ -79,6 +79,31 @@ class Patches:
             else:
                 delattr(owner, name)
             self._made.pop()  # last: an interrupt may come at any line
+
+
+def owner_of(cls: type, name: str) -> type:
+    """Give the class that a class has a method from."""
+    return next(owner for owner in cls.__mro__ if name in vars(owner))
+
+
+def through(links: Callable[[], Iterable[Callable[..., Any]]]) -> Callable[[Any], Any]:
+    """Make what stands in a method's place, and runs it through others.
+
+    Args:
+        links: Gives those, innermost first: each takes what runs the rest, the object, and the
+            arguments.
+    """
+
+    def make(original: Any) -> Any:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            run = functools.partial(original, self)
+            for link in links():
+                run = functools.partial(link, run, self)
+            return run(*args, **kwargs)
+
+        return method
+
+    return make
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

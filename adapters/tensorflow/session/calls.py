@@ -190,8 +190,16 @@ class Calls:
 
     # Gradients.
 
+    def jacobian(self, run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
+        """Ask for a jacobian, inside of which gradients are vectorised."""
+        before, self._state.vectorised = self._state.vectorised, True
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._state.vectorised = before
+
     def gradient(
-        self, run: Callable[..., Any], target: Any, sources: Any, *args: Any, **kwargs: Any
+        self, run: Callable[..., Any], _: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Ask for the gradients of the layers' outputs too, and read all of them."""
         state, graph = self._state, here()

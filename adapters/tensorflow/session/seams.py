@@ -3,18 +3,18 @@
 import functools
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from anynan._base.patches import Patches, owner_of, through
 from anynan.tensorflow.replay import nested, taped
 
 if TYPE_CHECKING:
     from anynan.tensorflow.session.session import Session
 
     Finds = Callable[[], Session | None]
-
-_ABSENT = object()
 
 
 class Seams:
@@ -35,7 +35,7 @@ class Seams:
         self._compiled: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = (
             weakref.WeakKeyDictionary()
         )
-        self._changed: list[tuple[type, str, Any]] = []
+        self._patches = Patches()
 
     @property
     def sessions(self) -> "list[Session]":
@@ -72,33 +72,43 @@ class Seams:
                 held[:] = [entry for entry in held if entry[0]() is layer]
                 held.append((weakref.ref(layer), one, path))
         for layer in layers.values():
-            owner = _owner(type(layer), "__call__")
+            owner = owner_of(type(layer), "__call__")
             if isinstance(vars(owner)["__call__"], FUNCTION):
                 self._compiled[layer.__call__] = weakref.ref(layer)
                 session.calls.reads(layer.__call__)
             else:
                 self._change(owner, "__call__", _layer_call)
         self.install_weights(session.layers.weights.trainable())
-        if any(name == "gradient" for _, name, _ in self._changed):
+        if self._patches.holds(tf.GradientTape, "gradient"):
             return
-        for name, make in (("gradient", _gradient), ("jacobian", _jacobian)):
-            self._change(tf.GradientTape, name, make)
-        self._change(tf.GradientTape, "batch_jacobian", _jacobian)
+        asked = through(
+            lambda: [
+                *(x.calls.gradient for x in self.sessions if not (x.paused or x.others())),
+                _unrecorded,
+            ]
+        )
+        self._change(tf.GradientTape, "gradient", asked)
+        for name in ("jacobian", "batch_jacobian"):
+            made = through(lambda: [x.calls.jacobian for x in self.sessions])
+            self._change(tf.GradientTape, name, made)
         self._change(tf.GradientTape, "__enter__", _enter)
         self._change(tf.GradientTape, "__exit__", _exit)
         self._change(FUNCTION, "__call__", _function_call)
 
     def install_weights(self, weights: list[Any]) -> None:
         """Change how a program updates weights by itself."""
-        for owner in {_owner(type(x), "assign") for x in weights}:
+        made = through(lambda: [x.updates.assign for x in self.sessions if not x.paused])
+        for owner in {owner_of(type(x), "assign") for x in weights}:
             for name in ("assign", "assign_add", "assign_sub"):
-                self._change(owner, name, _assign)
+                self._change(owner, name, made)
 
     def install_keras(self, keras: Any) -> None:
         """Change what Keras trains with, and its layers: they may come later."""
         self._change(keras.layers.Layer, "__call__", _layer_call)
-        self._change(keras.optimizers.Optimizer, "apply", _apply)
-        self._change(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
+        made = through(lambda: [x.updates.apply for x in self.sessions if not x.paused])
+        self._change(keras.optimizers.Optimizer, "apply", made)
+        made = through(lambda: [x.updates.apply_scaled for x in self.sessions])
+        self._change(keras.optimizers.LossScaleOptimizer, "apply", made)
         for name in ("make_train_function", "make_test_function", "make_predict_function"):
             self._change(keras.Model, name, functools.partial(_make_function, name=name))
 
@@ -117,22 +127,11 @@ class Seams:
         if self._sessions:
             return
         taped.drop()
-        while self._changed:
-            owner, name, before = self._changed.pop()
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
+        self._patches.undo()
 
     def _change(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
-        if any(held is owner and known == name for held, known, _ in self._changed):
-            return
-        before = vars(owner).get(name, _ABSENT)
-        original = getattr(owner, name)
-        made = tf.autograph.experimental.do_not_convert(make(original))
-        functools.update_wrapper(made, original)
-        self._changed.append((owner, name, before))
-        setattr(owner, name, made)
+        kept = tf.autograph.experimental.do_not_convert
+        self._patches.change(owner, name, lambda original: kept(make(original)))
 
 
 SEAMS = Seams()
@@ -143,11 +142,6 @@ def _nothing() -> None:
 
 
 FUNCTION = type(tf.function(_nothing))
-
-
-def _owner(cls: type, name: str) -> type:
-    """Give the class that a class has a method from."""
-    return next(owner for owner in cls.__mro__ if name in vars(owner))
 
 
 # What stands in for the methods.
@@ -179,37 +173,11 @@ def _noted(record: Any, layer: Any, run: Callable[..., Any], *args: Any, **kwarg
         return run(*args, **kwargs)
 
 
-def _gradient(original: Any) -> Any:
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        record = taped.newest()
-        if record is not None:
-            with record.off():
-                return ask(self, target, sources, *args, **kwargs)
-        return ask(self, target, sources, *args, **kwargs)
-
-    def ask(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(original, self)
-        for session in SEAMS.sessions:
-            if not session.paused and not session.others():
-                run = functools.partial(session.calls.gradient, run)
-        return run(target, sources, *args, **kwargs)
-
-    return gradient
-
-
-def _jacobian(original: Any) -> Any:
-    def jacobian(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = [session.state for session in SEAMS.sessions]
-        before = [state.vectorised for state in found]
-        for state in found:
-            state.vectorised = True
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            for state, flag in zip(found, before, strict=True):
-                state.vectorised = flag
-
-    return jacobian
+def _unrecorded(run: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
+    """Ask for a gradient; what makes it is nothing that ran under the tape."""
+    record = taped.newest()
+    with nullcontext() if record is None else record.off():
+        return run(*args, **kwargs)
 
 
 def _enter(original: Any) -> Any:
@@ -264,44 +232,6 @@ def _function_call(original: Any) -> Any:
         return run(*args, **kwargs)
 
     return __call__
-
-
-def _apply(original: Any) -> Any:
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        run = functools.partial(original, self)
-        for session in SEAMS.sessions:
-            if not session.paused:
-                run = functools.partial(session.updates.apply, run, self)
-        return run(grads, trainable_variables)
-
-    return apply
-
-
-def _apply_scaled(original: Any) -> Any:
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        found = []
-        for session in SEAMS.sessions:
-            session.updates.scaler = weakref.ref(self)
-            session.state.scaling += 1
-            found.append(session.state)
-        try:
-            return original(self, grads, trainable_variables)
-        finally:
-            for state in found:
-                state.scaling -= 1
-
-    return apply
-
-
-def _assign(original: Any) -> Any:
-    def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(original, self)
-        for session in SEAMS.sessions:
-            if not session.paused:
-                run = functools.partial(session.updates.assign, run, self)
-        return run(*args, **kwargs)
-
-    return assign
 
 
 def _make_function(original: Any, name: str) -> Any:

@@ -55,17 +55,30 @@ class Updates:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.scaler: weakref.ref[Any] | None = None
 
-    def apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
+    def apply(
+        self, run: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> Any:
         """Update the weights; where bad gradients are not wanted, under a condition."""
-        state = self._state
-        known = optimizer._trainable_variables if variables is None else list(variables)
+        state, known = self._state, trainable_variables
+        known = optimizer._trainable_variables if known is None else list(known)
         if not any(self._weights.name(v) for v in known):
-            return run(grads, variables)
+            return run(grads, trainable_variables)
         state.applying += 1
         try:
             return self._apply(run, optimizer, list(grads), known)
         finally:
             state.applying -= 1
+
+    def apply_scaled(
+        self, run: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run the update of a loss scaler, which drops bad ones itself."""
+        self.scaler = weakref.ref(optimizer)
+        self._state.scaling += 1
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._state.scaling -= 1
 
     def _apply(self, run: Callable[..., Any], optimizer: Any, grads: Any, known: Any) -> Any:
         state, graph = self._state, here()
