@@ -84,7 +84,7 @@ def test_lineage_that_fails_costs_the_operation(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_rule_that_fails_costs_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = causes.Rule("broken", frozenset(), (), broken, "", "")
+    rule = causes.Rule("broken", broken, "", "")
     monkeypatch.setattr(causes, "RULES", (rule,))
     event = toy_event(toy_model())
     assert event.operation is not None

@@ -76,9 +76,40 @@ def divergence(
     """
     if not passed:
         return None
-    first: dict[tuple[Any, ...], list[CheckedPoint]] = defaultdict(list)
-    layers = set()
     failing = _as_passed(reading)
+    first = _first_run(rows, reading, failing)
+    largest = max((_size(row) for group in first.values() for row in group), default=0.0)
+    layers = {(layer, phase) for layer, phase, *_ in first}
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for place in passed:
+        at = seen[place.key]
+        seen[place.key] += 1
+        group = first.get(place.key, [])
+        said, last = None, False
+        if place.phase == "backward" and len(group) > 1:
+            # Several backward passes of a step may be one in the second run, and add up there.
+            if all(row.kind != place.kind for row in group):
+                said = _changed(group[0], place)
+            last = failing in group and place.kind == failing.kind
+        elif at < len(group):
+            said = _differs(group[at], place, factor, largest)
+            last = group[at] is failing
+        # Behind the failing reading the first run was not read any more; a second run does not
+        # say when it passes a weight's gradient.
+        elif place.phase != "backward" or reading.site.parameter is None:
+            strange = place.layer and not ends and (place.layer, place.phase) not in layers
+            if strange and failing.key not in seen:
+                said = f"{_where(place)} was passed in the second run only"
+        if said is not None or last:
+            return said
+    return None
+
+
+def _first_run(
+    rows: Rows, reading: Reading, failing: CheckedPoint
+) -> dict[tuple[Any, ...], list[CheckedPoint]]:
+    """Give what the first run read up to the failing reading, by place."""
+    first: dict[tuple[Any, ...], list[CheckedPoint]] = defaultdict(list)
     for order in range(len(rows.lo)):
         row = _as_passed(rows.reading(order)) if order != reading.order else failing
         # Of several backward passes the second run may begin with the last one's gradients.
@@ -86,37 +117,20 @@ def divergence(
             order <= reading.order or (row.phase == "backward" and row.key in first)
         ):
             first[row.key].append(row)
-            layers.add((row.layer, row.phase))
-    largest = max((_size(row) for group in first.values() for row in group), default=0.0)
-    seen: Counter[tuple[Any, ...]] = Counter()
-    for place in passed:
-        at = seen[place.key]
-        seen[place.key] += 1
-        group = first.get(place.key)
-        if group is not None and place.phase == "backward" and len(group) > 1:
-            # Several backward passes of a step may be one in the second run, and add up there.
-            if all(row.kind != place.kind for row in group):
-                return f"{_where(place)} was {_said(group[0])} and then {_said(place)}"
-            if failing in group and place.kind == failing.kind:
-                break
-            continue
-        if group is None or at >= len(group):
-            # Behind the failing reading the first run was not read any more; a second run does
-            # not say when it passes a weight's gradient.
-            if place.phase == "backward" and reading.site.parameter is not None:
-                continue
-            strange = place.layer and not ends and (place.layer, place.phase) not in layers
-            if strange and failing.key not in seen:
-                return f"{_where(place)} was passed in the second run only"
-            continue
-        row = group[at]
-        if row.kind != place.kind:
-            return f"{_where(place)} was {_said(row)} and then {_said(place)}"
-        if row.kind is None and _apart(_size(row), _size(place), factor, largest):
-            return f"{_where(place)} reached {_size(row):.4g} and then {_size(place):.4g}"
-        if row is failing:
-            break
+    return first
+
+
+def _differs(row: CheckedPoint, place: CheckedPoint, factor: float, largest: float) -> str | None:
+    """Say how a place was read in two runs, None where both saw the same."""
+    if row.kind != place.kind:
+        return _changed(row, place)
+    if row.kind is None and _apart(_size(row), _size(place), factor, largest):
+        return f"{_where(place)} reached {_size(row):.4g} and then {_size(place):.4g}"
     return None
+
+
+def _changed(row: CheckedPoint, place: CheckedPoint) -> str:
+    return f"{_where(place)} was {_said(row)} and then {_said(place)}"
 
 
 def same_end(first: BaseException, second: BaseException | None) -> bool:

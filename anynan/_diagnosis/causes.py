@@ -50,8 +50,7 @@ def advise(situation: Situation) -> tuple[Cause, str]:
             evidence = rule.condition(situation)
             if evidence is None:
                 continue
-            sharper = None if rule.wording is None else rule.wording(situation)
-            text, fix = sharper or (rule.text, rule.fix)
+            text, fix = rule.sharper(situation) or (rule.text, rule.fix)
             fix, code = split(fix.format(**names), situation.operation)
             return Cause(rule.tag, text.format(**names), fix, evidence), code
         except Exception as error:  # noqa: BLE001  the rest of the report is worth more

@@ -260,60 +260,69 @@ def trace(
         neginf: Take a computed -Inf that leaves a layer as harm too.
         past: Pass over what came from there.
     """
-    by_index = {record.index: record for record in records}
     roots = _all_roots(records)
-    verdict = Lineage(placed_only=bool(sinks))
+    lineage = Lineage(placed_only=bool(sinks))
     harmful: set[int] = set()
     left: list[Sink] = []
     for sink in sinks:
         found = _of(sink, roots)
         chosen = found.first
-        mask = sink.masks
-        if chosen is not None and past is not None and chosen.source == past:
-            continue
         if chosen is None:
             # Values that nobody was seen writing are not known to be placed.
-            verdict.placed_only = verdict.placed_only and mask
+            lineage.placed_only = lineage.placed_only and sink.masks
+        elif past is not None and chosen.source == past:
             continue
-        if _only_placed(sink, found):
-            verdict.spared.append(sink)
-            continue
-        if mask and not neginf:
+        elif _only_placed(sink, found):
+            lineage.spared.append(sink)
+        elif sink.masks and not neginf:
             if not sink.layer:  # nothing of the model can hide it any more
                 left.append(sink)
-            continue
-        verdict.placed_only = False
-        harmful.update(found.parents)
-        if verdict.sink is None:
-            after = set() if chosen.placed else _after({chosen.index}, roots)
-            verdict.sink = next((item for item in left if not after.isdisjoint(item.parents)), sink)
-            if chosen.source is not None:
-                verdict.outside = chosen
-            verdict.origin = by_index.get(chosen.index)
-            if chosen.placed:
-                verdict.origin = _turned(records, roots, sink) or verdict.origin
+        else:
+            lineage.placed_only = False
+            harmful.update(found.parents)
+            if lineage.sink is None:
+                _blame(lineage, chosen, sink, left, records, roots)
     before = _before(harmful, roots)
-    verdict.contained = [
+    lineage.contained = [
         record
         for record in records
         if record.index not in before and Root(record.index) in roots[record.index].own
     ]
-    origin = verdict.origin
-    if origin is not None and origin.output is not None and not origin.output.nan:
-        own = {origin.index} if roots[origin.index].own else set()
-        after = _after(own, roots)
-        verdict.then = next(
-            (
-                record
-                for record in records
-                if record.index > origin.index
-                and record.index in after
-                and _has(record.output, "nan")
-                and not any(_has(operand.summary, "nan") for operand in record.operands)
-            ),
-            None,
-        )
-    return verdict
+    lineage.then = _first_nan(lineage.origin, records, roots)
+    return lineage
+
+
+def _blame(
+    lineage: Lineage, chosen: Root, sink: Sink, left: list[Sink], records: list[OpRecord],
+    roots: dict[int, _Roots],
+) -> None:  # fmt: skip
+    """Name the root of the first harm, and the first place of all that it came to."""
+    after = set() if chosen.placed else _after({chosen.index}, roots)
+    lineage.sink = next((item for item in left if not after.isdisjoint(item.parents)), sink)
+    lineage.outside = None if chosen.source is None else chosen
+    lineage.origin = next((record for record in records if record.index == chosen.index), None)
+    if chosen.placed:
+        lineage.origin = _turned(records, roots, sink) or lineage.origin
+
+
+def _first_nan(
+    origin: OpRecord | None, records: list[OpRecord], roots: dict[int, _Roots]
+) -> OpRecord | None:
+    """Give the operation that made NaN of an origin's Inf."""
+    if origin is None or origin.output is None or origin.output.nan:
+        return None
+    after = _after({origin.index} if roots[origin.index].own else set(), roots)
+    return next(
+        (
+            record
+            for record in records
+            if record.index > origin.index
+            and record.index in after
+            and _has(record.output, "nan")
+            and not any(_has(operand.summary, "nan") for operand in record.operands)
+        ),
+        None,
+    )
 
 
 def _all_roots(records: Iterable[OpRecord]) -> dict[int, _Roots]:
@@ -455,13 +464,16 @@ def _roots(record: OpRecord, roots: dict[int, _Roots]) -> _Roots:
     # Only placed values came in: a NaN, or an Inf beside them, is this operation's own.
     if output.nan and nans.first is None:
         return own
+    return own if _made_inf(record, output) else inherited
+
+
+def _made_inf(record: OpRecord, output: Summary) -> bool:
+    """Tell whether an operation that was given placed Inf made more of it, or of another kind."""
     if not output.nan and output.posinf + output.neginf > _carried(record, output.size):
-        return own
+        return True
     # A mask's -Inf that arithmetic turned into +Inf is no mask any more.
     summaries = [operand.summary for operand in record.operands if operand.summary is not None]
-    if output.posinf and not any(summary.posinf for summary in summaries):
-        return own
-    return inherited
+    return bool(output.posinf) and not any(summary.posinf for summary in summaries)
 
 
 def _carried(record: OpRecord, size: int) -> float:
@@ -485,26 +497,28 @@ def _operand_roots(record: OpRecord, operand: Operand, roots: dict[int, _Roots])
         return found
     if operand.source is None or (summary is not None and not summary.bad):
         return _Roots()
-    if operand.source == "constant":
-        if summary is not None and summary.nan:
-            return _root(Root(record.index, source="constant", label=operand.label))
-        return _root(Root(record.index, placed=True))
-    additive = record.name not in _PRODUCTS
-    if operand.source == "input" and additive and summary is not None and is_mask(summary):
-        return _root(Root(record.index, placed=True))
-    if (
-        operand.source == "handed"
-        and additive
-        and summary is not None
-        and not summary.nan
-        and not summary.posinf
-    ):
-        return _root(Root(record.index, placed=True))
-    # A bias with a mask in it, made once: no program keeps another -Inf between its steps.
-    kept = operand.source in ("buffer", "unknown")
-    if kept and summary is not None and not summary.nan and not summary.posinf:
+    if _is_placed(record, operand, summary):
         return _root(Root(record.index, placed=True))
     return _root(Root(record.index, source=operand.source, label=operand.label))
+
+
+def _is_placed(record: OpRecord, operand: Operand, summary: Summary | None) -> bool:
+    """Tell whether a bad operand that no record wrote was put there, as a mask is."""
+    if summary is None:
+        return operand.source == "constant"
+    only_neginf = not summary.nan and not summary.posinf
+    additive = record.name not in _PRODUCTS
+    match operand.source:
+        case "constant":
+            return not summary.nan
+        case "input":
+            return additive and is_mask(summary)
+        case "handed":
+            return additive and only_neginf
+        # A bias with a mask in it, made once: no program keeps another -Inf between its steps.
+        case "buffer" | "unknown":
+            return only_neginf
+    return False
 
 
 def is_mask(summary: Summary) -> bool:

@@ -1,5 +1,6 @@
 """What operations are called in records, rules and reports, whatever the framework calls them."""
 
+import math
 from dataclasses import dataclass
 
 EVERYWHERE = "everywhere"
@@ -240,6 +241,16 @@ def bounds(name: str) -> tuple[float, float]:
     if found is None:
         raise KeyError(name)
     return found
+
+
+_GAMMA = frozenset({"lgamma", "digamma", "polygamma"})
+
+
+def is_edge(name: str, x: float) -> bool:
+    """Tell whether a number is a pole of a function of one number, or ends its interval."""
+    if not math.isfinite(x):
+        return False
+    return x <= 0 and x == int(x) if name in _GAMMA else x in bounds(name)
 
 
 def domain(name: str) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anynan._base.summary import Summary
 from anynan._diagnosis import messages
 from anynan._diagnosis.causes import advise, explain
-from anynan._diagnosis.evidence import BadParameter, Evidence
+from anynan._diagnosis.evidence import Evidence
 from anynan._diagnosis.investigation import Investigation, operation, place
 from anynan._diagnosis.kinds import weights
 from anynan._diagnosis.lineage import Lineage, OpRecord
@@ -75,10 +75,6 @@ def _event(case: Investigation, lineage: Lineage) -> Event:
     hidden = None if origin is None else _hidden_before(origin, lineage)
     if hidden is not None:
         case.notes.append(messages.HIDDEN_BEFORE(layer=hidden.layer))
-    spoilt: BadParameter | None = None
-    if subject.phase == "optimizer" and subject.parameter is not None:
-        found = (item for item in case.evidence.weights() if item.name == subject.parameter)
-        spoilt = next(found, None)
     cause, code = advise(
         Situation(
             phase=subject.phase,
@@ -86,9 +82,6 @@ def _event(case: Investigation, lineage: Lineage) -> Event:
             layer=subject.layer,
             tensor=subject.tensor,
             parameter=subject.parameter,
-            gradient=None if spoilt is None else spoilt.gradient,
-            state={} if spoilt is None else spoilt.state,
-            settings={} if spoilt is None else spoilt.settings,
             summary=subject.summary,
             record=origin,
             then=then,
@@ -98,6 +91,7 @@ def _event(case: Investigation, lineage: Lineage) -> Event:
             overwritten=origin is None and _is_overwritten(case),
             watched=case.watched,
             trained=case.trained or history.trains(case.rows.sites),
+            **_updated(case, subject),
         )
     )
     if origin is not None:
@@ -114,6 +108,15 @@ def _event(case: Investigation, lineage: Lineage) -> Event:
         then=operation(then),
         **said,
     )
+
+
+def _updated(case: Investigation, subject: _Subject) -> dict[str, Any]:
+    """Give what is known of a weight that an update made bad."""
+    if subject.phase == "optimizer" and subject.parameter is not None:
+        for item in case.evidence.weights():
+            if item.name == subject.parameter:
+                return {"gradient": item.gradient, "state": item.state, "settings": item.settings}
+    return {}
 
 
 def _of_reading(case: Investigation) -> _Subject:

@@ -396,16 +396,12 @@ def _vanishing(s: Situation) -> str | None:
 OUTSIDE = (
     Rule(
         "uninitialised_memory",
-        frozenset(),
-        (),
         _uninitialised,
         "memory was read before anything was written to it",
         "make the array with zeros(...) or full(...) instead of empty(...), or fill it before use",
     ),
     Rule(
         "overwritten_input",
-        frozenset(),
-        (),
         _overwritten,
         "this argument was finite when the call began, and was overwritten since by code that "
         "works on its plain array",
@@ -414,8 +410,6 @@ OUTSIDE = (
     ),
     Rule(
         "bad_label",
-        frozenset(),
-        (),
         _bad_label,
         "the labels were already bad when they came in",
         "find these samples in the data set and repair or drop them; missing values often arrive "
@@ -423,8 +417,6 @@ OUTSIDE = (
     ),
     Rule(
         "bad_input",
-        frozenset(),
-        (),
         _bad_input,
         "the batch was already bad when it came in",
         "find these samples in the data set and repair or drop them; look for missing values, and "
@@ -433,8 +425,6 @@ OUTSIDE = (
     ),
     Rule(
         "running_statistics_bad",
-        frozenset(),
-        (),
         _running,
         "the running statistics of a normalisation layer are bad: one bad batch is enough, and it "
         "never heals",
@@ -443,8 +433,6 @@ OUTSIDE = (
     ),
     Rule(
         "bad_parameter",
-        frozenset(),
-        (),
         _bad_parameter,
         "a weight or buffer was bad before the computation that used it",
         "go back to a checkpoint from before, and track the whole training step (or set "
@@ -466,59 +454,53 @@ OUTSIDE = (
 OPTIMIZER = (
     Rule(
         "optimizer_setting_bad",
-        frozenset(),
-        ("optimizer",),
         _setting,
         "a number that the optimizer works with is not finite, so no update is",
         "look at the schedule or the configuration that sets it: it divides by 0, reads a missing "
         "value, or takes a loss that is not finite",
+        phases=("optimizer",),
     ),
     Rule(
         "optimizer_state_overflow",
-        frozenset(),
-        ("optimizer",),
         _optimizer_overflow,
         "the square of the gradient is beyond the largest number of the optimizer state's dtype",
         "clip the gradient norm before the step, or keep the optimizer state in float32",
+        phases=("optimizer",),
         wording=_overflow_of_state,
     ),
     Rule(
         "optimizer_epsilon_underflow",
-        frozenset(),
-        ("optimizer",),
         _optimizer_epsilon,
         "the optimizer's eps rounds to 0 in the dtype of its state, so the update is divided by 0",
         "keep the weights in float32 and only the computation in half precision, or set eps=1e-4",
+        phases=("optimizer",),
         wording=_no_epsilon,
     ),
     Rule(
         "optimizer_state_bad",
-        frozenset(),
-        ("optimizer",),
         _optimizer_state,
         "the optimizer's own state was bad, from a loaded checkpoint or an earlier step",
         "reset the state of this parameter, or load an earlier checkpoint",
+        phases=("optimizer",),
     ),
     Rule(
         "weight_written",
-        frozenset(),
-        ("optimizer",),
         _written,
         "the weight was finite before this update, and neither its gradient nor the optimizer's "
         "state is bad; a step that is too large gives Inf, so this NaN was probably written by "
         "other code, or by an optimizer that divides by 0",
         "look for code that writes into {parameter} beside the optimizer (loading, clipping, "
         "weights set by hand), and at the optimizer's eps",
+        phases=("optimizer",),
         sure=False,
     ),
     Rule(
         "optimizer_step_too_large",
-        frozenset(),
-        ("optimizer",),
         _optimizer_step,
         "the gradient was finite and the weight was not after the update: the step was probably "
         "too large for the weight's dtype",
         "lower the learning rate, clip the gradient norm, or keep the weights in float32",
+        phases=("optimizer",),
         sure=False,
         wording=_step_wording,
     ),
@@ -531,31 +513,28 @@ PROBABLE = frozenset(rule.tag for rule in OPTIMIZER if not rule.sure)
 GROWTH = (
     Rule(
         "loss_scale_floor",
-        frozenset(),
-        BACKWARD,
         _scale_at_floor,
         "the gradients overflow although the loss scale is at its floor: scaling is not the reason",
         "find the layer where values begin to grow, or train in bfloat16, which "
         "needs no loss scale",
+        phases=BACKWARD,
     ),
     Rule(
         "loss_scale_too_high",
-        frozenset(),
-        BACKWARD,
         _scale_too_high,
         "the loss scale probably pushes the gradients beyond {limit}, the largest {dtype}; while "
         "the scale is being found this is normal",
         "let the scaler lower it: unscale before you read gradients, and start from a smaller "
         "initial scale",
+        phases=BACKWARD,
         sure=False,
     ),
     Rule(
         "exploding_gradient",
-        frozenset(),
-        BACKWARD,
         _exploding,
         "the gradient probably exploded: it grew over the last steps until it overflowed",
         "clip the gradient norm before each step, lower the learning rate or lengthen its warm-up",
+        phases=BACKWARD,
         sure=False,
         wording=lambda s: (
             (
@@ -571,22 +550,20 @@ GROWTH = (
     ),
     Rule(
         "growth_without_training",
-        frozenset(),
-        FORWARD,
         _feedback,
         "nothing was trained, and this reading grew over the last steps until it overflowed: "
         "what one step hands to the next is probably larger each time",
         "normalise or bound what is carried from step to step (a hidden state, a running value), "
         "or begin it anew more often",
+        phases=FORWARD,
         sure=False,
     ),
     Rule(
         "learning_rate_divergence",
-        frozenset(),
-        FORWARD,
         _climb,
         "the training probably diverged: this reading grew over the last steps until it overflowed",
         "lower the learning rate or lengthen its warm-up, and clip the gradient norm",
+        phases=FORWARD,
         sure=False,
     ),
 )
@@ -594,8 +571,6 @@ GROWTH = (
 MAGNITUDE = (
     Rule(
         "beyond_limit",
-        frozenset(),
-        (),
         _large,
         "the values are larger than the policy allows",
         "find where they begin to grow and normalise there; if they are meant, raise the limit in "
@@ -603,8 +578,6 @@ MAGNITUDE = (
     ),
     Rule(
         "vanishing_gradient",
-        frozenset(),
-        (),
         _vanishing,
         "the values are too small to teach the layers before this one anything",
         "look for a saturated activation, add a residual connection or a normalisation, or raise "

@@ -21,7 +21,7 @@ from anynan._diagnosis.rules.evidence import (
     times,
 )
 from anynan._diagnosis.rules.situation import BOTH, FORWARD, OTHER, SELF, Rule, Situation
-from anynan._diagnosis.vocabulary import bounds, domain
+from anynan._diagnosis.vocabulary import bounds, domain, is_edge
 
 _LOGS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "xlog1py"})
 _QUOTIENTS = frozenset({"divide", "floor_divide", "addcdiv", "reciprocal", "rsqrt"})
@@ -45,17 +45,14 @@ def _argument(s: Situation) -> tuple[tuple[str, ...], float]:
     return names, bounds(s.operation)[0]
 
 
-def _log_of_negative(s: Situation) -> str | None:
-    names, edge = _argument(s)
+def _below(s: Situation, names: tuple[str, ...], edge: float) -> str | None:
+    """Quote an argument that is too small for its function."""
     low = below(s, names, edge)
     if low is None or not s.made("nan"):
         return None
     value = real(s.value(*names))
-    seen = (
-        _called(s, names)
-        if value is not None and value < edge
-        else f"the input goes down to {low:.4g}"
-    )
+    known = value is not None and value < edge
+    seen = _called(s, names) if known else f"the input goes down to {low:.4g}"
     return seen + times(0 if s.output is None else s.output.nan, "NaN")
 
 
@@ -255,12 +252,7 @@ def _sqrt_of_negative(s: Situation) -> str | None:
     if s.operation == "batch_norm":
         low = below(s, _SPREAD, 0.0)
         return None if low is None or not s.made("nan") else f"running_var goes down to {low:.4g}"
-    low = below(s, SELF, 0.0)
-    if low is None or not s.made("nan"):
-        return None
-    value = real(s.value(*SELF))
-    quoted = _called(s) if value is not None and value < 0 else f"the input goes down to {low:.4g}"
-    return quoted + times(0 if s.output is None else s.output.nan, "NaN")
+    return _below(s, SELF, 0.0)
 
 
 def _sqrt_wording(s: Situation) -> tuple[str, str] | None:
@@ -311,6 +303,10 @@ def _power_wording(s: Situation) -> tuple[str, str] | None:
     )
 
 
+_INSIDE_ONE = (
+    "{op} is infinite at 1 and -1, and NaN beyond",
+    "clamp the argument inside (-1, 1): `{op}(clip(x, -1 + {margin}, 1 - {margin}))`",
+)
 _INVERSES = frozenset({"acos", "asin", "atanh", "erfinv", "acosh"})
 
 
@@ -325,36 +321,23 @@ def _beyond(s: Situation) -> str | None:
     return _called(s) if known else f"the input reaches {literal(outside)}"
 
 
-def _inverse_domain(s: Situation) -> str | None:
+def _at_edge(s: Situation) -> str | None:
+    """Quote an argument at which its function is infinite."""
+    value = real(s.value(*SELF))
+    return _called(s) if value is not None and is_edge(s.operation, value) else None
+
+
+def _outside(s: Situation) -> str | None:
+    """Quote an argument beyond its function's interval, or at an end where it is infinite."""
     if (found := _beyond(s)) is not None:
         return found
-    # At +-1 itself these two are infinite.
-    edge = s.operation in ("atanh", "erfinv") and s.made("posinf", "neginf")
-    on = edge and holds(
-        s, SELF, lambda v: abs(v) == 1, lambda x: x.absmax == 1 or 1 in (x.min, x.max)
+    on = s.made("posinf", "neginf") and holds(
+        s,
+        SELF,
+        lambda v: is_edge(s.operation, v),
+        lambda x: any(end is not None and is_edge(s.operation, end) for end in (x.min, x.max)),
     )
     return _called(s) if on else None
-
-
-def _inverse_wording(s: Situation) -> tuple[str, str] | None:
-    if s.operation == "acosh":
-        return (
-            "acosh of a number below 1 is NaN",
-            "clamp the argument: `acosh(maximum(x, 1 + {margin}))`",
-        )
-    if s.operation in ("atanh", "erfinv"):
-        return (
-            "{op} is infinite at 1 and -1, and NaN beyond",
-            "clamp the argument inside (-1, 1): `{op}(clip(x, -1 + {margin}, 1 - {margin}))`",
-        )
-    return None
-
-
-def _lgamma(s: Situation) -> str | None:
-    value = real(s.value(*SELF))
-    if value is None or value > 0 or value != value or math.isinf(value) or value != int(value):
-        return None
-    return _called(s)
 
 
 # Functions that a mask seldom guards: their words say where they are defined.
@@ -377,13 +360,7 @@ def _special_domain(s: Situation) -> str | None:
         if s.operation != "zeta":
             inside = first >= 0 and second >= 0 and (first > 0 or second > 0)
         return None if inside else f"{s.operation}({literal(first)}, {literal(second)}){at(s)}"
-    if (found := _beyond(s)) is not None:
-        return found
-    edges = [edge for edge in bounds(s.operation) if math.isfinite(edge)]
-    on = s.made("posinf", "neginf") and holds(
-        s, SELF, lambda v: v in edges, lambda x: x.min in edges or x.max in edges
-    )
-    return _called(s) if on else None
+    return _outside(s)
 
 
 def _special_wording(s: Situation) -> tuple[str, str]:
@@ -433,186 +410,189 @@ def _target_too_long(s: Situation) -> str | None:
 RULES = (
     Rule(
         "cosine_of_zero_vector",
-        frozenset({"divide", "reciprocal", "rsqrt", "weight_norm"}),
-        FORWARD,
         _zero_vector,
         "a vector of zeros has no direction: dividing it by its length is 0/0",
         "find out why the vector is all 0 (padding, a dead layer); or give the length a floor: "
         "{floored}",
+        operations=frozenset({"divide", "reciprocal", "rsqrt", "weight_norm"}),
+        phases=FORWARD,
     ),
     Rule(
         "epsilon_underflow",
-        _QUOTIENTS | _LOGS | _NORMS | {"sqrt"},
-        BOTH,
         _lost_epsilon,
         "the small constant that should keep this away from 0 is probably lost to rounding in "
         "{dtype}",
         "use a constant that {dtype} can hold, {guarded}, or compute this in a wider dtype",
+        operations=_QUOTIENTS | _LOGS | _NORMS | {"sqrt"},
+        phases=BOTH,
         sure=False,
         wording=_epsilon_wording,
     ),
     Rule(
         "log_of_negative",
-        _LOGS,
-        FORWARD,
-        _log_of_negative,
+        lambda s: _below(s, *_argument(s)),
         "the logarithm of a negative number is NaN",
         "keep the argument positive: {floored}; if it must be positive, make it so "
         "with softplus(x) or exp(x)",
-        wording=lambda s: (
-            (
-                "log1p of a number below -1 is NaN",
-                "keep the argument above -1: {floored}",
-            )
-            if "log1p" in s.operation
-            else None
+        operations=_LOGS,
+        phases=FORWARD,
+        wording=dict.fromkeys(
+            ("log1p", "xlog1py"),
+            ("log1p of a number below -1 is NaN", "keep the argument above -1: {floored}"),
         ),
     ),
     Rule(
         "log_of_zero",
-        _LOGS,
-        FORWARD,
         _log_of_zero,
         "the logarithm of 0 is -Inf",
         "add eps inside: {guarded}; or clamp the argument away from 0, maximum(x, {eps})",
+        operations=_LOGS,
+        phases=FORWARD,
         wording=_log_wording,
     ),
     Rule(
         "logit_of_zero_or_one",
-        frozenset({"logit"}),
-        FORWARD,
         _logit,
         "logit is infinite at 0 and 1, and NaN outside",
         "clamp the probability: `logit(clip(p, {margin}, 1 - {margin}))`, or keep the logits you "
         "had before the sigmoid",
+        operations=frozenset({"logit"}),
+        phases=FORWARD,
     ),
     Rule(
         "binary_cross_entropy_saturated",
-        frozenset({"binary_cross_entropy"}),
-        BOTH,
         _entropy_loss,
         "binary cross entropy takes log(p) and log(1 - p): at a prediction of 0 or 1 this is -Inf",
         "pass the logits to the form of this loss that takes logits, without the sigmoid before "
         "it; or clamp: `{op}(clip(p, {margin}, 1 - {margin}))`",
+        operations=frozenset({"binary_cross_entropy"}),
+        phases=BOTH,
     ),
     Rule(
         "kl_div_domain",
-        frozenset({"kl_div", "subtract"}),
-        FORWARD,
         _kl_div,
         "this divergence takes the logarithm of the target and multiplies by the predicted log "
         "probability: a negative target or a log probability of -Inf breaks it",
         "pass log_softmax(x) as the prediction and a target that is never negative; clamp log "
         "probabilities: maximum(logp, -100)",
+        operations=frozenset({"kl_div", "subtract"}),
+        phases=FORWARD,
     ),
     Rule(
         "divide_by_zero",
-        _QUOTIENTS | _NORMS,
-        FORWARD,
         _divide_by_zero,
         "0/0 is NaN, and any other number divided by 0 is Inf",
         "add eps to a divisor that cannot be negative: `x / (y + {eps})`; else "
         "where(y == 0, 0, x / where(y == 0, 1, y))",
+        operations=_QUOTIENTS | _NORMS,
+        phases=FORWARD,
         wording=_divide_wording,
     ),
     Rule(
         "inf_over_inf",
-        frozenset({"divide"}),
-        FORWARD,
         _inf_over_inf,
         "Inf divided by Inf is NaN",
         "keep both sides finite: clamp them, or divide their logarithms by subtracting; exp(x) / "
         "sum(exp(x)) is softmax(x), which cannot overflow",
+        operations=frozenset({"divide"}),
+        phases=FORWARD,
     ),
     Rule(
         "remainder_by_zero",
-        frozenset({"remainder"}),
-        FORWARD,
         _remainder,
         "the remainder of a division by 0 is NaN",
         "make sure the divisor is never 0: `remainder(x, where(y == 0, 1, y))`",
+        operations=frozenset({"remainder"}),
+        phases=FORWARD,
     ),
     Rule(
         "sqrt_of_negative",
-        frozenset({"sqrt", "rsqrt", "batch_norm"}),
-        FORWARD,
         _sqrt_of_negative,
         "the square root of a negative number is NaN",
         "clamp the argument: {floored}; a variance taken as mean(x**2) - mean(x)**2 "
         "goes below 0 by rounding: use var(x)",
+        operations=frozenset({"sqrt", "rsqrt", "batch_norm"}),
+        phases=FORWARD,
         wording=_sqrt_wording,
     ),
     Rule(
         "power_domain",
-        frozenset({"pow"}),
-        FORWARD,
         _power_domain,
         "0 to a negative power is Inf, and a negative number to a fractional power is NaN",
         "keep the base positive: `maximum(x, {eps}) ** p`",
+        operations=frozenset({"pow"}),
+        phases=FORWARD,
         wording=_power_wording,
     ),
     Rule(
         "inverse_trig_domain",
-        _INVERSES,
-        FORWARD,
-        _inverse_domain,
+        _outside,
         "{op} of a number outside its domain is NaN; for a cosine or a dot product of unit vectors "
         "rounding alone goes past 1",
         "clamp the argument: `{op}(clip(x, -1 + {margin}, 1 - {margin}))`",
-        wording=_inverse_wording,
+        operations=_INVERSES,
+        phases=FORWARD,
+        wording={
+            "acosh": (
+                "acosh of a number below 1 is NaN",
+                "clamp the argument: `acosh(maximum(x, 1 + {margin}))`",
+            ),
+            "atanh": _INSIDE_ONE,
+            "erfinv": _INSIDE_ONE,
+        },
     ),
     Rule(
         "lgamma_pole",
-        frozenset({"lgamma", "digamma", "polygamma"}),
-        FORWARD,
-        _lgamma,
+        _at_edge,
         "{op} is infinite at 0 and at the negative whole numbers",
         "keep the argument positive: `{op}(maximum(x, {eps}))`",
+        operations=frozenset({"lgamma", "digamma", "polygamma"}),
+        phases=FORWARD,
     ),
     Rule(
         "special_function_domain",
-        _SPECIAL | _SPECIAL_OF_TWO,
-        FORWARD,
         _special_domain,
         "{op} is finite on a part of the numbers only",
         "keep what it is given there: clamp it, or mask it before the call",
+        operations=_SPECIAL | _SPECIAL_OF_TWO,
+        phases=FORWARD,
         wording=_special_wording,
     ),
     Rule(
         "trig_of_inf",
-        frozenset({"sin", "cos", "tan"}),
-        FORWARD,
         _trig_of_inf,
         "{op} of Inf is NaN",
         "keep infinite angles out: `{op}(where(isfinite(x), x, 0))`",
+        operations=frozenset({"sin", "cos", "tan"}),
+        phases=FORWARD,
     ),
     Rule(
         "singular_matrix",
-        frozenset({"inv", "solve", "cholesky", "slogdet", "lu", "pinv"}),
-        FORWARD,
         _singular,
         "the matrix is probably singular, or so close to it that {dtype} cannot tell",
         "add a little to the diagonal, `{op}(A + 1e-6 * eye(n))`, compute in float64, or use a "
         "least squares solution",
+        operations=frozenset({"inv", "solve", "cholesky", "slogdet", "lu", "pinv"}),
+        phases=FORWARD,
         sure=False,
     ),
     Rule(
         "ctc_target_too_long",
-        frozenset({"ctc_loss"}),
-        BOTH,
         _target_too_long,
         "a target is longer than its input: no alignment gives it, so its loss is Inf",
         "check that input lengths are what the model gives after striding, drop or shorten such "
         "samples, or have infinite losses counted as 0",
+        operations=frozenset({"ctc_loss"}),
+        phases=BOTH,
     ),
     Rule(
         "index_out_of_range",
-        frozenset({"take"}),
-        FORWARD,
         _out_of_range,
         "an index is out of range: a compiled program does not stop there, and what it reads is "
         "filled with NaN",
         "check the indices before the call: labels below the number of classes, tokens below the "
         "size of the vocabulary, padding masked or given an entry of its own",
+        operations=frozenset({"take"}),
+        phases=FORWARD,
     ),
 )

@@ -15,8 +15,10 @@ from anynan._diagnosis.rules.evidence import (
     real,
 )
 from anynan._diagnosis.rules.situation import BACKWARD, SELF, Rule, Situation
+from anynan._diagnosis.vocabulary import is_edge
 
 _LOGS = frozenset({"log", "log2", "log10", "log1p"})
+_INVERSES = frozenset({"acos", "asin", "acosh", "atanh"})
 STEEP = _LOGS | {
     "sqrt", "rsqrt", "reciprocal", "divide", "pow", "acos", "asin", "acosh", "atanh", "atan2",
     "logit", "vector_norm", "std", "erfinv", "lgamma", "xlogy", "cdist",
@@ -110,15 +112,6 @@ def _sqrt_at_zero(s: Situation) -> str | None:
     return f"{'std is 0' if s.operation == 'std' else 'sqrt(0.0)'}{at(s)}"
 
 
-def _sqrt_wording(s: Situation) -> tuple[str, str] | None:
-    if s.operation == "std":
-        return (
-            "the standard deviation of equal numbers is 0, and there its slope is infinite",
-            "add eps inside: `sqrt(var(x) + {eps})`",
-        )
-    return None
-
-
 def _norm_at_zero(s: Situation) -> str | None:
     if s.operation in ("sqrt", "pow"):
         made = {} if s.record is None else s.record.params
@@ -161,23 +154,15 @@ def _power_gradient_wording(s: Situation) -> tuple[str, str] | None:
     return None
 
 
-def _log_gradient(s: Situation) -> str | None:
-    edge = -1.0 if s.operation == "log1p" else 0.0
+def _at_edge(s: Situation) -> str | None:
+    """Quote an argument at which its function has no slope: a pole, or the end of an interval."""
     # xlogy(p, p) has one operand.
     second = s.operation == "xlogy" and s.operand("other") is not None
     value = real(s.value(*(("other",) if second else SELF)))
-    return (
-        f"{s.operation.removeprefix('xlogy') or 'log'}({literal(value)}){at(s)}"
-        if value == edge
-        else None
-    )
-
-
-def _inverse_at_one(s: Situation) -> str | None:
-    value = real(s.value(*SELF))
     if value is not None:
-        return f"{s.operation}({literal(value)}){at(s)}" if abs(value) == 1 else None
-    x = s.summary_of(*SELF)
+        name = "log" if s.operation == "xlogy" else s.operation
+        return f"{name}({literal(value)}){at(s)}" if is_edge(s.operation, value) else None
+    x = s.summary_of(*SELF) if s.operation in _INVERSES else None
     return "the input reaches 1 or -1" if x is not None and x.absmax == 1 else None
 
 
@@ -217,17 +202,6 @@ def _product_at_zero(s: Situation) -> str | None:
     return f"{group(x.zero)} zeros in the input" if x is not None and x.zero else None
 
 
-def _lgamma_gradient(s: Situation) -> str | None:
-    value = real(s.value(*SELF))
-    pole = value is not None and math.isfinite(value) and value <= 0 and value == int(value)
-    return f"{s.operation}({literal(value)}){at(s)}" if pole else None
-
-
-def _logit_gradient(s: Situation) -> str | None:
-    value = real(s.value(*SELF))
-    return f"{s.operation}({literal(value)}){at(s)}" if value in (0.0, 1.0) else None
-
-
 def _too_steep(s: Situation) -> str | None:
     names = {"divide": ("other",), "sqrt": ("result",)}.get(s.operation, SELF)
     value = s.value(*names)
@@ -263,152 +237,152 @@ def _exp_gradient(s: Situation) -> str | None:
 # Before the rules of the forward pass: a value that was hidden there did no harm there.
 TRAP = Rule(
     "where_gradient_trap",
-    STEEP | {"exp", "expm1", "exp2"},
-    (),
     _where_trap,
     "this value was masked, but the gradient still runs through {op}: its slope there is "
     "infinite, and 0 times Inf is NaN",
     _DOUBLE_WHERE,
+    operations=STEEP | {"exp", "expm1", "exp2"},
     wording=_trap_wording,
 )
 
 RULES = (
     Rule(
         "norm_gradient_at_zero",
-        frozenset({"vector_norm", "matrix_norm", "hypot", "sqrt", "pow"}),
-        BACKWARD,
         _norm_at_zero,
         "a vector of zeros has no direction, so its length has no slope there",
         "add eps inside: {guarded}, or give padding vectors a safe value first",
+        operations=frozenset({"vector_norm", "matrix_norm", "hypot", "sqrt", "pow"}),
+        phases=BACKWARD,
     ),
     Rule(
         "sqrt_gradient_at_zero",
-        frozenset({"sqrt", "pow", "std"}),
-        BACKWARD,
         _sqrt_at_zero,
         "the slope of a square root at 0 is infinite",
         "add eps inside: {guarded}; clamping the result afterwards does not help",
-        wording=_sqrt_wording,
+        operations=frozenset({"sqrt", "pow", "std"}),
+        phases=BACKWARD,
+        wording={
+            "std": (
+                "the standard deviation of equal numbers is 0, and there its slope is infinite",
+                "add eps inside: `sqrt(var(x) + {eps})`",
+            )
+        },
     ),
     Rule(
         "power_gradient_domain",
-        frozenset({"pow"}),
-        BACKWARD,
         _power_gradient,
         "the gradient of x**y with respect to y is x**y * log(x), and log needs a positive base",
         "keep the base positive: `maximum(x, {eps}) ** y`; if y is a constant, pass a plain number",
+        operations=frozenset({"pow"}),
+        phases=BACKWARD,
         wording=_power_gradient_wording,
     ),
     Rule(
         "log_gradient_at_zero",
-        _LOGS | {"xlogy"},
-        BACKWARD,
-        _log_gradient,
+        _at_edge,
         "the slope of {op} is infinite where its result is -Inf",
         "add eps inside: `{op}(x + {eps})`",
-        wording=lambda s: (
-            (
+        operations=_LOGS | {"xlogy"},
+        phases=BACKWARD,
+        wording={
+            "xlogy": (
                 "the slope of x * log(y) in y is x / y: at y = 0 this is infinite, or 0/0",
                 "keep the second argument away from 0: `xlogy(x, maximum(y, {eps}))`",
             )
-            if s.operation == "xlogy"
-            else None
-        ),
+        },
     ),
     Rule(
         "inverse_trig_gradient_at_one",
-        frozenset({"acos", "asin", "acosh", "atanh"}),
-        BACKWARD,
-        _inverse_at_one,
+        _at_edge,
         "the slope of {op} at 1 and -1 is infinite; the dot product of two equal unit vectors is "
         "such a 1",
         "clamp inside the domain: `{op}(clip(x, -1 + {margin}, 1 - {margin}))`; for an angle use "
         "atan2(norm(cross(a, b)), dot(a, b))",
-        wording=lambda s: (
-            (
+        operations=_INVERSES,
+        phases=BACKWARD,
+        wording={
+            "acosh": (
                 "the slope of acosh at 1 is infinite",
                 "keep the argument above 1: `acosh(maximum(x, 1 + {margin}))`",
             )
-            if s.operation == "acosh"
-            else None
-        ),
+        },
     ),
     Rule(
         "atan2_origin_gradient",
-        frozenset({"atan2"}),
-        BACKWARD,
         _atan2_origin,
         "the origin has no angle: the gradient of atan2(0, 0) is 0/0",
         "move the origin first: `atan2(x, where((x == 0) & (y == 0), 1, y))`",
+        operations=frozenset({"atan2"}),
+        phases=BACKWARD,
     ),
     Rule(
         "cdist_gradient_at_zero",
-        frozenset({"cdist"}),
-        BACKWARD,
         _cdist_at_zero,
         "two points fall together: the slope of their distance is 0/0",
         "leave the diagonal out, use squared distances, or add eps inside: "
         "sqrt(sum((a - b)**2) + {eps})",
+        operations=frozenset({"cdist"}),
+        phases=BACKWARD,
     ),
     Rule(
         "eigen_gradient_degenerate",
-        frozenset({"eigh", "eig", "svd"}),
-        BACKWARD,
         _eigen,
         "the gradient of {op} divides by the differences of eigenvalues or singular values: two "
         "of them are probably equal",
         "use only the values and not the vectors, or break the tie: add a little distinct noise "
         "to the diagonal",
+        operations=frozenset({"eigh", "eig", "svd"}),
+        phases=BACKWARD,
         sure=False,
     ),
     Rule(
         "singular_matrix_gradient",
-        frozenset({"det", "slogdet", "inv", "solve", "cholesky", "qr", "pinv", "lu"}),
-        BACKWARD,
         _determinant,
         "the gradient of {op} needs the inverse of the matrix, which is probably singular",
         "add a little to the diagonal: `{op}(A + 1e-6 * eye(n))`",
+        operations=frozenset({"det", "slogdet", "inv", "solve", "cholesky", "qr", "pinv", "lu"}),
+        phases=BACKWARD,
         sure=False,
     ),
     Rule(
         "product_gradient_at_zero",
-        frozenset({"prod", "cumprod"}),
-        BACKWARD,
         _product_at_zero,
         "the gradient of a product divides the product by each factor: a factor of 0 is 0/0",
         "keep the factors away from 0, or work with logarithms: exp(cumsum(log(x + {eps})))",
+        operations=frozenset({"prod", "cumprod"}),
+        phases=BACKWARD,
     ),
     Rule(
         "lgamma_gradient_at_pole",
-        frozenset({"lgamma", "digamma"}),
-        BACKWARD,
-        _lgamma_gradient,
+        _at_edge,
         "the slope of {op} is infinite at 0 and at the negative whole numbers",
         "keep the argument positive: `{op}(maximum(x, {eps}))`",
+        operations=frozenset({"lgamma", "digamma"}),
+        phases=BACKWARD,
     ),
     Rule(
         "logit_gradient_at_bound",
-        frozenset({"logit"}),
-        BACKWARD,
-        _logit_gradient,
+        _at_edge,
         "the slope of logit is infinite at 0 and 1",
         "clamp the probability: `logit(clip(p, {margin}, 1 - {margin}))`",
+        operations=frozenset({"logit"}),
+        phases=BACKWARD,
     ),
     Rule(
         "slope_overflow",
-        STEEP - {"vector_norm", "cdist", "std", "lgamma"},
-        BACKWARD,
         _too_steep,
         "so close to 0 the slope of {op} is probably beyond {limit}, the largest {dtype}",
         "keep the argument further from 0: a larger eps, or a floor, {floored}",
+        operations=STEEP - {"vector_norm", "cdist", "std", "lgamma"},
+        phases=BACKWARD,
         sure=False,
     ),
     Rule(
         "exp_gradient_overflow",
-        frozenset({"exp", "expm1", "exp2"}),
-        BACKWARD,
         _exp_gradient,
         "the slope of {op} is as large as its result, and the gradient times it is beyond {limit}",
         "clamp the argument before {op}: exp(minimum(x, a bound far below {cap}))",
+        operations=frozenset({"exp", "expm1", "exp2"}),
+        phases=BACKWARD,
     ),
 )

@@ -59,6 +59,11 @@ def _fully_masked(s: Situation) -> str | None:
     if s.operation == "logsumexp":
         made = s.record.phase == "backward" and s.summary_of("result")
         return f"{group(made.neginf)} x -inf in the result" if made and made.neginf else None
+    return _masked_scores(s, backward=s.record.phase == "backward")
+
+
+def _masked_scores(s: Situation, *, backward: bool) -> str | None:
+    """Quote a mask, or the scores with one in it, as far as they hold no other bad value."""
     clean = [
         item for item in s.operands
         if item.summary is not None and not item.summary.nan and not item.summary.posinf
@@ -66,10 +71,8 @@ def _fully_masked(s: Situation) -> str | None:
     if s.operation == "attention":
         mask = next((item for item in clean if "mask" in item.name and _masks(item)), None)
         return None if mask is None else f"the mask holds {_masks(mask)}"
-    scores = next((item for item in clean if item.summary and item.summary.neginf), None)
-    if scores is None or scores.summary is None or s.record.phase == "backward":
-        return None
-    return f"the scores hold {group(scores.summary.neginf)} x -inf"
+    counts = [item.summary.neginf for item in clean if item.summary and item.summary.neginf]
+    return f"the scores hold {group(counts[0])} x -inf" if counts and not backward else None
 
 
 def _masks(mask: Operand) -> str:
@@ -139,42 +142,31 @@ def _inf_pair(s: Situation) -> str | None:
 
 
 def _zero_times_inf(s: Situation) -> str | None:
-    if not s.made("nan"):
-        return None
-    factors = [item for item in s.operands if item.name not in ("bias", "result")]
+    factors = _factors(s) if s.made("nan") else []
     if s.operation in ("multiply", "addcmul", "prod", "cumprod"):
         values = [real(item.value) for item in factors]
-        if 0.0 in values and any(v is not None and math.isinf(v) for v in values):
-            shown = [literal(v) for v in values if v is not None and (v == 0 or math.isinf(v))]
+        shown = [literal(v) for v in values if v in (0.0, math.inf, -math.inf)]
+        if 0.0 in values and any(map(math.isinf, filter(None, values))):
             return f"{shown[0]} * {shown[1]}{at(s)}"
-        if all(v is not None for v in values) and s.operation == "multiply":
+        if None not in values and s.operation == "multiply":
             return None
-    elif s.operation in ("linear", "matmul") and len(factors) > 2:
-        factors = factors[-2:]
-    elif s.operation == "linear":
-        factors = [item for item in factors if item.name != "self"] or factors
     inf = next((item for item in factors if infinite(item.summary)), None)
-    zero = any(
-        item.summary is not None and item.summary.zero
-        for item in factors
-        if item is not inf or s.operation in ("prod", "cumprod")
-    )
-    if inf is None or inf.summary is None or not zero:
+    if s.operation not in ("prod", "cumprod"):
+        factors = [item for item in factors if item is not inf]
+    if inf is None or inf.summary is None or not any(x.summary and x.summary.zero for x in factors):
         return None
     count = inf.summary.posinf + inf.summary.neginf
     return f"{group(count)} x Inf in one operand meets zeros in the other{at(s)}"
 
 
-def _times_wording(s: Situation) -> tuple[str, str] | None:
-    if s.operation not in ("multiply", "addcmul"):
-        return None
-    return (
-        "0 times Inf is NaN: multiplying by a mask does not remove an Inf",
-        (
-            "choose instead of multiplying: where(mask, x, 0); to build an attention mask write "
-            "where(mask, 0, -inf)"
-        ),
-    )
+def _factors(s: Situation) -> list[Operand]:
+    """Give the operands that are multiplied with each other."""
+    factors = [item for item in s.operands if item.name not in ("bias", "result")]
+    if s.operation in ("linear", "matmul") and len(factors) > 2:
+        return factors[-2:]
+    if s.operation == "linear":
+        return [item for item in factors if item.name != "self"] or factors
+    return factors
 
 
 def _norm_of_inf(s: Situation) -> str | None:
@@ -396,70 +388,82 @@ SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "attention", "cross_
 RULES = (
     Rule(
         "softmax_of_inf",
-        SOFTMAX,
-        BOTH,
         _softmax_of_inf,
         "a logit of +Inf: {op} subtracts the largest logit, and Inf - Inf is NaN",
         "keep the logits finite: scale or clamp them, `{op}(clip(x, -1e4, 1e4))`, or compute them "
         "in float32",
+        operations=SOFTMAX,
+        phases=BOTH,
     ),
     Rule(
         "softmax_fully_masked",
-        frozenset({"softmax", "log_softmax", "logsumexp", "attention"}),
-        BOTH,
         _fully_masked,
         "fully masked row: {op} over a row of -inf is 0/0",
         "let every query see at least one key, or zero the output of fully masked rows: "
         "`where(seen, {op}(where(seen, x, 0)), 0)`, seen = any(x > -inf, axis=-1, keepdims=True)",
+        operations=frozenset({"softmax", "log_softmax", "logsumexp", "attention"}),
+        phases=BOTH,
         wording=_masked_wording,
     ),
     Rule(
         "target_class_masked",
-        frozenset({"nll_loss", "cross_entropy"}),
-        FORWARD,
         _masked_target,
         "the target is a class whose score is -Inf, so its loss is Inf",
         "do not mask the target's own class; or mask with a large finite number such as -1e4",
+        operations=frozenset({"nll_loss", "cross_entropy"}),
+        phases=FORWARD,
     ),
     Rule(
         "inf_minus_inf",
-        _PRODUCTS | _SUMS | {"add", "subtract", "lerp", "addcmul", "scatter_add"},
-        FORWARD,
         _inf_minus_inf,
         "Inf minus Inf is NaN",
         "mask with where(mask, x, 0) after the arithmetic instead of putting Inf in before it, or "
         "use a large finite number such as -1e4",
+        operations=_PRODUCTS | _SUMS | {"add", "subtract", "lerp", "addcmul", "scatter_add"},
+        phases=FORWARD,
     ),
     Rule(
         "zero_times_inf",
-        _PRODUCTS | {"multiply", "addcmul", "prod", "cumprod"},
-        BOTH,
         _zero_times_inf,
         "0 times Inf is NaN",
         "keep the Inf out of this product: where(isfinite(x), x, 0) before it, or use a large "
         "finite number such as -1e4",
-        wording=_times_wording,
+        operations=_PRODUCTS | {"multiply", "addcmul", "prod", "cumprod"},
+        phases=BOTH,
+        wording=dict.fromkeys(
+            ("multiply", "addcmul"),
+            (
+                "0 times Inf is NaN: multiplying by a mask does not remove an Inf",
+                (
+                    "choose instead of multiplying: where(mask, x, 0); to build an attention mask "
+                    "write where(mask, 0, -inf)"
+                ),
+            ),
+        ),
     ),
     Rule(
         "normalisation_of_inf",
-        _NORMS | _SPREADS,
-        FORWARD,
         _norm_of_inf,
         "{op} subtracts the mean, which is Inf when one element is: Inf - Inf is NaN",
         "keep Inf out of the input of {op}: mask after it, or use a large finite number",
+        operations=_NORMS | _SPREADS,
+        phases=FORWARD,
     ),
     Rule(
         "variance_of_one",
-        _SPREADS | {"batch_norm"},
-        BOTH,
         _variance_of_one,
         "the unbiased variance divides by n - 1: of one element it is 0/0",
         "ask for the biased one, var(x, correction=0), or give it more than one element (a last "
         "batch of one can be dropped)",
+        operations=_SPREADS | {"batch_norm"},
+        phases=BOTH,
     ),
     Rule(
         "empty_mean",
-        frozenset(
+        _empty_mean,
+        "the mean of no elements is 0/0",
+        "skip the empty case, or divide the sum by maximum(count, 1)",
+        operations=frozenset(
             {
                 "mean",
                 "var",
@@ -471,20 +475,17 @@ RULES = (
                 "binary_cross_entropy",
             }
         ),
-        FORWARD,
-        _empty_mean,
-        "the mean of no elements is 0/0",
-        "skip the empty case, or divide the sum by maximum(count, 1)",
+        phases=FORWARD,
         wording=_empty_wording,
     ),
     Rule(
         "exp_overflow",
-        frozenset({"exp", "expm1", "exp2", "sinh", "cosh"}),
-        FORWARD,
         _exp_overflow,
         "{op} of a number this large is beyond {limit}, the largest {dtype}",
         "subtract the largest value before exp (softmax, log_softmax and logsumexp do), or clamp "
         "the argument: `{op}(minimum(x, {cap}))`",
+        operations=frozenset({"exp", "expm1", "exp2", "sinh", "cosh"}),
+        phases=FORWARD,
         wording=_exp_wording,
     ),
 )
@@ -492,8 +493,6 @@ RULES = (
 # Last: a constant explains a failure only where no arithmetic with it does.
 WRITTEN = Rule(
     "written_constant",
-    frozenset(),
-    (),
     _written,
     "the code itself writes this {kind}",
     "if it is meant, say so with anynan.expect(..., reason=...), or give the place a finite value",
@@ -503,11 +502,11 @@ WRITTEN = Rule(
 # After the rules of growth: an overflow at the end of a climb has the climb as its cause.
 OVERFLOW = Rule(
     "overflow_in_dtype",
-    OVERFLOWING,
-    BOTH,
     _overflow,
     "the result of {op} is beyond {limit}, the largest {dtype}",
     "the numbers themselves are too large: find the layer where they begin to grow and normalise "
     "there, clip, or lower the learning rate",
+    operations=OVERFLOWING,
+    phases=BOTH,
     wording=_overflow_wording,
 )

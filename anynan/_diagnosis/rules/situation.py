@@ -150,20 +150,26 @@ class Rule:
 
     Attributes:
         tag: Short fixed name, unique in the table.
-        operations: Canonical names of the operations it is about; empty is any, and none.
-        phases: Phases the operation ran in (without operations: the event's); empty is any.
         condition: Returns the evidence, or None if the rule does not apply.
         text: Why.
         fix: What to change.
+        operations: Canonical names of the operations it is about; empty is any, and none.
+        phases: Phases the operation ran in (without operations: the event's); empty is any.
         sure: False if the same facts have other possible reasons; the text then says so.
-        wording: A sharper text and fix for some situations, None to keep the general ones.
+        wording: A sharper text and fix for some situations, or by operation.
     """
 
     tag: str
-    operations: frozenset[str]
-    phases: tuple[Phase, ...]
     condition: Condition
     text: str
     fix: str
+    operations: frozenset[str] = frozenset()
+    phases: tuple[Phase, ...] = ()
     sure: bool = True
-    wording: Wording | None = None
+    wording: Wording | Mapping[str, tuple[str, str]] | None = None
+
+    def sharper(self, s: Situation) -> tuple[str, str] | None:
+        """Give the text and the fix for this situation, None to keep the general ones."""
+        if self.wording is None or callable(self.wording):
+            return self.wording and self.wording(s)
+        return self.wording.get(s.operation)
