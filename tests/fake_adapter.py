@@ -24,7 +24,8 @@ from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
 from anynan._diagnosis.lineage import External, Operand, OpRecord, Replay, Sink
 from anynan._readings.patterns import choose
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracked import Tracked, inside
 from anynan.events import Phase, Source
@@ -244,7 +245,7 @@ class ToyAdapter(BaseAdapter):
         self.model.watchers.append(self)
         self.attached(self._write_weight)
 
-    def _write_weight(self, bad: BadParameter, rows: Rows) -> None:
+    def _write_weight(self, bad: BadParameter, rows: Step) -> None:
         self._write("parameter", bad.layer, "weight", self._weight(bad.name),
                     parameter=bad.name, now=True)  # fmt: skip
 
@@ -344,7 +345,7 @@ class ToyAdapter(BaseAdapter):
             if rows is not None:
                 self._ended(rows)
                 every = self.options.read
-                if not isinstance(every, int) or not (rows.step + 1) % every:
+                if not isinstance(every, int) or not (rows.number + 1) % every:
                     self.read()
         return result
 
@@ -396,7 +397,7 @@ class ToyAdapter(BaseAdapter):
     def after_update(self) -> None:
         rows = self.tracker.judge.rows()
         if rows.failed is None:
-            self.tracker.judge.updated(rows.step)
+            self.tracker.judge.updated(rows.number)
 
     # Inside.
 
@@ -412,7 +413,7 @@ class ToyAdapter(BaseAdapter):
     def _open(self, value: bool) -> None:
         self._local.open = value
 
-    def _ended(self, rows: Rows) -> None:
+    def _ended(self, rows: Step) -> None:
         self._local.ended = [*getattr(self._local, "ended", []), rows]
 
     def _weight(self, name: str) -> Any:
@@ -429,14 +430,12 @@ class ToyAdapter(BaseAdapter):
         calls = self._local.calls = getattr(self._local, "calls", {})
         key = (layer, phase, tensor)
         calls[key] = calls.get(key, -1) + 1
-        order = len(rows.sites)
+        order = rows.reserve(site, calls[key])
         expected = expectations()
         if expected is not None:
-            rows.expected[order] = expected
-        rows.sites.append(site)
-        rows.calls.append(calls[key])
+            rows.expect([order], expected)
         if self.options.extra:
-            rows.stats[order] = tuple(float(EXTRA[stat](x)) for stat in self.options.extra)
+            rows.add_stats(order, (float(EXTRA[stat](x)) for stat in self.options.extra))
         # "The device" holds the two ends until the read.
         waiting = self._local.waiting = getattr(self._local, "waiting", [])
         waiting.append((rows, float(np.min(x)), float(np.max(x))))
@@ -450,8 +449,7 @@ class ToyAdapter(BaseAdapter):
         waiting, self._local.waiting = getattr(self._local, "waiting", []), []
         self.reads += bool(waiting)
         for rows, lo, hi in waiting:
-            rows.lo.append(lo)
-            rows.hi.append(hi)
+            rows.fill((lo,), (hi,))
 
 
 def track(target: Any = None, *, model: Model, **options: Any) -> Any:

@@ -6,19 +6,19 @@ from typing import Any
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import Policy
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 
 INF, NAN = math.inf, math.nan
 
 
-def first_run(*places: tuple[str, str, float]) -> Rows:
-    monitor, rows = Monitor(Policy(), 0), Rows(0)
+def first_run(*places: tuple[str, str, float]) -> Step:
+    monitor, rows = Monitor(Policy(), 0), Step(0)
     for layer, phase, value in places:
         write(monitor, rows, layer, phase, value)
     return rows
 
 
-def write(monitor: Monitor, rows: Rows, layer: str, phase: Any, value: float) -> None:
+def write(monitor: Monitor, rows: Step, layer: str, phase: Any, value: float) -> None:
     tensor = "output" if phase == "forward" else "grad"
     rows.sites.append(monitor.site(layer, phase, tensor, "float32", 3e38))
     rows.calls.append(0)
@@ -31,7 +31,7 @@ def place(layer: str, value: float, phase: Any = "forward", call: int = 0) -> Ch
     return CheckedPoint(layer, phase, tensor, call, value, value)
 
 
-def said(rows: Rows, *passed: CheckedPoint, **options: Any) -> str | None:
+def said(rows: Step, *passed: CheckedPoint, **options: Any) -> str | None:
     return divergence(rows, rows.reading(len(rows.lo) - 1), list(passed), **options)
 
 

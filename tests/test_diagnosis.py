@@ -13,7 +13,8 @@ from anynan._diagnosis.investigation import BadInput, Investigation
 from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import Policy
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 
 NAN = Summary((2,), "float32", "cpu", 2, nan=1, first_bad=(0,))
 MASK = Summary((2,), "float32", "cpu", 2, neginf=1, zero=1, first_bad=(0,))
@@ -30,7 +31,7 @@ GRADIENT: Place = ("backward", "a", "grad", BAD)
 
 def case(*read: Place, came_in: bool = False, **known: Any) -> Investigation:
     """Investigate the last of some readings; ``came_in`` says that the first is bad input."""
-    rows = Rows(0)
+    rows = Step(0)
     for phase, layer, tensor, (lo, hi) in read:
         site = Site(-1, layer, phase, tensor, "float32", None, math.inf)  # type: ignore[arg-type]
         rows.sites.append(site)

@@ -18,7 +18,8 @@ import anynan
 from anynan._cli.commands import main
 from anynan._jsonl.writing import Writer
 from anynan._readings.history import Ring
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan._runs.run import Run
 from anynan._steps.tracked import Tracked, inside
 from tests.fake_adapter import Layer, Model, track, training
@@ -81,7 +82,7 @@ def test_a_step_that_raises_is_in_the_file_with_its_event(tmp_path: Path) -> Non
     run = anynan.load(tmp_path / "run.jsonl")
     assert len(run.events) == 1
     assert run.events[0].operation is not None
-    seen = [*run.history.steps(), *([] if run.open is None else [run.open.step])]
+    seen = [*run.history.steps(), *([] if run.open is None else [run.open.number])]
     assert seen == [0, 1, 2]
     assert "the file has no end" in run.report()
 
@@ -245,7 +246,7 @@ def test_the_report_of_a_real_failure_can_be_read_from_its_file(
     assert html.escape(fact) in page.read_text(encoding="utf-8")
     assert page.stat().st_size < 500_000
     run = anynan.load(tmp_path / "run.jsonl")
-    last = run.history.steps()[-1] if run.open is None else run.open.step
+    last = run.history.steps()[-1] if run.open is None else run.open.number
     assert last == run.events[-1].step
     # Where nothing is read at the place itself, as of a gradient in a compiled step, it says so.
     assert ("it began here" in page.read_text("utf-8")) != (
@@ -279,7 +280,7 @@ ENDS = st.floats().flatmap(lambda a: st.floats().map(lambda b: (a, b)))
 @given(st.lists(ENDS, max_size=40))
 def test_every_reading_comes_back_to_the_bit(ends: list[tuple[float, float]]) -> None:
     ends = [*ends, (math.nan, math.nan), (1.0, 0.0), (math.inf, -math.inf)]  # two of them unread
-    rows = Rows(7)
+    rows = Step(7)
     for at, (low, high) in enumerate(ends):
         rows.sites.append(Site(at, None, "forward", "output", "float64", None, math.inf))
         rows.calls.append(0)

@@ -11,7 +11,8 @@ from anynan import Policy
 from anynan._readings import history as room
 from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 
 NAN, INF = math.nan, math.inf
 MAX = 65504.0
@@ -21,8 +22,8 @@ def monitor(policy: Policy | None = None, history: int = 10) -> Monitor:
     return Monitor(policy or Policy(), history)
 
 
-def filled(step: int, *readings: tuple[Site, float, float], calls: list[int] | None = None) -> Rows:
-    rows = Rows(step)
+def filled(step: int, *readings: tuple[Site, float, float], calls: list[int] | None = None) -> Step:
+    rows = Step(step)
     for site, lo, hi in readings:
         rows.sites.append(site)
         rows.lo.append(lo)
@@ -160,7 +161,7 @@ def test_rows_that_were_not_read_yet_wait() -> None:
 
 
 def test_no_rows_are_no_trouble() -> None:
-    assert monitor().flagged(Rows(0)) == []
+    assert monitor().flagged(Step(0)) == []
 
 
 def test_judging_a_thousand_layers_is_cheap() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import anynan
 from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan._runs.forecast import WINDOW, forecasts
 from anynan._runs.lines import outlook
 from anynan._runs.run import Run, of
@@ -63,7 +63,7 @@ def history_of(sizes: NDArray[Any], every: int) -> Any:
     names = [str(i) for i in range(len(sizes))]
     sites = [monitor.site(name, "forward", "output", "half", 2.0**TOP) for name in names]
     for step, column in enumerate(sizes.T):
-        rows = Rows(step)
+        rows = Step(step)
         rows.sites, rows.calls = sites, [0] * len(sites)
         high = np.where(column < TOP, 2.0**column, np.inf)
         rows.lo, rows.hi = (-high).tolist(), high.tolist()
@@ -121,7 +121,7 @@ def run_of(layers: dict[str, Any], steps: int, top: float = 65504.0) -> Run:
     monitor, history = Monitor(anynan.Policy(), 0), Ring(steps, math.inf)
     sites = [monitor.site(name, "forward", "output", "float16", top) for name in layers]
     for step in range(steps):
-        rows = Rows(step)
+        rows = Step(step)
         rows.sites, rows.calls = sites, [0] * len(sites)
         ends = [value(step) for value in layers.values()]
         rows.lo, rows.hi = [lo for lo, _ in ends], [hi for _, hi in ends]

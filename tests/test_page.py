@@ -19,7 +19,7 @@ import anynan
 from anynan._compare.comparison import Comparison, Row
 from anynan._readings.history import Ring
 from anynan._readings.monitor import Monitor
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan._runs.grid import BOTH, MOST, NAN, POSINF, TOP, UNREAD, ZERO, Grid, grids
 from anynan._runs.page import page
 from anynan._runs.picture import curves, heat_map
@@ -93,7 +93,7 @@ def synthetic(
             ]
     calls = [0] * len(sites)
     for step in range(steps):
-        rows = Rows(step)
+        rows = Step(step)
         sizes = np.asarray(value(step, np.arange(len(sites))), np.float64)
         rows.sites, rows.calls = sites, calls
         rows.lo, rows.hi = (-sizes).tolist(), sizes.tolist()

@@ -25,7 +25,8 @@ from anynan._diagnosis.lineage import OpRecord, Replay, Sink, trace
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.policy import reading_kind
-from anynan._readings.readings import Reading, Rows, Site
+from anynan._readings.readings import Reading, Site
+from anynan._readings.step import Step
 from anynan._steps.actions import names_bad
 from anynan.arrays.errorlog import STATE, ErrorLog
 from anynan.arrays.light import NUMBERS, Light, named
@@ -71,8 +72,7 @@ class EndsTape(LiveTape):
         assert self.rows is not None
         site = self.site(layer, phase, tensor, x._raw)
         order = self.add_row(site)
-        self.rows.lo.append(span[0])
-        self.rows.hi.append(span[1])
+        self.rows.fill(span[:1], span[1:])
         if not (-site.limit <= span[0] and span[1] <= site.limit):
             self.session.tracker.judge.flag(self.rows, order, x._raw)
 
@@ -87,11 +87,11 @@ class EndsTape(LiveTape):
             if seen is None:
                 return False
         if rows.failed is not None:
-            rows.spread += 1 + later
+            rows.spread_by(1 + later)
             return True
         site = self.site(event.layer, "value", event.tensor, array)
         span = probe(array) or (0.0, 0.0)
-        reading = Reading(rows.step, len(rows.sites), 0, site, *span)
+        reading = Reading(rows.number, len(rows.sites), 0, site, *span)
         tracker.judge.fail(rows, reading, event.kind, array, later=later, replayed=seen)
         return True
 
@@ -396,7 +396,7 @@ class Ends:
             session.read_result(tape, result)
             self._written(tape, began, [x for _, x in leaves(result, "result")])
             state = state or State(began.fn, began.given, session.is_near)
-            made = bool(began.log.lines or rows.doubts)
+            made = bool(began.log.lines or rows.pending_inputs)
             session.read_state(tape, state, result, heard=made)
             self._tell_unread(began, state, rows)
         except BaseException:
@@ -416,7 +416,7 @@ class Ends:
         (error,) = began.log.lines
         return error.record(0), ENDED.format(log=began.log)
 
-    def _tell_unread(self, began: Began, state: State, rows: Rows) -> None:
+    def _tell_unread(self, began: Began, state: State, rows: Step) -> None:
         """Warn of NaN that NumPy noted in a call of which nothing that came out could be read."""
         if state.looked or any(site.phase != "input" for site in rows.sites):
             return
@@ -432,7 +432,7 @@ class Ends:
             if id(x) not in known:
                 self._session.arrive(tape, label, x)
 
-    def _end(self, rows: Rows) -> None:
+    def _end(self, rows: Step) -> None:
         judge = self._session.tracker.judge
         judge.close_step()
         try:
@@ -441,7 +441,7 @@ class Ends:
             bad = getattr(self._local, "bad", ())
             if bad:
                 judge.told_input(bad, rows)
-            rows.live.clear()
+            rows.forget_arrays()
             self._local.bad = ()
             self._abandon()
 

@@ -261,7 +261,7 @@ class LazyTape(Tape):
         self._rows.append((order, slot))
         if self.rows is not None:
             raw = x._raw
-            self.rows.live[order] = lambda: raw
+            self.rows.keep(order, lambda: raw)
 
     def arrive(self, index: int) -> None:
         """Take what an operation made as a result of the call."""
@@ -278,10 +278,8 @@ class LazyTape(Tape):
         rows = self.rows
         assert rows is not None
         self.spans = self.slots.read()
-        for _, slot in self._rows:
-            lo, hi = self.spans[slot]
-            rows.lo.append(lo)
-            rows.hi.append(hi)
+        spans = [self.spans[slot] for _, slot in self._rows]
+        rows.fill((lo for lo, _ in spans), (hi for _, hi in spans))
 
     def history(self, x: TrackedArray) -> tuple[int, ...]:
         """Bring the flags so far to the host; give the records that made this array bad."""

@@ -20,7 +20,7 @@ from anynan._diagnosis.lineage import Operand, OpRecord, Replay, Sink
 from anynan._diagnosis.messages import OPERATION_BLIND
 from anynan._diagnosis.records import Given, Origin
 from anynan._readings.policy import reading_kind
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan.arrays.bundle import call_of, host
 from anynan.arrays.errorlog import ErrorLog
 from anynan.arrays.floatflags import WORTH, Flags, honest
@@ -61,7 +61,7 @@ class LiveTape(Tape):
     judged = True
 
     def __init__(
-        self, session: "ArraySession", rows: Rows | None, log: ErrorLog | None = None
+        self, session: "ArraySession", rows: Step | None, log: ErrorLog | None = None
     ) -> None:
         super().__init__(session, rows)
         self.log = log
@@ -229,8 +229,7 @@ class LiveTape(Tape):
             return
         site = self.site(layer, phase, tensor, x._raw)
         order = self.add_row(site)
-        rows.lo.append(lo)
-        rows.hi.append(hi)
+        rows.fill((lo,), (hi,))
         if not (-site.limit <= lo and hi <= site.limit):
             seen = self.replay() if kind is not None and self.session.options.replay else None
             self.session.tracker.judge.flag(rows, order, x._raw, replayed=seen)

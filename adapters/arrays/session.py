@@ -24,7 +24,8 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._reach.messages import REPLAY_STOPPED
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
 from anynan._steps.adapter import EVERY_OPERATION, BaseAdapter, Rise
 from anynan._steps.loaders import bad_rows
 from anynan._steps.tracked import Tracked
@@ -200,7 +201,7 @@ class ArraySession(BaseAdapter):
         if self.ends.is_running:
             return self.ends.attempt(repairs)
         call: Call | None = getattr(self._local, "call", None)
-        if call is None or call.tape.rows is None or call.tape.rows.step != reading.step:
+        if call is None or call.tape.rows is None or call.tape.rows.number != reading.step:
             return None
         return attempt(self, call, repairs)
 
@@ -465,7 +466,7 @@ class ArraySession(BaseAdapter):
         tape.arrived(layer, phase, name, x)
 
     def end(
-        self, tape: Tape, rows: Rows, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, tape: Tape, rows: Step, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """End a call: judge what it left, now or with later ones."""
         self.tracker.judge.close_step()
@@ -477,12 +478,12 @@ class ArraySession(BaseAdapter):
         # Calls that wait for a later read would keep all their arguments alive.
         kept = (fn, args, kwargs) if every == 1 else (None, (), {})
         if every > 1:
-            rows.live.clear()
+            rows.forget_arrays()
         self._unread.append((tape, *kept))
-        if (rows.step + 1) % every == 0:
+        if (rows.number + 1) % every == 0:
             self.read()
 
-    def _judge(self, tape: Tape, rows: Rows) -> None:
+    def _judge(self, tape: Tape, rows: Step) -> None:
         try:
             if self.options.level == "operation" and rows.failed is None:
                 self.tracker.judge.review(rows)
@@ -491,7 +492,7 @@ class ArraySession(BaseAdapter):
             try:
                 self.tracker.judge.settle(rows)
             finally:
-                rows.live.clear()
+                rows.forget_arrays()
 
     # Patterns.
 

@@ -18,7 +18,8 @@ from anynan._base import context
 from anynan._base.sources import user_source
 from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.records import Origin
-from anynan._readings.readings import Reading, Rows, Site
+from anynan._readings.readings import Reading, Site
+from anynan._readings.step import Step
 from anynan.arrays.floatflags import Flags
 from anynan.arrays.messages import PLAIN_ARRAY
 from anynan.arrays.names import UNWRITTEN, canonical
@@ -48,7 +49,7 @@ class Tape:
         scoped: True once an operation ran in a scope of the function's own.
     """
 
-    def __init__(self, session: "ArraySession", rows: Rows | None) -> None:
+    def __init__(self, session: "ArraySession", rows: Step | None) -> None:
         self.session, self.rows = session, rows
         self.base = context.scope_path()
         self.closed = self.scoped = False
@@ -128,7 +129,7 @@ class Tape:
             self.checked(event, array)
             return True
         if rows.failed is not None:
-            rows.spread += 1 + later
+            rows.spread_by(1 + later)
             return True
         x = array if is_tracked(array) else self.wrap(array)
         seen = None
@@ -140,11 +141,11 @@ class Tape:
         except Exception as error:  # noqa: BLE001  the check itself has found it
             self.failed(f"what made {event.tensor}", error)
         if seen is None or not sink.parents:
-            tracker.judge.accept(rows, replace(event, step=rows.step))
+            tracker.judge.accept(rows, replace(event, step=rows.number))
             return True
         site = self.site(event.layer, "value", event.tensor, x._raw)
         span = _span(event.kind)
-        reading = Reading(rows.step, len(rows.sites), 0, site, span, span)
+        reading = Reading(rows.number, len(rows.sites), 0, site, span, span)
         tracker.judge.fail(rows, reading, event.kind, x._raw, later=later, replayed=seen)
         return True
 
@@ -401,7 +402,7 @@ class Tape:
         """Give the library's name of an operation."""
         return f"{library_name(x._raw)}.{name.strip('_')}"
 
-    # Rows.
+    # Step.
 
     def site(self, layer: str | None, phase: Phase, tensor: str, raw: Any) -> Site:
         """Find the slot of a value."""
@@ -414,12 +415,10 @@ class Tape:
         assert rows is not None
         key = (site.layer, site.phase, site.tensor)
         count = self.counts[key] = self.counts.get(key, -1) + 1
-        order = len(rows.sites)
+        order = rows.reserve(site, count)
         expected = context.expectations()
         if expected is not None:
-            rows.expected[order] = expected
-        rows.sites.append(site)
-        rows.calls.append(count)
+            rows.expect([order], expected)
         return order
 
     def placed(self, layer: str | None) -> tuple[str | None, Phase]:

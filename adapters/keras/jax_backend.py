@@ -17,7 +17,8 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.patterns import choose
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
 from anynan._steps.adapter import BaseAdapter, Rise
 from anynan._steps.tracked import Tracked, make_way
 from anynan.jax.graphs.stacks import LAYER
@@ -135,7 +136,7 @@ class KerasSession(BaseAdapter):
                 self.made(model, kind)
         self.attached(self._write_weight)
 
-    def _write_weight(self, worst: BadParameter, rows: Rows) -> None:
+    def _write_weight(self, worst: BadParameter, rows: Step) -> None:
         (value,) = (w.variable._value for w in self.weights if w.name == worst.name)
         spot = Spot(-1, worst.layer, "parameter", worst.name.rpartition(".")[2], 0, worst.name)
         words = np.asarray(probes.ends(value, self.options.extra))[None]

@@ -139,9 +139,10 @@ class Calls:
         self.seen.update(spot.layer for spot in call.spots if spot.layer is not None)
         words = np.asarray(jnp.stack([_ends(x, owner.options.extra) for x in call.arrays]))
         rows = owner.tracker.judge.rows()
-        rows.expected.update(call.expected)
+        for order, kinds in call.expected.items():
+            rows.expect([order], kinds)
         for order, x in enumerate(call.arrays):
-            rows.live[order] = functools.partial(_itself, x)
+            rows.keep(order, functools.partial(_itself, x))
         fill(
             rows, sites_of(call.spots, call.arrays, owner.tracker.judge.monitor), call.spots, words
         )
@@ -152,7 +153,7 @@ class Calls:
         finally:
             self._local.judged = None
         if rows.failed is None:
-            owner.tracker.judge.known_clean(rows.step + 1)
+            owner.tracker.judge.known_clean(rows.number + 1)
 
     def replay(self, call: Call) -> Replay:
         """Run a call again as a traced program, operation by operation."""

@@ -17,7 +17,8 @@ from anynan._base.context import replaying
 from anynan._base.patches import owner_of, through
 from anynan._diagnosis.evidence import BadParameter
 from anynan._diagnosis.lineage import Replay
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.keras import seams
@@ -306,11 +307,11 @@ class KerasSession(ModelSession):
         rows = state.rows
         self.updates.moves.after(update, rows)
         if self._flags.made:
-            self.tracker.judge.updated(self.tracker.step if rows is None else rows.step)
+            self.tracker.judge.updated(self.tracker.step if rows is None else rows.number)
         self.updates.finish(state)
         return out
 
-    def _before(self, state: State, optimizer: Any, held: Any, gradients: list[Any]) -> Rows | None:
+    def _before(self, state: State, optimizer: Any, held: Any, gradients: list[Any]) -> Step | None:
         """Read the gradients and the step so far."""
         state.in_optimizer = True
         self.optimizers.known = True
@@ -324,7 +325,8 @@ class KerasSession(ModelSession):
             scale = None
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 self._scaler = weakref.ref(optimizer)
-                scale = rows.scale = _scale(optimizer)
+                scale = _scale(optimizer)
+                rows.ran_under(scale)
             self.updates.gradients.read(state, rows, held, gradients, scale)
             if rows.pending is not None and scale is None:
                 self.updates.fail(state, rows)

@@ -7,7 +7,8 @@ from typing import Any
 
 from anynan._base.sources import is_library
 from anynan._readings.policy import reading_kind
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
 from anynan.events import Kind, Phase
 
 # Magnitudes this much below the largest of the run may be what is left of a cancellation.
@@ -50,7 +51,7 @@ class CheckedPoint:
 
 
 def divergence(
-    rows: Rows,
+    rows: Step,
     reading: Reading,
     passed: list[CheckedPoint],
     *,
@@ -106,7 +107,7 @@ def divergence(
 
 
 def _first_run(
-    rows: Rows, reading: Reading, failing: CheckedPoint
+    rows: Step, reading: Reading, failing: CheckedPoint
 ) -> dict[tuple[Any, ...], list[CheckedPoint]]:
     """Give what the first run read up to the failing reading, by place."""
     first: dict[tuple[Any, ...], list[CheckedPoint]] = defaultdict(list)

@@ -10,7 +10,7 @@ from anynan._diagnosis.investigation import Investigation
 from anynan._diagnosis.kinds import between, inputs, operations, outside, weights
 from anynan._diagnosis.rules.situation import Situation
 from anynan._readings.norms import NORM, Finding
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan.errors import reason
 from anynan.events import Event, Spread
 
@@ -105,7 +105,7 @@ def bare(case: Investigation, error: Exception) -> Event:
 
 
 def norm_event(
-    finding: Finding, rows: Rows, evidence: Evidence, *, expected: str | None, bad: bool
+    finding: Finding, rows: Step, evidence: Evidence, *, expected: str | None, bad: bool
 ) -> Event:
     """Report what the guard saw in the gradient norms."""
     situation = Situation(
@@ -122,7 +122,7 @@ def norm_event(
         phase="backward",
         kind=finding.kind,
         severity="bad" if bad else "suspect",
-        step=rows.step,
+        step=rows.number,
         order=len(rows.lo),
         tensor=NORM,
         cause=explain(situation),

@@ -12,7 +12,8 @@ from anynan._diagnosis.lineage import Lineage, OpRecord, Replay, trace
 from anynan._diagnosis.rules.repair import Repair
 from anynan._readings.monitor import Monitor
 from anynan._readings.policy import may_mask
-from anynan._readings.readings import Reading, Rows, Site
+from anynan._readings.readings import Reading, Site
+from anynan._readings.step import Step
 from anynan.events import NON_FINITE, Event, Kind, Operation, Phase, Spread
 
 
@@ -59,7 +60,7 @@ class Investigation:
 
     reading: Reading
     kind: Kind
-    rows: Rows
+    rows: Step
     evidence: Evidence
     monitor: Monitor
     later: int = 0
@@ -180,9 +181,9 @@ class Investigation:
         return trail
 
 
-def _as_rows(passed: list[CheckedPoint], first: Rows) -> Rows:
+def _as_rows(passed: list[CheckedPoint], first: Step) -> Step:
     """Put what a replay passed in the form of the first run's rows."""
-    rows = Rows(first.step)
+    rows = Step(first.number)
     for point in passed:
         rows.sites.append(
             Site(-1, point.layer, point.phase, point.tensor, "", None, math.inf, None, bound=False)

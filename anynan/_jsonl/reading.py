@@ -8,7 +8,8 @@ from typing import Any
 
 from anynan._jsonl.writing import SCHEMA
 from anynan._readings.history import Ring
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan._runs.run import Run
 from anynan.events import Event, numbers
 
@@ -48,7 +49,7 @@ class _Reader:
         self.events: dict[int, Event] = {}
         self.notes: list[str] = []
         self.remarks: list[str] = []
-        self.open: Rows | None = None
+        self.open: Step | None = None
         self.damaged: list[int] = []
         self.cut = False
 
@@ -97,7 +98,7 @@ class _Reader:
         self.orders.append(([self.slots[i] for i in said["slots"]], list(map(int, said["calls"]))))
 
     def _step(self, said: dict[str, Any]) -> None:
-        rows = Rows(int(said["step"]))
+        rows = Step(int(said["step"]))
         rows.sites, rows.calls = self.orders[said["order"]]
         rows.lo, rows.hi = numbers(said["low"]), numbers(said["high"])
         if not len(rows.lo) == len(rows.hi) == len(rows.sites) == len(rows.calls):

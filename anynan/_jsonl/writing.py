@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from anynan._base.about import versions
 from anynan._base.notices import warn
 from anynan._jsonl.messages import FILE_ENDED
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan._runs.run import Run, of
 from anynan.errors import reason
 from anynan.events import Event, plain
@@ -98,7 +99,7 @@ class Writer:
         if getattr(self, "_file", None) is not None:  # the tracker is gone, and was not removed
             self._close()
 
-    def step(self, rows: Rows, notes: Sequence[str], remarks: Sequence[str]) -> None:
+    def step(self, rows: Step, notes: Sequence[str], remarks: Sequence[str]) -> None:
         """Write an ended step, if its turn has come or it went bad."""
         with self._safely():
             self._steps += 1
@@ -107,7 +108,7 @@ class Writer:
                 self._entry(rows)
             self._notes(notes, remarks)
 
-    def failed(self, rows: Rows) -> None:
+    def failed(self, rows: Step) -> None:
         """Write what was read of a step that failed before its end."""
         with self._safely():
             self._entry(rows, open=True)
@@ -171,7 +172,7 @@ class Writer:
                     self._said[kind, text] = None
                     self._write(kind, text=text)
 
-    def _entry(self, entry: "Packed | Rows", **more: Any) -> None:
+    def _entry(self, entry: "Packed | Step", **more: Any) -> None:
         read = len(entry.lo)
         order = self._order(entry.sites[:read], entry.calls[:read])
         if entry.norms:
@@ -181,7 +182,7 @@ class Writer:
         if entry.updates:
             more["updates"] = {layer: list(norms) for layer, norms in entry.updates.items()}
         low, high = list(entry.lo), list(entry.hi)
-        self._write("step", step=entry.step, order=order, low=low, high=high, **more)
+        self._write("step", step=entry.number, order=order, low=low, high=high, **more)
 
     def _order(self, sites: list[Site], calls: list[int]) -> int:
         """Give the number of this order of readings; a new one is written first."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anynan._base.shown import Shown
-from anynan._readings.readings import Reading, Rows, Site, known
+from anynan._readings.readings import Reading, Site, known
+from anynan._readings.step import Step
 from anynan.events import PHASES
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ HISTORY_BYTES = 64 * 2**20
 class Entry:
     """Keep one step of the ring, packed."""
 
-    __slots__ = ("calls", "hi", "lo", "nbytes", "norms", "sites", "stats", "step", "updates")
+    __slots__ = ("calls", "hi", "lo", "nbytes", "norms", "number", "sites", "stats", "updates")
     sites: list[Site]
     calls: list[int]
     nbytes: int  # at most: shared lists are counted for every step
 
-    def __init__(self, rows: Rows, before: "Packed | None") -> None:
+    def __init__(self, rows: Step, before: "Packed | None") -> None:
         read = len(rows.lo)
-        self.step = rows.step
+        self.number = rows.number
         sites: list[Site] = rows.sites[:read]
         calls: list[int] = rows.calls[:read]
         # Most steps read the same slots: then the lists of the step before are shared.
@@ -52,18 +53,18 @@ class Cleared:
     """Keep one step of which nothing is known but that sums of squares were finite.
 
     Args:
-        step: The step.
+        number: Of the step.
         sites: What was read, each once; the list is shared by the steps.
         squares: The sum of squares of each, whose root none of its values exceeds.
     """
 
-    __slots__ = ("nbytes", "sites", "squares", "step")
+    __slots__ = ("nbytes", "number", "sites", "squares")
     stats: Mapping[int, tuple[float, ...]] = MappingProxyType({})
     norms: Mapping[int, float] = MappingProxyType({})
     updates: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
-    def __init__(self, step: int, sites: list[Site], squares: list[float]) -> None:
-        self.step, self.sites, self.squares = step, sites, squares
+    def __init__(self, number: int, sites: list[Site], squares: list[float]) -> None:
+        self.number, self.sites, self.squares = number, sites, squares
         self.nbytes = 128 + 32 * len(squares)
 
     @property
@@ -121,7 +122,7 @@ class History(Shown):
         site, lo, hi = entry.sites[order], entry.lo[order], entry.hi[order]
         stats = entry.stats.get(order, ())
         norm = hi if site.bound else entry.norms.get(order)
-        return Reading(entry.step, order, entry.calls[order], site, *known(lo, hi), stats, norm)
+        return Reading(entry.number, order, entry.calls[order], site, *known(lo, hi), stats, norm)
 
     @property
     def nbytes(self) -> int:
@@ -212,7 +213,7 @@ class History(Shown):
     def steps(self) -> list[int]:
         """List the steps held, oldest first."""
         with self._lock:
-            return [entry.step for entry in self._entries]
+            return [entry.number for entry in self._entries]
 
     def last(self) -> list[Reading]:
         """Return the newest step's readings."""
@@ -242,7 +243,7 @@ class History(Shown):
             ]
             if found:
                 largest = max(value for _, value in found)
-                points.append((found[0][0], entry.step, largest))
+                points.append((found[0][0], entry.number, largest))
         bounds = sum(bound for bound, _, _ in points)
         if site.parameter is None and bounds:
             points = [point for point in points if point[0] == (2 * bounds > len(points))]
@@ -281,7 +282,7 @@ class History(Shown):
                 weights = _Weights(entry.sites, entry.norms, layer)
             norms = weights.norms(entry)
             if norms:
-                points.append((entry.step, math.hypot(*norms)))
+                points.append((entry.number, math.hypot(*norms)))
         return tuple(points)
 
     def updates(self, layer: str | None = None) -> tuple[tuple[int, float, float], ...]:
@@ -304,7 +305,7 @@ class History(Shown):
                 held = {layer: held[layer]} if layer in held else {}
             if held:
                 moved, size = (math.hypot(*norms) for norms in zip(*held.values(), strict=True))
-                points.append((entry.step, moved, size))
+                points.append((entry.number, moved, size))
         return tuple(points)
 
 
@@ -331,7 +332,7 @@ class Ring(History):
         self._bytes = 0
         self._lock = RLock()
 
-    def append(self, rows: Rows) -> None:
+    def append(self, rows: Step) -> None:
         """Pack one finished step, and drop the oldest beyond the bounds."""
         if self._steps:
             with self._lock:

@@ -8,7 +8,8 @@ import numpy as np
 
 from anynan._readings.history import Ring
 from anynan._readings.policy import Policy
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan.events import Phase
 
 
@@ -51,7 +52,7 @@ class Monitor:
                     self._table[key] = found
         return found
 
-    def flagged(self, rows: Rows) -> list[int]:
+    def flagged(self, rows: Step) -> list[int]:
         """List the rows not judged yet whose values leave their slot's limits, in order."""
         start, rows.judged = rows.judged, len(rows.lo)
         if start == rows.judged:
@@ -64,7 +65,7 @@ class Monitor:
 
     def trail(
         self,
-        rows: Rows,
+        rows: Step,
         upto: int,
         layer: str | None,
         phase: Phase = "forward",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 
 # Elements of a weight that are kept, evenly spread; of a larger one a norm is what these suggest.
 SAMPLE = 1 << 16
@@ -23,7 +23,7 @@ def stride(shape: Sequence[int]) -> int:
     return found
 
 
-def moved(rows: Rows, weights: Iterable[tuple[str, Sequence[int], float, float]]) -> None:
+def moved(rows: Step, weights: Iterable[tuple[str, Sequence[int], float, float]]) -> None:
     """Write how far weights have moved, if all of it is finite.
 
     Args:

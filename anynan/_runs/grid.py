@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anynan._readings.kinds import Kinds
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 
 if TYPE_CHECKING:
     from anynan._readings.history import Packed
@@ -143,11 +144,11 @@ def _depth(layer: str | None) -> int:
 
 def grids(run: "Run") -> dict[str, Grid]:
     """Return the panels that a run has readings for."""
-    steps: list[Packed | Rows] = [*run.history.entries()]
+    steps: list[Packed | Step] = [*run.history.entries()]
     if run.open is not None:
         steps.append(run.open)
-    steps.sort(key=lambda entry: entry.step)
-    columns, column_of = _columns([entry.step for entry in steps])
+    steps.sort(key=lambda entry: entry.number)
+    columns, column_of = _columns([entry.number for entry in steps])
     rows: dict[str, dict[str | None, int]] = {name: {} for name in PANELS}
     dtypes: dict[tuple[str, int], set[tuple[str, float]]] = {}
     for site in _in_order(steps):
@@ -166,7 +167,7 @@ def grids(run: "Run") -> dict[str, Grid]:
             order = known[id(entry.sites)] = _Order(entry.sites[:read], rows)
         codes = _codes(entry, order.limits)
         for name, (orders, at) in order.places.items():
-            np.maximum.at(cells[name][:, column_of[entry.step]], at, codes[orders])
+            np.maximum.at(cells[name][:, column_of[entry.number]], at, codes[orders])
     return {
         name: Grid(
             tuple(found),
@@ -181,7 +182,7 @@ def grids(run: "Run") -> dict[str, Grid]:
     }
 
 
-def _in_order(steps: "Sequence[Packed | Rows]") -> Iterable[Site]:
+def _in_order(steps: "Sequence[Packed | Step]") -> Iterable[Site]:
     """Give every slot, those of the last whole step first and in its order."""
     lists = {id(entry.sites): entry.sites for entry in reversed(steps[-LATEST:])}
     lists |= {id(entry.sites): entry.sites for entry in steps}
@@ -223,7 +224,7 @@ class _Order:
         }
 
 
-def _codes(entry: "Packed | Rows", limits: NDArray[np.float64]) -> NDArray[np.uint16]:
+def _codes(entry: "Packed | Step", limits: NDArray[np.float64]) -> NDArray[np.uint16]:
     low, high = np.asarray(entry.lo, np.float64), np.asarray(entry.hi, np.float64)
     with np.errstate(all="ignore"):
         size = np.maximum(np.abs(low), np.abs(high))

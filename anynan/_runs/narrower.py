@@ -104,7 +104,7 @@ def headroom(run: Any, dtype: Any) -> list[Headroom]:
             if site.bound or largest[0][order] < 0:
                 continue
             top, low = (
-                (float(sizes[order]), site.phase, entries[at[order]].step)
+                (float(sizes[order]), site.phase, entries[at[order]].number)
                 for sizes, at in (largest, smallest)
             )
             most[site.layer] = max(most.get(site.layer, top), top, key=_size)

@@ -96,7 +96,7 @@ def _about(run: "Run") -> str:
     steps = run.history.steps()
     parts = [printed(run.name)]
     if steps:
-        parts.append(f"steps {steps[0]} to {steps[-1] if run.open is None else run.open.step}")
+        parts.append(f"steps {steps[0]} to {steps[-1] if run.open is None else run.open.number}")
     parts += [f"{printed(name)} {printed(version)}" for name, version in run.versions.items()]
     return ", ".join(parts)
 

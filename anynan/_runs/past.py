@@ -64,7 +64,7 @@ def past(history: History, phases: tuple[str, ...], upto: int) -> Past:
         chosen, into = known[id(entry.sites)]
         np.minimum.at(low[:, column], into, np.frombuffer(entry.lo)[chosen])
         np.maximum.at(high[:, column], into, np.frombuffer(entry.hi)[chosen])
-    steps = np.asarray([entry.step for entry in entries], np.float64)
+    steps = np.asarray([entry.number for entry in entries], np.float64)
     unread = low > high
     low[unread], high[unread] = np.inf, -np.inf
     return Past(tuple(sites), steps, low, high)

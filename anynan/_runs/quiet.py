@@ -105,5 +105,5 @@ def contained(history: History) -> list[Contained]:
             else:
                 before = None if source.phase == "input" else source.layer
                 size = float(sizes[order])
-                found[layer] = Contained(layer, before, size, source.dtype, entry.step)
+                found[layer] = Contained(layer, before, size, source.dtype, entry.number)
     return list(found.values())

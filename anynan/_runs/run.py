@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from anynan._base.escaping import name as printed
 from anynan._readings.history import History
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan.events import Event
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Run:
     unseen: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     damage: tuple[str, ...] = ()
-    open: Rows | None = None
+    open: Step | None = None
     step: int = 0
     evaluated: int = 0
     harms: tuple[str, ...] = ()

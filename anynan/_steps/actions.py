@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anynan._base.messages import left, slug_of
 from anynan._base.notices import warn
 from anynan._diagnosis.investigation import place
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan._reports.logs import log
 from anynan._reports.report import render, render_line
 from anynan._steps.messages import PATIENCE
@@ -78,7 +78,7 @@ class Actor:
         # Of each origin and each place a list of one: the event that stands for all.
         self._first: dict[Any, list[Event]] = {}
 
-    def accept(self, rows: Rows, event: Event) -> None:
+    def accept(self, rows: Step, event: Event) -> None:
         """Act on the event that a step failed by, be it this rank's or another's.
 
         Raises:
@@ -86,8 +86,8 @@ class Actor:
         """
         event = self._signed(event)
         # Before the first iteration ends it may be a program that does nothing but evaluate.
-        if rows.evaluated and (rows.evaluated < rows.step or event.phase in _TRAINING):
-            event = replace(event, training_step=rows.step - rows.evaluated)
+        if rows.evaluated and (rows.evaluated < rows.number or event.phase in _TRAINING):
+            event = replace(event, training_step=rows.number - rows.evaluated)
         rows.failed, rows.held = event, None
         if event.rank != self._adapter.rank():
             rows.spread = 0  # the other rank has counted its own
@@ -192,7 +192,7 @@ class Actor:
         log(event if operation is not None else first[0], again=True)
         return first[0]
 
-    def _act(self, event: Event, rows: Rows) -> None:
+    def _act(self, event: Event, rows: Step) -> None:
         rows.failed = first = self._count(event)
         self._streak += 1
         carried = getattr(self._local, "carried", None)
@@ -261,7 +261,7 @@ class Actor:
 
     @contextmanager
     def carried_by(
-        self, error: BaseException, rows: Rows | None, *, raising: bool = True
+        self, error: BaseException, rows: Step | None, *, raising: bool = True
     ) -> Iterator[None]:
         """Let an exception of the program's take along the report of what is found inside.
 

@@ -12,7 +12,8 @@ from anynan._diagnosis.evidence import BadParameter, Evidence, ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import reason
 from anynan.options import Options
@@ -232,7 +233,7 @@ class BaseAdapter:
             if spoils(item.summary.kind, item.layer, buffer=item.buffer)
         ]
 
-    def attached(self, write: Callable[[BadParameter, Rows], object]) -> None:
+    def attached(self, write: Callable[[BadParameter, Step], object]) -> None:
         """Judge the weights as tracking finds them, and note the buffers that are bad.
 
         Args:

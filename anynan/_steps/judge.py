@@ -27,7 +27,8 @@ from anynan._readings.history import Cleared
 from anynan._readings.monitor import Monitor
 from anynan._readings.norms import FEWEST, Guard
 from anynan._readings.policy import may_mask
-from anynan._readings.readings import Doubt, Held, Reading, Rows, Site, layer_norms
+from anynan._readings.readings import Reading, Site, layer_norms
+from anynan._readings.step import DeferredFailure, DeferredInput, Step
 from anynan._steps import made, messages
 from anynan._steps.actions import Actor, names_bad, takes_along
 from anynan.errors import reason
@@ -75,45 +76,45 @@ class Judge(Actor):
         self._spoiled: int | None = None
         # The last failed step after which the program went on, and the one since which weights
         # are bad: its update was made all the same, or it found them so.
-        self._went_on: Rows | None = None
-        self._through: Rows | None = None
+        self._went_on: Step | None = None
+        self._through: Step | None = None
         # What was seen to come of bad weights; None where all may.
         self._follows: set[tuple[Any, ...]] | None = None
         self._cleared = False  # whether a clean step came after them
         # The one of these weights by which a later step sees that they still are bad.
         self._witness: BadParameter | None = None
         # The last step that was bad, and the one whose event stands for it.
-        self._bad: tuple[int, Rows | None] = -1, None
+        self._bad: tuple[int, Step | None] = -1, None
         self._since = made.count()
         self._comes = False  # whether it was said that what comes in is told elsewhere
         # Steps that failed by what came in, by a key that knows the same bad values again.
-        self.inputs: dict[Any, Rows] = {}
+        self.inputs: dict[Any, Step] = {}
 
     # What adapters call.
 
-    def rows(self) -> Rows:
+    def rows(self) -> Step:
         """Return this thread's open rows."""
-        rows: Rows | None = getattr(self._local, "rows", None)
+        rows: Step | None = getattr(self._local, "rows", None)
         if rows is None:
-            rows = self._local.rows = Rows(getattr(self._local, "next", 0))
+            rows = self._local.rows = Step(getattr(self._local, "next", 0))
             rows.evaluated = self.evaluated
         return rows
 
-    def open_rows(self) -> Rows | None:
+    def open_rows(self) -> Step | None:
         """Return this thread's open rows if they failed."""
-        rows: Rows | None = getattr(self._local, "rows", None)
+        rows: Step | None = getattr(self._local, "rows", None)
         return None if rows is None or rows.failed is None else rows
 
-    def close_step(self, *, evaluation: bool = False) -> Rows | None:
+    def close_step(self, *, evaluation: bool = False) -> Step | None:
         """End this thread's step and count on; ``settle`` the rows when they are read.
 
         Args:
             evaluation: It was a call without gradients: no iteration of a training.
         """
-        rows: Rows | None = getattr(self._local, "rows", None)
+        rows: Step | None = getattr(self._local, "rows", None)
         if rows is not None:
             self._local.rows = None
-            self._local.next = rows.step + 1
+            self._local.next = rows.number + 1
             self._local.since = made.count()
             self._local.evaluated = self.evaluated + evaluation
         return rows
@@ -124,7 +125,7 @@ class Judge(Actor):
         count: int = getattr(self._local, "evaluated", 0)
         return count
 
-    def settle(self, rows: Rows) -> None:
+    def settle(self, rows: Step) -> None:
         """Judge what is left of an ended step, and keep its readings.
 
         Raises:
@@ -141,7 +142,7 @@ class Judge(Actor):
             self._settle_left(rows)
             self.guard(rows)
         finally:
-            self._settle_doubts(rows)
+            self._settle_inputs(rows)
             self._fall(rows)
             self.monitor.history.append(rows)
             if rows.failed is None:
@@ -149,14 +150,16 @@ class Judge(Actor):
             else:
                 self._spread(rows)
                 if self._goes_on(rows):
-                    self._went_on, self._bad = rows, (rows.step, rows)
+                    self._went_on, self._bad = rows, (rows.number, rows)
             self._look_for_repair(rows)
             for follower in self.followers:
                 follower.step(rows, self.notes, self.remarks)
 
-    def _is_plain(self, rows: Rows) -> bool:
+    def _is_plain(self, rows: Step) -> bool:
         """Tell whether an ended step is over as it is: all of it was judged, and nothing waits."""
-        waits = rows.carrying or rows.left or rows.doubts or self.followers or self._guard.on
+        waits = (
+            rows.carrying or rows.left or rows.pending_inputs or self.followers or self._guard.on
+        )
         open_ = self._risen or rows.pending is not None or rows.held is not None
         known = rows.failed is None and self._through is None
         return known and not (waits or open_) and rows.judged == len(rows.lo)
@@ -192,10 +195,10 @@ class Judge(Actor):
     @property
     def step(self) -> int:
         """Give this thread's step, from 0."""
-        rows: Rows | None = getattr(self._local, "rows", None)
-        return rows.step if rows is not None else getattr(self._local, "next", 0)
+        rows: Step | None = getattr(self._local, "rows", None)
+        return rows.number if rows is not None else getattr(self._local, "next", 0)
 
-    def review(self, rows: Rows) -> None:
+    def review(self, rows: Step) -> None:
         """Judge every row that was not judged yet, in execution order."""
         if rows.judged == len(rows.lo):
             return
@@ -213,7 +216,7 @@ class Judge(Actor):
 
     def flag(
         self,
-        rows: Rows,
+        rows: Step,
         order: int,
         value: Any = None,
         *,
@@ -259,7 +262,9 @@ class Judge(Actor):
             return
         if site.phase == "input" and severity == "bad" and kind in NON_FINITE:
             known = self._seen[_noted(reading, kind)] > 0
-            rows.doubts.append(Doubt(reading, kind, _lookup(rows, order, value, weak=known)))
+            rows.pending_inputs.append(
+                DeferredInput(reading, kind, _lookup(rows, order, value, weak=known))
+            )
             return
         if site.buffer and site.phase == "parameter" and kind in NON_FINITE:
             self._note_state(reading, kind, value)
@@ -272,13 +277,13 @@ class Judge(Actor):
             if value is None and site.tensor == STATE:
                 value = _live(rows, order)
             if not meant and self._may_be_left(rows, reading, kind):
-                left = Doubt(reading, kind, _lookup(rows, order, value, weak=False))
+                left = DeferredInput(reading, kind, _lookup(rows, order, value, weak=False))
                 rows.left.append((left, replayed))
                 return
             self._note_once(reading, kind, value)
             return
         inside = site.phase == "forward" and bool(site.layer) and replayed is None
-        if rows.doubts and inside and kind in NON_FINITE:
+        if rows.pending_inputs and inside and kind in NON_FINITE:
             # It may be dealt with before anything leaves the model: one look tells of all layers.
             rows.carried = rows.carried or self._carriers.get(key, False)
             rows.carrying.append(reading)
@@ -293,7 +298,7 @@ class Judge(Actor):
             return
         self.fail(rows, reading, kind, value, later=later, replayed=replayed)
 
-    def _look_around(self, rows: Rows, reading: Reading, value: Any) -> None:
+    def _look_around(self, rows: Step, reading: Reading, value: Any) -> None:
         """Remember what left the model bad, and find whether what came in left another so."""
         phase, order = reading.phase, reading.order
         if phase not in ("input", "forward", "loss"):
@@ -310,11 +315,11 @@ class Judge(Actor):
         elif not any(is_of(value) for is_of in rows.brought):
             tracker = self._tracker()
             name = "" if tracker is None else tracker.name
-            made.note(self, name, rows.step, memory, own=not rows.doubts)
+            made.note(self, name, rows.number, memory, own=not rows.pending_inputs)
 
     def fail(
         self,
-        rows: Rows,
+        rows: Step,
         reading: Reading,
         kind: Kind,
         value: Any = None,
@@ -330,14 +335,14 @@ class Judge(Actor):
         if self._is_consequence(rows, reading, kind, later) or self._was_told(rows, reading, kind):
             return
         if rows.holding:
-            rows.held = rows.held or Held(reading, kind, value, replayed)
+            rows.held = rows.held or DeferredFailure(reading, kind, value, replayed)
             return
         event = self.diagnose(rows, reading, kind, value, later=later, replayed=replayed)
         key = (reading.layer, reading.phase, kind)
         if event is not None and not self._came_of(rows, event, key):
             self.accept(rows, event)
 
-    def accept(self, rows: Rows, event: Event) -> None:
+    def accept(self, rows: Step, event: Event) -> None:
         """Act on the event that a step failed by; what comes of bad weights is none of its own.
 
         Raises:
@@ -352,7 +357,7 @@ class Judge(Actor):
                 self._follows.add((reading.layer, reading.phase, reading.kind))
         super().accept(rows, event)
 
-    def unscaled(self, rows: Rows) -> None:
+    def unscaled(self, rows: Step) -> None:
         """Judge the gradients that waited for a loss scaler: none has a part in this step.
 
         Raises:
@@ -362,7 +367,7 @@ class Judge(Actor):
         if reading is not None:
             self.fail(rows, reading, reading.kind or "nan")
 
-    def release(self, rows: Rows) -> Event | None:
+    def release(self, rows: Step) -> Event | None:
         """Diagnose what is held; if that is None it was no failure, and the rest is judged."""
         held, rows.held = rows.held, None
         if held is None or held.reading is None:
@@ -377,7 +382,7 @@ class Judge(Actor):
 
     def diagnose(
         self,
-        rows: Rows,
+        rows: Step,
         reading: Reading,
         kind: Kind,
         value: Any = None,
@@ -394,7 +399,12 @@ class Judge(Actor):
             self.monitor.downgraded[key] = "only placed values (a mask)"
             self._note_once(reading, kind, value)
             return None
-        if event.phase == "input" and reading.phase == "forward" and reading.layer and rows.doubts:
+        if (
+            event.phase == "input"
+            and reading.phase == "forward"
+            and reading.layer
+            and rows.pending_inputs
+        ):
             shown = case.replayed is not None
             self._carriers.update(dict.fromkeys([key, *map(_carrier, rows.carrying)], shown))
             rows.carried = rows.carried or shown
@@ -409,11 +419,11 @@ class Judge(Actor):
             self._record(replace(event, severity="suspect"))
             return None
         if reading.phase == "backward" and isinstance(self.options.read, int):
-            self._spoiled = rows.step
+            self._spoiled = rows.number
         event = self._tried(event, case)
         if case.unshown and event.operation is None and event.phase in _RISING:
             event = replace(event, notes=(*event.notes, *self._rise(rows)))
-        elif self._risen and event.operation is not None and rows.step > self._rose:
+        elif self._risen and event.operation is not None and rows.number > self._rose:
             self._risen = 0
             note = f"found because {self._rising.found.format(step=self._rose + 1)}"
             event = replace(event, notes=(*event.notes, note))
@@ -426,7 +436,7 @@ class Judge(Actor):
         return event
 
     def _investigate(
-        self, rows: Rows, reading: Reading, kind: Kind, value: Any, later: int,
+        self, rows: Step, reading: Reading, kind: Kind, value: Any, later: int,
         replayed: Replay | None,
     ) -> tuple[Event | None, Investigation]:  # fmt: skip
         """Put together what is known of a bad reading, with a second run where one is wanted."""
@@ -459,14 +469,14 @@ class Judge(Actor):
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
             return bare(case, error), case
 
-    def _may_be_left(self, rows: Rows, reading: Reading, kind: Kind) -> bool:
+    def _may_be_left(self, rows: Step, reading: Reading, kind: Kind) -> bool:
         """Tell whether -Inf that the whole model or function gives is to be looked into."""
         site = reading.site
         end = kind == "neginf" and site.phase == "forward" and not site.layer
         known = self._seen["left", site.layer, site.tensor]
         return end and self.options.replay and not (known or rows.holding)
 
-    def _settle_left(self, rows: Rows) -> None:
+    def _settle_left(self, rows: Step) -> None:
         """Tell of -Inf that was given, unless the step failed by it: that is told already."""
         for left, replayed in rows.left:
             reading, kind = left.reading, left.kind
@@ -477,7 +487,7 @@ class Judge(Actor):
                 self._note_once(reading, kind, left.value())
 
     def _tell_left(
-        self, rows: Rows, reading: Reading, kind: Kind, value: Any, replayed: Replay | None
+        self, rows: Step, reading: Reading, kind: Kind, value: Any, replayed: Replay | None
     ) -> bool:
         """Warn, once, of -Inf that the whole model or function gives and that arithmetic made.
 
@@ -499,7 +509,7 @@ class Judge(Actor):
         self._tell_suspect(event)
         return True
 
-    def tell_record(self, rows: Rows, record: OpRecord, note: str) -> None:
+    def tell_record(self, rows: Step, record: OpRecord, note: str) -> None:
         """Warn, once, of an operation that made a bad value of which no more is known.
 
         Args:
@@ -509,7 +519,7 @@ class Judge(Actor):
         """
         self._tell_suspect(contained(record, rows, self._known(), note))
 
-    def told_input(self, key: Any, rows: Rows) -> None:
+    def told_input(self, key: Any, rows: Step) -> None:
         """Remember a step that failed by what came in, if the program goes on.
 
         Args:
@@ -522,7 +532,7 @@ class Judge(Actor):
             if len(self.inputs) > MAX_INPUTS:
                 del self.inputs[next(iter(self.inputs))]
 
-    def follows(self, first: Rows) -> None:
+    def follows(self, first: Step) -> None:
         """Count a step that was given what failed an earlier one; it is not looked into.
 
         Args:
@@ -616,7 +626,7 @@ class Judge(Actor):
         allowed = self.options.policy.allowed(judged[0], sink.phase, sink.layer)
         return allowed is not None or key in self.monitor.downgraded
 
-    def _came_in(self, rows: Rows, kind: Kind) -> list[BadInput]:
+    def _came_in(self, rows: Step, kind: Kind) -> list[BadInput]:
         """Say what is known of the bad values that came in."""
         if kind not in NON_FINITE:
             return []
@@ -627,7 +637,7 @@ class Judge(Actor):
                 self._adapter.evidence(doubt.reading, doubt.value()),
                 harmless=self._seen[_noted(doubt.reading, doubt.kind)] > 0,
             )
-            for doubt in rows.doubts
+            for doubt in rows.pending_inputs
         ]
 
     def _known(self) -> Evidence:
@@ -673,7 +683,7 @@ class Judge(Actor):
             return "layer" if given == "operation" else given
         return level
 
-    def _rise(self, rows: Rows) -> list[str]:
+    def _rise(self, rows: Step) -> list[str]:
         """Watch every operation of the next steps, until what is not explained comes back."""
         action = environment() or self.options.action
         goes_on = action not in ("raise", "off") and getattr(self._local, "softly", None) is None
@@ -684,12 +694,12 @@ class Judge(Actor):
         if rise is None:
             return []
         self._rises += 1
-        self._rising, self._risen, self._rose = rise, rise.steps, rows.step
+        self._rising, self._risen, self._rose = rise, rise.steps, rows.number
         return [messages.WATCHED_CLOSELY(what=rise.begins.format(steps=rise.steps))]
 
-    def _fall(self, rows: Rows) -> None:
+    def _fall(self, rows: Step) -> None:
         """Count a step that was watched operation by operation."""
-        if not self._risen or rows.step <= self._rose:
+        if not self._risen or rows.number <= self._rose:
             return
         self._risen -= 1
         if not self._risen:
@@ -704,7 +714,7 @@ class Judge(Actor):
         seen = self._seen[(reading.layer, reading.phase, kind)]
         return self.options.replay and seen < MAX_REPLAYS + now
 
-    def operations(self, rows: Rows, seen: Replay) -> None:
+    def operations(self, rows: Step, seen: Replay) -> None:
         """Judge what an operation-level watcher saw of a whole step.
 
         Raises:
@@ -713,7 +723,7 @@ class Judge(Actor):
         try:
             verdict = trace(seen.records, seen.sinks)
         except Exception as error:  # noqa: BLE001  the user's program is not to fail by ours
-            why = f"the operations of step {rows.step} could not be judged: {reason(error)}"
+            why = f"the operations of step {rows.number} could not be judged: {reason(error)}"
             self.say(messages.STEPS_UNSEEN(why=why))
             return
         for record in () if self._risen else verdict.contained:
@@ -729,7 +739,7 @@ class Judge(Actor):
             self._surface(rows, verdict.sink, seen)
 
     def raised(
-        self, rows: Rows, error: BaseException, look: Callable[[], Replay | None],
+        self, rows: Step, error: BaseException, look: Callable[[], Replay | None],
         heard: tuple[OpRecord, str] | None = None,
     ) -> None:  # fmt: skip
         """Judge what the program raised an exception over, if that was bad.
@@ -752,14 +762,14 @@ class Judge(Actor):
             return
         if not names_bad(error):
             return
-        if rows.doubts:
-            doubt = rows.doubts[0]
+        if rows.pending_inputs:
+            doubt = rows.pending_inputs[0]
             self.fail(rows, doubt.reading, doubt.kind, doubt.value())
         elif heard is not None:
             event = contained(heard[0], rows, self._known(), heard[1])
             self.accept(rows, replace(event, severity="bad"))
 
-    def _shown(self, rows: Rows, error: BaseException, look: Callable[[], Replay | None]) -> bool:
+    def _shown(self, rows: Step, error: BaseException, look: Callable[[], Replay | None]) -> bool:
         """Tell of what a watcher saw the program raise an exception over."""
         try:
             seen = look()
@@ -783,7 +793,7 @@ class Judge(Actor):
         self._surface(rows, replace(verdict.sink, label=label), seen)
         return rows.failed is not None
 
-    def _surface(self, rows: Rows, sink: Sink, seen: Replay) -> None:
+    def _surface(self, rows: Step, sink: Sink, seen: Replay) -> None:
         """Judge a place of harm that only a watcher of operations saw."""
         site = self.monitor.site(sink.layer, sink.phase, sink.label, "", None)
         value = _VALUES.get(sink.kind, math.nan)
@@ -793,12 +803,12 @@ class Judge(Actor):
         rows.hi.append(value)
         self.flag(rows, len(rows.lo) - 1, replayed=seen)
 
-    def refuse(self, event: Event, rows: Rows) -> None:
+    def refuse(self, event: Event, rows: Step) -> None:
         """Act on an event that an adapter's own read made (a spike, a bad weight at attach)."""
         event = self._signed(event)
         if event.severity == "bad":
             if rows.holding:
-                rows.held = rows.held or Held(event=event)
+                rows.held = rows.held or DeferredFailure(event=event)
             else:
                 self.accept(rows, event)
         else:
@@ -811,7 +821,7 @@ class Judge(Actor):
         """Tell whether a policy asks for the gradients' norms to be judged."""
         return bool(self._guard.on)
 
-    def guard(self, rows: Rows, norm: float | None = None) -> None:
+    def guard(self, rows: Step, norm: float | None = None) -> None:
         """Judge the gradient norms read since the last time: a jump, or next to nothing.
 
         Args:
@@ -833,7 +843,7 @@ class Judge(Actor):
             norms = layer_norms(readings)
             group = next((r.site.parameter or "" for r in readings if r.norm is not None), "")
             self._say_unguarded(rows, seen=bool(norms))
-        for finding in self._guard.judge(rows.step, norms, group):
+        for finding in self._guard.judge(rows.number, norms, group):
             mine = self.options.policy.at(finding.layer)
             reason = self.options.policy.allowed(finding.kind, "backward", finding.layer)
             bad = finding.kind in mine.bad and reason is None
@@ -844,7 +854,7 @@ class Judge(Actor):
             if rows.failed is None:
                 self.refuse(event, rows)
 
-    def _say_unguarded(self, rows: Rows, *, seen: bool) -> None:
+    def _say_unguarded(self, rows: Step, *, seen: bool) -> None:
         if seen or self._guarded:
             self._guarded = True
         elif any(site.phase == "backward" for site in rows.sites):
@@ -855,7 +865,7 @@ class Judge(Actor):
 
     def updated(self, step: int) -> None:
         """Note an optimizer update; one from gradients that were reported as bad is no news."""
-        rows: Rows | None = getattr(self._local, "rows", None)
+        rows: Step | None = getattr(self._local, "rows", None)
         if rows is not None and rows.failed is not None:
             self.went_through(rows)
             return
@@ -863,15 +873,15 @@ class Judge(Actor):
         self._updates.append(step)
         del self._updates[:-2]
 
-    def went_through(self, rows: Rows) -> None:
+    def went_through(self, rows: Step) -> None:
         """Note that a failed step's update was made all the same: what is bad later may be its."""
         if self._goes_on(rows):
             self._through, self._follows, self._cleared = rows, None, False
 
-    def begin_again(self, rows: Rows) -> None:
+    def begin_again(self, rows: Step) -> None:
         """Let what failed as weights were looked at before a step not fail the step."""
         if self._through is rows:
-            self._through = Rows(rows.step)
+            self._through = Step(rows.number)
             self._through.failed = rows.failed
         rows.failed = None
 
@@ -940,7 +950,7 @@ class Judge(Actor):
 
     # Inside.
 
-    def _is_consequence(self, rows: Rows, reading: Reading, kind: Kind, later: int) -> bool:
+    def _is_consequence(self, rows: Step, reading: Reading, kind: Kind, later: int) -> bool:
         """Tell whether a reading is bad because of an update that an action let through.
 
         It is no event of its own then: it counts as spread of the event that was let through.
@@ -950,7 +960,7 @@ class Judge(Actor):
         if self._handed_back(rows, later):
             return True
         through = self._through
-        if through is None or through is rows or reading.step < through.step:
+        if through is None or through is rows or reading.step < through.number:
             return False
         key = (reading.layer, reading.phase, kind)
         if self._follows is not None and (self._cleared or key not in self._follows):
@@ -960,7 +970,7 @@ class Judge(Actor):
         self._add(rows, through, 1 + later, self._since_when(through))
         return True
 
-    def _was_told(self, rows: Rows, reading: Reading, kind: Kind) -> bool:
+    def _was_told(self, rows: Step, reading: Reading, kind: Kind) -> bool:
         """Tell whether a function was given what a reported step of another made bad."""
         maker, tracker = rows.makers.get(ANYTHING), self._tracker()
         if maker is None:
@@ -977,9 +987,9 @@ class Judge(Actor):
             )
         return True
 
-    def _handed_back(self, rows: Rows, later: int) -> bool:
+    def _handed_back(self, rows: Step, later: int) -> bool:
         """Tell whether a model was given what it gave itself in a step that was reported."""
-        for doubt in rows.doubts:
+        for doubt in rows.pending_inputs:
             maker = rows.makers.get(doubt.reading.site.tensor)
             if maker is not None and maker.itself and maker.step == self._bad[0]:
                 first = self._bad[1]
@@ -1002,24 +1012,24 @@ class Judge(Actor):
             self._through = None
         return self._witness is None
 
-    def is_spoilt(self, rows: Rows) -> bool:
+    def is_spoilt(self, rows: Step) -> bool:
         """Tell whether weights are bad since a step before, which was reported."""
         through = self._through
-        return through not in (None, rows) and rows.step >= through.step and self._is_spoilt()
+        return through not in (None, rows) and rows.number >= through.number and self._is_spoilt()
 
     def _is_spoilt(self) -> bool:
         if self._through is None or (self._follows is not None and self._cleared):
             return False
         return not self._repaired()
 
-    def _look_for_repair(self, rows: Rows) -> None:
+    def _look_for_repair(self, rows: Step) -> None:
         """Look at the weights once, when the first clean step comes after they were bad."""
         if self._through is None or rows.failed is not None:
             self._cleared = False
         elif not self._cleared and self.adapter is not None:
             self._cleared = not self._repaired()
 
-    def _since_when(self, through: Rows) -> str:
+    def _since_when(self, through: Step) -> str:
         step = through.failed.step
         if self._follows is not None:
             return f"the weights are bad since step {step}, which went on although it was reported"
@@ -1028,7 +1038,7 @@ class Judge(Actor):
             "step was reported"
         )
 
-    def _came_of(self, rows: Rows, event: Event, key: tuple[Any, ...]) -> bool:
+    def _came_of(self, rows: Step, event: Event, key: tuple[Any, ...]) -> bool:
         """Tell whether an event is about what a failed step before spoilt: a weight, a buffer."""
         through, earlier, name = self._through, self._went_on, event.parameter
         if through not in (None, rows) and event.phase in ("parameter", "optimizer"):
@@ -1038,9 +1048,9 @@ class Judge(Actor):
                     self._follows.add(key)
                 self._add(rows, through, 1 + event.spread.count, self._since_when(through))
                 return True
-        if earlier is None or event.phase != "parameter" or earlier.step >= rows.step:
+        if earlier is None or event.phase != "parameter" or earlier.number >= rows.number:
             return False
-        clean = self._clean is not None and self._clean > earlier.step
+        clean = self._clean is not None and self._clean > earlier.number
         buffers = {item.name for item in self._adapter.bad_parameters() if item.buffer}
         if clean or name not in buffers or name in self._meant:
             return False
@@ -1049,11 +1059,11 @@ class Judge(Actor):
         self._add(rows, earlier, 1 + event.spread.count, said)
         return True
 
-    def _add(self, rows: Rows, first: Rows, count: int, said: str) -> None:
+    def _add(self, rows: Step, first: Step, count: int, said: str) -> None:
         """Count what is bad in a step as spread of the event of an earlier one."""
         event: Event = first.failed
         count += event.spread.count
-        rows.follows, self._bad = True, (rows.step, first)
+        rows.follows, self._bad = True, (rows.number, first)
         rows.failed = first.failed = replace(event, spread=replace(event.spread, count=count))
         rows.skip = rows.skip or (environment() or self.options.action) == "skip"
         self._exchange(event, first.failed)
@@ -1067,11 +1077,11 @@ class Judge(Actor):
                 rows.failed = new
         super()._exchange(event, new)
 
-    def _goes_on(self, rows: Rows) -> bool:
+    def _goes_on(self, rows: Step) -> bool:
         """Tell whether the program goes on with what a failed step of its own left behind."""
         return not (rows.follows or self._stops(rows))
 
-    def _stops(self, rows: Rows) -> bool:
+    def _stops(self, rows: Step) -> bool:
         action = environment() or self.options.action
         return action in ("raise", "skip") or rows.skip
 
@@ -1090,13 +1100,13 @@ class Judge(Actor):
             )
         return ""
 
-    def _excuse(self, rows: Rows, order: int, kind: Kind, reading: Reading) -> str | None:
+    def _excuse(self, rows: Step, order: int, kind: Kind, reading: Reading) -> str | None:
         expected = rows.expected.get(order)
         if expected is not None and kind in expected:
             return expected[kind]
         return self.options.policy.allowed(kind, reading.phase, reading.layer)
 
-    def _is_bad(self, rows: Rows, order: int) -> bool:
+    def _is_bad(self, rows: Step, order: int) -> bool:
         """Tell whether a row is bad by itself: no suspect, and not excused."""
         reading = rows.reading(order)
         site = reading.site
@@ -1111,10 +1121,10 @@ class Judge(Actor):
             return False
         return self._excuse(rows, order, judged[0], reading) is None
 
-    def _spread(self, rows: Rows) -> None:
+    def _spread(self, rows: Step) -> None:
         """Write into a failed step's event what turned bad after it was recorded."""
         event: Event = rows.failed
-        if rows.spread <= event.spread.count or event.step != rows.step:
+        if rows.spread <= event.spread.count or event.step != rows.number:
             return
         rows.failed = replace(event, spread=replace(event.spread, count=rows.spread))
         self._exchange(event, rows.failed)
@@ -1166,7 +1176,7 @@ class Judge(Actor):
         )
         return self._signed(event)
 
-    def _settle_carried(self, rows: Rows) -> None:
+    def _settle_carried(self, rows: Step) -> None:
         """Look at layers that were bad beside bad data, where nothing that left the model was."""
         new = [reading for reading in rows.carrying if _carrier(reading) not in self._carriers]
         if new and rows.failed is None and rows.held is None and self.adapter is not None:
@@ -1182,12 +1192,12 @@ class Judge(Actor):
             f"{text}, large=" if limit == policy.large else f"{text}, headroom={policy.headroom:g}"
         )
 
-    def _settle_doubts(self, rows: Rows) -> None:
+    def _settle_inputs(self, rows: Step) -> None:
         """Note what came in bad and did no harm."""
         if self.adapter is None:  # removed by the user's own callback, mid-step
             return
         if rows.failed is None or rows.failed.phase != "input":
-            for doubt in rows.doubts:
+            for doubt in rows.pending_inputs:
                 if doubt.reading.site.tensor in rows.makers:  # noted where it was made
                     continue
                 self._note_once(doubt.reading, doubt.kind, doubt.value())
@@ -1199,7 +1209,7 @@ class Judge(Actor):
         except Exception:  # noqa: BLE001  an array that cannot be summarised was still seen
             return None
 
-    def _settle_scale(self, rows: Rows) -> None:
+    def _settle_scale(self, rows: Step) -> None:
         """Judge a step whose scaled gradients overflowed, once its end is known."""
         reading, rows.pending = rows.pending, None
         if reading is None or rows.failed is not None or self.adapter is None:
@@ -1231,12 +1241,12 @@ def _carrier(reading: Reading) -> tuple[Any, ...]:
     return reading.layer, reading.phase, reading.kind
 
 
-def _live(rows: Rows, order: int) -> Any:
+def _live(rows: Step, order: int) -> Any:
     """Give what was read, where it is at hand still."""
     return rows.live[order]() if order in rows.live else None
 
 
-def _lookup(rows: Rows, order: int, value: Any, *, weak: bool) -> Callable[[], Any]:
+def _lookup(rows: Step, order: int, value: Any, *, weak: bool) -> Callable[[], Any]:
     """Give access to an array, for as long as the program or a step that may tell of it lasts."""
     found = rows.live[order]() if order in rows.live else value
     if not weak:

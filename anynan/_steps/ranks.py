@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan._steps.judge import Judge
 from anynan.events import Event, Phase
 
@@ -98,7 +98,7 @@ def confirm(chosen: Claim, claims: Sequence[Claim], shown: Sequence[str]) -> Cla
     return choose(others, staged=own == "sent") or chosen
 
 
-def excuse(judge: Judge, rows: Rows, key: tuple[Any, ...], reason: str) -> None:
+def excuse(judge: Judge, rows: Step, key: tuple[Any, ...], reason: str) -> None:
     """Take over what another rank's replay has shown to be no failure.
 
     Args:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from anynan._readings.monitor import Monitor
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan.jax.read import probes
 from anynan.jax.read.spots import Spot
 
@@ -21,7 +22,7 @@ def sites_of(spots: list[Spot], avals: list[Any], monitor: Monitor) -> list[Site
     ]  # fmt: skip
 
 
-def fill(rows: Rows, sites: list[Site], spots: list[Spot], words: Any) -> None:
+def fill(rows: Step, sites: list[Site], spots: list[Spot], words: Any) -> None:
     """Append readings to a step.
 
     Args:
@@ -30,13 +31,10 @@ def fill(rows: Rows, sites: list[Site], spots: list[Spot], words: Any) -> None:
         spots: What they are of.
         words: Word, smallest, largest and statistics of each.
     """
-    rows.sites.extend(sites)
-    rows.calls.extend(spot.call for spot in spots)
     low, high = words[:, 1].astype(float), words[:, 2].astype(float)
     for order in np.flatnonzero(words[:, 0]):
         low[order], high[order] = probes.read(words[order])
-    if words.shape[1] > 3:
-        first = len(rows.lo)
-        rows.stats.update((first + i, tuple(row)) for i, row in enumerate(words[:, 3:].tolist()))
-    rows.lo.extend(low.tolist())
-    rows.hi.extend(high.tolist())
+    first = len(rows.lo)
+    rows.extend(sites, (spot.call for spot in spots), low.tolist(), high.tolist())
+    for i, row in enumerate(words[:, 3:].tolist() if words.shape[1] > 3 else ()):
+        rows.add_stats(first + i, row)

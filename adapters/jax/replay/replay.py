@@ -252,4 +252,4 @@ def _trail(step: Step, found: dict[int, Flag]) -> None:
         if flag is not None and flag.row is not None and spot.phase == "forward":
             low, high = probes.read(flag.row)
             if rows.lo[order] > rows.hi[order]:
-                rows.lo[order], rows.hi[order] = low, high
+                rows.correct(order, low, high)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from anynan._diagnosis.evidence import BadParameter, ReplayError
-from anynan._readings.readings import Rows
+from anynan._readings import step as core
 from anynan.jax.program.program import Program
 from anynan.jax.program.watch import Known, Watch
 from anynan.jax.read import probes
@@ -41,7 +41,7 @@ class Step:
     arrays: list[Any]
     outs: list[Any]
     words: Any
-    rows: Rows
+    rows: core.Step
     read: Any = None
     meant: set[int] = field(default_factory=set)
     spoilt: list[BadParameter] = field(default_factory=list)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from anynan._readings.moves import due, moved, stride
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan.jax.program.program import Program
 from anynan.jax.read import probes
 
@@ -24,7 +24,7 @@ class Moved:
     weights: list[tuple[str, tuple[int, ...]]]
     norms: Any
 
-    def write(self, rows: Rows) -> None:
+    def write(self, rows: Step) -> None:
         """Bring them to the host, and write them into the step's rows."""
         told = probes.on_host(self.norms).tolist()
         moved(rows, [(*weight, *pair) for weight, pair in zip(self.weights, told, strict=True)])

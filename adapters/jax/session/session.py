@@ -180,7 +180,7 @@ class Session(BaseAdapter):
             watch, rows = watches.get(self.verdicts.exact(watches)), self.tracker.judge.rows()
             if self.settlement.has_risen(Step(watch, flat.arrays, [], None, rows)):
                 watch = watches.get(self.verdicts.exact(watches), keep=True)
-            kept = sample(self.options.updates, rows.step, program, flat.arrays)
+            kept = sample(self.options.updates, rows.number, program, flat.arrays)
         except UnwatchableError as error:
             failed = error
         if failed is not None:
@@ -211,7 +211,7 @@ class Session(BaseAdapter):
             )
         self.unread.add(ran)
         every = self.options.read
-        if isinstance(every, int) and (rows.step + 1) % every:
+        if isinstance(every, int) and (rows.number + 1) % every:
             self.unread.note()
         else:
             try:

@@ -91,9 +91,9 @@ class Settlement:
             self._local.step = None
             self._spoilt = {} if rows.failed is None else self._spoils(step)
             if rows.failed is not None:
-                self.remember(step.outs, rows.step)
+                self.remember(step.outs, rows.number)
         if rows.failed is None:
-            self._tracker.judge.known_clean(rows.step + 1)
+            self._tracker.judge.known_clean(rows.number + 1)
         else:
             self._tracker.judge.went_through(rows)
 
@@ -129,7 +129,7 @@ class Settlement:
             for order, spot in enumerate(watch.spots):
                 allowed = step.program.excused(spot.value)
                 if allowed:
-                    rows.expected[order] = allowed
+                    rows.expect([order], allowed)
         step.handed_on = self._handed_on(step)
         if not step.handed_on:
             self._listed = None
@@ -169,11 +169,11 @@ class Settlement:
             [x for x, leaf in pairs if leaf.role != "input"], step.since
         )
         if maker is not None:
-            step.rows.makers[ANYTHING] = maker
+            step.rows.came_from(ANYTHING, maker)
             return
         for x, leaf in pairs:
             if leaf.role == "input" and (maker := self.maker([x], step.since)) is not None:
-                step.rows.makers[leaf.name] = maker
+                step.rows.came_from(leaf.name, maker)
 
     def maker(self, arrays: list[Any], since: int | None = None) -> "made.Maker | None":
         """Give what is known of the origin of bad values among arrays, if that was told.
@@ -271,18 +271,18 @@ class Settlement:
             if state is None or spot.phase != "optimizer":
                 continue
             if at in step.meant:
-                rows.suspect.add(order)
+                rows.mark_intended(order)
             part = self._part(step, state)
             named = None
             if part is not None:
                 leaf = step.program.leaves[step.program.results[part].source or 0]
                 named = Spot(spot.value, spot.layer, "optimizer", STATE, 0, leaf.name)
-                rows.live[order] = functools.partial(alive, step.outs[part])
+                rows.keep(order, functools.partial(alive, step.outs[part]))
             elif at in step.meant and state.weight is not None:
                 named = replace(spot, phase="parameter", tensor=CARRIED)
             if named is not None:
                 aval = graph.values[spot.value].aval
-                rows.sites[order] = sites_of([named], [aval], self._tracker.judge.monitor)[0]
+                rows.rename(order, sites_of([named], [aval], self._tracker.judge.monitor)[0])
 
     def _part(self, step: Step, state: State) -> int | None:
         """Find the optimizer state that is bad where the weight itself is not."""
@@ -349,12 +349,12 @@ class Settlement:
             held.update(zip(graph.arguments, step.arrays, strict=True))
         for order, spot in enumerate(watch.spots):
             if spot.value in held:
-                step.rows.live[order] = functools.partial(alive, held[spot.value])
+                step.rows.keep(order, functools.partial(alive, held[spot.value]))
 
     def replay(self, reading: Reading) -> Replay:
         """Run the failing step again, operation by operation."""
         step = self.step
-        if step is None or step.rows.step != reading.step:
+        if step is None or step.rows.number != reading.step:
             msg = (
                 "the function ran inside the caller's own jit, grad or vmap, where there is no "
                 "step to run again: track the outermost function, and the operation is named"
@@ -381,7 +381,7 @@ class Settlement:
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:
         """Run the failing step again, with operations repaired."""
         step = self.step
-        if step is None or step.rows.step != reading.step:
+        if step is None or step.rows.number != reading.step:
             return None
         return attempt(step, repairs, self._tracker.judge.say)
 

@@ -7,7 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from anynan._readings.monitor import Monitor
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.read.spots import Spot
 
@@ -39,7 +40,7 @@ class Places:
 
     def fill(
         self,
-        rows: Rows,
+        rows: Step,
         values: Any,
         seen: dict[int, int],
         arrays: list[Any] | None = None,
@@ -63,15 +64,12 @@ class Places:
             some.fill(rows, values[held], seen, given, norms=norms)
             return
         start = len(rows.lo)
-        rows.calls += self._calls(seen)
-        rows.sites += self.sites
-        rows.lo += low.tolist()
-        rows.hi += high.tolist()
+        rows.extend(self.sites, self._calls(seen), low.tolist(), high.tolist())
         for i, array in enumerate(arrays or ()):
-            rows.live[start + i] = functools.partial(_same, array)
+            rows.keep(start + i, functools.partial(_same, array))
         for i, site in enumerate(self.sites if norms else ()):
             if site.parameter is not None:
-                rows.norms[start + i] = readings.norm(values[i])
+                rows.add_norm(start + i, readings.norm(values[i]))
 
     def _calls(self, seen: dict[int, int]) -> list[int]:
         """Number the calls in a step, and count them."""

@@ -14,8 +14,9 @@ from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
+from anynan._readings import step as core
 from anynan._readings.monitor import Monitor
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
 from anynan.tensorflow.graphs import names
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.messages import NESTED_FUNCTION, REPLICAS
@@ -53,7 +54,7 @@ class Replays:
         traces: Traces,
         state: State,
         monitor: Monitor,
-        rows: Callable[[], Rows],
+        rows: Callable[[], core.Step],
         *,
         sizes: bool,
         ends: bool,
@@ -235,7 +236,7 @@ class Replays:
             return
         low, high, _ = readings.read(run.rows(list(unknown.values())))
         for order, lo, hi in zip(unknown, low.tolist(), high.tolist(), strict=True):
-            rows.lo[order], rows.hi[order] = lo, hi
+            rows.correct(order, lo, hi)
 
     def _passed(self, run: Run) -> list[CheckedPoint]:
         """Read again what the first run read, to be compared with it, or all it did not read."""

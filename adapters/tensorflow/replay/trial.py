@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from anynan._diagnosis.agreement import CheckedPoint, divergence
 from anynan._diagnosis.trials import Attempt
-from anynan._readings.readings import Reading, Rows
+from anynan._readings import step as core
+from anynan._readings.readings import Reading
 from anynan.tensorflow.graphs.operations import Op, forward_name
 from anynan.tensorflow.read import readings
 from anynan.tensorflow.replay.mender import Mender
@@ -55,7 +56,7 @@ def _nodes(part: Any) -> Any:
 def is_same_fault(
     run: Run,
     mender: Mender,
-    rows: Rows,
+    rows: core.Step,
     passed: list[CheckedPoint],
     reading: Reading,
     *,
@@ -81,7 +82,7 @@ def is_same_fault(
     return divergence(rows, reading, before, ends=ends) is None
 
 
-def _bad(rows: Rows, last: Reading) -> Iterator[Reading]:
+def _bad(rows: core.Step, last: Reading) -> Iterator[Reading]:
     found = map(rows.reading, range(last.order + 1))
     return (reading for reading in found if reading.kind is not None)
 

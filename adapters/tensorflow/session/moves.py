@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from anynan._readings.moves import due, moved, stride
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan.tensorflow.read.weights import Weights, read
 
 
@@ -30,10 +30,10 @@ class Moves(threading.local):
         self._step = step
         self._kept = [(layer, one, _sample(one)) for layer, one in self._weights.floats()]
 
-    def after(self, rows: Rows, *, trained: bool) -> None:
+    def after(self, rows: Step, *, trained: bool) -> None:
         """Write how far they have moved into the step's rows."""
         kept, self._kept = self._kept, []
-        if not kept or not trained or rows.step != self._step or rows.failed is not None:
+        if not kept or not trained or rows.number != self._step or rows.failed is not None:
             return
         pairs = []
         for _, one, old in kept:

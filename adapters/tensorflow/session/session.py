@@ -15,7 +15,8 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._readings.norms import Guard
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.messages import LAYER_UNWATCHED
 from anynan._steps.tracked import Tracked
@@ -156,7 +157,7 @@ class Session(BaseAdapter):
             what = f"a {type(layer).__name__}"
             self.tracker.judge.say(LAYER_UNWATCHED(what=what, error=reason(error)))
 
-    def _write_weight(self, worst: BadParameter, rows: Rows) -> None:
+    def _write_weight(self, worst: BadParameter, rows: Step) -> None:
         value = self.layers.weights.value(worst.name)
         spot = Spot(
             worst.layer, "parameter", worst.name.rpartition(".")[2], value.dtype.name,

@@ -7,7 +7,7 @@ import tensorflow as tf
 from anynan._diagnosis.agreement import divergence
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import Replay
-from anynan._readings.readings import Rows
+from anynan._readings import step as core
 from anynan._steps.messages import STEPS_UNSEEN
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
@@ -63,7 +63,7 @@ class Steps:
         state.open, state.backward, state.step, state.incoming = True, False, step, None
         state.updated, state.broken, state.roots = False, None, []
         state.seen.clear()
-        self._moves.before(self._tracker.judge.rows().step)
+        self._moves.before(self._tracker.judge.rows().number)
 
     def follow(self, step: Step) -> None:
         """Open a step, or go on with the one that is open."""
@@ -86,7 +86,7 @@ class Steps:
     def look(self) -> None:
         """Keep what an update moves, for a step that is opened once it has run."""
         if not self._state.open or self.over():
-            self._moves.before(self._tracker.judge.rows().step + self.over())
+            self._moves.before(self._tracker.judge.rows().number + self.over())
 
     def over(self) -> bool:
         """Tell whether a call that begins now belongs to a step of its own."""
@@ -140,7 +140,7 @@ class Steps:
 
     # Readings.
 
-    def rows(self) -> Rows:
+    def rows(self) -> core.Step:
         """Give this thread's open step."""
         return self._tracker.judge.rows()
 
@@ -201,9 +201,9 @@ class Steps:
                 if rows.failed is not None and updated:
                     tracker.judge.went_through(rows)
                 if rows.failed is None and rows.lo:
-                    tracker.judge.known_clean(rows.step)
+                    tracker.judge.known_clean(rows.number)
                     if updated and not self._options.parameters:
-                        tracker.judge.updated(rows.step)
+                        tracker.judge.updated(rows.number)
         finally:
             state.step, state.roots, state.grown = None, [], []
         if error is not None:
@@ -215,7 +215,7 @@ class Steps:
         if rows.failed is not None:
             return
         if updated:
-            self._tracker.judge.updated(rows.step)
+            self._tracker.judge.updated(rows.number)
         spots, values = self._layers.weights.ends()
         state.after = True
         try:
@@ -224,7 +224,7 @@ class Steps:
         finally:
             state.after = False
 
-    def _every_operation(self, rows: Rows, step: Step | None) -> None:
+    def _every_operation(self, rows: core.Step, step: Step | None) -> None:
         """Run a step again that went well, and look at every operation of it."""
         if step is None:
             return

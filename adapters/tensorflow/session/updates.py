@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan.tensorflow.graphs.traces import Traces
 from anynan.tensorflow.read import probes, readings
 from anynan.tensorflow.read.boards import Boards
@@ -211,7 +211,7 @@ class Updates:
         return found, settings
 
 
-def _gradient(rows: Rows, item: BadParameter) -> Summary | None:
+def _gradient(rows: Step, item: BadParameter) -> Summary | None:
     """Give what this step read of a weight's gradient: its ends."""
     for order, site in enumerate(rows.sites):
         if site.parameter == item.name and site.phase == "backward":

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
 from anynan.torch.call.regions import Regions
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.read.slots import Slots
@@ -57,7 +58,7 @@ class State:
         self.slots = slots
         self.deferred = slots.deferred
         self.thread = threading.current_thread()
-        self.rows: Rows | None = None
+        self.rows: Step | None = None
         self.idle = False
         self.used = False
         self.replaying = False
@@ -68,7 +69,7 @@ class State:
         self.depth = 0
         self.regions = Regions()
         self.operations: Operations | None = None
-        self.ended: list[Rows] = []
+        self.ended: list[Step] = []
         self.step_roots: list[tuple[int, weakref.ref[RootCall]]] = []
         # The models' own calls inside a function's step: each with its model's path, the last one.
         self.inners: list[tuple[str, weakref.ref[RootCall]]] = []

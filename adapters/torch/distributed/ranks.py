@@ -17,7 +17,8 @@ import torch
 
 from anynan._diagnosis.evidence import ReplayError
 from anynan._diagnosis.lineage import trace
-from anynan._readings.readings import Reading, Rows, Site
+from anynan._readings.readings import Reading, Site
+from anynan._readings.step import Step
 from anynan._steps.ranks import Claim, choose, confirm, excuse, with_others
 from anynan._steps.tracked import Tracked
 from anynan.errors import LostRankError
@@ -52,9 +53,9 @@ class Ranks:
         self._link: Link | None = None
         self._joined = False
         self._alone = 0
-        self._agreed: weakref.ref[Rows] | None = None
+        self._agreed: weakref.ref[Step] | None = None
         self._owed = False
-        self._waiting: list[Rows] = []
+        self._waiting: list[Step] = []
         self._refused: ReplayError | None = None
         self._rehearsal: State | None = None
 
@@ -65,7 +66,7 @@ class Ranks:
         """Tell whether other ranks wait for this one's answer."""
         return self._joined and not self._alone
 
-    def begin(self, state: State, rows: Rows) -> None:
+    def begin(self, state: State, rows: Step) -> None:
         """Decide whether what this step finds is held, as it opens and at each of its calls."""
         if not self._wanted:
             return
@@ -75,17 +76,17 @@ class Ranks:
             return
         if self._link is None or self._link.world() is not group:
             self._link = Link(group)
-        rows.holding = True
+        rows.hold()
         if self._owed:
             self._agree(state, rows)
 
-    def before_update(self, state: State, rows: Rows) -> None:
+    def before_update(self, state: State, rows: Step) -> None:
         """Agree on the step with the other ranks, before any weight changes."""
         if self._joined and not self._alone:
             with state.aside():
                 self._agree(state, rows)
 
-    def end(self, state: State, rows: Rows) -> None:
+    def end(self, state: State, rows: Step) -> None:
         """Settle what a step that was not agreed on has left, at its end."""
         if not rows.holding or self._alone or self._has_agreed(rows):
             return
@@ -98,7 +99,7 @@ class Ranks:
             self._owed = True
             self._wait(rows)
 
-    def concluded(self, state: State, rows: Rows) -> None:
+    def concluded(self, state: State, rows: Step) -> None:
         """Keep what turned up too late for its step's agreement for the next one."""
         if rows.held is None:
             return
@@ -144,14 +145,14 @@ class Ranks:
 
     # Agreeing.
 
-    def _has_agreed(self, rows: Rows) -> bool:
+    def _has_agreed(self, rows: Step) -> bool:
         return self._agreed is not None and self._agreed() is rows
 
-    def _wait(self, rows: Rows) -> None:
+    def _wait(self, rows: Step) -> None:
         if rows.held is not None and not any(rows is other for other in self._waiting):
             self._waiting.append(rows)
 
-    def _agree(self, state: State, rows: Rows) -> None:
+    def _agree(self, state: State, rows: Step) -> None:
         link = self._link
         if link is None:
             return
@@ -171,7 +172,7 @@ class Ranks:
                 raise
             self._tracker.judge.say(RANK_LOST(error=str(error)))
 
-    def _settle(self, state: State, rows: Rows, found: list[Rows], link: Link) -> None:
+    def _settle(self, state: State, rows: Step, found: list[Step], link: Link) -> None:
         """Choose the story, run it again on every rank, and act on it."""
         tracker = self._tracker
         for _ in range(_ROUNDS):
@@ -200,7 +201,7 @@ class Ranks:
                 event = event or Event.from_dict(answer["event"])
                 event = with_others(event, chosen, claims)
                 for item in found:
-                    item.held = None
+                    item.defer(None)
                 tracker.judge.accept(mine if mine is not None else rows, event)
                 return
             if answer["excused"] is not None:
@@ -209,13 +210,13 @@ class Ranks:
                     if item.held is not None:
                         excuse(tracker.judge, item, tuple(key), reason)
 
-    def _claim(self, state: State, rows: Rows, rank: int) -> Claim | None:
+    def _claim(self, state: State, rows: Step, rank: int) -> Claim | None:
         held = rows.held
         if held is None:
             return None
         reading = held.reading
         if reading is None:
-            return Claim(rank, rows.step, held.event.order, held.event.phase)
+            return Claim(rank, rows.number, held.event.order, held.event.phase)
         roots = self._roots_of(state, reading) if state.rows is rows else ()
         came_in = reading.phase == "input"
         if reading.phase == "backward":
@@ -225,10 +226,10 @@ class Ranks:
                 for grad in root.gradients.values()
             )
         return Claim(
-            rank, rows.step, reading.order, reading.phase, reading.site.parameter, came_in, roots
+            rank, rows.number, reading.order, reading.phase, reading.site.parameter, came_in, roots
         )
 
-    def _facts(self, state: State, rows: Rows | None, claim: Claim | None) -> dict[str, Any]:
+    def _facts(self, state: State, rows: Step | None, claim: Claim | None) -> dict[str, Any]:
         held = None if rows is None else rows.held
         wanted = (
             held is not None
@@ -247,7 +248,7 @@ class Ranks:
             "program": zlib.crc32(program.encode()),
         }
 
-    def _release(self, rows: Rows) -> tuple[Event | None, tuple[list[Any], str] | None]:
+    def _release(self, rows: Step) -> tuple[Event | None, tuple[list[Any], str] | None]:
         held = rows.held
         event = self._tracker.judge.release(rows)
         if event is not None or held is None or held.reading is None:
@@ -258,16 +259,16 @@ class Ranks:
 
     # Alone.
 
-    def _act_alone(self, rows: Rows) -> None:
-        rows.holding = False
+    def _act_alone(self, rows: Step) -> None:
+        rows.release()
         event = self._tracker.judge.release(rows)
         if event is not None:
             self._tracker.judge.accept(rows, event)
 
-    def _act_on(self, found: list[Rows], note: str = "") -> None:
+    def _act_on(self, found: list[Step], note: str = "") -> None:
         self._waiting.clear()
         for rows in found:
-            rows.holding = False
+            rows.release()
             event = self._tracker.judge.release(rows)
             if event is not None:
                 notes = (*event.notes, note) if note else event.notes
@@ -292,7 +293,7 @@ class Ranks:
         if self._refused is not None:
             raise self._refused
 
-    def _replay(self, state: State, mine: Rows | None, chosen: Claim) -> str:
+    def _replay(self, state: State, mine: Step | None, chosen: Claim) -> str:
         """Run the failing call again on every rank; tell whether it went bad here, and how."""
         held = None if mine is None else mine.held
         site = Site(-1, None, chosen.phase, "output", "", None, 0.0)
@@ -310,7 +311,7 @@ class Ranks:
             self._refused = ReplayError(text)
             return ""
         if mine is not None and held is not None:
-            mine.held = replace(held, replayed=result)
+            mine.defer(replace(held, replayed=result))
         if not result.sinks and not result.incoming:
             return ""
         outside = trace(result.records, result.sinks).outside

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from anynan._base import context
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan.torch.call.state import State
 from anynan.torch.graphs.fixed import Board
 
@@ -38,7 +39,7 @@ class Plan:
         return bool(((lo >= -self.limits) & (hi <= self.limits)).all())
 
     def write(
-        self, state: State, rows: Rows, lo: np.ndarray, hi: np.ndarray, *, again: bool
+        self, state: State, rows: Step, lo: np.ndarray, hi: np.ndarray, *, again: bool
     ) -> bool:
         """Append the rows of what the host has already.
 
@@ -53,20 +54,18 @@ class Plan:
             Whether they need judging.
         """
         start = len(rows.lo)
-        rows.sites += self.sites
-        rows.calls += self.numbers(state.calls) if again else self.calls
-        rows.lo += lo.tolist()
-        rows.hi += hi.tolist()
+        calls = self.numbers(state.calls) if again else self.calls
+        rows.extend(self.sites, calls, lo.tolist(), hi.tolist())
         between = start + self.forward
         if between < len(rows.lo):
             state.saw_backward = True
-        rows.judged = len(rows.lo)
-        if self.clean(lo, hi):
+        clean = self.clean(lo, hi)
+        rows.mark_judged(None if clean else start)  # what came before was judged as it was written
+        if clean:
             return False
-        rows.judged = start  # what came before was judged as it was written
         expected = context._expected.get()
         if expected is not None:
-            rows.expected.update(dict.fromkeys(range(start, between), expected))
+            rows.expect(range(start, between), expected)
         if state.root is not None:
             state.roots.update(dict.fromkeys(range(between, len(rows.lo)), state.root))
         return True
@@ -82,7 +81,7 @@ class Late:
         self,
         plan: "Find",
         state: State,
-        rows: Rows,
+        rows: Step,
         board: Board,
         counts: dict[str, int] | None,
     ) -> None:
@@ -106,10 +105,7 @@ class Late:
             )
         )  # fmt: skip
         if calm and plan.clean(lo, hi):  # then their order tells nothing
-            rows.sites += plan.sites
-            rows.calls += calls
-            rows.lo += lo.tolist()
-            rows.hi += hi.tolist()
+            rows.extend(plan.sites, calls, lo.tolist(), hi.tolist())
             return
         at = rows.judged
         for i, (site, low, high) in enumerate(

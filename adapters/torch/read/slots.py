@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan.torch.read.probes import EXTRA, NATIVE, ends, ends_into, plain, readable
 
 Placed = Callable[[list[float]], None]
@@ -22,7 +23,7 @@ class ImmediateSlots:
         self._extra = extra
         self._scratch: dict[torch.dtype, tuple[Any, Any]] = {}
 
-    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool | None:
+    def write(self, rows: Step, site: Site, call: int, x: torch.Tensor) -> bool | None:
         """Append one reading of a tensor.
 
         Returns:
@@ -42,11 +43,9 @@ class ImmediateSlots:
         if self._extra:
             values = plain(x)
             assert values is not None
-            rows.stats[len(rows.lo)] = tuple(EXTRA[name](values).item() for name in self._extra)
-        rows.sites.append(site)
-        rows.calls.append(call)
-        rows.lo.append(lo)
-        rows.hi.append(hi)
+            stats = tuple(EXTRA[name](values).item() for name in self._extra)
+            rows.add_stats(len(rows.lo), stats)
+        rows.add(site, call, lo, hi)
         limit = site.limit
         return not (-limit <= lo and hi <= limit)
 
@@ -81,12 +80,12 @@ class DeferredSlots:
         self._extra = extra
         self._banks: dict[tuple[torch.dtype, torch.device], list[_Bank]] = {}
         self._open: dict[tuple[torch.dtype, torch.device], _Bank] = {}  # the last, with free rows
-        self._where: list[tuple[Rows, _Bank, int]] = []
+        self._where: list[tuple[Step, _Bank, int]] = []
         self._later: list[tuple[Placed, torch.Tensor]] = []
         self._stats: list[torch.Tensor] = []
-        self._stats_of: list[tuple[Rows, int]] = []
+        self._stats_of: list[tuple[Step, int]] = []
 
-    def write(self, rows: Rows, site: Site, call: int, x: torch.Tensor) -> bool | None:
+    def write(self, rows: Step, site: Site, call: int, x: torch.Tensor) -> bool | None:
         """Append one reading of a tensor; it is judged at the read.
 
         Returns:
@@ -111,8 +110,7 @@ class DeferredSlots:
             assert values is not None
             self._stats.extend(EXTRA[name](values) for name in self._extra)
             self._stats_of.append((rows, len(rows.sites)))
-        rows.sites.append(site)
-        rows.calls.append(call)
+        rows.reserve(site, call)
         return False
 
     def later(self, values: torch.Tensor, place: Placed) -> None:
@@ -142,19 +140,21 @@ class DeferredSlots:
         ends_of = {id(bank): columns[i] for i, bank in enumerate(banks)}
         waiting = Counter(id(rows) for rows, _, _ in self._where)
         steps = {id(rows): rows for rows, _, _ in self._where}
-        torn = {key for key, rows in steps.items() if rows.keep_whole(waiting[key])}
+        whole = {key: rows for key, rows in steps.items() if not rows.keep_whole(waiting[key])}
+        found: dict[int, tuple[list[float], list[float]]] = {key: ([], []) for key in whole}
         for rows, bank, at in self._where:
-            if id(rows) in torn:
+            if id(rows) not in whole:
                 continue
-            values = ends_of[id(bank)]
-            site = rows.sites[len(rows.lo)]
-            high = values[bank.used + at]
-            rows.lo.append(-high if site.bound else values[at])
-            rows.hi.append(high)
+            values, (lo, hi) = ends_of[id(bank)], found[id(rows)]
+            site = rows.sites[len(rows.lo) + len(lo)]
+            hi.append(values[bank.used + at])
+            lo.append(-hi[-1] if site.bound else values[at])
+        for rows in whole.values():
+            rows.fill(*found[id(rows)])
         width = len(self._extra)
         stats = columns[len(banks) : len(columns) - len(later)]
         for i, (rows, order) in enumerate(self._stats_of):
-            rows.stats[order] = tuple(x for (x,) in stats[i * width : (i + 1) * width])
+            rows.add_stats(order, (x for (x,) in stats[i * width : (i + 1) * width]))
         # The last first: what it puts in leaves the places of those before as they are.
         for place, _ in reversed(later):
             place(columns.pop())

@@ -21,7 +21,8 @@ from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._reach import Exhausted
 from anynan._reach.messages import ANOTHER_THREAD, REPLAY_STOPPED, STATE_MISSED
-from anynan._readings.readings import Reading, Rows, Site
+from anynan._readings.readings import Reading, Site
+from anynan._readings.step import Step
 from anynan.torch.call import noted
 from anynan.torch.call.discovery import find_state
 from anynan.torch.call.models import Models
@@ -89,7 +90,7 @@ class Replays:
         Raises:
             ReplayError: If the call is not known or its inputs were changed.
         """
-        if state.rows is not None and state.rows.step != reading.step:
+        if state.rows is not None and state.rows.number != reading.step:
             msg = (
                 f"step {reading.step} was over when it was read, so it cannot be run again: the "
                 "report stays at layer level"
@@ -222,7 +223,7 @@ class Replays:
         Raises:
             ReplayError: If they cannot be run again.
         """
-        now = state.rows is not None and state.rows.step == reading.step
+        now = state.rows is not None and state.rows.number == reading.step
         if not state.in_step or not now or reading.phase not in ("forward", "backward"):
             return None
         roots = [root for root in state.inner_roots(reading) if root.fn is not None]
@@ -232,7 +233,7 @@ class Replays:
         result.inner = True
         return result
 
-    def up_to(self, state: State, rows: Rows) -> Replay | None:
+    def up_to(self, state: State, rows: Step) -> Replay | None:
         """Run the call that an exception has just ended again, up to there.
 
         Raises:
@@ -242,7 +243,7 @@ class Replays:
         if root is None or root.fn is None:
             return None
         site = Site(-1, None, "value", "", "", None, 0.0)
-        reading = Reading(rows.step, len(rows.lo), 0, site, 0.0, 0.0)
+        reading = Reading(rows.number, len(rows.lo), 0, site, 0.0, 0.0)
         return self.again(state, reading, [root], ending=True)
 
     def again(

@@ -274,10 +274,7 @@ class FunctionSession(Session):
                 if known is None:
                     self.steps.write(state, rows, site, 0, x)
                 else:
-                    rows.sites.append(site)
-                    rows.calls.append(0)
-                    rows.lo.append(known[0])
-                    rows.hi.append(known[1])
+                    rows.add(site, 0, *known)
         for name, x in leaves(result, "result"):
             if isinstance(x, float):
                 site = self.tracker.judge.monitor.site(
@@ -285,13 +282,10 @@ class FunctionSession(Session):
                 )
                 if state.slots.deferred:
                     state.slots.read()
-                rows.sites.append(site)
-                rows.calls.append(0)
-                rows.lo.append(x)
-                rows.hi.append(x)
+                rows.add(site, 0, x, x)
                 if not (-site.limit <= x <= site.limit):
                     value = torch.tensor(x, dtype=torch.float64)
-                    self.steps.flag(state, rows, len(rows.lo) - 1, value)
+                    self.steps.flag(state, rows, rows.last, value)
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
         """Keep what a model's own call is given: it can be run again where the step can not."""

@@ -18,7 +18,8 @@ from anynan._diagnosis.lineage import Replay
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.trials import Attempt
 from anynan._everywhere import Found
-from anynan._readings.readings import Reading, Rows
+from anynan._readings.readings import Reading
+from anynan._readings.step import Step
 from anynan._steps.adapter import BaseAdapter
 from anynan._steps.tracked import Tracked
 from anynan.options import Options
@@ -129,22 +130,19 @@ class Program(BaseAdapter):
             None, phase, "loss" if x.numel() == 1 else "value", DTYPE_NAME[x.dtype],
             DTYPE_MAX[x.dtype],
         )  # fmt: skip
-        return Reading(rows.step, len(rows.lo), 0, site, *read_ends(x.detach()))
+        return Reading(rows.number, len(rows.lo), 0, site, *read_ends(x.detach()))
 
     def settle(self, reading: Reading, x: torch.Tensor, seen: Replay | None) -> None:
         """Judge what was read, and what was found of it then."""
         judge = self.tracker.judge
         rows = judge.rows()
-        rows.sites.append(reading.site)
-        rows.calls.append(0)
-        rows.lo.append(reading.lo or math.nan)
-        rows.hi.append(reading.hi or math.nan)
+        rows.add(reading.site, 0, reading.lo or math.nan, reading.hi or math.nan)
         try:
-            judge.flag(rows, len(rows.lo) - 1, x, replayed=seen)
+            judge.flag(rows, rows.last, x, replayed=seen)
         finally:
             self._close(rows)
 
-    def _close(self, rows: Rows) -> None:
+    def _close(self, rows: Step) -> None:
         judge = self.tracker.judge
         if judge.close_step() is not None:
             judge.settle(rows)
@@ -152,20 +150,17 @@ class Program(BaseAdapter):
                 judge.went_through(rows)
 
     def _read(
-        self, rows: Rows, x: torch.Tensor, phase: Any, tensor: str, parameter: str | None
+        self, rows: Step, x: torch.Tensor, phase: Any, tensor: str, parameter: str | None
     ) -> None:
         site = self.tracker.judge.monitor.site(
             None, phase, tensor, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype], parameter=parameter
         )
         lo, hi = read_ends(x)
-        rows.sites.append(site)
-        rows.calls.append(0)
-        rows.lo.append(lo)
-        rows.hi.append(hi)
+        rows.add(site, 0, lo, hi)
         if not (-site.limit <= lo and hi <= site.limit):
-            self.tracker.judge.flag(rows, len(rows.lo) - 1, x)
+            self.tracker.judge.flag(rows, rows.last, x)
 
-    def _gradients(self, rows: Rows, notes: Notes) -> None:
+    def _gradients(self, rows: Step, notes: Notes) -> None:
         """Look at the gradients of what the noted operations took, in one read."""
         leaves = self._leaves
         for ref in notes.taken():

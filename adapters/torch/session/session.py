@@ -168,7 +168,7 @@ class Session(BaseAdapter):
                 if state.operations is None:
                     self._watch_operations(state, root, layer)
                     assert state.operations is not None
-                    rows.seen = functools.partial(self._seen_around, state)
+                    rows.watch_operations(functools.partial(self._seen_around, state))
                 else:
                     state.operations.enter(root)
         state.step_roots.append((len(rows.sites), weakref.ref(root)))
@@ -180,7 +180,7 @@ class Session(BaseAdapter):
                     layer, "input", name, DTYPE_NAME[x.dtype], DTYPE_MAX[x.dtype]
                 )
                 if state.slots.deferred:
-                    rows.live[len(rows.sites)] = weakref.ref(x)
+                    rows.keep(len(rows.sites), weakref.ref(x))
                 self.steps.write(state, rows, site, 0, x)
         return root
 

@@ -8,7 +8,8 @@ import torch
 
 from anynan._base import context
 from anynan._base.summary import Summary
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan.torch.call.rootcall import Alive, RootCall
 from anynan.torch.call.state import State
 from anynan.torch.graphs.compiler import run_outside
@@ -66,13 +67,13 @@ class GradHook(Hook):
         if bad is None:
             return
         if self.expected is not None:
-            rows.expected[order] = self.expected
+            rows.expect((order,), self.expected)
         if self.root is not None:
             state.roots[order] = self.root
         if bad:
             steps = self.steps()
             if steps is not None:
-                steps.flag(state, rows, len(rows.lo) - 1, grad)
+                steps.flag(state, rows, order, grad)
 
 
 class WeightHook(Hook):
@@ -95,7 +96,7 @@ class WeightHook(Hook):
         if state.rows is not None and x is not None:
             state.saw_backward = True
             if state.slots.write(state.rows, self.site, 0, x):
-                steps.flag(state, state.rows, len(state.rows.lo) - 1, grad)
+                steps.flag(state, state.rows, state.rows.last, grad)
 
 
 def bad_input(args: Any) -> Summary | None:
@@ -107,7 +108,7 @@ def bad_input(args: Any) -> Summary | None:
     return None
 
 
-def read_before(state: State, rows: Rows, x: torch.Tensor) -> tuple[float, float] | None:
+def read_before(state: State, rows: Step, x: torch.Tensor) -> tuple[float, float] | None:
     """Return both ends of what a watched layer gave in this step, where the host has them already.
 
     A loss that is a layer's output need not be read a second time after the update.
@@ -236,40 +237,35 @@ class ForwardHook(Hook):
         else:
             call = calls.get(path, 0)
             calls[path] = call + 1
-        if type(output) is not _Tensor:
-            for name, x in tensors(output, "output", objects=True):
-                self._read(state, rows, root, x, self._sites(x, name), call, args)
-        elif output.dtype is self.dtype:
-            self._read(state, rows, root, output, self.pair, call, args)
+        if type(output) is _Tensor:
+            if output.dtype is not self.dtype:
+                self.dtype, self.pair = output.dtype, self._sites(output, "output")
+            found: Any = ((output, self.pair),)
         else:
-            self.dtype, self.pair = output.dtype, self._sites(output, "output")
-            self._read(state, rows, root, output, self.pair, call, args)
-
-    def _read(
-        self, state: State, rows: Rows, root: Any, x: torch.Tensor,
-        pair: tuple[Site, Site] | None, call: int, args: Any,
-    ) -> None:  # fmt: skip
-        if pair is None:
-            return
-        order = len(rows.sites)
-        bad = state.slots.write(rows, pair[0], call, x)
-        if bad is None:
-            if x.numel() and not x.is_meta and x.dtype in DTYPE_NAME:
-                say_unseen(self.steps.tracker.judge.say, self.path, x)
-            return
-        expected = _expectations()
-        if expected is not None:
-            rows.expected[order] = expected
-        if bad:
-            rows.given = lambda: (bad_input(args), self.threads.models.around(self.path))
-            try:
-                self.steps.flag(state, rows, len(rows.lo) - 1, x)
-            finally:
-                rows.given = None
-        if self.backward and x.requires_grad:
-            handle = hook_last(x, GradHook(self.weak, state, root, pair[1], call, expected))
-            if handle is not None:
-                state.leaves.append(handle)
+            named = tensors(output, "output", objects=True)
+            found = [(x, self._sites(x, name)) for name, x in named]
+        for x, pair in found:
+            if pair is None:
+                continue
+            order = len(rows.sites)
+            bad = state.slots.write(rows, pair[0], call, x)
+            if bad is None:
+                if x.numel() and not x.is_meta and x.dtype in DTYPE_NAME:
+                    say_unseen(self.steps.tracker.judge.say, path, x)
+                continue
+            expected = _expectations()
+            if expected is not None:
+                rows.expect((order,), expected)
+            if bad:
+                rows.know_input(lambda: (bad_input(args), threads.models.around(path)))
+                try:
+                    self.steps.flag(state, rows, order, x)
+                finally:
+                    rows.know_input(None)
+            if self.backward and x.requires_grad:
+                handle = hook_last(x, GradHook(self.weak, state, root, pair[1], call, expected))
+                if handle is not None:
+                    state.leaves.append(handle)
 
     def _recomputed(self, state: State, output: Any, call: int, root: Any) -> None:
         # The first pass of reentrant checkpointing has no graph, so the second one is hooked.

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from anynan._base import context
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan._steps.tracked import Tracked
 from anynan.errors import AnomalyError
 from anynan.torch.call.state import State
@@ -70,7 +71,7 @@ class Steps:
 
     # Open.
 
-    def open(self, state: State) -> Rows:
+    def open(self, state: State) -> Step:
         """Open this thread's step."""
         if state.operations is not None:
             state.end_operations()  # of a step whose end was interrupted
@@ -85,17 +86,17 @@ class Steps:
 
     # Write.
 
-    def write(self, state: State, rows: Rows, site: Site, call: int, value: torch.Tensor) -> None:
+    def write(self, state: State, rows: Step, site: Site, call: int, value: torch.Tensor) -> None:
         """Write one reading and have it judged if it needs to be."""
         if state.slots.write(rows, site, call, value):
-            self.flag(state, rows, len(rows.lo) - 1, value)
+            self.flag(state, rows, rows.last, value)
 
-    def write_weights(self, state: State, rows: Rows) -> None:
+    def write_weights(self, state: State, rows: Step) -> None:
         """Read every weight and buffer."""
         for site, x in self.weights.readings():
             self.write(state, rows, site, 0, x)
         if not state.slots.deferred and rows.failed is None:
-            self.tracker.judge.known_clean(rows.step)
+            self.tracker.judge.known_clean(rows.number)
 
     def check_weights(self) -> None:
         """Look at every weight and buffer once, as at attach."""
@@ -106,16 +107,15 @@ class Steps:
         state = self.threads.state()
         rows = self.tracker.judge.rows()
         first = bad[0]
-        rows.sites.append(self.weights.site(first))
-        rows.calls.append(0)
-        rows.lo.append(math.nan if first.summary.nan else first.summary.low or 0.0)
-        rows.hi.append(math.nan if first.summary.nan else first.summary.high or 0.0)
+        low, high = first.summary.low or 0.0, first.summary.high or 0.0
+        ends = (math.nan, math.nan) if first.summary.nan else (low, high)
+        rows.add(self.weights.site(first), 0, *ends)
         try:
-            self.flag(state, rows, len(rows.lo) - 1, dict(self.weights.all())[first.name])
+            self.flag(state, rows, rows.last, dict(self.weights.all())[first.name])
         finally:
             self.tracker.judge.begin_again(rows)
 
-    def flag(self, state: State, rows: Rows, order: int, value: Any) -> None:
+    def flag(self, state: State, rows: Step, order: int, value: Any) -> None:
         """Have one reading judged while its layer is still on the stack."""
         if rows.follows:
             site = rows.sites[order]
@@ -136,13 +136,13 @@ class Steps:
                 # The user's stack is what matters, not the way through the core.
                 raise error.with_traceback(None) from None
 
-    def _loss_first(self, state: State, rows: Rows, order: int) -> int:
+    def _loss_first(self, state: State, rows: Step, order: int) -> int:
         """Judge a bad loss before the gradients that it spoils.
 
         Returns:
             The gradient's new place.
         """
-        if rows.failed is not None or state.deferred or order != len(rows.lo) - 1:
+        if rows.failed is not None or state.deferred or order != rows.last:
             return order
         if in_use(state.scales) or any(site.phase == "loss" for site in rows.sites):
             return order
@@ -183,11 +183,11 @@ class Steps:
                 bad = state.slots.write(rows, site, max(len(state.step_roots) - 1, 0), value)
                 expected = context._expected.get()
                 if expected is not None:
-                    rows.expected[order] = expected
+                    rows.expect([order], expected)
                 if bad and self.scalers.scale(state) is not None:  # one that was made just now
-                    rows.lo[order], rows.hi[order] = 1.0, 0.0
+                    rows.clear_reading(order)
                 elif bad:
-                    self.flag(state, rows, len(rows.lo) - 1, value)
+                    self.flag(state, rows, rows.last, value)
 
     # What compiled code wrote.
 
@@ -219,29 +219,21 @@ class Steps:
                 # The user's stack is what matters, not the way through the core.
                 raise error.with_traceback(None) from None
 
-    def _take_first(self, state: State, rows: Rows, order: int) -> int:
+    def _take_first(self, state: State, rows: Step, order: int) -> int:
         """Put what compiled graphs wrote before an eager reading that needs judging.
 
         Returns:
             The reading's new place.
         """
-        if state.slots.deferred or order != len(rows.lo) - 1:
+        if state.slots.deferred or order != rows.last:
             return order
-        site, call, lo, hi = rows.sites.pop(), rows.calls.pop(), rows.lo.pop(), rows.hi.pop()
-        stats, expected = rows.stats.pop(order, None), rows.expected.pop(order, None)
         root = state.roots.pop(order, None)
         try:
-            self.take(state)
+            rows.move_last(lambda: self.take(state))
         finally:
-            order = len(rows.lo)
-            rows.insert(order, site, call, lo, hi)
-            if stats is not None:
-                rows.stats[order] = stats
-            if expected is not None:
-                rows.expected[order] = expected
             if root is not None:
-                state.roots[order] = root
-        return order
+                state.roots[rows.last] = root
+        return rows.last
 
     # Read.
 
@@ -265,7 +257,7 @@ class Steps:
         while ended:
             rows = ended.pop(0)
             if not state.slots.deferred:
-                rows.judged = len(rows.lo)
+                rows.mark_judged()
             self._conclude(state, rows)
 
     def _own(self) -> State | None:
@@ -289,7 +281,7 @@ class Steps:
                 finally:
                     state.reset()
 
-    def _conclude(self, state: State, rows: Rows) -> None:
+    def _conclude(self, state: State, rows: Step) -> None:
         """Judge what is left of an ended step."""
         tracker = self.tracker
         try:
@@ -318,7 +310,7 @@ class Steps:
             if rows is not None:
                 state.ended.append(rows)
                 every = self.options.read
-                if isinstance(every, int) and (rows.step + 1) % every and not rows.failed:
+                if isinstance(every, int) and (rows.number + 1) % every and not rows.failed:
                     return
                 self.settle(state)
                 self.ranks.end(state, rows)

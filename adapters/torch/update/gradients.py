@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from anynan._readings.readings import Rows, Site
+from anynan._readings.readings import Site
+from anynan._readings.step import Step
 from anynan.torch.call.state import State
 from anynan.torch.private import foreach_div, foreach_norm, set_grad_enabled
 from anynan.torch.read.probes import ends, plain
@@ -51,7 +52,7 @@ class Gradients:
     def read(
         self,
         state: State,
-        rows: Rows,
+        rows: Step,
         held: Held,
         gradients: list[Any],
         scale: Any,
@@ -75,7 +76,7 @@ class Gradients:
                 that nothing is raised between the scaler's step and its update.
         """
         every = self._options.read
-        later = isinstance(every, int) and bool((rows.step + 1) % every)
+        later = isinstance(every, int) and bool((rows.number + 1) % every)
         # Nothing depends on the answer before the update: the device goes on into it unread.
         later = later or (self._options.only_watches and not self._steps.ranks.joined)
         slots = state.slots
@@ -98,10 +99,7 @@ class Gradients:
                     _write_norms(slots, rows, sites, norms)
         if not slots.deferred:
             if written is not None:
-                bad = self._confirm(rows, written)
-                if bad:
-                    rows.live.update((order, weakref.ref(grad)) for order, grad in bad)
-                for order, grad in bad:
+                for order, grad in self._confirm(rows, written):
                     self._steps.flag(state, rows, order, grad)
             if self._steps.tracker.judge.guards:
                 with state.aside():
@@ -113,18 +111,20 @@ class Gradients:
                 else:
                     self._steps.settle(state)
                 if written is not None:
-                    bad = self._confirm(rows, written)
-                    rows.live.update((order, weakref.ref(grad)) for order, grad in bad)
+                    self._confirm(rows, written)
                 if not skipped:
                     self._steps.tracker.judge.review(rows)
                     self._steps.tracker.judge.guard(rows)
 
-    def _confirm(self, rows: Rows, written: Written) -> list[tuple[int, Any]]:
-        """Read the ends of the gradients that their norms do not clear; list those that are bad."""
+    def _confirm(self, rows: Step, written: Written) -> list[tuple[int, Any]]:
+        """Read the ends of the gradients that their norms do not clear; list those that are bad.
+
+        The step can look at these as long as they are there.
+        """
         if rows.follows:
             return []
         sites = written.sites
-        last = len(rows.lo) - 1
+        last = rows.last
         # What comes after may have been written by compiled graphs.
         while rows.sites[last] is not sites[-1]:
             last -= 1
@@ -133,30 +133,32 @@ class Gradients:
         # The sum bounds every norm, and carries NaN and Inf.
         if sum(sizes) <= written.limit:
             return []
+        found: list[tuple[int, Any]] = []
         open_ = [i for i, size in enumerate(sizes) if not size <= sites[i].limit]
         nan = next((i for i in open_ if math.isnan(sizes[i])), None)
         if nan is not None and self._steps.tracker.judge.is_spoilt(rows):
-            return [(start + nan, written.gradients[nan])]  # one is enough to say so
-        found = []
+            found = [(start + nan, written.gradients[nan])]  # one is enough to say so
+            open_ = []
         values = {i: plain(written.gradients[i]) for i in open_}
         looked = {i: x for i, x in values.items() if x is not None}
         factor = 1.0 if written.scale is None else 1.0 / float(written.scale)
         for (i, x), (lo, hi) in zip(looked.items(), _all_ends(list(looked.values())), strict=True):
             order = start + i
-            site = rows.sites[order] = exact_site(self._monitor, sites[i])
-            rows.lo[order], rows.hi[order] = lo * factor, hi * factor
+            site = exact_site(self._monitor, sites[i])
             size = sizes[i]
             if math.isinf(size) and -math.inf < lo and hi < math.inf:
                 size = safe_norm(x, max(-lo, hi)) * factor
-            rows.norms[order] = size
+            rows.correct(order, lo * factor, hi * factor, site=site, norm=size)
             if not (-site.limit <= lo * factor and hi * factor <= site.limit):
                 found.append((order, written.gradients[i]))
+        for order, grad in found:
+            rows.keep(order, weakref.ref(grad))
         return found
 
     def _write_ends(
         self,
         state: State,
-        rows: Rows,
+        rows: Step,
         sites: list[Site],
         gradients: list[Any],
         norms: list[torch.Tensor] | None,
@@ -168,7 +170,7 @@ class Gradients:
             values = plain(grad)
             orders.append(None if values is None else len(rows.sites))
             if values is not None and slots.write(rows, exact_site(self._monitor, site), 0, values):
-                self._steps.flag(state, rows, len(rows.lo) - 1, grad)
+                self._steps.flag(state, rows, rows.last, grad)
         if norms is None or not isinstance(slots, DeferredSlots):
             return
 
@@ -179,7 +181,7 @@ class Gradients:
                 # Of finite values an infinite norm says nothing.
                 finite = -math.inf < rows.lo[order] and rows.hi[order] < math.inf
                 if size < math.inf or not finite:
-                    rows.norms[order] = size
+                    rows.add_norm(order, size)
 
         # In the dtype of the slots beside them: one cast less at the read.
         double = gradients[0].dtype is torch.float64
@@ -220,18 +222,11 @@ def _foreach_norm(gradients: list[Any], dtype: torch.dtype | None) -> list[torch
     return list(norms) if type(norms[0]) is torch.Tensor else None
 
 
-def _write_norms(slots: Any, rows: Rows, sites: list[Site], norms: list[torch.Tensor]) -> None:
+def _write_norms(slots: Any, rows: Step, sites: list[Site], norms: list[torch.Tensor]) -> None:
     if slots.deferred:
-        slots.later(_stacked(norms, norms[0].dtype), functools.partial(_append, rows, sites))
+        slots.later(_stacked(norms, norms[0].dtype), functools.partial(rows.add_norms, sites))
     else:
-        _append(rows, sites, torch.stack(norms).tolist())
-
-
-def _append(rows: Rows, sites: list[Site], sizes: list[float]) -> None:
-    rows.sites += sites
-    rows.calls += [0] * len(sites)
-    rows.lo += [-size for size in sizes]
-    rows.hi += sizes
+        rows.add_norms(sites, torch.stack(norms).tolist())
 
 
 def _stacked(norms: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

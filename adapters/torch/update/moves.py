@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from anynan._readings.moves import due, moved, stride
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan.torch.read.probes import plain
 from anynan.torch.weights.optimizers import Held
 
@@ -22,9 +22,9 @@ class Moves:
         self._every = every
         self._kept: weakref.WeakKeyDictionary[Any, list[_Kept]] = weakref.WeakKeyDictionary()
 
-    def before(self, optimizer: Any, held: Held, gradients: list[Any], rows: Rows) -> None:
+    def before(self, optimizer: Any, held: Held, gradients: list[Any], rows: Step) -> None:
         """Keep the weights as they are, if it is this step's turn."""
-        if not due(self._every, rows.step) or optimizer in self._kept:
+        if not due(self._every, rows.number) or optimizer in self._kept:
             return
         kept = []
         for site, p, grad in zip(held.sites, held.parameters, gradients, strict=True):
@@ -33,7 +33,7 @@ class Moves:
                 kept.append((site.layer or "", weakref.ref(p), values.clone()))
         self._kept[optimizer] = kept
 
-    def after(self, optimizer: Any, rows: Rows | None) -> None:
+    def after(self, optimizer: Any, rows: Step | None) -> None:
         """Write how far they have moved into the step's rows."""
         if self._every is None:
             return

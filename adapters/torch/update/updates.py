@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from anynan._base.interrupts import whole
-from anynan._readings.readings import Rows
+from anynan._readings.step import Step
 from anynan.torch.call import noted
 from anynan.torch.call.growth import registered
 from anynan.torch.call.models import Models
@@ -104,7 +104,7 @@ class Updates:
             self.steps.scalers.note(rows, scaler)
             # One that hands its check to a fused optimizer leaves the unscaling to it, too.
             scale = getattr(optimizer, "grad_scale", None)
-            rows.applied = getattr(optimizer, "found_inf", None) is None
+            rows.update_goes_on(made=getattr(optimizer, "found_inf", None) is None)
         self.gradients.read(state, rows, held, gradients, scale)
         # Where no scaler steps this optimizer, none skips the update.
         if rows.pending is not None and scaler is None and not scaled(optimizer):
@@ -118,7 +118,7 @@ class Updates:
         else:
             self.moves.before(optimizer, held, gradients, rows)
 
-    def open(self, state: State, gradients: list[Any]) -> Rows | None:
+    def open(self, state: State, gradients: list[Any]) -> Step | None:
         """Begin an update; give the rows of its step, None if it is none."""
         state.in_optimizer = True
         self.optimizers.known = True
@@ -162,15 +162,15 @@ class Updates:
             )
             judge.remark(MODEL_CALL_UNSEEN(why=why))
 
-    def fail(self, state: State, rows: Rows) -> None:
+    def fail(self, state: State, rows: Step) -> None:
         """Act on a gradient that waited for what a loss scaler would do."""
         with state.aside():
             self.tracker.judge.unscaled(rows)
 
-    def agree(self, state: State, rows: Rows) -> None:
+    def agree(self, state: State, rows: Step) -> None:
         """Agree with the other ranks, in the steps that are read."""
         every = self.steps.options.read
-        if not isinstance(every, int) or not (rows.step + 1) % every:
+        if not isinstance(every, int) or not (rows.number + 1) % every:
             self.steps.ranks.before_update(state, rows)
 
     def passed(self) -> None:
@@ -216,7 +216,7 @@ class Updates:
         rows = state.rows
         self.moves.after(optimizer, rows)
         if rows is None or rows.failed is not None or rows.pending is None or rows.applied:
-            self.tracker.judge.updated(self.tracker.step if rows is None else rows.step)
+            self.tracker.judge.updated(self.tracker.step if rows is None else rows.number)
         if task() != -1:
             state.updated = True  # in the middle of the backward pass: there is more to come
             return

@@ -43,7 +43,7 @@ class Scalers:
         """Keep the scale that the step ran under: the scaler changes it after the update."""
         scale = scale_of(scaler)
         if scale is not None:
-            rows.scale = scale.clone()
+            rows.ran_under(scale.clone())
             self._used = weakref.ref(scaler)
 
     def give_back(self, rows: Any) -> None:

@@ -14,7 +14,8 @@ from anynan._diagnosis.kinds import weights
 from anynan._diagnosis.lineage import Lineage, OpRecord
 from anynan._diagnosis.rules.repair import Repair
 from anynan._diagnosis.rules.situation import Situation
-from anynan._readings.readings import Reading, Rows, Site
+from anynan._readings.readings import Reading, Site
+from anynan._readings.step import Step
 from anynan.events import Event, Kind, Phase, Spread
 
 _EDGES = 4
@@ -237,7 +238,7 @@ def another(case: Investigation, lineage: Lineage) -> tuple[Event, Repair]:
     return event, Repair.of(origin, code)
 
 
-def contained(record: OpRecord, rows: Rows, evidence: Evidence, note: str) -> Event:
+def contained(record: OpRecord, rows: Step, evidence: Evidence, note: str) -> Event:
     """Tell of an operation whose bad values came to no harm that is known."""
     summary = record.output
     kind = (None if summary is None else summary.kind) or "nan"
@@ -247,7 +248,7 @@ def contained(record: OpRecord, rows: Rows, evidence: Evidence, note: str) -> Ev
         phase=record.phase,
         kind=kind,
         severity="suspect",
-        step=rows.step,
+        step=rows.number,
         call=record.call,
         order=len(rows.lo),
         summary=summary,
