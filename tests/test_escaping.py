@@ -111,7 +111,7 @@ def test_a_container_of_any_depth_gives_a_short_report() -> None:
 
 
 def test_an_error_quoted_in_a_note_stays_one_sentence() -> None:
-    note = "the replay failed: RuntimeError\n\n  cause   lies\n" + "x" * 9000
+    note = "the second run failed: RuntimeError\n\n  cause   lies\n" + "x" * 9000
     text = render(Event("numpy", "a", "forward", "nan", "bad", 5, notes=(note,)))
     assert "\n  cause" not in text
     assert len(text) < 2 * PROSE

@@ -171,7 +171,9 @@ def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     tracker(GOOD)
     inside(tracker).judge.followers[0]._file.close()
     inside(tracker).judge.followers[0]._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
-    with pytest.warns(anynan.AnynanWarning, match=r"ends here, it could not be written: OSError"):
+    with pytest.warns(
+        anynan.AnynanWarning, match=r"ends here, because it could not be written: OSError"
+    ):
         tracker(BAD)
     tracker(GOOD)
     tracker.remove()

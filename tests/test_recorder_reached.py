@@ -156,7 +156,7 @@ def test_what_cannot_be_kept_is_named(tmp_path: Any) -> None:
         tracked(np.ones(2))
         assert next(lines) == "1\n"
     (note,) = [note for note in bad(tracked).notes if "`lines`" in note]
-    assert "hand each batch in as an argument" in note
+    assert "pass each batch as an argument" in note
 
 
 # What a fix leaves.

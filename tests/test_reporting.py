@@ -135,9 +135,8 @@ EVENTS: dict[str, Event] = {
     "forward_without_replay": event(
         layer="", kind="posinf", tensor="output['logits']",
         summary=array((8, 10), posinf=80), notes=(
-            ("the replay did not reproduce this: data that the step takes by itself, its own "
-            "random numbers or state may have been others the second time, so the report stays "
-            "at layer level"),
+            ("the second run did not reproduce this, so the report names no operation: the step "
+            "may have used other data, drawn other random numbers, or started from another state"),
         ),
     ),
     "forward_tried": event(

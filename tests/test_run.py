@@ -399,7 +399,7 @@ def test_what_a_program_tracks_by_itself_is_counted_and_not_overlooked(
     (tmp_path / "p.py").write_text(OWN.replace("BAD", value))
     done = python("-m", "anynan", "run", "--fail", "p.py", cwd=tmp_path)
     assert done.returncode == status
-    assert f"anynan: the program tracks by itself: 1 tracker, {told}" in done.stderr
+    assert f"anynan: the program calls track itself: 1 tracker, {told}" in done.stderr
     assert "was seen running" not in done.stderr
 
 

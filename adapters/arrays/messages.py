@@ -9,8 +9,8 @@ PLAIN_ARRAY = Message(
 )
 ARGUMENT_OPAQUE = Message(
     "argument-opaque",
-    "the argument {name} is a {kind}: operations on it are not watched, only what it holds when "
-    "it comes in and when it leaves",
+    "the argument {name} is a {kind}: operations on it are not watched, only its values when "
+    "it comes in and when the call ends",
 )
 PATTERN_UNMATCHED = Message(
     "pattern-unmatched",
@@ -18,12 +18,12 @@ PATTERN_UNMATCHED = Message(
 )
 SCALAR_DEFERRED = Message(
     "scalar-deferred",
-    "the arguments of this call were not kept (read= waits for several calls); operands are known "
-    "by their extremes only",
+    "the arguments of this call were not kept (read= waits for several calls), so only the "
+    "extremes of operands are known",
 )
 ARGUMENTS_OVERWRITTEN = Message(
     "arguments-overwritten",
-    "the call wrote into its own arguments, so it was not run again; operands are known by their "
-    "extremes only",
+    "the call wrote into its own arguments, so it was not run again, and only the extremes of "
+    "operands are known",
 )
-ARRAY_PARTED = Message("array-parted", "{parted}; operands are known by their extremes only")
+ARRAY_PARTED = Message("array-parted", "{parted}, so only the extremes of operands are known")

@@ -7,16 +7,16 @@ PROGRAM_UNWATCHED = Message(
 )
 OPERATION_OPAQUE = Message(
     "operation-opaque",
-    "{name} is run as it is: its inside is not watched, only what comes out of it{why}",
+    "{name} is a black box: anynan watches what comes out of it, not what happens inside{why}",
 )
 LAYER_UNNAMED = Message(
     "layer-unnamed",
-    "no layer of {names} was named: a jitted function inside was traced before it was tracked; "
-    "track it before its first call",
+    "no layer of {names} has a name in reports: JAX traced a jitted function inside before "
+    "you tracked it; call track() before its first call",
 )
 SKIP_INSIDE = Message(
     "skip-inside",
-    "{option} drops no update inside the caller's own jit, grad, vmap or pmap: track the "
+    "{option} cannot drop an update inside your own jit, grad, vmap or pmap: track the "
     "outermost function, which takes and returns the weights",
 )
-CALLBACK_AGAIN = Message("callback-again", "{what} was called again in the replay")
+CALLBACK_AGAIN = Message("callback-again", "the second run called {what} again")

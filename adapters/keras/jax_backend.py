@@ -187,7 +187,7 @@ class KerasSession(BaseAdapter):
         if call is not None:
             return self.calls.replay(call)
         if part is None:
-            msg = "this step is over, so it cannot be run again: the report stays at layer level"
+            msg = "this step is over, so it cannot be run again: the report names no operation"
             raise ReplayError(msg)
         return part.replay(reading)
 

@@ -4,46 +4,46 @@ from anynan._base.messages import Message
 
 STALE_GRAPH = Message(
     "stale-graph",
-    "a tf.function that was traced before track() runs the tracked layers, and holds no check: "
-    "call track() before the function runs for the first time, or make the function anew",
+    "a tf.function that runs the tracked layers was traced before track(), so it holds no "
+    "checks: call track() before the function's first call, or make a new tf.function",
 )
 NESTED_GRADIENT = Message(
     "nested-gradient",
-    "the forward pass ran in a tf.function of its own inside the tape: the gradients of its "
-    "weights are read, those of its layers' outputs are not",
+    "the forward pass ran in its own tf.function inside the tape: the gradients of its "
+    "weights are read, but not those of its layers' outputs",
 )
 REPLICAS_FULL = Message(
     "replicas-full",
-    "the step was traced so often on several replicas that there is no room for more readings: "
-    "its last traces are not read",
+    "the step was traced so often on several replicas that there is no room for more "
+    "readings: its last traces are not read",
 )
 JACOBIAN = Message(
-    "jacobian", "GradientTape.jacobian is vectorised: what goes on inside of it is not read"
+    "jacobian", "GradientTape.jacobian runs vectorised: what happens inside is not read"
 )
 BATCH_INSIDE = Message(
-    "batch-inside", "{why}: give it the batch as an argument, and the operation is named"
+    "batch-inside", "{why}: pass the batch as an argument, and the report names the operation"
 )
 REPLICAS = Message(
     "replicas",
-    "the step runs on several replicas, which cannot be run again: the report stays at layer level",
+    "the step runs on several replicas and cannot be run again, so the report names no operation",
 )
-NESTED_FUNCTION = Message(
-    "nested-function", "what runs in a nested function is not run again by itself"
-)
+NESTED_FUNCTION = Message("nested-function", "a nested function cannot be run again on its own")
 NOT_UNDER_TAPE = Message(
     "not-under-tape",
-    "what the gradient is of was not made by operations that ran under the tape, outside of "
-    "compiled functions: anynan.tensorflow.track on the function around it names the operation",
+    "what this is the gradient of was not computed under the tape, or inside a compiled "
+    "function: track the function around it with anynan.tensorflow.track, and the report "
+    "names the operation",
 )
-DREW_OTHERS = Message("drew-others", "{drawn} drew other numbers when the step was run again")
+DREW_OTHERS = Message("drew-others", "{drawn} drew other numbers in the second run")
 GRAPH_OPTIMIZED = Message(
     "graph-optimized",
-    "the graph ran as TensorFlow's optimizer made it, which moves factors, and was run again as it "
-    "was written: tf.config.optimizer.set_experimental_options({{'disable_meta_optimizer': True}}) "
-    "in front of the step shows whether the fault is the optimizer's",
+    "the first run used the graph that TensorFlow's optimizer rewrote, which moves factors; "
+    "the second run used the graph as you wrote it: call "
+    "tf.config.optimizer.set_experimental_options({{'disable_meta_optimizer': True}}) before "
+    "the step to see whether the optimizer makes the fault",
 )
 LOOP_UNOPENED = Message(
     "loop-unopened",
-    "the inside of a {what} of the graph is not looked into: written as a Python loop, or called "
-    "as a plain function, its operations are named",
+    "the inside of a {what} of the graph is not watched: write it as a Python loop, or call "
+    "it as a plain function, and the report names its operations",
 )

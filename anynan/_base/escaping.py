@@ -29,8 +29,8 @@ def prose(text: str, limit: int = PROSE) -> str:
 
     Example:
         >>> from anynan._base.escaping import prose
-        >>> prose("the replay failed:\n  RuntimeError")
-        'the replay failed: RuntimeError'
+        >>> prose("the second run failed:\n  RuntimeError")
+        'the second run failed: RuntimeError'
     """
     return name(" ".join(text.split()), limit)
 

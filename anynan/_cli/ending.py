@@ -81,8 +81,8 @@ class Ending:
         if self._trackers or self._own:
             bad = sum(is_bad(event) for _, event in self._own)
             told.append(
-                f"anynan: the program tracks by itself: {plural(self._trackers, 'tracker')}, "
-                f"{bad or 'nothing'} bad told"
+                f"anynan: the program calls track itself: {plural(self._trackers, 'tracker')}, "
+                f"{bad or 'nothing'} bad reported"
             )
         told += [*self._found.lines(SHOWN, harmed=bool(self._death)), *self._met]
         if not any(line.startswith("anynan: ") for line in told):

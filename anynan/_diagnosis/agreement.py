@@ -73,7 +73,7 @@ def divergence(
         factor: How far finite magnitudes may be apart: kernels need not be deterministic.
 
     Returns:
-        A clause that completes "the replay saw other values than the first run: ...".
+        A clause that completes "the second run saw other values than the first: ...".
     """
     if not passed:
         return None

@@ -4,8 +4,8 @@ from anynan._base.messages import Message
 
 REPLAY_CLEAN = Message(
     "replay-clean",
-    "the replay did not reproduce this, so the report stays at layer level: the step may have "
-    "taken other data, drawn other random numbers, or begun in another state",
+    "the second run did not reproduce this, so the report names no operation: the step may "
+    "have used other data, drawn other random numbers, or started from another state",
 )
 GRADIENT_FINITE = Message(
     "gradient-finite",
@@ -15,40 +15,40 @@ GRADIENT_FINITE = Message(
 )
 REPLAY_PARTED = Message(
     "replay-parted",
-    "the replay saw other values than the first run: {parted}; so it proves nothing, and the "
-    "report stays at layer level (code that takes its own data, counts its own steps or draws "
+    "the second run saw other values than the first: {parted}; so it proves nothing, and the "
+    "report names no operation (code that reads its own data, counts its own steps or draws "
     "from its own generator runs differently the second time)",
 )
 COMPILED_ONLY = Message(
     "compiled-only",
-    "the step was run again uncompiled, and was clean: the fault appears only when compiled, where "
-    "arithmetic is fused, reordered and rounded elsewhere (or the code asks whether it is "
-    "compiled), so the report stays at layer level",
+    "the second run, uncompiled, was clean, so the report names no operation: the fault "
+    "appears only in compiled code, which fuses, reorders and rounds arithmetic differently "
+    "(or the code asks whether it is compiled)",
 )
 CALL_ALONE = Message(
     "call-alone",
-    "a second run of the whole step did not show this; one of the model's own call did, with the "
-    "arguments of the first time",
+    "a second run of the whole step did not show this; a second run of the model's call alone "
+    "did, with the arguments of the first",
 )
-NOT_PUT_BACK = Message("replay-restored-not", "{who} could not put back {what}")
+NOT_PUT_BACK = Message("replay-restored-not", "{who} could not restore {what}")
 OPERATION_BLIND = Message(
-    "replay-operation-blind", "{what} could not be looked at in the replay: {error}"
+    "replay-operation-blind", "the second run could not look at {what}: {error}"
 )
 OPERATION_UNSEEN = Message(
     "operation-unseen",
-    "every operation of the step was watched, and none was seen making this: it came from code "
-    "that cannot be watched, or was written past the framework",
+    "every operation of the step was watched, and none was seen making this: code that anynan "
+    "cannot watch did, or something wrote past the framework",
 )
-INFERRED = Message("inferred", "that {what} did it is inferred: {why}")
+INFERRED = Message("inferred", "the cause, {what}, is inferred: {why}")
 ALSO_BAD = Message("also-bad", "{names} too; whether it matters is not known")
 MANY_WEIGHTS = Message(
     "many-weights",
-    "the gradients of {count} weights are bad, and which was first is not known{likely}; "
-    "level='layer' reads them in the order in which they are made",
+    "the gradients of {count} weights are bad, and it is not known which was first{likely}; "
+    "level='layer' reads them in the order in which they are computed",
 )
 HIDDEN_BEFORE = Message(
     "hidden-before",
-    "the same happened before in `{layer}`, where it was hidden again: mend both",
+    "the same happened earlier in `{layer}`, where it was hidden again: fix both",
 )
 CONTAINED = Message(
     "contained", "contained: its bad values reached no layer output, loss or gradient"

@@ -2,4 +2,4 @@
 
 from anynan._base.messages import Message
 
-FILE_ENDED = Message("file-ended", "{path} ends here, it could not be written: {error}")
+FILE_ENDED = Message("file-ended", "{path} ends here, because it could not be written: {error}")

@@ -103,7 +103,7 @@ class BaseAdapter:
         Raises:
             ReplayError: If it cannot be run again.
         """
-        msg = "this framework's steps cannot be run again: the report stays at layer level"
+        msg = "this framework's steps cannot be run again: the report names no operation"
         raise ReplayError(msg)
 
     def attempt(self, reading: Reading, repairs: Sequence[Repair]) -> Attempt | None:  # noqa: ARG002

@@ -975,7 +975,7 @@ class Judge(Actor):
         maker, tracker = rows.makers.get(ANYTHING), self._tracker()
         if maker is None:
             return False
-        comes = "comes of" if maker.certain else "is bad, and came after"
+        comes = "comes from" if maker.certain else "is bad, and came after"
         self._note_once(reading, kind, None)
         if not self._comes:
             self._comes = True
@@ -994,7 +994,7 @@ class Judge(Actor):
             if maker is not None and maker.itself and maker.step == self._bad[0]:
                 first = self._bad[1]
                 assert first is not None
-                said = f"what {maker.name} is given comes of its own step {first.failed.step}"
+                said = f"what {maker.name} is given comes from its own step {first.failed.step}"
                 self._add(rows, first, 1 + later, f"{said}, which was reported")
                 return True
         return False

@@ -33,7 +33,7 @@ def test_a_callback_that_feeds_data(second, layer):
     assert np.isnan(tracked(jnp.float32(1)))
     (event,) = tracked.events
     assert (event.kind, event.operation) == ("nan", None)
-    assert any("the replay saw other values than the first run" in note for note in event.notes)
+    assert any("the second run saw other values than the first" in note for note in event.notes)
     assert event.cause.tag == "unknown"
     assert event.layer == ("layer" if layer else None)
 

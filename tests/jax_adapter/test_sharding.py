@@ -180,5 +180,5 @@ def test_replicas_that_each_have_their_weights_keep_the_old_ones_together():
 @pytest.mark.parametrize("around", [jax.jit, functools.partial(jax.pmap, axis_name="i")])
 def test_dropping_updates_inside_the_callers_own_program_is_refused(around):
     step = anynan.jax.track(lambda w, x: (w - jnp.log(w * x).sum(), x.sum()), action="skip")
-    with pytest.raises(ValueError, match="drops no update inside the caller's own jit"):
+    with pytest.raises(ValueError, match="cannot drop an update inside your own jit"):
         around(step)(jnp.ones(8), jnp.array(BAD[:8]))

@@ -21,7 +21,7 @@ import anynan
 
 pytestmark = pytest.mark.tier(2)
 
-SPREAD = "is run as it is: its inside is not watched, only what comes out of it"
+SPREAD = "is a black box: anynan watches what comes out of it, not what happens inside"
 
 
 class Root(nn.Module):

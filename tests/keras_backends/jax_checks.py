@@ -101,7 +101,9 @@ def test_a_function_of_ones_own():
 
     params = [v.value for v in model.trainable_variables]
     with anynan.keras.track(model) as tracker:
-        with pytest.warns(anynan.AnynanWarning, match=r"with anynan.jax.track, and its layers"):
+        with pytest.warns(
+            anynan.AnynanWarning, match=r"with anynan.jax.track, which names the layers"
+        ):
             jax.jit(lambda x: model(x))(x)
         assert not len(tracker.history)
         with anynan.jax.track(jax.value_and_grad(loss)) as step:

@@ -105,7 +105,7 @@ def test_a_loop_of_the_graph_is_said_to_be_closed():
         anynan.tensorflow.track(tf.function(step))(tf.constant([0.5, 2.0]))
     event = caught.value.event
     assert event.operation.name == "while"
-    assert any("the inside of a loop of the graph is not looked into" in n for n in event.notes)
+    assert any("the inside of a loop of the graph is not watched" in n for n in event.notes)
 
 
 def test_a_branch_of_the_graph_is_said_to_be_closed():

@@ -63,4 +63,4 @@ def test_numbers_that_are_drawn_anew_are_said():
     ):
         inside(tracker).fn(tf.ones(3))
     assert caught.value.event.operation.name == "log"
-    assert "RandomUniform drew other numbers when the step was run again" in str(caught.value)
+    assert "RandomUniform drew other numbers in the second run" in str(caught.value)

@@ -430,7 +430,7 @@ def test_a_fault_that_is_only_there_when_compiled() -> None:
     with pytest.raises(NonFiniteError) as caught:
         call(torch.randn(2, 4))
     assert caught.value.event.layer == "1"
-    assert "appears only when compiled" in " ".join(caught.value.event.notes)
+    assert "appears only in compiled code" in " ".join(caught.value.event.notes)
     tracker.remove()
 
 

@@ -38,7 +38,7 @@ def test_weights_that_an_update_by_hand_spoils_are_told_once(level: Any) -> None
     (event,) = tracker.events
     assert (event.phase, event.step, event.times, tracker.count("bad")) == ("parameter", 4, 1, 1)
     assert event.spread.count >= 7
-    assert "comes of its own step 4, which was reported" in tracker.report()
+    assert "comes from its own step 4, which was reported" in tracker.report()
 
 
 @LEVELS

@@ -186,7 +186,7 @@ def test_the_report_says_once_that_what_follows_is_not_looked_into(model: bool) 
     for _ in range(3):
         program.clean()
     assert len(program.tracker.events) == 1
-    said = [note for note in program.tracker.notes if "not looked into" in note]
+    said = [note for note in program.tracker.notes if "not investigated" in note]
     assert len(said) == 1
     assert "the weights are bad since the update of step 1" in said[0]
 

@@ -358,7 +358,7 @@ class TestSharded:
             assert (event["rank"], event["layer"], event["op"]) == (rank, "fault", None)
             (note,) = event["notes"]
             assert note.startswith("the model's weights are sharded over the ranks, and only this")
-            assert note.endswith("so it cannot be run again: the report stays at layer level")
+            assert note.endswith("so it cannot be run again: the report names no operation")
 
     def test_tracked_before_it_is_sharded(self, two: Seen) -> None:
         assert where(stopped_at_once(two("fsdp_tracked_first"), rank=1)) == LOG

@@ -221,7 +221,7 @@ def test_the_event_is_that_of_a_tracked_step(door: Any, where: str, tmp_path: An
     if operation is not None:
         assert operation.source.file == __file__
     if door in (transformers, transformers_unedited) and where != "update":
-        assert not any("had updated the weights" in note for note in event.notes)
+        assert not any("weights had been updated" in note for note in event.notes)
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)

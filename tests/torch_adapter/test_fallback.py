@@ -147,7 +147,7 @@ def test_the_models_own_call_is_run_again_where_the_step_shows_nothing(
     word, phase = ("log", "forward") if fault is nan_forward else ("sqrt", "backward")
     assert named(event) == ("fault", phase, word)
     assert event.call == 1
-    assert any("the model's own call" in note for note in event.notes)
+    assert any("the model's call alone" in note for note in event.notes)
     grads = [p.grad for p in model.parameters()]
     assert all(grad is not None for grad in grads)
 
@@ -442,7 +442,7 @@ def test_gradients_that_no_optimizer_takes_are_judged(way: str, read: Any) -> No
     event = caught.value.event
     assert (event.layer, event.phase, event.parameter) == ("1", "backward", "1.weight")
     if read == "end":  # read when the weights were no longer those of the first run
-        assert any("updated the weights" in note for note in event.notes)
+        assert any("weights had been updated" in note for note in event.notes)
     else:
         assert event.operation.name == "divide"
         assert torch.equal(model[1].weight, before)

@@ -90,7 +90,7 @@ def test_other_objects_with_a_state(*, broken: bool) -> None:
         meter.total += run.step(x).item()
 
     if broken:
-        with pytest.warns(AnynanWarning, match=r"could not put back Meter \(KeyError"):
+        with pytest.warns(AnynanWarning, match=r"could not restore Meter \(KeyError"):
             first_bad_batch(step, batches())
         assert meter.total
     else:

@@ -192,7 +192,7 @@ def test_the_same_fault_again_is_one_event_and_none_of_the_programs_own_trackers
     assert "6 bad in 6 steps" in said
     assert "6 times" in said
     assert said.count(" event ") == 1
-    assert "tracks by itself" not in said
+    assert "calls track itself" not in said
 
 
 def test_a_value_of_many_elements_that_the_program_asks_for_nan_is_told(tmp_path: Path) -> None:

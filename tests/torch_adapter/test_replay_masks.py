@@ -237,7 +237,7 @@ def test_a_scripted_part_is_left_alone_and_said() -> None:
     model = nn.Sequential(nn.Linear(4, 4), scripted)
     for target in (model, lambda x: model(x).sum(), lambda x: scripted(x).sum()):
         count = int(scripted.norm.num_batches_tracked)
-        with pytest.warns(AnynanWarning, match="scripted or traced takes no hooks"):
+        with pytest.warns(AnynanWarning, match="scripted or traced take no hooks"):
             tracker = anynan.torch.track(target)
         event = failing(lambda tracker=tracker: tracker(batch()))
         assert event.operation.name == "log"

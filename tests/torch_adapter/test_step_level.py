@@ -247,7 +247,7 @@ def test_parts_that_are_called_past_the_model_are_watched_from_the_second_step(p
     assert "its parts are called past it" in rest
 
 
-@pytest.mark.filterwarnings("ignore:anynan. the model's own call was not seen")
+@pytest.mark.filterwarnings("ignore:anynan. anynan did not see the model's own call")
 def test_of_weights_alone_the_likeliest_is_named_and_that_it_is_likely_is_said() -> None:
     """Parts that are called past the model leave no call to run again."""
     seed()
@@ -265,9 +265,9 @@ def test_of_weights_alone_the_likeliest_is_named_and_that_it_is_likely_is_said()
     assert event.summary.shape == (4,)
     assert not event.trail
     assert event.notes[-1] == (
-        "the gradients of 4 of 6 weights are bad, and which was first is not known, probably that "
-        "of norm.bias: mostly a backward pass runs up the model's list; level='layer' reads them "
-        "in the order in which they are made [many-weights]"
+        "the gradients of 4 of 6 weights are bad, and it is not known which was first, probably "
+        "that of norm.bias: mostly a backward pass runs up the model's list; level='layer' reads "
+        "them in the order in which they are computed [many-weights]"
     )
 
 

@@ -191,7 +191,9 @@ STEPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 BY_FORWARD = ("jvp", "jacfwd", "hessian")
 
 
-@pytest.mark.filterwarnings("ignore:anynan. the layers of the model inside a function transform")
+@pytest.mark.filterwarnings(
+    "ignore:anynan. the model's layers are not read inside a function transform"
+)
 @pytest.mark.parametrize("level", ["step", "layer", "operation"])
 @pytest.mark.parametrize(
     ("kind", "name"),

@@ -32,7 +32,7 @@ KNOWN: list[Known] = [
         "silent",
         "a layer that Keras does not compile on JAX: the warning says that it is compiled while it "
         "is tracked",
-        said="*the model was compiled with run_eagerly=True or jit_compile=False*",
+        said="*you compiled the model with run_eagerly=True or jit_compile=False*",
     ),
     *(
         Known(

@@ -8,7 +8,7 @@ KNOWN_JAX = [
         "pallas_interpreted",
         "silent",
         "documented: the inside of a Pallas kernel is not watched, which is said once",
-        said="warning: anynan: pallas_call is run as it is*",
+        said="warning: anynan: pallas_call is a black box*",
     ),
     Known(
         "jax",
@@ -16,7 +16,7 @@ KNOWN_JAX = [
         "silent",
         "documented: the inside of lineax's solver, a primitive of its own, is not watched, which "
         "is said once",
-        said="warning: anynan: linear_solve is run as it is*",
+        said="warning: anynan: linear_solve is a black box*",
     ),
     Known(
         "jax",

@@ -64,7 +64,9 @@ class Began:
         """Say what a second run missed, and what it left."""
         found = [STATE_MISSED(what=what) for what in self.lost]
         return list(
-            dict.fromkeys(found + [NOT_PUT_BACK(who="the replay", what=what) for what in self.left])
+            dict.fromkeys(
+                found + [NOT_PUT_BACK(who="the second run", what=what) for what in self.left]
+            )
         )
 
     @contextmanager

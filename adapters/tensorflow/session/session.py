@@ -213,7 +213,7 @@ class Session(BaseAdapter):
         """Run the failing step again, operation by operation."""
         step = self.state.step
         if step is None:
-            msg = "this step is over, so it cannot be run again: the report stays at layer level"
+            msg = "this step is over, so it cannot be run again: the report names no operation"
             raise ReplayError(msg)
         return self._replays.replay(step)
 

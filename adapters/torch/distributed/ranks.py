@@ -307,7 +307,7 @@ class Ranks:
             self._refused = error
             return ""
         except Exception as error:  # noqa: BLE001  what was found must not be lost
-            text = f"the replay failed: {type(error).__name__} {error}".rstrip()
+            text = f"the second run failed: {type(error).__name__} {error}".rstrip()
             self._refused = ReplayError(text)
             return ""
         if mine is not None and held is not None:

@@ -52,7 +52,7 @@ def replaying(weights: Iterable[torch.Tensor], *, together: bool) -> Iterator[No
             if any(hasattr(p, "to_local") for p in weights):
                 msg = (
                     "the model's weights are sharded over the ranks, and only this one is at "
-                    "this point, so it cannot be run again: the report stays at layer level"
+                    "this point, so it cannot be run again: the report names no operation"
                 )
                 raise ReplayError(msg)
             stack.enter_context(_NoCollectives())
@@ -70,7 +70,7 @@ class _NoCollectives(DispatchMode):
     ) -> Any:
         if func.namespace in _COLLECTIVES:
             msg = (
-                f"the replay stopped at a collective ({func.overloadpacket}), since the other "
+                f"the second run stopped at a collective ({func.overloadpacket}), since the other "
                 "ranks do not run it again"
             )
             raise ReplayError(msg)

@@ -93,7 +93,7 @@ class Replays:
         if state.rows is not None and state.rows.number != reading.step:
             msg = (
                 f"step {reading.step} was over when it was read, so it cannot be run again: the "
-                "report stays at layer level"
+                "report names no operation"
             )
             raise ReplayError(msg)
         if reading.phase == "loss" and not state.in_step:
@@ -109,7 +109,7 @@ class Replays:
         if not roots:
             msg = (
                 "the layer was called past the model (not through the tracked model's own call), "
-                "so there is no call to run again: the report stays at layer level"
+                "so there is no call to run again: the report names no operation"
             )
             raise ReplayError(msg)
         if any(root.fn is None for root in roots):
@@ -304,7 +304,7 @@ class Replays:
             finally:
                 interrupts.end()
                 kept.restore()
-        result.notes += [NOT_PUT_BACK(who="the replay", what=what) for what in kept.lost]
+        result.notes += [NOT_PUT_BACK(who="the second run", what=what) for what in kept.lost]
         if result.uncompiled:  # what compiled code calls several times has one reading
             result.passed = []
         elif state.updated and state.in_step:
@@ -328,15 +328,15 @@ class Replays:
         if ours is not None:
             msg = (
                 f"another thread ({ours}) runs what is tracked, too, and would have met the "
-                "second run in it: the step was not run again, and the report stays at layer level"
+                "second run in it: the step was not run again, and the report names no operation"
             )
             raise ReplayError(msg)
         if not all(root.random.is_now() for root in roots):
             name = next(iter(busy.values()))
             msg = (
                 f"the step drew random numbers, and another thread ({name}) would have drawn the "
-                "same ones during a second run: the step was not run again, and the report stays "
-                "at layer level"
+                "same ones during a second run: the step was not run again, and the report names "
+                "no operation"
             )
             raise ReplayError(msg)
 
