@@ -10,7 +10,7 @@ _MOVES = frozenset({"send", "throw", "close", "get", "get_nowait"})
 _HANDS_OVER = frozenset({"put", "put_nowait"})
 _MORE = (
     "it would have taken more from `{}` than the first run took, or from an iterator whose items "
-    "cannot be kept: hand each batch in as an argument"
+    "cannot be kept: pass each batch as an argument"
 )
 
 

@@ -119,7 +119,7 @@ class Graphs:
         what = (
             "the layers ran in a graph that was compiled before track() and does not hold its hooks"
             if called
-            else "weights got gradients, but none of the watched layers was seen running: they "
+            else "weights got gradients, but no watched layer was seen running: they "
             "may have run in a graph that was compiled before track() and does not hold its hooks"
         )
         self._tracker.judge.say(

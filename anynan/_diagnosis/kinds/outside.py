@@ -17,7 +17,7 @@ MASKED = (
     "between the model and backward() made it so"
 )
 SAME_STEP = (
-    "let a second run of the step do what the first did (hand each batch to it as an argument), "
+    "let a second run of the step do what the first did (pass each batch as an argument), "
     "or track with level='operation', and the operation is named"
 )
 CHECKED = (
