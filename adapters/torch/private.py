@@ -252,6 +252,17 @@ is_casting = torch._C._is_any_autocast_enabled
 """Tell whether any device's operations are cast by ``autocast``."""
 
 
+def casts() -> dict[str, torch.dtype]:
+    """Give the dtype that ``autocast`` casts to, for each kind of device where it does."""
+    if not is_casting():
+        return {}
+    found = torch.accelerator.current_accelerator()
+    kinds = ("cpu",) if found is None else ("cpu", found.type)
+    return {
+        kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)
+    }
+
+
 def count_modes() -> int:
     """Count the dispatch modes that are entered."""
     return torch._C._len_torch_dispatch_stack()

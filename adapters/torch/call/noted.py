@@ -25,6 +25,7 @@ from anynan.events import Source
 from anynan.torch.private import (
     EVALUATION,
     FunctionMode,
+    casts,
     function_modes,
     is_casting,
     stand_before_compiled,
@@ -270,7 +271,7 @@ class Notes(FunctionMode):
                 self.notes.append(
                     (
                         func, taken, kwargs, versions, code, last, around,
-                        _casts() if is_casting() else None, made, count, grad, None,
+                        casts() if is_casting() else {}, made, count, grad, None,
                     )
                 )  # fmt: skip
             except Exception:  # noqa: BLE001  it is as if what it gave came from outside
@@ -308,8 +309,8 @@ class Notes(FunctionMode):
                 versions: list[int] = []
                 taken = [_deep(item, versions) for item in args]
                 named = {name: _deep(item, versions) for name, item in kwargs.items()}
-                casts = _casts() if is_casting() else None
-                note = (func, taken, named, versions, *_place(_getframe(2)), casts, taken[0])
+                autocast = casts() if is_casting() else {}
+                note = (func, taken, named, versions, *_place(_getframe(2)), autocast, taken[0])
                 copy = [self._copy(item) for item in x] if many else self._copy(x)
         except Exception:  # noqa: BLE001
             note = None
@@ -354,8 +355,8 @@ class Notes(FunctionMode):
         with suppress(Exception):  # it may hold what is not to be held
             versions: list[int] = []
             taken = [_deep(x, versions) for x in args]
-            casts = _casts() if is_casting() else None
-            note = (run, taken, None, versions, *_place(frame), casts)
+            autocast = casts() if is_casting() else {}
+            note = (run, taken, None, versions, *_place(frame), autocast)
         self.take()
         try:
             out = run(*args)
@@ -520,14 +521,6 @@ def _several(out: Any) -> tuple[Any, int, bool]:
     """Take several results."""
     refs = [_ref(x) if type(x) is _Tensor else None for x in out]
     return refs, 0, any(x.requires_grad for x in out if type(x) is _Tensor)
-
-
-def _casts() -> list[tuple[str, torch.dtype]]:
-    return [
-        (device, torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-        if torch.is_autocast_enabled(device)
-    ]
 
 
 def _kind(func: Any) -> int:

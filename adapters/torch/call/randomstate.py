@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-_CUDA = torch.backends.cuda.is_built()
 # What either global generator holds: 624 words, and the place of the next.
 _WORDS = 624
 
@@ -22,21 +21,18 @@ class RandomState:
     """Hold the states of the generators a step may draw from."""
 
     cpu: torch.Tensor
-    devices: dict[int, torch.Tensor]
+    devices: dict[str, torch.Tensor]
     numpy: Any
     python: Any
 
     @classmethod
     def now(cls) -> "RandomState":
         """Take the present states; nothing is drawn and no device is read."""
-        devices = {}
-        if _CUDA and torch.cuda.is_initialized():
-            devices = {i: torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())}
-        return cls(torch.get_rng_state(), devices, _of_numpy(), _of_python())
+        return cls(torch.get_rng_state(), _of_devices(), _of_numpy(), _of_python())
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Give what is held of PyTorch's own generators, by name."""
-        held = {f"torch_cuda_{device}": state for device, state in self.devices.items()}
+        held = {f"torch_{name.replace(':', '_')}": x for name, x in self.devices.items()}
         return {"torch_cpu": self.cpu, **held}
 
     def is_now(self) -> bool:
@@ -53,10 +49,22 @@ class RandomState:
     def restore(self) -> None:
         """Put the states back."""
         torch.set_rng_state(self.cpu)
-        for device, state in self.devices.items():
-            torch.cuda.set_rng_state(state, device)
+        for name, state in self.devices.items():
+            torch.get_device_module(name).set_rng_state(state, name)
         np.random.set_state(self.numpy)  # noqa: NPY002
         random.setstate(self.python)
+
+
+def _of_devices() -> dict[str, torch.Tensor]:
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
+        return {}
+    module = torch.get_device_module(kind)
+    used = getattr(module, "is_initialized", module.is_available)
+    if not (used() and hasattr(module, "get_rng_state")):
+        return {}
+    names = [f"{kind.type}:{i}" for i in range(module.device_count())]
+    return {name: module.get_rng_state(name) for name in names}
 
 
 class _Memory:

@@ -17,14 +17,11 @@ from anynan._reach import Items
 from anynan.events import Source
 from anynan.torch.call.randomstate import RandomState
 from anynan.torch.call.regions import inside
-from anynan.torch.private import is_casting, version
+from anynan.torch.private import casts, version
 from anynan.torch.read.paths import inner
 
 if TYPE_CHECKING:
     from anynan.torch.call.reached import Began
-
-_CUDA = torch.backends.cuda.is_built()
-_AUTOCAST_DEVICES = ("cpu", "cuda") if _CUDA else ("cpu",)
 
 
 def _released() -> None:
@@ -71,18 +68,13 @@ class RootCall:
             values: The tensors among them.
             calls: How often each layer was called in this step before.
         """
-        autocast = {
-            device: torch.get_autocast_dtype(device)
-            for device in (_AUTOCAST_DEVICES if is_casting() else ())
-            if torch.is_autocast_enabled(device)
-        }
         # What the call takes out of its batch must still be there for a replay.
         args, kwargs = _copied(args), _copied(kwargs) if kwargs else {}
         versions = [(weakref.ref(x), version(x)) for x in values if not x.is_inference()]
         target = weakref.ref(fn) if isinstance(fn, torch.nn.Module) else fn
         return cls(
             target, args, kwargs, RandomState.now(), torch.is_grad_enabled() or inside(),
-            torch.is_inference_mode_enabled(), autocast, versions, caller(),
+            torch.is_inference_mode_enabled(), casts(), versions, caller(),
             dict(calls), sent=_sent(fn),
         )  # fmt: skip
 
@@ -153,16 +145,15 @@ class RootCall:
     def modes(self) -> Iterator[None]:
         """Enter the grad mode and autocast state that the call ran under."""
         with ExitStack() as stack:
-            for device in _AUTOCAST_DEVICES:
+            for device in casts() | self.autocast:
                 dtype = self.autocast.get(device)
-                if dtype is not None or torch.is_autocast_enabled(device):
-                    # Without its cache: casts of weights that the first run left there would
-                    # not be made again, and an overflow in one would not be seen.
-                    stack.enter_context(
-                        torch.autocast(
-                            device, dtype=dtype, enabled=dtype is not None, cache_enabled=False
-                        )
+                # Without its cache: casts of weights that the first run left there would
+                # not be made again, and an overflow in one would not be seen.
+                stack.enter_context(
+                    torch.autocast(
+                        device, dtype=dtype, enabled=dtype is not None, cache_enabled=False
                     )
+                )
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad and not self.inference))
             yield

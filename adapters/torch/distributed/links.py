@@ -81,7 +81,7 @@ class Link:
         """
         if self.group is None:
             self.open()
-        flags = torch.tensor([int(flag)], dtype=torch.int32)
+        flags = torch.tensor([int(flag)], dtype=torch.int32, device="cpu")
         self._run(lambda: self.group.allreduce([flags]).wait())
         return bool(flags.item())
 
@@ -93,13 +93,13 @@ class Link:
             Unlinked: If a rank left or does not come.
         """
         data = torch.frombuffer(bytearray(json.dumps(fact).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        mine = torch.tensor([data.numel()], dtype=torch.int64)
+        sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
+        mine = torch.tensor([data.numel()], dtype=torch.int64, device="cpu")
         self._run(lambda: self.group.allgather([sizes], [mine]).wait())
         longest = max(int(size) for size in sizes)
-        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         padded[: data.numel()] = data
-        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        parts = [torch.zeros_like(padded) for _ in range(self.size)]
         self._run(lambda: self.group.allgather([parts], [padded]).wait())
         return [
             json.loads(part[: int(size)].numpy().tobytes())

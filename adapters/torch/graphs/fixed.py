@@ -164,7 +164,8 @@ class Board:
 
 def _apart(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor over the same memory that torch takes for a tensor of its own."""
-    alone: torch.Tensor = torch.from_dlpack(x)  # type: ignore[attr-defined]
+    # The tensor itself would ask Python code that knows few kinds of devices.
+    alone: torch.Tensor = torch.from_dlpack(torch.utils.dlpack.to_dlpack(x))  # type: ignore[attr-defined]
     return alone
 
 

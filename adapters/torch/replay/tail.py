@@ -460,7 +460,7 @@ def _requires(ref: Any) -> bool:
 def _modes(note: Note) -> Iterator[None]:
     """Enter the grad mode and the casts that an operation ran under."""
     with ExitStack() as stack:
-        for device, dtype in note.autocast or ():
+        for device, dtype in note.autocast.items():
             stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
         stack.enter_context(torch.set_grad_enabled(note.grad))
         yield

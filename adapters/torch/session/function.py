@@ -284,7 +284,7 @@ class FunctionSession(Session):
                     state.slots.read()
                 rows.add(site, 0, x, x)
                 if not (-site.limit <= x <= site.limit):
-                    value = torch.tensor(x, dtype=torch.float64)
+                    value = torch.tensor(x, dtype=torch.float64, device="cpu")
                     self.steps.flag(state, rows, rows.last, value)
 
     def enter_root(self, module: Any, path: str, args: Any, kwargs: Any) -> None:
