@@ -153,7 +153,8 @@ def is_container(x: Any) -> bool:
 def shown(key: Any) -> str:
     """Return the ``repr`` of a key, or what stands for one that has none."""
     try:
-        return repr(key)
+        # To write out an array that is a key, as a weight in an optimizer's state, would read it.
+        return f"<{type(key).__name__}>" if hasattr(key, "shape") else repr(key)
     except Exception:  # noqa: BLE001  a program's own class may do anything
         return f"<{type(key).__name__}>"
 

@@ -81,7 +81,8 @@ def _spread(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Walk a value and what it holds: items, and attributes of the program's own objects."""
     yield name, value
     if isinstance(value, dict):
-        inner: Any = ((str(key), item) for key, item in list(value.items()))
+        items = enumerate(list(value.items()))
+        inner: Any = ((_word(key, i), item) for i, (key, item) in items)
     elif isinstance(value, list | tuple):
         inner = ((str(i), item) for i, item in enumerate(value))
     elif _own(value):
@@ -94,6 +95,11 @@ def _spread(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _spread(path, item)
         else:
             yield path, item
+
+
+def _word(key: Any, i: int) -> str:
+    """Give a key's part of a path: to write a tensor out would read it, number by number."""
+    return str(key) if isinstance(key, str | int) else f"{type(key).__name__}{i}"
 
 
 def _own(value: Any) -> bool:
@@ -171,9 +177,10 @@ def _collect(found: dict[str, torch.nn.Module], name: str, value: Any) -> None:
                 name += "_"
             found[name] = value
     elif _is(value, dict):
-        for key, item in list(dict.items(value)):
+        for i, (key, item) in enumerate(list(dict.items(value))):
             if _is(item, torch.nn.Module):
-                _collect(found, f"{name}.{key}" if name else str(key), item)
+                word = _word(key, i)
+                _collect(found, f"{name}.{word}" if name else word, item)
     elif _is(value, list | tuple):
         items = list.__iter__(value) if _is(value, list) else tuple.__iter__(value)
         for i, item in enumerate(items):

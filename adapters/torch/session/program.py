@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from anynan._arrays.containers import shown
 from anynan._base.sources import is_library
 from anynan._base.summary import Summary
 from anynan._diagnosis.evidence import BadParameter, ReplayError
@@ -369,5 +370,5 @@ def _inside(name: str, value: Any) -> list[tuple[str, Any]]:
     if kind in (list, tuple):
         return [(f"{name}[{i}]", item) for i, item in enumerate(value[:100])]
     if kind is dict:
-        return [(f"{name}[{key!r}]", item) for key, item in list(value.items())[:100]]
+        return [(f"{name}[{shown(key)}]", item) for key, item in list(value.items())[:100]]
     return [(name, value)]
