@@ -4,11 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.autograd.forward_ad as _dual
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from anynan._arrays.access import blocks
 from anynan._arrays.measures import describe
+from anynan._arrays.tally import Tally
 from anynan._base.summary import Summary
 from anynan.torch.private import (
     StorageWeakRef,
@@ -30,6 +33,8 @@ DTYPE_NAME = {dtype: str(dtype).removeprefix("torch.") for dtype in NATIVE | COM
 DTYPE_MAX = {dtype: float(torch.finfo(dtype).max) for dtype in NATIVE | COMPLEX}
 DTYPE_MAX |= {dtype: float(torch.finfo(dtype).max) for dtype in FLOAT8}
 _CHUNK = 1 << 18
+_SINGLE = NATIVE - {torch.float64}
+_BLOCK = 1 << 20
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _aminmax = torch.aminmax
@@ -201,8 +206,43 @@ def read_ends(x: torch.Tensor) -> tuple[float, float]:
     low, high = ends(x)
     if x.device.type == "cpu":
         return low.item(), high.item()
-    both = torch.stack((low, high)).tolist()
-    return both[0], both[1]
+    ((lo, hi),) = bring([torch.stack((low, high))])
+    return lo, hi
+
+
+def all_ends(values: list[torch.Tensor]) -> list[tuple[float, float]]:
+    """Return both ends of each of many ``plain`` tensors on the host, in one read a device."""
+    with torch.no_grad():
+        return [(lo, hi) for lo, hi in bring([torch.stack(ends(x)) for x in values])]
+
+
+def _on_host(x: torch.Tensor) -> torch.Tensor:
+    """Copy a small tensor to the host, waiting for its own stream only."""
+    if not x.is_cuda:
+        return x.to("cpu", copy=True)
+    staged = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
+    staged.copy_(x, non_blocking=True)
+    torch.cuda.current_stream(x.device).synchronize()
+    return staged
+
+
+def bring(tensors: list[torch.Tensor]) -> list[list[float]]:
+    """Copy small tensors to the host, those of a device in one copy."""
+    by_device: dict[torch.device, list[int]] = {}
+    for i, x in enumerate(tensors):
+        by_device.setdefault(x.device, []).append(i)
+    found: list[list[float]] = [[]] * len(tensors)
+    with torch.no_grad():
+        for which in by_device.values():
+            wide = any(tensors[i].dtype == torch.float64 for i in which)
+            dtype = torch.float64 if wide else torch.float32
+            flat = torch.cat([tensors[i].reshape(-1).to(dtype) for i in which])
+            values = _on_host(flat).tolist()
+            at = 0
+            for i in which:
+                found[i] = values[at : at + tensors[i].numel()]
+                at += tensors[i].numel()
+    return found
 
 
 def nonfinite(x: Any) -> bool:
@@ -222,7 +262,39 @@ def measure(x: Any) -> Summary:
     local = _unwrap(x)
     inner = x if local is None else local
     values = inner if inner.layout is torch.strided else _values(inner)
-    return describe((inner if values is None else values).detach())
+    values = (inner if values is None else values).detach()
+    near = values.dtype in _SINGLE and values.device.type not in ("cpu", "mps")
+    return _measure_there(values) if near else describe(values)
+
+
+def _measure_there(x: torch.Tensor) -> Summary:
+    """Summarise a tensor on its device, block by block, and bring the numbers in one read."""
+    limits, found = torch.finfo(x.dtype), []
+    for block in blocks(x, _BLOCK):
+        bad = ~block.isfinite()
+        wide = block.double().masked_fill_(bad, 0)  # no square of them leaves float64
+        size = wide.abs()
+        numbers = (
+            block.isnan().sum(), (block == math.inf).sum(), (block == -math.inf).sum(),
+            (block == 0).sum(), ((size > 0) & (size < limits.tiny)).sum(), bad.sum(),
+            block.masked_fill(bad, math.inf).amin(), block.masked_fill(bad, -math.inf).amax(),
+            wide.sum(), wide.square().sum(), bad.reshape(-1).byte().argmax(),
+        )  # fmt: skip
+        found.append(torch.stack([number.double() for number in numbers]))
+    tally, first, start = Tally(), None, 0
+    tally.top = np.log2(np.longdouble(limits.max))
+    for block, row in zip(blocks(x, _BLOCK), bring(found), strict=True):
+        part = Tally()
+        *counts, bad_ones, part.lo, part.hi, total, squares, at = row
+        part.nan, part.posinf, part.neginf, part.zero, part.subnormal = map(int, counts)
+        part.finite = block.numel() - int(bad_ones)
+        part.absmax = max(-part.lo, part.hi) if part.finite else 0.0
+        part.sums = [(0, total, squares)]
+        tally.merge(part)
+        if first is None and bad_ones:
+            first = tuple(int(i) for i in np.unravel_index(start + int(at), x.shape))
+        start += block.numel()
+    return tally.summary(tuple(x.shape), DTYPE_NAME[x.dtype], str(x.device), first)
 
 
 def bad_rows(x: Any) -> tuple[int, ...]:

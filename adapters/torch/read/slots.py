@@ -8,7 +8,16 @@ import torch
 
 from anynan._readings.readings import Site
 from anynan._readings.step import Step
-from anynan.torch.read.probes import EXTRA, NATIVE, ends, ends_into, plain, readable
+from anynan.torch.read.probes import (
+    EXTRA,
+    NATIVE,
+    bring,
+    ends,
+    ends_into,
+    plain,
+    read_ends,
+    readable,
+)
 
 Placed = Callable[[list[float]], None]
 _FLOATS = (torch.float32, torch.float64)
@@ -36,8 +45,7 @@ class ImmediateSlots:
             values = readable(x)
             if values is None:
                 return None
-            low, high = ends(values)
-            lo, hi = low.item(), high.item()
+            lo, hi = read_ends(values)
             if entry is None and values.dtype in _FLOATS:
                 self._prepare(values.dtype)
         if self._extra:
@@ -136,7 +144,7 @@ class DeferredSlots:
         tensors = [bank.buffer[:, : bank.used] for bank in banks]
         tensors += self._stats
         tensors += [values for _, values in later]
-        columns = _bring(tensors)
+        columns = bring(tensors)
         ends_of = {id(bank): columns[i] for i, bank in enumerate(banks)}
         waiting = Counter(id(rows) for rows, _, _ in self._where)
         steps = {id(rows): rows for rows, _, _ in self._where}
@@ -166,35 +174,6 @@ class DeferredSlots:
             del banks[:-1]
             banks[-1].used = 0
             self._open[key] = banks[-1]
-
-
-def _on_host(x: torch.Tensor) -> torch.Tensor:
-    """Copy a small tensor to the host, waiting for its own stream only."""
-    if not x.is_cuda:
-        return x.to("cpu", copy=True)
-    staged = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    staged.copy_(x, non_blocking=True)
-    torch.cuda.current_stream(x.device).synchronize()
-    return staged
-
-
-def _bring(tensors: list[torch.Tensor]) -> list[list[float]]:
-    """Copy small tensors to the host, those of a device in one copy."""
-    by_device: dict[torch.device, list[int]] = {}
-    for i, x in enumerate(tensors):
-        by_device.setdefault(x.device, []).append(i)
-    found: list[list[float]] = [[]] * len(tensors)
-    with torch.no_grad():
-        for which in by_device.values():
-            wide = any(tensors[i].dtype == torch.float64 for i in which)
-            dtype = torch.float64 if wide else torch.float32
-            flat = torch.cat([tensors[i].reshape(-1).to(dtype) for i in which])
-            values = _on_host(flat).tolist()
-            at = 0
-            for i in which:
-                found[i] = values[at : at + tensors[i].numel()]
-                at += tensors[i].numel()
-    return found
 
 
 Slots = ImmediateSlots | DeferredSlots

@@ -11,6 +11,7 @@ import torch
 from anynan._diagnosis.rules import repair as repairs
 from anynan._diagnosis.rules.repair import BaseFixRunner, Repair, RepairError, around
 from anynan.torch.private import arguments_of, functional, node_number
+from anynan.torch.read.probes import bring
 from anynan.torch.replay.operands import flat
 
 _grad = torch.autograd.grad  # as it is while nothing stands before it
@@ -275,5 +276,6 @@ def norm_of(gradients: Sequence[torch.Tensor]) -> float | None:
     found = [x.detach().to_dense() if x.layout != torch.strided else x.detach() for x in gradients]
     if not found:
         return None
-    total = math.hypot(*(float(torch.linalg.vector_norm(x.double())) for x in found))
+    norms = bring([torch.linalg.vector_norm(x.double()) for x in found])
+    total = math.hypot(*(norm for (norm,) in norms))
     return total if math.isfinite(total) else None

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from anynan._base.summary import Summary
@@ -156,8 +157,8 @@ def measure_bad(x: torch.Tensor) -> Summary:
     mixed = summary.nan and summary.posinf + summary.neginf
     if not mixed or values is None or values.shape != x.shape:
         return summary
-    flat_index = values.isnan().reshape(-1).to(torch.uint8).argmax()
-    first = torch.unravel_index(flat_index, values.shape)
+    at = int(values.isnan().reshape(-1).to(torch.uint8).argmax())
+    first = np.unravel_index(at, values.shape)
     return replace(summary, first_bad=tuple(int(i) for i in first))
 
 

@@ -10,7 +10,7 @@ import torch
 from anynan._arrays.containers import leaves
 from anynan._readings.policy import Policy, reading_kind
 from anynan.events import Event, Kind
-from anynan.torch.read.probes import ends, measure, plain
+from anynan.torch.read.probes import all_ends, measure, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def parts(objects: Iterable[Any], losses: Iterable[Any] = ()) -> Iterator[Part]:
     for loss in losses:
         for name, x in leaves(loss, "loss"):
             if isinstance(x, float):
-                yield Part("loss", name, torch.tensor(x, dtype=torch.float64))
+                yield Part("loss", name, torch.tensor(x, dtype=torch.float64, device="cpu"))
             elif isinstance(x, torch.Tensor) and x.numel() == 1:
                 yield Part("loss", name, x)
     names: dict[int, str] = {}
@@ -113,17 +113,6 @@ def first_bad(
 
 def _read(found: Iterable[Part]) -> list[tuple[Part, float, float]]:
     """Give both ends of every tensor that can hold something bad, in order."""
-    kept: list[Part] = []
-    pairs: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
-    for part in found:
-        values = plain(part.value)
-        if values is not None:
-            wide = torch.float32 if values.device.type == "mps" else torch.float64
-            pair = torch.stack(ends(values)).to(wide)
-            pairs.setdefault(values.device, []).append((len(kept), pair))
-            kept.append(part)
-    read: dict[int, list[float]] = {}
-    for made in pairs.values():
-        together = torch.stack([pair for _, pair in made]).tolist()
-        read.update(zip([at for at, _ in made], together, strict=True))
-    return [(part, *read[i]) for i, part in enumerate(kept)]  # type: ignore[misc]
+    kept = [(part, x) for part in found if (x := plain(part.value)) is not None]
+    read = all_ends([x for _, x in kept])
+    return [(part, *both) for (part, _), both in zip(kept, read, strict=True)]

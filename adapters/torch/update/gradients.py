@@ -13,7 +13,7 @@ from anynan._readings.readings import Site
 from anynan._readings.step import Step
 from anynan.torch.call.state import State
 from anynan.torch.private import foreach_div, foreach_norm, set_grad_enabled
-from anynan.torch.read.probes import ends, plain
+from anynan.torch.read.probes import all_ends, plain
 from anynan.torch.read.slots import DeferredSlots
 from anynan.torch.step.steps import Steps
 from anynan.torch.weights.optimizers import Held, exact_site, norm_dtype
@@ -142,7 +142,7 @@ class Gradients:
         values = {i: plain(written.gradients[i]) for i in open_}
         looked = {i: x for i, x in values.items() if x is not None}
         factor = 1.0 if written.scale is None else 1.0 / float(written.scale)
-        for (i, x), (lo, hi) in zip(looked.items(), _all_ends(list(looked.values())), strict=True):
+        for (i, x), (lo, hi) in zip(looked.items(), all_ends(list(looked.values())), strict=True):
             order = start + i
             site = exact_site(self._monitor, sites[i])
             size = sizes[i]
@@ -236,18 +236,6 @@ def _stacked(norms: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         out = torch.empty(len(norms), dtype=dtype, device=device)
         near = [x if x.device == device else x.to(device, non_blocking=True) for x in norms]
         return torch.stack(near, out=out)
-
-
-def _all_ends(values: list[torch.Tensor]) -> list[tuple[float, float]]:
-    """Return smallest and largest value of each on the host, in one read."""
-    if not values:
-        return []
-    wide = any(x.dtype == torch.float64 for x in values)
-    dtype, device = torch.float64 if wide else torch.float32, values[0].device
-    with torch.no_grad():
-        both = [end.to(device, dtype) for x in values for end in ends(x)]
-        numbers: list[float] = torch.stack(both).tolist()
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def safe_norm(values: torch.Tensor, absmax: float) -> float:

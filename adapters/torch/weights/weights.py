@@ -13,7 +13,7 @@ from anynan._readings.readings import Site
 from anynan.torch.call.models import Models
 from anynan.torch.call.rootcall import RootCall
 from anynan.torch.read.paths import clean_path, join
-from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, measure, nonfinite, plain, read_ends
+from anynan.torch.read.probes import DTYPE_MAX, DTYPE_NAME, all_ends, measure, nonfinite, plain
 from anynan.torch.weights.optimizers import Optimizers
 
 
@@ -94,11 +94,13 @@ class Weights:
         spoils = self._models.options.policy.spoils
         held: set[int] | None = None
         settings: dict[int, dict[str, float]] = {}
-        for name, x in self.all():
-            values = None if wrote.get(id(x)) else plain(x)
-            if values is None:
-                continue
-            lo, hi = read_ends(values)
+        looked = [
+            (name, x, values)
+            for name, x in self.all()
+            if not wrote.get(id(x)) and (values := plain(x)) is not None
+        ]
+        ends = all_ends([values for _, _, values in looked])
+        for (name, x, _), (lo, hi) in zip(looked, ends, strict=True):
             if -math.inf < lo and hi < math.inf:
                 continue
             layer = name.rpartition(".")[0]
