@@ -1,0 +1,513 @@
+"""What anynan does on a device that is not the CPU: see test_device, which runs this file."""
+
+import copy
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+import anynan
+from anynan import Advanced, NonFiniteError
+from anynan._arrays.containers import leaves
+from anynan.torch.call.discovery import find_state, find_weights
+from tests.flat import split
+from tests.torch_adapter import device
+from tests.torch_adapter.training import Fault, assert_same, bad, seed
+
+SLATE = device.NAME
+READS_OF_A_CLEAN_STEP = 1
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "one by one": partial(torch.optim.AdamW, foreach=False),
+    "in one call": partial(torch.optim.Adam, fused=True),
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "rmsprop": torch.optim.RMSprop,
+    "factored": torch.optim.Adafactor,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _device() -> None:
+    device.begin()
+
+
+@pytest.fixture(autouse=True)
+def _alike() -> Iterator[None]:
+    seed()
+    yield
+    torch.set_default_device(None)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(80, 16)
+        self.norm = nn.LayerNorm(16)
+        self.drop = nn.Dropout(0.5)
+        self.fault = Fault()
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.fault(self.drop(self.norm(self.first(x)).relu())))
+
+
+@dataclass
+class Run:
+    """Train a model on the device, and note how often each step made the host wait.
+
+    Attributes:
+        tracked: What is tracked: the model, the step, or nothing.
+        scale: The scaler's first scale; without one nothing is cast.
+        reads: The reads of each step.
+    """
+
+    tracked: str = ""
+    scale: float = 0.0
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    options: dict[str, Any] = field(default_factory=dict)
+    reads: list[list[device.Read]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        seed()
+        self.model = Net().to(SLATE)
+        self.updates = self.optimizer(self.model.parameters(), lr=0.01)
+        self.scaler = torch.amp.GradScaler(
+            device.NAME, init_scale=self.scale or 1.0, enabled=bool(self.scale)
+        )
+        self.loss = nn.CrossEntropyLoss()
+        self.call: Any = self.step
+        self.batches = torch.Generator().manual_seed(1)
+        if self.tracked:
+            target = self.model if self.tracked == "model" else self.step
+            self.tracker = anynan.torch.track(target, **self.options)
+            if self.tracked == "step":
+                self.call = self.tracker
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.updates.zero_grad()
+        with torch.autocast(device.NAME, dtype=torch.float16, enabled=bool(self.scale)):
+            loss: torch.Tensor = self.loss(self.model(x), y)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.updates)
+        self.scaler.update()
+        return loss
+
+    def steps(self, count: int) -> "Run":
+        for _ in range(count):
+            x = torch.randn(500, 80, generator=self.batches).to(SLATE)
+            y = torch.randint(0, 4, (500,), generator=self.batches).to(SLATE)
+            with device.counted() as reads:
+                try:
+                    self.call(x, y)
+                finally:
+                    self.reads.append(reads)
+        return self
+
+    def end(self) -> dict[str, Any]:
+        """Stop tracking, and give all that training has left."""
+        if self.tracked:
+            with device.counted() as reads:
+                self.tracker.remove()
+            assert not reads
+        self.updates.zero_grad()
+        return {
+            "weights": [p.detach().cpu() for p in self.model.parameters()],
+            "optimizer": copy.deepcopy(self.updates.state_dict()["state"]),
+            "scale": self.scaler.get_scale(),
+            "drawn": torch.get_device_module(device.NAME).get_rng_state(),
+        }
+
+
+def added(run: Run, plain: Run) -> list[int]:
+    """Count the reads of each step that tracking added."""
+    return [len(one) - len(other) for one, other in zip(run.reads, plain.reads, strict=True)]
+
+
+# The device itself.
+
+
+def test_the_device_counts_what_an_accelerator_would_wait_for() -> None:
+    x = torch.ones(3, 4, device=SLATE, requires_grad=True)
+    with device.counted() as reads:
+        y = (x * 2).softmax(-1).view(4, 3)[1:].sum()
+        y.backward()
+    assert not reads
+    for look in (
+        y.item, y.cpu, y.tolist, lambda: bool(y), lambda: y.to("cpu", torch.float64), x.nonzero,
+        lambda: x[x > 0], lambda: torch.equal(x, x), lambda: torch.zeros(3, 4).copy_(x.detach()),
+    ):  # fmt: skip
+        with device.counted() as reads:
+            look()
+        assert len(reads) == 1, (look, reads)
+    with pytest.raises(TypeError, match="numpy"):
+        x.detach().numpy()
+    with pytest.raises(RuntimeError, match="same device"):
+        x + torch.ones(4)
+
+
+@pytest.mark.tier(2)
+@pytest.mark.parametrize("scale", [0.0, 2.0**10])
+def test_training_on_the_device_is_that_of_the_cpu_to_within_rounding(scale: float) -> None:
+    ends = []
+    for where in ("cpu", SLATE):
+        seed()
+        model = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(24, 2))
+        model.to(where)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scaler = torch.amp.GradScaler(where, init_scale=scale or 1.0, enabled=bool(scale))
+        for i in range(4):
+            x = torch.linspace(-1, 1, 40).roll(i).reshape(5, 1, 8).to(where)
+            optimizer.zero_grad()
+            with torch.autocast(where, dtype=torch.bfloat16, enabled=bool(scale)):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append([p.detach().cpu() for p in model.parameters()])
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02 if scale else 1e-4, atol=0.02)
+
+
+# Clean steps.
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0**4])
+@pytest.mark.parametrize("tracked", ["model", "step"])
+@pytest.mark.parametrize("level", ["step", "layer"])
+def test_a_clean_step_adds_one_read_and_changes_no_bit(
+    level: Any, tracked: str, scale: float
+) -> None:
+    plain = Run(scale=scale).steps(4)
+    with device.counted() as reads:
+        run = Run(tracked, scale, options={"level": level})
+    assert len(reads) == 1  # the weights, as tracking finds them
+    run.steps(4)
+    assert added(run, plain) == [1, 1, 1, 1]
+    assert max(read.size for step in run.reads for read in step) <= 2 * 30
+    assert_same(run.end(), plain.end())
+    assert not run.tracker.events
+
+
+@pytest.mark.tier(2)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_whatever_optimizer_updates_the_weights_one_read_is_added(name: str) -> None:
+    optimizer = OPTIMIZERS[name]
+    plain = Run(optimizer=optimizer).steps(2)
+    run = Run("model", optimizer=optimizer).steps(2)
+    assert added(run, plain) == [1, 1]
+    assert_same(run.end(), plain.end())
+
+
+@pytest.mark.tier(2)
+@pytest.mark.parametrize(
+    ("options", "reads"),
+    [
+        ({"stats": ("mean", "norm")}, [1, 1, 1, 1]),
+        ({"read": 2}, [0, 1, 0, 1]),
+        ({"updates": 2}, [2, 1, 2, 1]),  # how far it moved the weights is known after it alone
+        ({"parameters": True}, [2, 2, 2, 2]),  # once before and once after the update
+        ({"action": "warn"}, [1, 1, 1, 1]),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_what_is_asked_for_beside_the_readings_comes_along_where_it_can(
+    options: dict[str, Any], reads: list[int]
+) -> None:
+    plain = Run().steps(4)
+    run = Run("model", options=split(options)).steps(4)
+    assert added(run, plain) == reads
+    assert_same(run.end(), plain.end())
+
+
+@pytest.mark.tier(2)
+def test_at_the_level_of_operations_each_result_is_read_once() -> None:
+    plain = Run().steps(2)
+    run = Run("model", options={"level": "operation"}).steps(2)
+    assert max(read.size for step in run.reads for read in step) <= 2 * 30
+    assert max(added(run, plain)) <= 90
+    assert_same(run.end(), plain.end())
+
+
+@pytest.mark.tier(2)
+def test_a_compiled_model_adds_one_read() -> None:
+    run = Run("model")
+    run.model = torch.compile(run.model, backend="aot_eager")  # type: ignore[assignment]
+    run.steps(3)
+    assert [len(reads) for reads in run.reads] == [1, 1, 1]
+    assert {r.layer for r in run.tracker.history.last()} > {"first", "norm", "last"}
+    run.tracker.remove()
+
+
+def test_a_call_without_gradients_adds_one_read() -> None:
+    run = Run("model")
+    with torch.no_grad(), device.counted() as reads:
+        run.model(torch.randn(5, 80, device=SLATE))
+    assert len(reads) == 1
+    run.end()
+
+
+# Steps that fail.
+
+
+@pytest.mark.parametrize("tracked", ["model", "step"])
+@pytest.mark.parametrize(
+    ("fault", "name", "cause"),
+    [("forward", "log", "log_of_negative"), ("backward", "sqrt", "sqrt_gradient_at_zero")],
+)
+def test_a_failing_step_is_told_of_in_small_reads(
+    fault: str, name: str, cause: str, tracked: str
+) -> None:
+    plain, run = Run().steps(2), Run(tracked).steps(2)
+    assert added(run, plain) == [1, 1]
+    run.model.fault.armed = fault
+    drawn = torch.get_device_module(device.NAME).get_rng_state()
+    with pytest.raises(NonFiniteError) as caught:
+        run.steps(1)
+    event = caught.value.event
+    assert (event.layer or "").endswith("fault")
+    assert event.phase == fault
+    assert event.operation is not None
+    assert event.operation.name == name
+    assert event.cause is not None
+    assert event.cause.tag == cause
+    assert event.summary.device == "slate:0"
+    assert not event.notes
+    assert "tried" in str(caught.value)
+    # Summaries and ends, no array: the batch alone has 40 000 numbers.
+    assert max(read.size for read in run.reads[-1]) <= 2 * 30
+    assert len(run.reads[-1]) <= 300
+    assert not torch.equal(torch.get_device_module(device.NAME).get_rng_state(), drawn)
+    run.model.fault.armed = None
+    run.end()
+
+
+def test_the_second_run_draws_the_numbers_of_the_first() -> None:
+    class Rare(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(nn.functional.dropout(x.abs() + 1, 0.001))
+
+    model = nn.Sequential(nn.Linear(8, 8), Rare()).to(SLATE)
+    tracker = anynan.torch.track(model)
+    generator = torch.get_device_module(device.NAME)
+    with pytest.raises(NonFiniteError) as caught:
+        for _ in range(500):
+            before = generator.get_rng_state()
+            loss = model(torch.ones(4, 8, device=SLATE)).sum()
+            loss.backward()
+            tracker.flush()
+    event = caught.value.event
+    assert event.operation is not None
+    assert event.operation.name == "log"
+    assert not event.notes
+    assert not torch.equal(generator.get_rng_state(), before)
+    tracker.remove()
+
+
+def test_the_second_run_casts_as_the_first() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(SLATE)
+    tracker = anynan.torch.track(model)
+    with pytest.raises(NonFiniteError) as caught:
+        with torch.autocast(device.NAME, dtype=torch.float16):
+            loss = model(1e5 * torch.ones(4, 8, device=SLATE)).float().sum()
+        loss.backward()
+        tracker.flush()
+    event = caught.value.event
+    assert event.operation is not None
+    assert event.operation.name == "astype"
+    assert event.cause is not None
+    assert event.cause.tag == "overflow_in_dtype"
+    tracker.remove()
+
+
+def test_what_an_update_makes_bad_is_an_event_of_the_optimizer() -> None:
+    run = Run("model", optimizer=torch.optim.SGD).steps(1)
+    run.updates.param_groups[0]["lr"] = torch.inf
+    run.steps(1)
+    assert len(run.reads[-1]) == READS_OF_A_CLEAN_STEP
+    with pytest.raises(NonFiniteError) as caught:
+        run.steps(1)
+    event = caught.value.event
+    assert event.phase == "optimizer"
+    assert event.cause is not None
+    assert event.cause.tag == "optimizer_setting_bad"
+    assert max(read.size for read in run.reads[-1]) <= 2 * 30
+    run.end()
+
+
+@pytest.mark.parametrize("tracked", ["model", "step"])
+def test_a_scale_that_is_being_found_is_no_event_and_costs_a_few_reads(tracked: str) -> None:
+    plain = Run(scale=2.0**20, optimizer=torch.optim.SGD).steps(9)
+    run = Run(tracked, 2.0**20, torch.optim.SGD).steps(9)
+    skipped = run.tracker.count("expected")
+    assert 2 <= skipped <= 7
+    assert max(added(run, plain)[: skipped + 1]) <= 6
+    # The last of these is judged where the next step begins, unless the step has an end itself.
+    assert set(added(run, plain)[skipped + 1 :]) == {1}
+    assert not bad(run.tracker)
+    assert_same(run.end(), plain.end())
+
+
+def test_the_steps_after_a_reported_one_ask_for_one_weight_and_no_more() -> None:
+    run = Run("model", options={"action": "record"}, optimizer=torch.optim.SGD).steps(2)
+    run.model.fault.armed = "forward"
+    run.steps(1)
+    run.model.fault.armed = None
+    run.steps(4)  # all weights once, for what they hold now
+    assert max(len(reads) for reads in run.reads[-3:]) <= 4
+    assert max(read.size for reads in run.reads for read in reads) <= 2 * 30
+    assert run.tracker.count("bad") == 1
+    run.end()
+
+
+def test_what_is_made_for_the_host_is_not_made_on_the_default_device() -> None:
+    torch.set_default_device(SLATE)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @anynan.torch.track
+    def step(x: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(2):
+        with device.counted() as reads:
+            step(torch.ones(3, 4))
+        assert len(reads) == 1 + READS_OF_A_CLEAN_STEP
+    with pytest.raises(NonFiniteError) as caught:
+        step(torch.full((3, 4), 1e30))
+    assert caught.value.event.operation is not None
+    step.remove()
+
+
+# Beside tracking.
+
+
+@pytest.mark.tier(2)
+def test_check_reads_two_numbers_and_summarize_one_summary() -> None:
+    x = torch.linspace(-1, 1, 3_000_000, device=SLATE).reshape(3, -1)
+    for dtype in (torch.float32, torch.bfloat16):
+        values = x.to(dtype)
+        values[1, 7], values[2, 3], values[0, 5] = torch.nan, torch.inf, 0
+        with device.counted() as reads, pytest.raises(NonFiniteError):
+            anynan.check(values)
+        assert max(read.size for read in reads) <= 64
+        with device.counted() as reads:
+            found = anynan.summarize(values)
+        assert len(reads) == 1
+        known = anynan.summarize(values.cpu())
+        for name in ("shape", "nan", "posinf", "zero", "subnormal", "min", "max", "first_bad"):
+            assert getattr(found, name) == getattr(known, name), name
+        assert found.headroom == known.headroom
+        assert found.mean == pytest.approx(known.mean)
+        assert found.rms == pytest.approx(known.rms)
+
+
+@pytest.mark.tier(2)
+def test_a_failing_call_is_kept_with_the_random_state_of_its_device(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Fault()).to(SLATE)
+    tracker = anynan.torch.track(model, save=tmp_path / "bundle")
+    model[1].armed = "forward"
+    with pytest.raises(NonFiniteError):
+        model(torch.ones(3, 8, device=SLATE)).sum().backward()
+        tracker.flush()
+    tracker.remove()
+    held = (tmp_path / "bundle" / "tensors.safetensors").read_bytes()
+    assert b"random.torch_slate_0" in held
+
+
+@pytest.mark.tier(2)
+def test_the_first_bad_batch_is_found_on_the_device() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Fault()).to(SLATE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = torch.log(model(x).square().sum())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    batches = [torch.full((3, 4), value, device=SLATE) for value in (1.0, 2.0, torch.nan)]
+    assert anynan.torch.first_bad_batch(step, batches).index == 2
+
+
+@pytest.mark.tier(2)
+def test_the_cpu_and_the_device_are_compared() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Dropout(0.5), nn.Linear(64, 8))
+    other = copy.deepcopy(model).to(SLATE)
+    x = torch.randn(8, 64)
+    assert anynan.compare(model, other, x).place is None
+    other[1].eps = 1e-3
+    assert anynan.compare(model, other, x).place.layer == "1"
+
+
+def test_a_search_of_what_a_step_reaches_prints_no_weight() -> None:
+    run = Run("step").steps(1)
+    assert run.updates.state
+    for look in (find_state, find_weights):
+        with device.counted() as reads:
+            look(run.step)
+        assert not reads
+    with device.counted() as reads:
+        list(leaves(dict(run.updates.state), "state"))
+    assert not reads
+    run.end()
+
+
+@pytest.mark.tier(2)
+def test_one_may_ask_for_the_reads_at_once() -> None:
+    run = Run("model", options={"advanced": Advanced(read="immediate")}).steps(1)
+    rows = len(run.tracker.history.last())
+    assert len(run.reads[0]) <= rows
+    run.end()
+
+
+# Several processes.
+
+
+def rank(number: int, folder: Path) -> None:
+    """Be one of two ranks that average their gradients on the host; only the last one fails."""
+    device.begin()
+    group = {"init_method": f"file://{folder / 'store'}", "rank": number, "world_size": 2}
+    distributed.init_process_group("gloo", **group)
+    run = Run("model", optimizer=torch.optim.SGD)
+    real = run.updates.step
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        run.updates.zero_grad()
+        run.loss(run.model(x), y).backward()
+        for p in run.model.parameters():
+            assert p.grad is not None
+            mean = p.grad.cpu()
+            distributed.all_reduce(mean)
+            p.grad.copy_(mean / 2)
+        real()
+
+    run.call = step
+    run.steps(3)
+    clean = [len(reads) - len(list(run.model.parameters())) for reads in run.reads]
+    run.model.fault.armed = "forward" if number else None
+    try:
+        run.steps(1)
+    except NonFiniteError as error:
+        event = error.event
+        told = [event.layer, event.operation and event.operation.name, event.rank, event.step]
+        print(
+            json.dumps(
+                {"clean": clean, "told": told, "largest": max(r.size for r in run.reads[-1])}
+            )
+        )
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    rank(int(sys.argv[1]), Path(sys.argv[2]))

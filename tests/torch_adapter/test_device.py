@@ -1,0 +1,70 @@
+"""A device that is not the CPU: the tests of ``on_device.py``, in one process of their own.
+
+PyTorch wants such a device to be there before the first backward pass, and keeps it for good.
+"""
+
+import json
+import re
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from torch import distributed
+
+from tests.processes import ROOT, python
+from tests.torch_adapter import on_device
+
+TESTS = {name: test for name, test in vars(on_device).items() if name.startswith("test_")}
+
+
+def _tiers(test: Any) -> list[pytest.Mark]:
+    return [mark for mark in getattr(test, "pytestmark", []) if mark.name == "tier"]
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
+    """What each of the tests said where it failed, by name."""
+    told = tmp_path_factory.mktemp("device") / "told.xml"
+    wanted = f"--tiers={request.config.getoption('--tiers')}"
+    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={told}", wanted]
+    ended = python("-m", "pytest", *options, Path(on_device.__file__), cwd=ROOT)
+    assert told.exists(), ended.stdout + ended.stderr
+    found: dict[str, list[str]] = defaultdict(list)
+    for case in ET.parse(told).iter("testcase"):
+        said = [x.text or "" for kind in ("failure", "error") for x in case.iter(kind)]
+        found[re.sub(r"\[.*", "", case.get("name", ""))] += said
+    return found
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=_tiers(t)) for n, t in TESTS.items()])
+def test_on_the_device(name: str, outcomes: dict[str, list[str]]) -> None:
+    assert name in outcomes, list(outcomes)
+    assert not outcomes[name], "\n".join(outcomes[name])
+
+
+@pytest.mark.tier(2)
+@pytest.mark.multiprocess
+@pytest.mark.skipif(
+    not (distributed.is_available() and distributed.is_gloo_available()),
+    reason="this PyTorch has no gloo",
+)
+def test_ranks_on_devices_stop_together_and_a_clean_step_of_each_adds_one_read(
+    tmp_path: Path,
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        ranks = [
+            pool.submit(python, "-m", on_device.__name__, number, tmp_path, cwd=ROOT, timeout=120)
+            for number in range(2)
+        ]
+        ended = [each.result() for each in ranks]
+    for each in ended:
+        assert not each.returncode, each.stdout + each.stderr
+        told = json.loads(each.stdout)
+        assert told["clean"] == [1, 1, 1]
+        assert told["told"] == ["fault", "log", 1, 3]
+        assert told["largest"] <= 80 * 16  # a gradient, which this program averages by itself
