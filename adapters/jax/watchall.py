@@ -5,6 +5,7 @@ import inspect
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -40,6 +41,15 @@ LOOKS = 3
 # How a program looks at a number, and the last one that was bad: where, until another step runs.
 READS = ("__float__", "__format__", "__str__", "item")
 _read: list[tuple[str, int]] = []
+# How it asks whether numbers are finite: what is answered where they are not. The last answers,
+# weakly: each with what it is where the numbers are bad, and whether it is about a single one.
+ASKS = {"isnan": True, "isinf": True, "isfinite": False}
+HANDS_ON = ("any", "all", "logical_not", "invert")
+_answers: deque[tuple[Any, bool, bool]] = deque(maxlen=16)
+ASKED = (
+    "the array in which the program itself found NaN or Inf, at {place}: "
+    "anynan.jax.track(the function that makes it)"
+)
 EAGER = (
     "jax.numpy calls outside of jit and grad, which JAX runs one by one: "
     "anynan.jax.track(the function around them)"
@@ -91,8 +101,14 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
     ]
 
     for array in jax.Array.__subclasses__():
-        for name in READS if "__float__" in vars(array) else ():
-            patches.change(array, name, _reading)
+        if "__float__" in vars(array):
+            for name in READS:
+                patches.change(array, name, _reading)
+            patches.change(array, "__bool__", functools.partial(_deciding, found))
+            for name in ("any", "all", "__invert__"):
+                patches.change(array, name, _asking)
+    for name in (*ASKS, *HANDS_ON):
+        patches.change(jax.numpy, name, _asking)
 
     def undo() -> None:
         for leave in waiting:
@@ -100,6 +116,7 @@ def watch_all(options: Options, found: Found) -> Callable[[], None]:
         patches.undo()
         _look_at_the_end(found)
         _read.clear()
+        _answers.clear()
 
     return undo
 
@@ -117,6 +134,43 @@ def _reading(read: Callable[..., Any]) -> Callable[..., Any]:
         return out
 
     return reads
+
+
+def _asking(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the program ask whether numbers are finite as before, and remember the answer."""
+
+    def asks(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = ask(x, *args, **kwargs)
+        if isinstance(out, jax.Array) and not isinstance(out, jax.core.Tracer):
+            name = ask.__name__.strip("_")
+            known = next((answer[1:] for answer in _answers if answer[0]() is x), None)
+            if name in ASKS:
+                known = ASKS[name], getattr(x, "size", 1) == 1
+            elif known and name not in ("any", "all"):
+                known = not known[0], known[1]
+            if known:
+                _answers.append((weakref.ref(out), *known))
+        return out
+
+    return asks
+
+
+def _deciding(found: Found, decide: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the program decide as before, and remember where it did so by a bad number."""
+
+    def decides(x: Any) -> Any:
+        out = decide(x)
+        one = next((one for ref, bad, one in _answers if ref() is x and bad is out), None)
+        frame = sys._getframe(1)
+        if one is not None and not is_library(frame.f_code.co_filename):
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            if one:
+                _read[:] = [(file, line)]
+            else:  # data may have gaps, which it fills
+                found.unwatched(ASKED.format(place=f"{Path(file).name}:{line}"))
+        return out
+
+    return decides
 
 
 def _watching(stand_in: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:

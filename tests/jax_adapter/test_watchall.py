@@ -344,3 +344,39 @@ def test_a_number_that_is_bad_as_it_is_read_is_told_unless_a_step_comes_after_it
     told = [line for line in found.harms if "as it was read, at test_watchall.py:" in line]
     assert len(told) == len(found.harms) == (not goes_on)
     assert jax.Array.__subclasses__()[0].__float__ is plain
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda x: bool(jnp.isnan(x).any()),
+        lambda x: bool((~jnp.isfinite(x)).any()),
+        lambda x: not jnp.isfinite(x).all(),
+        lambda x: bool(jnp.any(jnp.isnan(x - x))),
+        lambda x: bool(jnp.logical_not(jnp.isfinite(jnp.sum(x)))),
+    ],
+)
+@pytest.mark.parametrize("many", [False, True])
+def test_a_decision_by_a_bad_number_is_told_at_its_line(decide, many):
+    plain = jnp.isnan, jax.Array.__subclasses__()[0].__bool__
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    fine, bad = jnp.ones(3) if many else jnp.ones(()), jnp.log(-jnp.ones(3 if many else ()))
+    assert not decide(fine)
+    assert decide(bad)
+    end()
+    (told,) = [line for line in found.lines() if "at test_watchall.py:" in line]
+    assert ("number" in told) == bool(found.harms)
+    assert (jnp.isnan, jax.Array.__subclasses__()[0].__bool__) == plain
+
+
+def test_a_mask_of_missing_values_is_no_decision():
+    found = Found()
+    end = watch_everything(Options(action="record", level="step"), found)
+    data = jnp.array([1.0, jnp.nan])
+    filled = jnp.where(jnp.isnan(data), 0.0, data)
+    assert bool(jnp.isfinite(filled).all())
+    assert bool(filled.sum() > 0)
+    end()
+    assert not found.harms
+    assert not any("test_watchall.py" in line for line in found.lines())
