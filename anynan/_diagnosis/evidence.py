@@ -20,6 +20,7 @@ class BadParameter:
         summary: What it holds.
         buffer: True for a buffer (running statistics), False for a weight.
         held: False for a weight that none of the optimizers at work holds.
+        lost: True where an optimizer that may have written it is gone, with its state.
         optimizer: True for a part of the optimizer's state, and no weight.
         before: False for a buffer that the failing call itself may have written.
         after: True for what the failing step's own update wrote.
@@ -35,6 +36,7 @@ class BadParameter:
     gradient: Summary | None = None
     state: Mapping[str, Summary] = field(default_factory=dict)
     held: bool = True
+    lost: bool = False
     optimizer: bool = False
     before: bool = True
     after: bool = False

@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from anynan.torch.call.models import Models
 from anynan.torch.read.probes import DTYPE_MAX
 
 _HALF = (torch.float16, torch.bfloat16)
+# So many updates back an optimizer that is gone may have spoilt a weight.
+LATELY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,11 @@ class Optimizers:
         self._bad: weakref.WeakKeyDictionary[Any, dict[int, dict[str, float]]] = (
             weakref.WeakKeyDictionary()
         )
+        self._updaters: deque[weakref.ref[Any]] = deque(maxlen=LATELY)
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the numbers of an update that are not finite: a schedule may set others after it."""
+        """Note who updates, and its numbers that are not finite: a schedule may set others then."""
+        self._updaters.append(weakref.ref(optimizer))
         found = {}
         for i, group in enumerate(optimizer.param_groups):
             for name, x in group.items():
@@ -134,6 +139,11 @@ class Optimizers:
     def holds(self) -> set[int]:
         """Give the ids of the weights that an optimizer seen so far holds."""
         return {id(p) for held in self._held.values() for p in held.parameters}
+
+    @property
+    def gone(self) -> bool:
+        """Tell whether one that updated lately is gone, and with it what its state was."""
+        return any(ref() is None for ref in self._updaters)
 
 
 def find_optimizers(parameters: set[int]) -> list[torch.optim.Optimizer]:

@@ -113,11 +113,13 @@ class Weights:
             if held is None:
                 held, settings = self._optimizers.holds(), self._optimizers.settings()
             state = {key: measure(value) for key, value in self._optimizers.moments(x).items()}
+            # What one that is gone wrote is not put to those that are left.
+            known = any(each.bad for each in state.values()) or not self._optimizers.gone
             found.append(
                 BadParameter(
                     name, layer, measure(x), buffer,
                     None if gradient is None else measure(gradient), state,
-                    id(x) in held, before=root is None or id(x) in wrote,
+                    id(x) in held, lost=not known, before=root is None or id(x) in wrote,
                     settings=settings.get(id(x), {}),
                 )
             )  # fmt: skip

@@ -121,7 +121,7 @@ def event(case: Investigation, found: BadWeights) -> Event:
 def _situation(case: Investigation, chosen: BadParameter, write: OpRecord | None) -> Situation:
     """Say what is known of a weight, and since when it is bad."""
     known = case.clean is not None  # else it may have been bad from the beginning
-    updated = known and bool(case.updates) and not chosen.buffer and chosen.held
+    updated = known and bool(case.updates) and _is_written(chosen)
     phase: Phase = "optimizer" if updated or write is not None else "parameter"
     since = None if case.clean is None or write is not None else (case.clean, case.reading.step)
     if chosen.name in case.meant:
@@ -144,6 +144,11 @@ def _situation(case: Investigation, chosen: BadParameter, write: OpRecord | None
     )
 
 
+def _is_written(item: BadParameter) -> bool:
+    """Tell whether what updates it is known, so that an update may be said to have spoilt it."""
+    return item.held and not (item.buffer or item.lost)
+
+
 def _note_others(case: Investigation, bad: list[BadParameter], chosen: BadParameter) -> None:
     beside = [x.name for x in bad if x is not chosen and x.buffer <= chosen.buffer]
     if beside:
@@ -156,7 +161,7 @@ def _event(
     case: Investigation, chosen: BadParameter, s: Situation, write: OpRecord | None, cause: Cause
 ) -> Event:
     reading, updates = case.reading, case.updates
-    updated = case.clean is not None and not chosen.buffer and chosen.held and len(updates) == 1
+    updated = case.clean is not None and _is_written(chosen) and len(updates) == 1
     return case.event(
         layer=s.layer,
         phase=s.phase,
