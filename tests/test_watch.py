@@ -75,8 +75,8 @@ def test_the_report() -> None:
     with pytest.raises(anynan.NonFiniteError) as caught:
         list(anynan.watch([spoiled()], "train"))
     fix = (
-        "  fix     find these samples in the data set and repair or drop them; look for missing "
-        "values, and"
+        "  fix     find where it goes bad: in the data set, by missing values for one, or in "
+        "code that"
     )
     meant = 'policy=anynan.Policy(allow=anynan.Allow("*", "nan", "why", "input"))'
     assert str(caught.value).splitlines() == [
@@ -87,7 +87,7 @@ def test_the_report() -> None:
         "  seen    2 of 4 rows are bad: 1, 3",
         "  cause   the batch was already bad when it came in [bad_input]",
         fix,
-        "          for a normalisation that divides by a standard deviation of 0",
+        "          prepares it, by a standard deviation of 0; repair or drop such samples",
         f"  note    where it is meant: {meant}",
     ]
 

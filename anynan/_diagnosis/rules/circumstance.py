@@ -412,15 +412,15 @@ OUTSIDE = (
         "bad_label",
         _bad_label,
         "the labels were already bad when they came in",
-        "find these samples in the data set and repair or drop them; missing values often arrive "
-        "as NaN",
+        "find where they go bad: in the data set, where missing values often arrive as NaN, or in "
+        "code that prepares them; repair or drop such samples",
     ),
     Rule(
         "bad_input",
         _bad_input,
         "the batch was already bad when it came in",
-        "find these samples in the data set and repair or drop them; look for missing values, and "
-        "for a normalisation that divides by a standard deviation of 0",
+        "find where it goes bad: in the data set, by missing values for one, or in code that "
+        "prepares it, by a standard deviation of 0; repair or drop such samples",
         wording=_input_wording,
     ),
     Rule(
