@@ -9,5 +9,8 @@ UNWATCHED = "inside of vmap, export and scripted modules"
 def devices() -> list[str]:
     """List the devices that PyTorch sees."""
     found = [f"cpu with {torch.get_num_threads()} threads"]
-    found += [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return found + ["mps"] * torch.backends.mps.is_available()
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    for i in range(0 if kind is None else torch.accelerator.device_count()):
+        name = getattr(torch.get_device_module(kind), "get_device_name", None)
+        found.append(f"{kind}:{i}" if name is None else name(i))
+    return found

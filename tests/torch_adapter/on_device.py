@@ -17,6 +17,7 @@ import anynan
 from anynan import Advanced, NonFiniteError
 from anynan._arrays.containers import leaves
 from anynan.torch.call.discovery import find_state, find_weights
+from anynan.torch.doctor import devices
 from tests.flat import split
 from tests.torch_adapter import device
 from tests.torch_adapter.training import Fault, assert_same, bad, seed
@@ -255,15 +256,17 @@ def test_a_call_without_gradients_adds_one_read() -> None:
 # Steps that fail.
 
 
+@pytest.mark.parametrize("level", [None, pytest.param("step", marks=pytest.mark.tier(2))])
 @pytest.mark.parametrize("tracked", ["model", "step"])
 @pytest.mark.parametrize(
     ("fault", "name", "cause"),
     [("forward", "log", "log_of_negative"), ("backward", "sqrt", "sqrt_gradient_at_zero")],
 )
 def test_a_failing_step_is_told_of_in_small_reads(
-    fault: str, name: str, cause: str, tracked: str
+    fault: str, name: str, cause: str, tracked: str, level: str | None
 ) -> None:
-    plain, run = Run().steps(2), Run(tracked).steps(2)
+    options = {} if level is None else {"level": level}
+    plain, run = Run().steps(2), Run(tracked, options=options).steps(2)
     assert added(run, plain) == [1, 1]
     run.model.fault.armed = fault
     drawn = torch.get_device_module(device.NAME).get_rng_state()
@@ -284,6 +287,19 @@ def test_a_failing_step_is_told_of_in_small_reads(
     assert len(run.reads[-1]) <= 300
     assert not torch.equal(torch.get_device_module(device.NAME).get_rng_state(), drawn)
     run.model.fault.armed = None
+    run.end()
+
+
+@pytest.mark.tier(2)
+def test_a_batch_that_came_in_bad_is_told_of_with_its_rows() -> None:
+    run = Run("model").steps(1)
+    x = torch.ones(500, 80)
+    x[3], x[7, 2] = torch.nan, torch.inf
+    with pytest.raises(NonFiniteError) as caught, device.counted() as reads:
+        run.call(x.to(SLATE), torch.zeros(500, dtype=torch.long, device=SLATE))
+    assert caught.value.event.phase == "input"
+    assert "2 of 500 rows are bad: 3, 7" in str(caught.value)
+    assert max(read.size for read in reads) <= 2 * 30
     run.end()
 
 
@@ -438,6 +454,10 @@ def test_the_first_bad_batch_is_found_on_the_device() -> None:
 
     batches = [torch.full((3, 4), value, device=SLATE) for value in (1.0, 2.0, torch.nan)]
     assert anynan.torch.first_bad_batch(step, batches).index == 2
+
+
+def test_doctor_lists_the_device() -> None:
+    assert devices()[1:] == ["slate:0"]
 
 
 @pytest.mark.tier(2)

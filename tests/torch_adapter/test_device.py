@@ -47,6 +47,37 @@ def test_on_the_device(name: str, outcomes: dict[str, list[str]]) -> None:
     assert not outcomes[name], "\n".join(outcomes[name])
 
 
+PROGRAM = """
+from tests.torch_adapter import device
+device.begin()
+import torch
+model, kept = torch.nn.Linear(4, 4).to("slate"), torch.ones(4, 4, device="slate")
+optimizer, kept.requires_grad = torch.optim.SGD(model.parameters(), lr=0.1), True
+counts = []
+for i in range(6):
+    x = torch.ones(3, 4, device="slate")
+    with device.counted() as reads:
+        if i < 3:
+            model(x).square().mean().backward()
+            optimizer.step()
+        else:
+            ((x @ kept) * (1 if i < 5 else -1)).log().mean().backward()
+    counts.append(len(reads))
+print("reads", counts[1:5])
+"""
+
+
+@pytest.mark.tier(2)
+def test_a_program_is_watched_with_one_read_a_pass_and_what_no_model_made_is_told_too(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    ended = python("-m", "anynan", "run", script, cwd=ROOT)
+    assert "NaN first appeared in the loss" in ended.stdout + ended.stderr
+    assert "reads [1, 1, 1, 1]" in ended.stdout
+
+
 @pytest.mark.tier(2)
 @pytest.mark.multiprocess
 @pytest.mark.skipif(

@@ -336,10 +336,8 @@ def _holds_nan(x: Any) -> bool:
 
 
 def _is_bad(found: Pass) -> bool:
-    """Tell whether a pass began with a bad number, where that can be asked at no cost."""
-    return any(
-        x.numel() == 1 and x.device.type == "cpu" and nonfinite(x.detach()) for x in found.living()
-    )
+    """Tell whether a pass began with a bad number."""
+    return any(x.numel() == 1 and nonfinite(x.detach()) for x in found.living())
 
 
 def _in_step() -> bool:
