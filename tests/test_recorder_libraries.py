@@ -314,3 +314,11 @@ def test_slots_hold_what_a_probe_would_say(library: Space) -> None:
     spans = slots.read()
     found = [spans[i] for i in taken if i is not None]
     assert str(found) == "[(1.0, 2.0), (nan, nan), (-inf, 1.0), (3.0, inf)]"
+
+
+def test_a_nan_in_a_dtype_of_an_extension_package_is_seen_in_another_librarys_arrays() -> None:
+    dask, ml_dtypes = pytest.importorskip("dask.array"), pytest.importorskip("ml_dtypes")
+    x = dask.from_array(np.array([1.0, np.nan, 3.0]).astype(ml_dtypes.bfloat16), chunks=2)
+    tracker = track(lambda x: x + x, action="record")
+    tracker(x)
+    assert [(event.phase, event.kind) for event in tracker.events] == [("input", "nan")]

@@ -8,13 +8,12 @@ where nothing forbids it; else the report is made of what this tape knows.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from anynan._arrays.access import (
     REFUSALS,
-    blocks,
     detached,
     device_name,
     dtype_name,
@@ -24,8 +23,8 @@ from anynan._arrays.access import (
     to_host,
     unreadable,
 )
-from anynan._arrays.chunked import is_chunked, sized
-from anynan._arrays.probe import probe
+from anynan._arrays.chunked import is_chunked
+from anynan._arrays.probe import probe, reduced, span_of
 from anynan._base import context
 from anynan._base.sources import user_source
 from anynan._base.summary import Summary
@@ -44,18 +43,6 @@ Span = tuple[float, float]
 DETAILED = 8
 
 
-class Slots(Protocol):
-    """Hold the flags of one call's arrays on their device."""
-
-    def put(self, raw: Any) -> int | None:
-        """Reduce an array to its two ends, without a read; None if it holds no floats."""
-        ...
-
-    def read(self) -> list[Span]:
-        """Bring every slot to the host: the one read."""
-        ...
-
-
 class StandardSlots:
     """Keep flags as arrays of the library itself, by the functions of the array API standard."""
 
@@ -65,7 +52,7 @@ class StandardSlots:
         self.reads = 0
 
     def put(self, raw: Any) -> int | None:
-        """Reduce an array; host memory is read on the spot."""
+        """Reduce an array to its two ends, None if it holds no floats; read host memory at once."""
         if not is_array(raw) or (not is_chunked(raw) and on_host(raw) is not None):
             span = probe(raw)
             if span is None:
@@ -77,7 +64,7 @@ class StandardSlots:
             return None
         compound = form.kind == "complex"
         try:
-            found = _reduce(detached(raw), compound=compound)
+            found = reduced(detached(raw), compound=compound)
         except REFUSALS as error:
             raise unreadable(raw, error) from error
         self._waiting[len(self._spans)] = (*found, compound)
@@ -89,51 +76,23 @@ class StandardSlots:
         groups: dict[tuple[Any, str], list[int]] = {}
         for slot, (low, *_) in self._waiting.items():
             groups.setdefault((namespace(low), device_name(low)), []).append(slot)
-        for (xp, _), slots in groups.items():
-            found = [self._waiting[slot][0].dtype for slot in slots]
-            double = getattr(xp, "float64", None)  # which not every library makes on request
-            wide = xp.float32 if double not in found else double
-            flags = [xp.astype(flag, wide) for slot in slots for flag in self._waiting[slot][:3]]
+        for slots in groups.values():
             try:
-                numbers = to_host(xp.stack(flags)).reshape(-1, 3)
+                numbers = self.numbers([x for slot in slots for x in self._waiting[slot][:3]])
             except REFUSALS as error:
                 raise unreadable(self._waiting[slots[0]][0], error) from error
             self.reads += 1
-            for slot, (low, high, nan) in zip(slots, numbers.tolist(), strict=True):
-                compound = self._waiting[slot][3]
-                self._spans[slot] = _span(low, high, nan, compound=compound)
+            for slot, found in zip(slots, numbers.reshape(-1, 3).tolist(), strict=True):
+                self._spans[slot] = span_of(*found, compound=self._waiting[slot][3])
         self._waiting.clear()
         return self._spans
 
-
-def _span(low: float, high: float, nan: float, *, compound: bool) -> Span:
-    if nan or low != low:
-        return math.nan, math.nan
-    if compound and (math.isinf(low) or math.isinf(high)):
-        return math.inf, math.inf
-    return low, high
-
-
-def _reduce(raw: Any, *, compound: bool) -> tuple[Any, Any, Any]:
-    xp = namespace(raw)
-    known = sized(raw)
-    lows, highs, nans = [], [], []
-    for block in blocks(raw):
-        for part in (xp.real(block), xp.imag(block)) if compound else (block,):
-            if xp.finfo(part.dtype).bits < 16:
-                part = xp.astype(part, xp.float32)  # noqa: PLW2901  few libraries reduce these
-            if known:
-                lows.append(xp.min(part))
-                highs.append(xp.max(part))
-            else:  # a chunk may be empty, which has no smallest value
-                one = xp.ones((), dtype=part.dtype)
-                lows.append(xp.where(xp.any(part == -math.inf), -math.inf * one, 0 * one))
-                highs.append(xp.where(xp.any(part == math.inf), math.inf * one, 0 * one))
-            # A compiled or sharded max may drop NaN; any() of a mask cannot.
-            nans.append(xp.any(xp.isnan(part)))
-    if len(lows) == 1:
-        return lows[0], highs[0], nans[0]
-    return xp.min(xp.stack(lows)), xp.max(xp.stack(highs)), xp.any(xp.stack(nans))
+    def numbers(self, flags: list[Any]) -> Any:
+        """Copy flags of one library and device to the host: the one read."""
+        xp = namespace(flags[0])
+        double = getattr(xp, "float64", None)  # which not every library makes on request
+        wide = xp.float32 if double not in [x.dtype for x in flags] else double
+        return to_host(xp.stack([xp.astype(x, wide) for x in flags]))
 
 
 @dataclass(slots=True)
@@ -169,7 +128,7 @@ class LazyTape(Tape):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.nodes: list[Node] = []
-        self.slots: Slots = self.session.new_slots()
+        self.slots = self.session.slots()
         self._rows: list[tuple[int, int]] = []
         self._arrivals: list[tuple[Phase, str | None, str, tuple[int, ...], int]] = []
         self.spans: list[Span] = []

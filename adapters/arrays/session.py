@@ -32,7 +32,7 @@ from anynan._steps.tracked import Tracked
 from anynan.arrays.bundle import DIALECT
 from anynan.arrays.ends import Ends
 from anynan.arrays.errorlog import ErrorLog
-from anynan.arrays.lazy import LazyTape, Slots, StandardSlots
+from anynan.arrays.lazy import LazyTape, StandardSlots
 from anynan.arrays.live import LiveTape
 from anynan.arrays.messages import (
     ARGUMENT_OPAQUE,
@@ -62,12 +62,14 @@ class ArraySession(BaseAdapter):
     Attributes:
         backend: Name of the array library, known with the first call.
         wrapper: Class that arrays are wrapped in.
+        slots: Class that holds the flags of one call on their device.
         ends: Runs calls on their own arrays, at ``level="step"``.
     """
 
     backend = "array"
     sees_training = False
     wrapper: type[TrackedArray] = TrackedArray
+    slots: type[StandardSlots] = StandardSlots
 
     def __init__(self, tracker: Tracked) -> None:
         super().__init__(tracker)
@@ -80,10 +82,6 @@ class ArraySession(BaseAdapter):
         self._seen_scopes = False
 
     # What a tape asks for.
-
-    def new_slots(self) -> Slots:
-        """Make room for the flags of one call."""
-        return StandardSlots()
 
     def watches(self, path: str) -> bool:
         """Tell whether ``layers=`` and ``exclude=`` choose this scope."""

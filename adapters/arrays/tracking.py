@@ -66,10 +66,7 @@ def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
         ...     error.event.operation.name, error.event.cause.tag
         ('log', 'log_of_negative')
     """
-    chosen = array_options(options)
-    if target is ...:
-        return functools.partial(start, options=chosen, session=ArraySession)
-    return start(target, chosen, ArraySession)
+    return start(target, options, ArraySession)
 
 
 def namespace(xp: Any) -> Namespace:
@@ -152,12 +149,16 @@ def array_options(options: Mapping[str, Any]) -> Options:
     return chosen
 
 
-def start(target: Any, options: Options, session: type[ArraySession]) -> Tracker:
-    """Put a tracker in a function's place.
+def start(target: Any, options: Mapping[str, Any], session: type[ArraySession]) -> Any:
+    """Put a tracker in a function's place; without one, give the decorator that does.
 
     Raises:
-        TypeError: If the target is no function.
+        TypeError: If the target is no function, or an option is of the wrong type or unknown.
+        ValueError: If an option has an impossible value, or one that array code cannot serve.
     """
+    chosen = array_options(options)
+    if target is ...:
+        return functools.partial(start, options=options, session=session)
     refuse_target(target, "function")
     if any(hasattr(kind, "named_parameters") for kind in type(target).__mro__):
         msg = (
@@ -168,5 +169,5 @@ def start(target: Any, options: Options, session: type[ArraySession]) -> Tracker
     if not callable(target):
         msg = f"track() takes a function, not {type_name(target)}"
         raise TypeError(msg)
-    tracker = Tracked(target, options, getattr(target, "__name__", type(target).__name__))
+    tracker = Tracked(target, chosen, getattr(target, "__name__", type(target).__name__))
     return begin(tracker, session(tracker))

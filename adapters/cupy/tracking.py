@@ -1,8 +1,8 @@
-"""``track``, ``check`` and ``errstate``: the public doors."""
+"""``track``, ``check`` and ``errstate``: the public entry points."""
 
-import functools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Self, Unpack, overload
 
 import cupy
@@ -12,28 +12,21 @@ from anynan._base.notices import warn
 from anynan._readings.policy import Policy
 from anynan._reports.report import render
 from anynan._steps.tracked import Tracked
-from anynan.arrays.lazy import LazyTape, Slots
-from anynan.arrays.namespaces import Namespace, recording
+from anynan.arrays.lazy import LazyTape, StandardSlots
+from anynan.arrays.namespaces import recording
 from anynan.arrays.session import ArraySession
 from anynan.arrays.tape import now
 from anynan.arrays.trackable import unwrap
 from anynan.arrays.tracked import TrackedArray
-from anynan.arrays.tracking import array_options, start
-from anynan.cupy.slots import DeviceSlots
+from anynan.arrays.tracking import start
 from anynan.errors import NonFiniteError
 from anynan.events import Event
 from anynan.options import Options, TrackOptions
 from anynan.tracker import Tracker, begin
 
-WORDS = ("raise", "warn", "ignore")
-
 
 class CupyArray(TrackedArray):
-    """Stand for a CuPy array: CuPy's own ufuncs and reductions hand their work to it.
-
-    The two hooks are those that ``cupyx.distributed.array`` is built on; ``cupy.ufunc``,
-    ``ElementwiseKernel`` and the built-in reductions look for them in every argument.
-    """
+    """Stand for a CuPy array: CuPy looks for these two methods in what its kernels are given."""
 
     __slots__ = ()
 
@@ -52,8 +45,23 @@ class CupyArray(TrackedArray):
             plain = out._raw if isinstance(out, TrackedArray) else out
             return kernel(x, axis, dtype, plain, keepdims)
 
-        options = {"axis": axis, "keepdims": keepdims}
-        return self._tape.operate(name, reduce, (self,), options, writes=out)
+        given = {"axis": axis, "keepdims": keepdims}
+        return self._tape.operate(name, reduce, (self,), given, writes=out)
+
+
+class CupySlots(StandardSlots):
+    """Keep the flags of one call on the device of each array."""
+
+    def put(self, raw: Any) -> int | None:
+        """Reduce an array on its own device, whichever is the current one."""
+        with raw.device if isinstance(raw, cupy.ndarray) else nullcontext():
+            return super().put(raw)
+
+    def numbers(self, flags: list[Any]) -> Any:
+        """Read the flags of one device, after every stream that wrote some."""
+        with flags[0].device as device:
+            device.synchronize()
+            return super().numbers(flags)
 
 
 class CupySession(ArraySession):
@@ -61,18 +69,7 @@ class CupySession(ArraySession):
 
     backend = "cupy"
     wrapper = CupyArray
-
-    def new_slots(self) -> Slots:
-        """Make room for the flags of one call."""
-        return DeviceSlots()
-
-    def snapshot(self, raw: Any) -> Any:
-        """Copy nothing: device memory is the user's."""
-        return None
-
-    def is_near(self, raw: Any) -> bool:
-        """Tell that a look at a CuPy array is a wait for its device."""
-        return not isinstance(raw, cupy.ndarray) and super().is_near(raw)
+    slots = CupySlots
 
 
 @overload
@@ -83,90 +80,51 @@ def track(target: Callable[..., Any], **options: Unpack[TrackOptions]) -> Tracke
 def track(target: Any = ..., **options: Unpack[TrackOptions]) -> Any:
     """Watch a function of CuPy arrays: every operation on its arguments, until ``remove``.
 
-    Each result is reduced to two numbers on its device, on the current stream, into memory that
-    was taken beforehand; they are read once, when the call ends. Operators, methods, ufuncs and
-    reductions are recorded as they are; for other functions of CuPy's (``matmul``, ``linalg``,
-    ``fft``, ``concatenate``) write ``xp = anynan.arrays.namespace(cupy)``.
+    Operators, methods, ufuncs and reductions are recorded as they are; for other functions of
+    CuPy's (``matmul``, ``linalg``, ``fft``) write ``xp = anynan.arrays.namespace(cupy)``.
     Gradients written by hand are operations too: put them into an ``anynan.scope("backward")``.
-
-    Args:
-        target: A function; leave it out to decorate.
-        **options: Those of ``anynan.track``.
-
-    Returns:
-        A Tracker that is called in the function's place, or a decorator that makes one.
-
-    Raises:
-        TypeError: If the target is no function, or an option is of the wrong type or unknown.
-        ValueError: If an option has an impossible value, or one that array code cannot serve.
-
-    Example:
-        >>> import anynan
-        >>> @anynan.cupy.track(action="warn")
-        ... def step(x):
-        ...     return (x * x).sum()
-        >>> step.__name__
-        'step'
+    Target, options and errors are those of ``anynan.track``.
     """
-    chosen = array_options(options)
-    if target is ...:
-        return functools.partial(start, options=chosen, session=CupySession)
-    return start(target, chosen, CupySession)
+    return start(target, options, CupySession)
 
 
 def check(**arrays: Any) -> None:
-    """Look at several arrays with one read, and raise at the first that is bad.
-
-    Args:
-        **arrays: CuPy arrays by name.
+    """Look at CuPy arrays, given by name, with one read, and raise at the first that is bad.
 
     Raises:
         NonFiniteError: If one of them holds a NaN or an Inf.
         TypeError: If one of them is no CuPy array.
-
-    Example:
-        >>> import anynan
-        >>> anynan.cupy.check()
     """
-    slots, taken = DeviceSlots(), {}
     for name, x in arrays.items():
         if not isinstance(x, cupy.ndarray):
             msg = f"check({name}=...) takes CuPy arrays, not {type(x).__name__}: anynan.check(x)"
             raise TypeError(msg)
-        taken[name] = slots.put(x)
-    spans = slots.read() if any(slot is not None for slot in taken.values()) else []
-    for name, slot in taken.items():
-        if slot is not None and not all(map(math.isfinite, spans[slot])):
-            anynan.check(arrays[name], name)
+    slots = CupySlots()
+    places = [slots.put(x) for x in arrays.values()]
+    spans = slots.read()
+    for (name, x), place in zip(arrays.items(), places, strict=True):
+        if place is not None and not all(map(math.isfinite, spans[place])):
+            anynan.check(x, name)
 
 
 class errstate:  # noqa: N801  as NumPy names it
     """Raise or warn when an operation inside makes NaN or Inf, as ``numpy.errstate`` does.
 
-    What enters the context gives arrays a watch; the flags of all that is computed with them are
-    read once, at the end.
-
-    Args:
-        nan: ``"raise"``, ``"warn"`` or ``"ignore"``.
-        inf: Likewise, for both signs.
+    ``as watch`` gives what puts arrays under watch; all that is computed with them is read once,
+    at the end. ``nan`` and ``inf``, of both signs, are ``"raise"``, ``"warn"`` or ``"ignore"``.
 
     Raises:
         ValueError: If a word is unknown.
-
-    Example:
-        >>> import anynan
-        >>> state = anynan.cupy.errstate(nan="raise", inf="warn")
-        >>> # with state as watch:
-        >>> #     x, y = watch(x, y)
-        >>> #     loss = cupy.log(x / y).sum()
     """
 
     session_type: type[ArraySession] = CupySession
+    xp = recording(cupy)  # CuPy's functions, recorded
+    plain = staticmethod(unwrap)  # gives plain CuPy arrays for watched ones, in containers too
 
     def __init__(self, nan: str = "raise", inf: str = "warn") -> None:
         for name, word in (("nan", nan), ("inf", inf)):
-            if word not in WORDS:
-                msg = f"errstate({name}={word!r}): choose from {', '.join(WORDS)}"
+            if word not in ("raise", "warn", "ignore"):
+                msg = f"errstate({name}={word!r}): choose from raise, warn, ignore"
                 raise ValueError(msg)
         self._words = {"nan": nan, "posinf": inf, "neginf": inf}
         levels: Any = {k: "ignore" if w == "ignore" else "bad" for k, w in self._words.items()}
@@ -174,7 +132,7 @@ class errstate:  # noqa: N801  as NumPy names it
         self._tape: LazyTape | None = None
 
     def __enter__(self) -> Self:
-        tracker = Tracked(_nothing, self._options, "errstate")
+        tracker = Tracked(unwrap, self._options, "errstate")
         session = self.session_type(tracker)
         begin(tracker, session)
         self._tape = LazyTape(session, tracker.judge.rows())
@@ -190,35 +148,20 @@ class errstate:  # noqa: N801  as NumPy names it
         found = tuple(tape.add_input(x, f"arrays[{i}]") for i, x in enumerate(arrays))
         return found[0] if len(found) == 1 else found
 
-    @property
-    def xp(self) -> Namespace:
-        """Give CuPy's functions, recorded."""
-        return recording(cupy)
-
-    def plain(self, value: Any) -> Any:
-        """Give plain CuPy arrays for watched ones, in containers too."""
-        return unwrap(value)
-
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        tape, self._tape = self._tape, None
         now.reset(self._token)
-        if tape is None:
+        tape, self._tape = self._tape, None
+        if tape is None or tape.rows is None:
             return
-        session, rows = tape.session, tape.rows
-        assert rows is not None
         # Nothing says which values are results: every one is.
         for index, node in enumerate(tape.nodes):
             if node.name and node.slot is not None:
                 tape.arrive(index)
         tape.close()
-        with session.tracker.judge.softly(on=kind is not None):
-            session.end(tape, rows, None, (), {})
+        with tape.session.tracker.judge.softly(on=kind is not None):
+            tape.session.end(tape, tape.rows, None, (), {})
 
     def _act(self, event: Event) -> None:
         if self._words.get(event.kind) == "raise":
             raise NonFiniteError(render(event), event)
         warn(render(event))
-
-
-def _nothing() -> None:
-    """Stand for the block of code."""

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -170,35 +170,50 @@ def detached(x: Any) -> Any:
 
 def standard_format(x: Any) -> Format:
     """Describe the dtype of an array of another library, in NumPy's terms."""
-    xp, name = namespace(x), dtype_name(x)
-    other = Format(name, "other", np.dtype(np.void))
-    try:
-        if xp.isdtype(x.dtype, ("bool", "integral")):
-            return Format(name, "integer", np.dtype(np.int64))
-        compound = xp.isdtype(x.dtype, "complex floating")
-        number = compound or xp.isdtype(x.dtype, "real floating")
-    except TypeError:
-        return other  # what the library itself does not count as a number: a random key
+    name, kind, xp = dtype_name(x), _float_kind(x), namespace(x)
     # Formats of 4 and 6 bits have neither NaN nor Inf, and libraries pack them in bytes.
-    if not number or _NEVER_BAD.match(name):
-        return other
+    if kind is None or _NEVER_BAD.match(name):
+        with suppress(TypeError):  # a random key is no number to its own library
+            if xp.isdtype(x.dtype, ("bool", "integral")):
+                return Format(name, "integer", np.dtype(np.int64))
+        return _extension(x) or Format(name, "other", np.dtype(np.void))
     info = xp.finfo(x.dtype)
-    return Format(
-        name,
-        "complex" if compound else "real",
-        np.dtype(np.float64 if info.bits > 32 else np.float32),
-        max=float(info.max),
-        tiny=float(info.smallest_normal),
-    )
+    part = np.dtype(np.float64 if info.bits > 32 else np.float32)
+    return Format(name, kind, part, max=float(info.max), tiny=float(info.smallest_normal))
+
+
+def widened(x: Any, bits: int) -> Any:
+    """Give floats of fewer bits than this as float32, and those of an extension package, too."""
+    xp, kind = namespace(x), _float_kind(x)
+    if _extension(x) is None if kind is None else xp.finfo(x.dtype).bits >= bits:
+        return x
+    return xp.astype(x, xp.complex64 if kind == "complex" else xp.float32)
+
+
+def _float_kind(x: Any) -> Literal["real", "complex"] | None:
+    """Say what kind of floats an array's library takes its elements for, None if for none."""
+    with suppress(TypeError):  # a random key
+        isdtype = namespace(x).isdtype
+        if isdtype(x.dtype, "real floating"):
+            return "real"
+        if isdtype(x.dtype, "complex floating"):
+            return "complex"
+    return None
+
+
+def _extension(x: Any) -> Format | None:
+    """Describe a dtype that an extension package added, of which the library knows nothing."""
+    name = dtype_name(x)
+    if not isinstance(x.dtype, np.dtype) or not _SMALL_FLOAT.fullmatch(name):
+        return None
+    if _NEVER_BAD.match(name):
+        return None
+    return replace(format_of(x.dtype), part=np.dtype(np.float32), nan_from=None)
 
 
 def to_host(x: Any) -> np.ndarray[Any, Any]:
     """Copy a small array to the host, in a dtype that NumPy has."""
-    xp = namespace(x)
-    if xp.isdtype(x.dtype, ("real floating", "complex floating")):
-        small = xp.finfo(x.dtype).bits < 32
-        compound = xp.isdtype(x.dtype, "complex floating")
-        x = xp.astype(x, xp.complex64 if compound else xp.float32) if small else x
+    x = widened(x, 32)
     view = _shared(x)
     if view is not None:
         return view

@@ -16,11 +16,13 @@ from anynan._arrays.access import (
     device_name,
     fields,
     format_of,
+    library_name,
     namespace,
     on_host,
     pieces,
     standard_format,
     unreadable,
+    widened,
 )
 from anynan._arrays.chunked import is_chunked
 from anynan._arrays.registry import reader_of
@@ -237,26 +239,55 @@ def _of_values(floats: np.ndarray[Any, Any], mask: np.ndarray[Any, Any] | None) 
 
 def _standard(x: Any) -> Span | None:
     """Read an array by the functions of the array API standard, where it lives."""
-    xp = namespace(x)
     try:
         form = standard_format(x)
         if form.kind not in ("real", "complex") or 0 in x.shape or device_name(x) == "meta":
             return None
-        x = detached(x)
         compound = form.kind == "complex"
-        narrow = xp.finfo(x.dtype).bits < 16
-        lows, highs, nans = [], [], []
-        for block in blocks(x):
-            for part in (xp.real(block), xp.imag(block)) if compound else (block,):
-                # Few libraries reduce 8-bit floats.
-                wide = xp.astype(part, xp.float32) if narrow else part
-                lows.append(xp.min(wide))
-                highs.append(xp.max(wide))
-                # A compiled or sharded max may drop NaN; any() of a mask cannot.
-                nans.append(xp.any(xp.isnan(wide)))
-        if bool(xp.any(xp.stack(nans))):
+        low, high, nan = reduced(detached(x), compound=compound)
+        if bool(nan):
             return NAN
-        span = float(xp.min(xp.stack(lows))), float(xp.max(xp.stack(highs)))
+        return span_of(float(low), float(high), compound=compound)
     except REFUSALS as error:
         raise unreadable(x, error) from error
-    return _unsigned_infinity(span) if compound else span
+
+
+# Libraries whose min() and max() are known to be NaN where an element is: no mask is made there.
+_NAN_PASSES = frozenset({"cupy"})
+
+
+def reduced(x: Any, *, compound: bool) -> tuple[Any, Any, Any]:
+    """Reduce an array, by the standard's functions, to the ends and whether it holds NaN.
+
+    Args:
+        x: An array outside of a gradient graph.
+        compound: Whether it is complex.
+
+    Returns:
+        Three arrays without dimensions, which stay where the array is.
+    """
+    xp, known, passes = namespace(x), chunked.sized(x), library_name(x) in _NAN_PASSES
+    lows, highs, nans = [], [], []
+    for block in (x,) if passes else blocks(x):
+        for part in (xp.real(block), xp.imag(block)) if compound else (block,):
+            part = widened(part, 16)  # noqa: PLW2901  few libraries reduce 8 bits
+            if known:
+                lows.append(xp.min(part))
+                highs.append(xp.max(part))
+            else:  # a chunk may be empty, which has no smallest value
+                one = xp.ones((), dtype=part.dtype)
+                lows.append(xp.where(xp.any(part == -math.inf), -math.inf * one, 0 * one))
+                highs.append(xp.where(xp.any(part == math.inf), math.inf * one, 0 * one))
+            # A compiled or sharded max may drop NaN; any() of a mask cannot.
+            nans.append(xp.isnan(lows[-1]) if passes else xp.any(xp.isnan(part)))
+    if len(lows) == 1:
+        return lows[0], highs[0], nans[0]
+    return xp.min(xp.stack(lows)), xp.max(xp.stack(highs)), xp.any(xp.stack(nans))
+
+
+def span_of(low: float, high: float, nan: float = 0, *, compound: bool) -> Span:
+    """Make the span of what a reduction gave, once it is on the host."""
+    if nan or low != low:
+        return NAN
+    span = (low, high)
+    return _unsigned_infinity(span) or span if compound else span

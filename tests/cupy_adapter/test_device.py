@@ -1,4 +1,4 @@
-"""What runs on a device: the kernels, the slots, tracked functions. Not yet run."""
+"""What runs on a device: probes, tracked functions, ``check``, ``errstate``. Not yet run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,11 +19,12 @@ pytestmark = [
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", "bfloat16"])
 @pytest.mark.parametrize("bad", [0.0, NAN, INF, -INF])
 @pytest.mark.parametrize("size", [1, 7, 1000, 1_000_003])
 def test_the_probe_agrees_with_the_host(dtype: str, bad: float, size: int) -> None:
-    host = np.random.default_rng(0).normal(size=size).astype(dtype)
+    kind = np.dtype(getattr(pytest.importorskip("ml_dtypes"), dtype, dtype))
+    host = np.random.default_rng(0).normal(size=size).astype(kind)
     for at in {0, size // 2, size - 1}:
         x = host.copy()
         x[at] = bad
@@ -60,7 +61,7 @@ def step(x: Any, weight: Any) -> Any:
     return y.mean(), gradient
 
 
-def test_a_tracked_step_gives_the_same_and_takes_no_memory() -> None:
+def test_a_tracked_step_gives_the_same_and_keeps_no_memory() -> None:
     x, weight = cupy.ones((64, 8), "f4"), cupy.ones((8, 8), "f4")
     tracker = anynan.cupy.track(step)
     plain = step(x, weight)
@@ -93,7 +94,7 @@ def test_the_fault_is_named() -> None:
     assert event.then.name == "divide"
 
 
-def test_the_current_stream_is_respected() -> None:
+def test_whichever_stream_wrote_a_value_it_is_waited_for() -> None:
     tracker = anynan.cupy.track(lambda x: (x * 2).sum())
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -117,16 +118,16 @@ def test_several_devices() -> None:
 
 
 def test_check_is_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anynan.cupy import slots
+    from anynan.cupy import tracking
 
     reads: list[int] = []
-    really = slots.DeviceSlots.read
+    really = tracking.CupySlots.numbers
 
-    def counted(self: Any) -> Any:
+    def counted(self: Any, flags: list[Any]) -> Any:
         reads.append(1)
-        return really(self)
+        return really(self, flags)
 
-    monkeypatch.setattr(slots.DeviceSlots, "read", counted)
+    monkeypatch.setattr(tracking.CupySlots, "numbers", counted)
     anynan.cupy.check(**{f"x{i}": cupy.ones(1000) for i in range(50)})
     assert reads == [1]
     with pytest.raises(anynan.NonFiniteError) as caught:

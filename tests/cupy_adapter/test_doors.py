@@ -9,7 +9,7 @@ import anynan
 
 pytest.importorskip("cupy")
 from anynan.arrays.session import ArraySession
-from anynan.cupy import kernels, tracking
+from anynan.cupy import tracking
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -43,6 +43,14 @@ def test_a_function_of_host_arrays_is_tracked_all_the_same() -> None:
     (event,) = tracker.events
     assert event.cause is not None
     assert event.cause.tag == "divide_by_zero"
+
+
+def test_track_is_a_decorator_too() -> None:
+    @anynan.cupy.track(action="warn")
+    def step(x: Any) -> Any:
+        return (x * x).sum()
+
+    assert (step.__name__, step(np.ones(2))) == ("step", 2)
 
 
 def test_words_are_checked() -> None:
@@ -85,21 +93,3 @@ def test_an_error_of_the_users_own_goes_first() -> None:
         x = watch(np.zeros(3))
         _ = x / x
         raise KeyError("mine")
-
-
-@pytest.mark.parametrize("name", ["float16", "float32", "float64"])
-def test_a_slot_gives_the_smallest_and_the_largest_value(name: str) -> None:
-    dtype = np.dtype(name)
-    sign = 1 << (8 * dtype.itemsize - 1)
-
-    def key(number: float) -> int:
-        bits = int(np.array(number, dtype).view(f"u{dtype.itemsize}"))
-        return ~bits & (2 * sign - 1) if bits & sign else bits | sign
-
-    assert kernels.decode(key(3.0), key(-2.0), dtype) == (-2.0, 3.0)
-    assert kernels.decode(key(-1.0), key(-np.inf), dtype) == (-np.inf, -1.0)
-
-
-def test_only_dimensions_that_lie_side_by_side_are_joined() -> None:
-    assert kernels.collapse((3, 4), (4, 1)) == ((12,), (1,))
-    assert kernels.collapse((3, 4), (8, 1)) == ((3, 4), (8, 1))
