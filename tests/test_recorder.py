@@ -230,9 +230,16 @@ def test_numpy_warns_as_it_would_and_at_the_users_line() -> None:
             function(np.zeros(3))
         return [(str(item.message), item.filename, item.lineno) for item in seen]
 
-    expected = warned(program)
-    assert len(expected) == 5
-    assert warned(track(program, action="record")) == expected
+    def choosing(x: Array) -> Any:
+        with np.errstate(all="warn"):
+            return np.log(x), x / x
+
+    for fn, count in ((program, 5), (choosing, 2)):
+        expected = warned(fn)
+        assert len(expected) == count
+        for read in ("immediate", "end"):
+            chosen = anynan.Advanced(read=read)
+            assert warned(track(fn, action="record", advanced=chosen)) == expected
 
 
 def test_the_users_errstate_holds() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 import anynan
 from anynan._steps.tracked import inside
-from anynan.arrays import floatflags, live
 from anynan.arrays.tracked import TrackedArray
 from tests.flat import split
 from tests.recording import NAN, ONES, ZEROS, Array, State, caught, recorded, track
@@ -19,51 +18,11 @@ from tests.recording import NAN, ONES, ZEROS, Array, State, caught, recorded, tr
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-# Floating point flags.
+LARGE = 2**14
 
 
-def test_large_clean_arrays_are_not_read_at_all_between_the_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks: list[int] = []
-    really = live.is_finite
-
-    def counted(x: Array) -> bool:
-        looks.append(x.size)
-        return really(x)
-
-    monkeypatch.setattr(live, "is_finite", counted)
-
-    def program(x: Array) -> Any:
-        y = np.exp(x) / (1 + x * x)
-        return np.log(y).reshape(2, -1).T.sum(axis=0)
-
-    large = np.linspace(0, 1, floatflags.WORTH * 2)
-    recorded(program, large)
-    assert looks == [2]
-    recorded(lambda x: np.linalg.norm(np.fft.ifft(x)), large)
-    assert looks[1:] == [large.size, 1]  # nothing is taken on trust that has no flags of its own
-
-
-@pytest.mark.parametrize("dtype", ["e", "f", "d"])
-@pytest.mark.parametrize("name", sorted(floatflags._ASKED))
-def test_a_trusted_ufunc_raises_a_flag_for_all_it_makes(name: str, dtype: str) -> None:
-    ufunc = getattr(np, name)
-    info: Any = np.finfo(dtype)
-    values = [0, 1, -1, 0.5, 3, -7.5, 1e4, -1e4, info.max, -info.max, info.max / 3, info.tiny]
-    pairs = [(a, b) for a in values for b in values] if ufunc.nin == 2 else [(a,) for a in values]
-    for pair in pairs:
-        for size in (1, 7, 64, 1000):
-            args = [np.full(size, value, dtype) for value in pair]
-            flags = floatflags.Flags()
-            result = flags.run(ufunc, args, {})
-            assert flags.seen or np.isfinite(result).all() or not floatflags.honest(
-                ufunc, "__call__", np.dtype(dtype)
-            ), (pair, size)  # fmt: skip
-
-
-def test_what_flags_cannot_see_is_seen() -> None:
-    large = np.ones(floatflags.WORTH * 2)
+def test_what_makes_no_number_is_read_too() -> None:
+    large = np.ones(LARGE)
     outside = large.copy()
     outside[-1] = NAN
     for program in (
@@ -78,10 +37,9 @@ def test_what_flags_cannot_see_is_seen() -> None:
             assert caught(program, large).kind in ("nan", "posinf")
 
 
-def test_ufuncs_of_other_packages_are_not_trusted() -> None:
+def test_ufuncs_of_other_packages_have_names() -> None:
     special = pytest.importorskip("scipy.special")
-    assert not floatflags.honest(special.gammaln, "__call__", np.dtype("f8"))
-    event = caught(lambda x: special.gammaln(x * 0), np.ones(floatflags.WORTH * 2))
+    event = caught(lambda x: special.gammaln(x * 0), np.ones(LARGE))
     assert event.operation is not None
     assert (event.operation.name, event.operation.raw) == ("lgamma", "numpy.gammaln")
 
@@ -130,7 +88,7 @@ def test_what_runs_after_the_call_is_refused() -> None:
 
 
 def test_options_of_an_operation_are_not_taken_on_trust() -> None:
-    large = np.full(floatflags.WORTH * 2, 1e300)
+    large = np.full(LARGE, 1e300)
     for program in (
         lambda x: np.concatenate([x, x], dtype="f4", casting="unsafe"),
         lambda x: x.sum(dtype="f4"),

@@ -518,7 +518,7 @@ class Ends:
 
     def _run_again(self, began: Began, making: bool) -> Replay:
         session = self._session
-        tape = self._local.tape = LiveTape.again(session)
+        tape = self._local.tape = LiveTape(session, None)
         start = session.start_of(began.fn, began.containers)
         again = start.again(session.tracker.judge.say, tape)
         taking = taking_stand_ins([x for _, x in began.arrays], making=making)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from anynan._base.sources import user_source
+from anynan._base.sources import is_own, user_source
 from anynan._diagnosis.lineage import OpRecord
 from anynan.arrays.names import canonical
 from anynan.events import Kind, Source
@@ -76,13 +76,12 @@ class ErrorLog:
     """
 
     __slots__ = (
-        "_asked", "_context", "_errors", "_modes", "_under", "below", "deaf", "lines", "state",
+        "_asked", "_context", "_errors", "_modes", "below", "deaf", "lines", "state",
     )  # fmt: skip
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.lines: dict[FloatError, int] = {}
-        self._under: dict[tuple[str, ...], dict[str, str]] = {}
         self.deaf = False
         # NumPy has one function for all errors, so an underflow's comes here as well.
         passed_on = context.run(np.geterr)["under"] in ("call", "log")
@@ -150,7 +149,10 @@ class ErrorLog:
             if found in self.lines or len(self.lines) < MANY:
                 self.lines[found] = self.lines.get(found, 0) + 1
         if wanted == "warn":
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
+            frame, level = sys._getframe(1), 2
+            while is_own(frame) and frame.f_back is not None:  # a tracked array's operator
+                frame, level = frame.f_back, level + 1
+            warnings.warn(said, RuntimeWarning, stacklevel=level)
         elif wanted == "raise":
             raise FloatingPointError(said)
         elif wanted == "print":
@@ -159,20 +161,6 @@ class ErrorLog:
             handler(what, flag)
         elif wanted == "log":
             handler.write(text)
-
-    def under(self, state: dict[str, str]) -> dict[str, str]:
-        """Give what NumPy would be asked to do without this log.
-
-        Args:
-            state: What it is asked to do, as ``numpy.geterr`` tells.
-        """
-        key = tuple(state.values())
-        known = self._under.get(key)
-        if known is None:  # the same in every operation
-            known = self._under[key] = {
-                k: self._wanted(k)[0] if mode == "log" else mode for k, mode in state.items()
-            }
-        return known
 
     def _wanted(self, kind: str) -> tuple[str, Any]:
         """Ask what the user wants done; a log around this one is anynan's, and knows it, too."""

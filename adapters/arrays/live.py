@@ -5,11 +5,7 @@ place of a second run.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from anynan._arrays.probe import is_clean, probe
 from anynan._base import context
@@ -23,7 +19,6 @@ from anynan._readings.policy import reading_kind
 from anynan._readings.step import Step
 from anynan.arrays.bundle import call_of, host
 from anynan.arrays.errorlog import ErrorLog
-from anynan.arrays.floatflags import WORTH, Flags, honest
 from anynan.arrays.records import light, make_record
 from anynan.arrays.tape import Tape
 from anynan.arrays.tracked import CLEAN, UNKNOWN, TrackedArray, is_tracked, strip
@@ -53,18 +48,13 @@ class LiveTape(Tape):
     Attributes:
         records: Operations with bad results.
         sinks: Where bad values arrived.
-        judged: False in a second run of a call, which only collects.
         passed: What left its scope in a second run.
-        log: NumPy's errors outside of what is watched; none where the ends alone are read.
     """
-
-    judged = True
 
     def __init__(
         self, session: "ArraySession", rows: Step | None, log: ErrorLog | None = None
     ) -> None:
-        super().__init__(session, rows)
-        self.log = log
+        super().__init__(session, rows, log)
         self.records: list[OpRecord] = []
         self.sinks: list[Sink] = []
         self.passed: list[CheckedPoint] = []
@@ -72,48 +62,11 @@ class LiveTape(Tape):
         self._answers: dict[int, tuple[TrackedArray, tuple[int, ...]]] = {}
         self._last: tuple[int, ...] = ()
 
-    @classmethod
-    def again(cls, session: "ArraySession") -> Self:
-        """Make the tape of a second run: it collects only, and NumPy says nothing twice."""
-        with np.errstate(all="ignore"):
-            tape = cls(session, None, ErrorLog(copy_context()))
-        tape.judged = False
-        return tape
-
-    def hearing(self) -> AbstractContextManager[object]:
-        """Note what NumPy finds wrong out of sight."""
-        return nullcontext() if self.log is None else self.log
-
-    def _run(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        flags: Flags | None,
-    ) -> Any:  # fmt: skip
-        log = self.log
-        if log is None:
-            return super()._run(function, args, kwargs, flags)
-        lines, log.lines = log.lines, {}  # what is in sight is looked at
-        try:
-            return super()._run(function, args, kwargs, flags)
-        finally:
-            log.lines = lines
-
-    def _clean(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[TrackedArray],
-        flags: Flags | None, ufunc: tuple[Any, str] | None, target: TrackedArray | None,
-    ) -> bool:  # fmt: skip
+    def _clean(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         # A dtype may be too small, where= leaves memory unwritten, initial= may be anything.
-        if self.leaky or target is not None or not _PLAIN.issuperset(kwargs):
+        if self.leaky or name not in CARRYING or not _PLAIN.issuperset(kwargs):
             return False
-        carrying = name in CARRYING
-        flagged = (
-            not carrying and flags is not None and flags.usable and not flags.seen
-            and ufunc is not None and _large(found) and _honest(ufunc, args)
-        )  # fmt: skip
-        if not (carrying or flagged):
-            return False
-        if name == "getitem":
-            return self._is_clean(args[0])
-        return all(self._is_clean(value) for value in args)
+        return all(self._is_clean(value) for value in (args[:1] if name == "getitem" else args))
 
     def _is_clean(self, value: Any) -> bool:
         if is_tracked(value):
@@ -224,7 +177,7 @@ class LiveTape(Tape):
                 if not parents:
                     self.notes.append(self.unseen())
         rows = self.rows
-        if rows is None or not self.judged:
+        if rows is None:
             self.passed.append(CheckedPoint(layer, phase, tensor, 0, lo, hi))
             return
         site = self.site(layer, phase, tensor, x._raw)
@@ -304,17 +257,6 @@ class LiveTape(Tape):
         notes = list(dict.fromkeys(self.notes))
         records = self.records if self._told is None else [self._told, *self.records]
         return Replay(list(records), list(self.sinks), notes, whole=True)
-
-
-def _large(found: list[TrackedArray]) -> bool:
-    return any(getattr(x._raw, "size", 0) >= WORTH for x in found)
-
-
-def _honest(ufunc: tuple[Any, str], args: tuple[Any, ...]) -> bool:
-    kinds = {
-        x._raw.dtype for x in args if is_tracked(x) and isinstance(x._raw, np.ndarray | np.generic)
-    }
-    return len(kinds) == 1 and ufunc[0] is not None and honest(*ufunc, next(iter(kinds)))
 
 
 def is_finite(raw: Any) -> bool:

@@ -96,10 +96,7 @@ class _Function:
         if tape is None or tape.closed:
             return _unrecorded(self._function, args, kwargs)
         writes = args[0] if self._name in WRITING and args else kwargs.get("out")
-        ufunc = None
-        if hasattr(self._function, "nin") and hasattr(self._function, "reduce"):
-            ufunc = (self._function, "__call__")
-        return tape.operate(self._name, self._function, args, kwargs, writes=writes, ufunc=ufunc)
+        return tape.operate(self._name, self._function, args, kwargs, writes=writes)
 
     @property
     def __signature__(self) -> inspect.Signature:

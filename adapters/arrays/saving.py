@@ -46,7 +46,6 @@ def again(session: "ArraySession", call: Call, into: Collector) -> None:
         msg = "the call wrote into its own arguments, so it was not run again"
         raise ReplayError(msg)
     second = LiveTape(session, None)
-    second.judged = False
     closed, tape.closed = tape.closed, True
     try:
         with (

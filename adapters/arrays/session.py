@@ -161,7 +161,7 @@ class ArraySession(BaseAdapter):
         return None
 
     def _run_again(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Replay:
-        tape = LiveTape.again(self)
+        tape = LiveTape(self, None)
         into, start = collecting.get(), self.start_of(fn)
         with start.again(self.tracker.judge.say, tape):
             if into is not None:
@@ -286,7 +286,7 @@ class ArraySession(BaseAdapter):
         lazy = self._is_lazy(args, kwargs)
         began = copy_context()
         self._local.random = np.random.get_state() if lazy else None  # noqa: NPY002
-        tape: Tape = LazyTape(self, rows) if lazy else LiveTape(self, rows, ErrorLog(began))
+        tape: Tape = (LazyTape if lazy else LiveTape)(self, rows, ErrorLog(began))
         tape.given = given(args, kwargs)
         self._local.call = Call(tape, fn, args, kwargs, began)
         try:

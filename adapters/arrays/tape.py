@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from anynan._diagnosis.lineage import Replay, Sink
 from anynan._diagnosis.records import Origin
 from anynan._readings.readings import Reading, Site
 from anynan._readings.step import Step
-from anynan.arrays.floatflags import Flags
+from anynan.arrays.errorlog import ErrorLog
 from anynan.arrays.messages import PLAIN_ARRAY
 from anynan.arrays.names import UNWRITTEN, canonical
 from anynan.arrays.namespaces import Namespace, namespace_of
@@ -41,16 +41,22 @@ class Tape:
 
     Attributes:
         session: Whose call it is.
-        rows: Where readings go.
+        rows: Where readings go; None in a second run of a call, which only collects.
         base: The scope that the call itself was made in.
         closed: True once the call has returned: what is left over is only an array.
         overwritten: True once an operation wrote into one of the call's arguments.
         given: Which objects the arguments were made of when the call began.
         scoped: True once an operation ran in a scope of the function's own.
+        log: NumPy's errors outside of what is watched; none where the ends alone are read.
     """
 
-    def __init__(self, session: "ArraySession", rows: Step | None) -> None:
-        self.session, self.rows = session, rows
+    def __init__(
+        self, session: "ArraySession", rows: Step | None, log: ErrorLog | None = None
+    ) -> None:
+        self.session, self.rows, self.log = session, rows, log
+        if rows is None:  # a second run: NumPy says nothing twice
+            with np.errstate(all="ignore"):
+                self.log = ErrorLog(copy_context())
         self.base = context.scope_path()
         self.closed = self.scoped = False
         self.overwritten = False
@@ -97,7 +103,7 @@ class Tape:
 
     def hearing(self) -> AbstractContextManager[object]:
         """Hear what NumPy finds wrong while the function runs."""
-        return nullcontext()
+        return nullcontext() if self.log is None else self.log
 
     def heard(self) -> bool:
         """Tell whether anything was seen to make NaN or Inf."""
@@ -266,7 +272,7 @@ class Tape:
 
     def operate(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any], *, writes: Any = None, ufunc: tuple[Any, str] | None = None,
+        kwargs: dict[str, Any], *, writes: Any = None,
     ) -> Any:  # fmt: skip
         """Run one operation on the plain arrays, and put its results under watch."""
         found: list[TrackedArray] = []
@@ -278,11 +284,10 @@ class Tape:
         layer = self._enter(found)
         target = writes if is_tracked(writes) else None
         before = None if target is None else self.session.snapshot(target._raw)
-        flags = Flags() if ufunc is not None and found and _is_numpy(found[0]._raw) else None
         if target is not None:
             target._cell.written = True
             self.about_to_write(target)
-        result = self._run(function, plain, options, flags)
+        result = self._run(function, plain, options)
         word = canonical(name)
         results: list[TrackedArray] = []
         try:
@@ -302,23 +307,32 @@ class Tape:
                 self.held.append(x._raw)
         elif results:
             try:
-                clean = self._clean(name, args, kwargs, found, flags, ufunc, target)
+                clean = target is None and self._clean(name, args, kwargs)
                 self.look(
                     word, name, function, args, kwargs, results, clean=clean, before=before,
                     writes=target,
                 )  # fmt: skip
             except Exception as error:  # noqa: BLE001  looking is ours, the result is there
                 self.failed(f"the result of {name}", error)
-        if flags is not None and flags.seen:
-            flags.warn(_warned(name, ufunc, plain))
         return out
 
     def _run(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        flags: Flags | None,
-    ) -> Any:  # fmt: skip
-        """Call a function on plain arrays."""
-        return function(*args, **kwargs) if flags is None else flags.run(function, args, kwargs)
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a function on plain arrays; what is in sight is looked at, and not noted."""
+        log = self.log
+        if log is None:
+            return function(*args, **kwargs)
+        lines, log.lines = log.lines, {}
+        try:
+            modes = np.geterr()
+            if "warn" not in (modes["divide"], modes["over"], modes["invalid"]):
+                return function(*args, **kwargs)
+            # Set inside of the function: NumPy would warn of a line of ours.
+            with np.errstate(all="ignore") if self.rows is None else ErrorLog(copy_context()):
+                return function(*args, **kwargs)
+        finally:
+            log.lines = lines
 
     def failed(self, what: str, error: Exception) -> None:
         """Say that something could not be looked at; the function goes on."""
@@ -349,10 +363,7 @@ class Tape:
             path = path.rpartition(".")[0] or None
         x._made = None if path == self.base else path
 
-    def _clean(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[TrackedArray],
-        flags: Flags | None, ufunc: tuple[Any, str] | None, target: TrackedArray | None,
-    ) -> bool:  # fmt: skip
+    def _clean(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell without a reading whether the results are finite."""
         return False
 
@@ -444,23 +455,3 @@ def _inside(layer: str | None, path: str) -> bool:
 
 def _span(kind: Kind) -> float:
     return {"nan": math.nan, "neginf": -math.inf}.get(kind, math.inf)
-
-
-def _is_numpy(raw: Any) -> bool:
-    return isinstance(raw, np.ndarray | np.generic)
-
-
-_QUICK = {2: "square", 0.5: "sqrt", -1: "reciprocal"}
-
-
-def _warned(name: str, ufunc: tuple[Any, str] | None, args: tuple[Any, ...]) -> str:
-    """Give the word that NumPy's own warning would use."""
-    assert ufunc is not None
-    if ufunc[1] != "__call__":
-        return ufunc[1]
-    word = str(ufunc[0].__name__)
-    if word == "power" and len(args) > 1 and isinstance(args[1], int | float):
-        word = _QUICK.get(args[1], word)
-    if name == word or all(isinstance(x, np.generic | int | float) for x in args):
-        return f"scalar {word}" if not any(isinstance(x, np.ndarray) for x in args) else word
-    return word

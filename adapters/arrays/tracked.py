@@ -174,9 +174,7 @@ class TrackedArray:
         if method == "at":
             return self._tape.operate(ufunc.__name__, ufunc.at, args, kwargs, writes=args[0])
         function = ufunc if method == "__call__" else getattr(ufunc, method)
-        return self._tape.operate(
-            name, function, args, kwargs, writes=_out(kwargs), ufunc=(ufunc, method)
-        )
+        return self._tape.operate(name, function, args, kwargs, writes=_out(kwargs))
 
     def __array_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -309,25 +307,19 @@ def is_view(name: str) -> bool:
     return canonical(name) in VIEWS
 
 
-# Where NumPy's name of an operator is not the array API's.
-_UFUNCS = {"pow": "power", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
-           "lshift": "left_shift", "rshift": "right_shift"}  # fmt: skip
-
-
 def _install(name: str, function: Callable[..., Any]) -> None:
     """Give the class one operator, its reflected form and its in-place form."""
     word = canonical(name)
-    ufunc = (getattr(np, _UFUNCS.get(word, word), None), "__call__")
 
     def forward(self: TrackedArray, other: Any) -> Any:
-        return self._tape.operate(word, function, (self, other), {}, ufunc=ufunc)
+        return self._tape.operate(word, function, (self, other), {})
 
     def reflected(self: TrackedArray, other: Any) -> Any:
-        return self._tape.operate(word, function, (other, self), {}, ufunc=ufunc)
+        return self._tape.operate(word, function, (other, self), {})
 
     def inplace(self: TrackedArray, other: Any) -> Any:
         change = getattr(operator, f"i{name}", function)
-        return self._tape.operate(word, change, (self, other), {}, writes=self, ufunc=ufunc)
+        return self._tape.operate(word, change, (self, other), {}, writes=self)
 
     for mark, method in (("", forward), ("r", reflected), ("i", inplace)):
         if name == "divmod" and mark == "i":

@@ -92,8 +92,6 @@ class MendedTape(LiveTape):
         first: What the first run saw of the first of them.
     """
 
-    judged = False
-
     def __init__(self, session: "ArraySession", chosen: Sequence[Repair], first: OpRecord) -> None:
         super().__init__(session, None)
         self._chosen, self._first = list(chosen), first
@@ -108,7 +106,7 @@ class MendedTape(LiveTape):
 
     def operate(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any], *, writes: Any = None, ufunc: tuple[Any, str] | None = None,
+        kwargs: dict[str, Any], *, writes: Any = None,
     ) -> Any:  # fmt: skip
         """Run one operation, repaired where it is one of those."""
         word = canonical(name)
@@ -123,7 +121,7 @@ class MendedTape(LiveTape):
                 if wanted:
                     mended = _Mended(self, word, function, wanted, namespace(found[0]._raw))
                     return super().operate(name, mended, args, kwargs)
-        return super().operate(name, function, args, kwargs, writes=writes, ufunc=ufunc)
+        return super().operate(name, function, args, kwargs, writes=writes)
 
     def met(self, wanted: Sequence[Repair], operands: Sequence[Any], out: Any) -> None:
         """Note that a repair took its place; the first bad result was to be of the same operands.

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 import anynan
-from anynan.arrays import live
 from anynan.torch.step import hooks
 from tests.benchmarks.gpt import LARGE, SMALL, Size, training
 from tests.benchmarks.timing import machine, options, ratios
@@ -38,23 +37,6 @@ def gpt(size: Size) -> Callable[[], Run]:
     return make
 
 
-def arrays(elements: int) -> Callable[[], Run]:
-    """Run ufuncs one after the other on an array."""
-
-    def make() -> Run:
-        x = np.linspace(0.1, 1.0, elements)
-
-        def program(x: Any) -> Any:
-            for _ in range(4):
-                x = np.sqrt(np.exp(x) * 0.5 + 1.0)
-            return x
-
-        tracker = anynan.track(program, level="operation")
-        return lambda: tracker(x)
-
-    return make
-
-
 def registered(x: torch.Tensor, hook: Any) -> Any:
     """Hook a gradient behind a tensor's other hooks by the public way."""
     if x.grad_fn is None:
@@ -68,15 +50,6 @@ TRICKS: tuple[tuple[str, str, Callable[[], Run], tuple[tuple[Any, str, Any], ...
     *(
         ("the hook behind all others", size.name, gpt(size), ((hooks, "hook_last", registered),))
         for size in (SMALL, LARGE)
-    ),
-    *(
-        (
-            "floating point flags",
-            f"arrays of {elements:,}",
-            arrays(elements),
-            ((live, "_honest", lambda *_: False),),
-        )
-        for elements in (1 << 14, 1 << 20)
     ),
 )
 
