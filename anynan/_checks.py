@@ -178,25 +178,29 @@ def look_at_all(
     return found, unread
 
 
+def _read(path: str, leaf: Any) -> tuple[Summary | None, tuple[float, float] | None]:
+    """Give an array's ends, and its summary where that is to be had at once."""
+    try:
+        if not (is_chunked(leaf) and holds_floats(leaf)):
+            return None, probe(leaf)
+        summary = measure(leaf)  # one graph answers both questions
+        return summary, ends(summary)
+    except TypeError as error:
+        msg = f"{printed(path)}: {error}"
+        raise TypeError(msg) from error
+
+
 def look(
     path: str, leaf: Any, policy: Policy, layer: str | None, phase: Phase = "value"
 ) -> Finding | None:
     """Judge one array; None if there is nothing to say of it."""
     if policy.unlimited and is_clean(leaf):
         return None
-    summary = None
-    try:
-        if is_chunked(leaf) and holds_floats(leaf):  # one graph answers both questions
-            summary = measure(leaf)
-        span = probe(leaf) if summary is None else ends(summary)
-    except TypeError as error:
-        msg = f"{printed(path)}: {error}"
-        raise TypeError(msg) from error
+    summary, span = _read(path, leaf)
     if span is None:
         return None
     lo, hi = span
-    limited = policy.headroom is not None or policy.overrides
-    largest = dtype_max(leaf) if limited else None
+    largest = dtype_max(leaf) if policy.headroom is not None or policy.overrides else None
     verdict = policy.judge(phase, lo, hi, layer=layer, dtype_max=largest)
     if reading_kind(lo, hi) is None:
         if verdict is None or policy.allowed(verdict[0], phase, layer):
@@ -204,17 +208,23 @@ def look(
         return Finding(path, leaf, *verdict, summary or measure(leaf))
     # Two ends show one kind; what is excused must not hide what is not.
     summary = summary or measure(leaf)
-    verdicts = []
-    for kind in NON_FINITE:
-        excused = context.expected(kind) or policy.allowed(kind, phase, layer)
-        if getattr(summary, kind) and not excused:
-            verdicts.append(policy.weigh(kind, phase, layer))
+    worst = sorted(
+        _verdicts(summary, policy, layer, phase, largest), key=lambda verdict: verdict[1] != "bad"
+    )
+    return Finding(path, leaf, *worst[0], summary) if worst else None
+
+
+def _verdicts(
+    summary: Summary, policy: Policy, layer: str | None, phase: Phase, largest: float | None
+) -> Iterator[tuple[Kind, Severity]]:
+    """Judge each kind that an array holds, and its finite numbers."""
+    kinds = (kind for kind in NON_FINITE if getattr(summary, kind))
+    unmeant = (k for k in kinds if not (context.expected(k) or policy.allowed(k, phase, layer)))
+    yield from filter(None, (policy.weigh(kind, phase, layer) for kind in unmeant))
     if summary.min is not None and summary.max is not None:
         rest = policy.judge(phase, summary.min, summary.max, layer=layer, dtype_max=largest)
         if rest is not None and not policy.allowed(rest[0], phase, layer):
-            verdicts.append(rest)
-    worst = sorted((v for v in verdicts if v is not None), key=lambda v: v[1] != "bad")
-    return Finding(path, leaf, *worst[0], summary) if worst else None
+            yield rest
 
 
 def _act(

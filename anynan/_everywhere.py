@@ -168,8 +168,7 @@ class Found:
         told, clean, all_ = [f"anynan: {harm}" for harm in self.harms], 0, self._all()
         if most is not None:  # what was there to the end is worth more than what was dropped
             all_.sort(key=lambda seen: seen.run is None)
-        if any(seen.line and not seen.minor for seen in all_):
-            all_ = [seen for seen in all_ if seen.bad or not seen.minor]
+        all_ = _major(all_)
         for seen in all_:
             clean += bool(seen.line and not seen.bad)
             if seen.line and (seen.bad or most is None or clean <= most):
@@ -178,8 +177,7 @@ class Found:
             told.append(f"anynan: {clear} in {clean - most} more")
         with self._lock:
             notes = list(self.notes)
-        for seen in all_:
-            notes += [note for note in seen.notes if note not in notes]
+        notes = list(dict.fromkeys([*notes, *(note for seen in all_ for note in seen.notes)]))
         told += [f"  note      {note}" for note in notes]
         return told + [f"  unwatched {what}" for what in self._unwatched]
 
@@ -279,3 +277,9 @@ def watch_everything(options: Options, found: Found) -> Callable[[], None]:
         found.close()
 
     return end
+
+
+def _major(all_: list[_Seen]) -> list[_Seen]:
+    """Leave out what is minor and clean, where anything else is told."""
+    told = any(seen.line and not seen.minor for seen in all_)
+    return [seen for seen in all_ if seen.bad or not (told and seen.minor)]

@@ -1,8 +1,49 @@
 """Reports as text, HTML and numbers: what they are written from, and how."""
 
+from typing import Literal
+
 from anynan._readings.history import History
-from anynan._reports.forms import render
+from anynan._reports.report import render as render_text
+from anynan._reports.report import render_html, render_line, render_markdown
 from anynan._runs.narrower import Headroom, headroom
 from anynan._runs.run import Run
+from anynan.events import Event
 
 __all__ = ["Headroom", "History", "Run", "headroom", "render"]
+
+
+def render(
+    event: Event,
+    form: Literal["text", "line", "markdown", "html"] = "text",
+    *,
+    width: int | None = None,
+) -> str:
+    """Put an event into words.
+
+    Args:
+        event: What happened: ``error.event``, or one of ``tracker.events``.
+        form: ``"text"`` is the report, ``"line"`` is one line for a log, ``"markdown"`` is the
+            report to paste into an issue, ``"html"`` a piece of a page.
+        width: Columns of the report; by default those of the terminal, 60 to 100.
+
+    Raises:
+        ValueError: If the form is unknown.
+
+    Example:
+        >>> import anynan, numpy
+        >>> try:
+        ...     anynan.check(numpy.array([numpy.inf]), "x")
+        ... except anynan.NonFiniteError as error:
+        ...     anynan.reports.render(error.event, "line")
+        '+Inf found in x'
+    """
+    if form == "text":
+        return render_text(event, width=width)
+    if form == "line":
+        return render_line(event)
+    if form == "markdown":
+        return render_markdown(event)
+    if form == "html":
+        return render_html(event)
+    msg = f"form={form!r} is unknown; choose text, line, markdown or html"
+    raise ValueError(msg)

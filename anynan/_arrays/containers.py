@@ -176,11 +176,15 @@ def _role(x: Any) -> Role:
     return found
 
 
+def _has(kind: type, *names: str) -> bool:
+    return all(hasattr(kind, name) for name in names)
+
+
 @lru_cache(maxsize=1024)
 def _role_of(kind: type) -> Role:
     """Sort a type into what the walk does with it."""
     # A sparse array may be a mapping of its elements.
-    if hasattr(kind, "tocoo") and hasattr(kind, "nnz"):
+    if _has(kind, "tocoo", "nnz"):
         return "array"
     # Mappings go first: model outputs exist that are dicts and dataclasses at once.
     if issubclass(kind, Mapping):
@@ -194,17 +198,15 @@ def _role_of(kind: type) -> Role:
     if issubclass(kind, _NOTHING):
         return "nothing"
     # The columns of a table differ in dtype: as one array they would be objects.
-    if hasattr(kind, "__dataframe__") and hasattr(kind, "items"):
+    if _has(kind, "__dataframe__", "items"):
         return "mapping"
-    if hasattr(kind, "get_columns") and hasattr(kind, "columns"):
-        return "columns"
-    if hasattr(kind, "__dataframe__") and hasattr(kind, "column_names"):
+    if _has(kind, "get_columns", "columns") or _has(kind, "__dataframe__", "column_names"):
         return "columns"
     if hasattr(kind, "__array_namespace__") or hasattr(kind, "__array__"):
         return "array"
     if hasattr(kind, "__dataclass_fields__"):
         return "dataclass"
-    if hasattr(kind, "dtype") and hasattr(kind, "shape"):
+    if _has(kind, "dtype", "shape"):
         return "array"
     if issubclass(kind, Sequence | AbstractSet | ValuesView):
         return "sequence"

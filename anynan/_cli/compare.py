@@ -74,9 +74,9 @@ def _is_run(path: str) -> bool:
 
 
 def _told(rows: "Sequence[Weights]", limit: float) -> int:
-    beyond = [row for row in rows if row.ratio is not None and row.ratio > limit]
-    alone = [row for row in rows if row.note.startswith(("only", "shape"))]
     compared = [row for row in rows if row.ratio is not None]
+    beyond = [row for row in compared if _size(row) > limit]
+    alone = [row for row in rows if row.note.startswith(("only", "shape"))]
     if beyond:
         first = beyond[0]
         explains = f"{_ratio(first.ratio)} what rounding to {_coarser(first)} explains"
@@ -85,22 +85,27 @@ def _told(rows: "Sequence[Weights]", limit: float) -> int:
             f"{first.note or explains}"
         )
         width = max(len(row.name) for row in beyond[:SHOWN])
-        for row in beyond[:SHOWN]:
-            far = f"apart {row.error:.1e}  {_ratio(row.ratio)}"
-            print(f"  {row.name.ljust(width)}  {row.note or far}")
-        if len(beyond) > SHOWN:
-            print(f"  and {len(beyond) - SHOWN} more")
+        fars = (row.note or f"apart {row.error:.1e}  {_ratio(row.ratio)}" for row in beyond)
+        _list([f"{row.name.ljust(width)}  {far}" for row, far in zip(beyond, fars, strict=True)])
     elif compared:
-        worst = max(row.ratio or 0.0 for row in compared)
+        worst = max(map(_size, compared))
         same = "identical" if not worst else f"within {_ratio(worst)} what rounding explains"
         print(f"No difference: {len(compared)} tensors are {same}")
     else:
         print("Nothing could be compared: no tensor is in both")
-    for row in alone[:SHOWN]:
-        print(f"  {row.name}: {row.note}")
-    if len(alone) > SHOWN:
-        print(f"  and {len(alone) - SHOWN} more that only one of them has")
+    _list([f"{row.name}: {row.note}" for row in alone], " that only one of them has")
     return BAD if beyond or alone else FINE
+
+
+def _size(row: "Weights") -> float:
+    return row.ratio or 0.0
+
+
+def _list(lines: list[str], what: str = "") -> None:
+    for line in lines[:SHOWN]:
+        print(f"  {line}")
+    if len(lines) > SHOWN:
+        print(f"  and {len(lines) - SHOWN} more{what}")
 
 
 def _ratio(ratio: float | None) -> str:

@@ -3,14 +3,14 @@
 import importlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from anynan._base.about import ADAPTERS
-from anynan._compare.captures import Capture, Choice, Held, Nudge, Side, Taken, Wish
+from anynan._compare.captures import Capture, Choice, Held, Nudge, Side, Taken, Way, Wish
 from anynan._compare.comparison import BEYOND, Comparison, Parting, Row, Turn
 from anynan._compare.distances import apart, holds, nearest, summed
 from anynan._compare.pairs import pairs, refuse_unused
@@ -245,24 +245,17 @@ class _Comparing:
     ) -> tuple[tuple[Turn, ...], int | None]:
         """Find the choices that differ, and after how many calls of layers the first does."""
         own, again = _discrete(mine), [_discrete(run) for run in moved]
-        held, partners, loose = Held(own), {}, False
-        for y in _discrete(theirs):
-            like = held.next(y.name, y.picked.shape)
-            if like is not None:
-                partners[id(like)] = y
-            loose = loose or (like is None and y.drawn)
+        partners, loose = _partners(own, _discrete(theirs))
         found: list[Turn] = []
         until = None
         for i, x in enumerate(own):
-            partner = partners.get(id(x))
+            partner, same, share = partners.get(id(x)), False, None
             if partner is None and not (x.drawn and loose):
                 continue
-            same = partner is not None and np.array_equal(x.picked, partner.picked)
-            if partner is None:
-                share = None
-            elif same and not partner.moved:
-                continue
-            else:
+            if partner is not None:
+                same = np.array_equal(x.picked, partner.picked)
+                if same and not partner.moved:
+                    continue
                 share = partner.moved or float(np.mean(x.picked != partner.picked))
             rounding = not x.drawn and any(run[i].moved for run in again if i < len(run))
             found.append(Turn(x, share, rounding, held=same))
@@ -270,12 +263,7 @@ class _Comparing:
                 until = x.before  # what was chosen after it follows from it
                 break
         if mine.backend == theirs.backend:
-            gates = [[c for c in run.choices if c.gate] for run in (mine, theirs)]
-            found += [
-                Turn(x, None, rounding=True)
-                for x, y in zip(*gates, strict=False)
-                if x.picked.shape == y.picked.shape and not np.array_equal(x.picked, y.picked)
-            ]
+            found += _turned_gates(mine, theirs)
         return tuple(found), until
 
     def _sees_gates(self, mine: Capture, theirs: Capture) -> bool:
@@ -300,43 +288,37 @@ class _Comparing:
     ) -> tuple[list[Row], list[str]]:
         rows: list[Row] = []
         holes: list[str] = []
-        ended = {(x.layer, x.call): i for i, x in enumerate(mine.taken) if x.way == "forward"}
-        shut = max((gate.before - 1 for gate in gates), default=-1)
-        again = [{taken.key: taken for taken in run.taken} for run in moved]
         if not (mine.whole_gradients and theirs.whole_gradients):
-            mine, theirs = arriving(mine), arriving(theirs)
-            again = [{taken.key: taken for taken in arriving(run).taken} for run in moved]
-        found: list[tuple[Taken, Taken | None]] = []
-        for way in ("forward", "backward"):
-            a = [taken for taken in mine.taken if taken.way == way]
-            b = [taken for taken in theirs.taken if taken.way == way]
-            if until is not None:
-                a = a[:until] if way == "forward" else []
-            if way == "backward" and a and not seen:
-                holes.append(f"the backward pass: {_UNSEEN}")
-                a = []
-            if way == "backward" and a and any(row.shapes for row in rows):
-                holes.append("the backward pass: shapes differ in the forward pass")
-                a = []
-            found = pairs(a, b, self.names, found)
-            for x, y in found:
-                at = ended.get((x.layer, x.call), -1)
-                if way == "backward" and (at <= shut or _around(x.layer, gates)):
-                    why = _GATES if gates else _ZEROS
-                    holes.append(f"the backward pass from {x.layer or 'the model'} on: {why}")
-                    break
-                if way == "forward" and y is not None and _opens(x, y):
-                    shut = max(shut, at)
-                others = [run[x.key] for run in again if x.key in run]
-                row = self._row(x, y, others, unit)
-                rows.append(row)
-                if row.error is None and x.made:
-                    holes.append(_hole(x, y))
+            mine, theirs, *moved = map(arriving, (mine, theirs, *moved))
+        again = [{taken.key: taken for taken in run.taken} for run in moved]
+
+        def told(x: Taken, y: Taken | None) -> None:
+            others = [run[x.key] for run in again if x.key in run]
+            row = self._row(x, y, others, unit)
+            rows.append(row)
+            if row.error is None and x.made:
+                holes.append(_hole(x, y))
+
+        found = pairs(_of("forward", mine)[:until], _of("forward", theirs), self.names)
+        for pair in found:
+            told(*pair)
         if until is not None:
             goes_on = (
                 "the second model cannot be held to it" if self.follow else "follow=True goes on"
             )
             holes.append(f"what comes after the choice that differs; {goes_on}")
+            return rows, holes
+        back = _of("backward", mine)
+        if back and (why := _no_backward(rows, seen=seen)):
+            holes.append(f"the backward pass: {why}")
+            return rows, holes
+        shut = _shut(mine, found, gates)
+        for x, y in pairs(back, _of("backward", theirs), self.names, found):
+            if shut(x):
+                why = _GATES if gates else _ZEROS
+                holes.append(f"the backward pass from {x.layer or 'the model'} on: {why}")
+                break
+            told(x, y)
         return rows, holes
 
     def _row(self, x: Taken, y: Taken | None, again: Sequence[Taken], unit: float) -> Row:
@@ -474,6 +456,20 @@ def _discrete(run: Capture) -> list[Choice]:
     return [choice for choice in run.choices if not choice.gate]
 
 
+def _of(way: Way, run: Capture) -> list[Taken]:
+    return [taken for taken in run.taken if taken.way == way]
+
+
+def _shut(
+    mine: Capture, found: Sequence[tuple[Taken, Taken | None]], gates: Sequence[Choice]
+) -> Callable[[Taken], bool]:
+    """Give what tells of a gradient whether it came through a gate that differs."""
+    ended = {(x.layer, x.call): i for i, x in enumerate(mine.taken) if x.way == "forward"}
+    opens = [ended.get((x.layer, x.call), -1) for x, y in found if y is not None and _opens(x, y)]
+    last = max([*opens, *(gate.before - 1 for gate in gates)], default=-1)
+    return lambda x: ended.get((x.layer, x.call), -1) <= last or _around(x.layer, gates)
+
+
 def _around(layer: str, gates: Sequence[Choice]) -> bool:
     return any(
         gate.layer == layer or not layer or gate.layer.startswith(f"{layer}.") for gate in gates
@@ -524,6 +520,33 @@ def arriving(run: Capture) -> Capture:
         ],
         whole_gradients=False,
     )
+
+
+def _no_backward(rows: Sequence[Row], *, seen: bool) -> str:
+    """Say why no gradients can be compared, empty if they can be."""
+    if not seen:
+        return _UNSEEN
+    return "shapes differ in the forward pass" if any(row.shapes for row in rows) else ""
+
+
+def _partners(own: Sequence[Choice], theirs: Sequence[Choice]) -> tuple[dict[int, Choice], bool]:
+    """Pair choices, by the identity of the first run's; tell whether the second drew others."""
+    held, partners, loose = Held(own), {}, False
+    for y in theirs:
+        like = held.next(y.name, y.picked.shape)
+        if like is not None:
+            partners[id(like)] = y
+        loose = loose or (like is None and y.drawn)
+    return partners, loose
+
+
+def _turned_gates(mine: Capture, theirs: Capture) -> list[Turn]:
+    gates = [[choice for choice in run.choices if choice.gate] for run in (mine, theirs)]
+    return [
+        Turn(x, None, rounding=True)
+        for x, y in zip(*gates, strict=False)
+        if x.picked.shape == y.picked.shape and not np.array_equal(x.picked, y.picked)
+    ]
 
 
 def _hole(x: Taken, y: Taken | None) -> str:

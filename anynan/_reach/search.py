@@ -337,26 +337,28 @@ class Search:
             pass
 
     def _sort(self, value: Any, kind: Any, holder: Holder, depth: int) -> None:
-        kinds = self._kinds
-        if issubclass(kind, kinds.arrays):
-            if id(value) not in self._seen:
+        new = id(value) not in self._seen
+        if issubclass(kind, self._kinds.arrays):
+            if new:
                 self._seen[id(value)] = value
                 self.found.arrays.append(holder)
             return
-        if issubclass(kind, io.IOBase) and id(value) not in self._seen and _goes_back(value):
+        if issubclass(kind, io.IOBase) and new and _goes_back(value):
             self.found.generators.append(holder)
         if is_iterator(kind) and not is_own(kind):  # a program's own has its state in attributes
             self.found.iterators.append(holder)
         if issubclass(kind, type):
             self._classes[value] = None
-            return
-        if id(value) in self._seen or len(self._seen) > LIMIT:
-            return
-        if issubclass(kind, types.FunctionType | types.MethodType | functools.partial):
-            if _is_own_code(value):
+        elif issubclass(kind, types.FunctionType | types.MethodType | functools.partial):
+            if new and len(self._seen) <= LIMIT and _is_own_code(value):
                 self._code(value, depth + 1)
-            return
-        self._seen[id(value)] = value
+        elif new and len(self._seen) <= LIMIT:
+            self._seen[id(value)] = value
+            self._enter(value, kind, holder, depth)
+
+    def _enter(self, value: Any, kind: Any, holder: Holder, depth: int) -> None:
+        """Look at what is seen for the first time, and into what holds more."""
+        kinds = self._kinds
         if issubclass(kind, kinds.generators):
             self.found.generators.append(holder)
         elif is_queue(value):
@@ -371,22 +373,25 @@ class Search:
             for name, item in kinds.inner(value):
                 if item is not None:
                     self._value(fixed(f"{holder.name}.{name}", item), depth + 1)
-            if not is_own(kind):
+            if is_own(kind):
+                self._object(value, kind, holder, depth)
+            elif value is self._bound:
                 # A library's object whose method is the step, as a Trainer, counts in it, too.
-                if value is self._bound:
-                    self.found.spaces.append((holder, None))
-                    for name, item in list((namespace(value) or {}).items()):
-                        if isinstance(item, CONTAINERS):
-                            self._value(holder.attribute(name), depth + 1)
-                return
-            self._classes[kind] = None
-            for name, slot in slots(kind).items():
-                own = Slot(f"{holder.name}.{name}", holder.get, slot)
-                self.found.plain.append(own)
-                self._value(own, depth + 1)
-            if namespace(value) is not None:
                 self.found.spaces.append((holder, None))
-                self._attributes(value, holder, depth)
+                for name, item in list((namespace(value) or {}).items()):
+                    if isinstance(item, CONTAINERS):
+                        self._value(holder.attribute(name), depth + 1)
+
+    def _object(self, value: Any, kind: Any, holder: Holder, depth: int) -> None:
+        """Look into an object of the program's own."""
+        self._classes[kind] = None
+        for name, slot in slots(kind).items():
+            own = Slot(f"{holder.name}.{name}", holder.get, slot)
+            self.found.plain.append(own)
+            self._value(own, depth + 1)
+        if namespace(value) is not None:
+            self.found.spaces.append((holder, None))
+            self._attributes(value, holder, depth)
 
     def _class(self, kind: type) -> None:
         """Note those plain attributes of a class that the code sets somewhere."""

@@ -85,50 +85,60 @@ class Monitor:
         """
         if layer is None:
             return ()
-        parts = layer.split(".")
-        around = {".".join(parts[:depth]) for depth in range(len(parts) + 1)}
-        orders = [
-            order
-            for order, site in enumerate(rows.sites[: min(upto + 1, len(rows.lo))])
-            if site.phase == phase and site.layer is not None and not site.bound
-        ]
-        # Where no gradient of an output is read, those of the weights tell the way.
-        outputs = [order for order in orders if rows.sites[order].parameter is None]
-        orders = outputs or orders
+        orders = _of_pass(rows, min(upto + 1, len(rows.lo)), phase)
         own = [
             order
             for order in orders
             if rows.sites[order].layer == layer and call in (None, rows.calls[order])
         ]
-        if not own:  # what failed is bad because of it, and comes after it
-            orders = [order for order in orders if order != upto]
-        shown: dict[str, tuple[int, float | None]] = {}
-        # Layers whose call is over, going forward, or begins, going backward: what was inside
-        # of it before belongs to another call.
-        over: set[str] = set()
-        for order in orders:
-            path = rows.sites[order].layer or ""
-            for outer in [outer for outer in over if _inside(path, outer)]:
-                shown = {name: held for name, held in shown.items() if not _inside(name, outer)}
-                over.discard(outer)
-            if path in around and path != layer:
-                over.add(path)
-            value = rows.reading(order).absmax
-            within = bool(layer) and _inside(path, layer)
-            beside = path.rpartition(".")[0] in around and not within
-            told = path == layer or (beside and path not in around)
-            if told and value is not None:
-                before = shown.pop(path, None)
-                size = value if math.isfinite(value) else None
-                if before is not None and before[0] == rows.calls[order]:
-                    size = None if None in (size, before[1]) else max(value, before[1] or 0.0)
-                shown[path] = rows.calls[order], size
-            if own and order == own[-1]:
-                break
+        if own:
+            shown = _beside(rows, orders[: orders.index(own[-1]) + 1], layer)
+        else:  # what failed is bad because of it, and comes after it
+            shown = _beside(rows, [order for order in orders if order != upto], layer)
         if shown and not own:  # it had not ended yet
             shown.pop(layer, None)
             shown[layer] = 0, None
         return tuple((name, value) for name, (_, value) in shown.items())
+
+
+def _of_pass(rows: Step, upto: int, phase: Phase) -> list[int]:
+    """Give the readings of outputs in a pass, or of weights where no output was read."""
+    orders = [
+        order
+        for order, site in enumerate(rows.sites[:upto])
+        if site.phase == phase and site.layer is not None and not site.bound
+    ]
+    # Where no gradient of an output is read, those of the weights tell the way.
+    return [order for order in orders if rows.sites[order].parameter is None] or orders
+
+
+def _beside(rows: Step, orders: list[int], layer: str) -> dict[str, tuple[int, float | None]]:
+    """Give the last call and the size of each layer beside one, and beside those around it."""
+    parts = layer.split(".")
+    around = {".".join(parts[:depth]) for depth in range(len(parts) + 1)}
+    shown: dict[str, tuple[int, float | None]] = {}
+    # Layers whose call is over, going forward, or begins, going backward: what was inside of it
+    # before belongs to another call.
+    over: set[str] = set()
+    for order in orders:
+        path, value = rows.sites[order].layer or "", rows.reading(order).absmax
+        for outer in [outer for outer in over if _inside(path, outer)]:
+            shown = {name: held for name, held in shown.items() if not _inside(name, outer)}
+            over.discard(outer)
+        if path in around and path != layer:
+            over.add(path)
+        beside = path not in around and path.rpartition(".")[0] in around
+        beside = beside and not (layer and _inside(path, layer))
+        if value is not None and (path == layer or beside):
+            call = rows.calls[order]
+            before = shown.pop(path, (call, 0.0))
+            shown[path] = call, _finite(value, before[1] if before[0] == call else 0.0)
+    return shown
+
+
+def _finite(value: float, before: float | None) -> float | None:
+    """Give the larger one, None where one is not finite."""
+    return None if before is None or not math.isfinite(value) else max(value, before)
 
 
 def _inside(path: str, outer: str) -> bool:

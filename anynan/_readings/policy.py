@@ -126,7 +126,7 @@ class Policy:
             raise TypeError(msg)
         object.__setattr__(self, "bad", tuple(self.bad))
         for kind in self.bad:
-            if kind not in KINDS or kind in NON_FINITE:
+            if kind not in set(KINDS) - set(NON_FINITE):
                 msg = f"Policy(bad=...): {kind!r} is not one of large, spike, vanishing"
                 raise ValueError(msg)
         if isinstance(self.allow, Allow):
@@ -144,14 +144,16 @@ class Policy:
             if not isinstance(glob, str) or not isinstance(other, Policy):
                 msg = f"Policy(overrides=...) maps globs to Policy objects, not {glob!r}: {other!r}"
                 raise TypeError(msg)
-        if isinstance(self.scale_streak, bool) or not isinstance(self.scale_streak, int):
-            name = type(self.scale_streak).__name__
-            msg = f"Policy(scale_streak={self.scale_streak!r}): expected a whole number, not {name}"
-            raise TypeError(msg)
-        if isinstance(self.scale_floor, bool) or not isinstance(self.scale_floor, int | float):
-            name = type(self.scale_floor).__name__
-            msg = f"Policy(scale_floor={self.scale_floor!r}): expected a number, not {name}"
-            raise TypeError(msg)
+        self._refuse_scales()
+
+    def _refuse_scales(self) -> None:
+        for name, kinds, word in (
+            ("scale_streak", (int,), "a whole number"), ("scale_floor", (int, float), "a number"),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                msg = f"Policy({name}={value!r}): expected {word}, not {type(value).__name__}"
+                raise TypeError(msg)
         if not self.scale_floor >= 0:
             msg = f"Policy(scale_floor={self.scale_floor!r}): a loss scale is never below 0"
             raise ValueError(msg)

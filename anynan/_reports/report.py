@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -326,31 +326,12 @@ def _rows(event: Event, calls: int | None, width: int) -> list[Row]:
 
 
 def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
-    operation, cause = event.operation, event.cause
+    cause = event.cause
     in_layer = event.layer or not (_outside(event) or event.phase in ("value", "input"))
     if in_layer:
         yield "layer", (_layer(event.layer) + _call(event, calls),)
     yield from _subject(event, width)
-    evidence = "" if cause is None else cause.evidence
-    if operation is not None and event.phase == "value":
-        if operation.source is not None:
-            yield "at", _source(operation.source, 0, width)
-    elif operation is not None:
-        # What came in bad was made by no operation: this one only met it first.
-        yield (
-            "used by" if event.phase in ("input", "parameter") else "op",
-            _operation(operation, event, width, where="" if in_layer else _call(event, None)),
-        )
-        held = [describe(summary) for summary in operation.inputs]
-        bad = [i for i, summary in enumerate(operation.inputs) if summary.bad]
-        # Evidence about the one operand that is not finite reads best beside its counts.
-        if len(bad) == 1 and evidence and len(held[bad[0]]) + len(evidence) < width - _LABELS - 4:
-            held[bad[0]] += f": {evidence}"
-            evidence = ""
-        for text in held:
-            yield "input", (text,)
-        if operation.output is not None:
-            yield "output", (describe(operation.output),)
+    evidence = yield from _made_by(event, width, "" if in_layer else _call(event, None))
     if event.then is not None:
         yield "then", _operation(event.then, event, width, note="made NaN of it")
     # What the tensor's own row says is not said twice.
@@ -367,16 +348,42 @@ def _each_row(event: Event, calls: int | None, width: int) -> Iterator[Row]:
         yield "trail", (_trail(event),)
     if spread := _spread(event):
         yield "spread", (spread,)
-    if event.rank is not None or event.shard is not None:
-        shard = "" if event.shard is None else f"shard {event.shard}"
-        rank = "" if event.rank is None else str(event.rank)
-        yield "rank", (", ".join(part for part in (rank, shard) if part),)
-    for note in event.notes:
-        yield "note", (note,)
+    if ranks := _ranks(event):
+        yield "rank", (ranks,)
+    yield from (("note", (note,)) for note in event.notes)
     if event.tried is not None and event.others:
         yield "tried", (_trial(event, event.tried, more=True),)
         for nth, fault in zip(_NTH, event.others, strict=False):
             yield from _further(nth, fault, width, more=fault is not event.others[-1])
+
+
+def _ranks(event: Event) -> str:
+    shard = None if event.shard is None else f"shard {event.shard}"
+    return ", ".join(str(part) for part in (event.rank, shard) if part is not None)
+
+
+def _made_by(event: Event, width: int, where: str) -> Generator[Row, None, str]:
+    """Tell of the operation; return the evidence that is not told beside an operand."""
+    operation, evidence = event.operation, "" if event.cause is None else event.cause.evidence
+    if operation is None:
+        return evidence
+    if event.phase == "value":
+        if operation.source is not None:
+            yield "at", _source(operation.source, 0, width)
+        return evidence
+    # What came in bad was made by no operation: this one only met it first.
+    label = "used by" if event.phase in ("input", "parameter") else "op"
+    yield label, _operation(operation, event, width, where=where)
+    held = [describe(summary) for summary in operation.inputs]
+    bad = [i for i, summary in enumerate(operation.inputs) if summary.bad]
+    # Evidence about the one operand that is not finite reads best beside its counts.
+    if len(bad) == 1 and evidence and len(held[bad[0]]) + len(evidence) < width - _LABELS - 4:
+        held[bad[0]] += f": {evidence}"
+        evidence = ""
+    yield from (("input", (text,)) for text in held)
+    if operation.output is not None:
+        yield "output", (describe(operation.output),)
+    return evidence
 
 
 def _tag(cause: Cause) -> str:

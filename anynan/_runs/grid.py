@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from anynan._readings.kinds import Kinds
 from anynan._readings.readings import Site
 from anynan._readings.step import Step
+from anynan._runs.record import Record
 
 if TYPE_CHECKING:
     from anynan._readings.history import Packed
-    from anynan._runs.run import Run
 
 # A cell's code; the larger one wins where cells are put together. From FIRST on it tells the
 # bits of headroom: TOP for none, and one less for each 32nd of a bit.
 UNREAD, ZERO, FIRST, TOP, MOST = 0, 1, 2, 65_000, 65_531
 BOTH, NEGINF, POSINF, NAN = 65_532, 65_533, 65_534, 65_535
-_KINDS = Kinds(UNREAD, NAN, POSINF, NEGINF, BOTH, ZERO)
 STEPS = 32
 
 LATEST, BEFORE = 64, 64  # columns of single steps, and of steps put together before them
@@ -142,7 +140,7 @@ def _depth(layer: str | None) -> int:
     return len(layer.split(".")) if layer else 0
 
 
-def grids(run: "Run") -> dict[str, Grid]:
+def grids(run: Record) -> dict[str, Grid]:
     """Return the panels that a run has readings for."""
     steps: list[Packed | Step] = [*run.history.entries()]
     if run.open is not None:
@@ -231,7 +229,12 @@ def _codes(entry: "Packed | Step", limits: NDArray[np.float64]) -> NDArray[np.ui
         bits = limits - np.log2(size)
         scaled = np.clip(TOP - np.rint(bits * STEPS), FIRST, MOST)
         codes = np.where(np.isfinite(bits), scaled, UNREAD).astype(np.uint16)
-    _KINDS.put(codes, low, high)
+    codes[(low == 0) & (high == 0)] = ZERO
+    codes[high == np.inf] = POSINF
+    codes[low == -np.inf] = NEGINF
+    codes[(low == -np.inf) & (high == np.inf)] = BOTH
+    codes[low > high] = UNREAD
+    codes[np.isnan(low) | np.isnan(high)] = NAN
     return codes
 
 

@@ -1,7 +1,7 @@
 """What the readings suggest, in lines of a report: suspicions, and never alarms."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -9,15 +9,13 @@ from anynan._base.escaping import name as printed
 from anynan._diagnosis.rules.evidence import group, magnitude, plural
 from anynan._runs.forecast import WINDOW, Forecast, forecasts
 from anynan._runs.quiet import contained, dead
-
-if TYPE_CHECKING:
-    from anynan._runs.run import Run
+from anynan._runs.record import Record
 
 _NAMED = 3
 
 
 @np.errstate(all="ignore")
-def outlook(run: "Run") -> list[str]:
+def outlook(run: Record) -> list[str]:
     """Say what is to be expected, what does nothing, and where an overflow left no trace."""
     history = run.history
     found = []

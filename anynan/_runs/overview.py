@@ -1,10 +1,9 @@
 """A tracker's state in a few lines of text, or as a flat dict of numbers."""
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anynan._base.escaping import name as printed
 from anynan._diagnosis.rules.evidence import group, magnitude, plural
@@ -13,11 +12,11 @@ from anynan._readings.readings import layer_norms
 from anynan._reports.report import folded
 from anynan._runs.lines import outlook
 from anynan._runs.narrower import ONLY
+from anynan._runs.record import Record
 
 if TYPE_CHECKING:
     from anynan._readings.history import History
     from anynan._readings.readings import Reading
-    from anynan._runs.run import Run
     from anynan._steps.judge import Judge
     from anynan._steps.tracked import Tracked
     from anynan.events import Event
@@ -47,33 +46,33 @@ def metrics(tracker: "Tracked", *, layers: bool = False) -> dict[str, float]:
     numbers: dict[str, float] = {}
     readings = tracker.history.last()
     headroom = math.inf
-    broken = partial(_is_broken, tracker.judge)
     for reading in readings:
         bits = reading.headroom
-        if bits is None and broken(reading):
+        broken = reading.kind is not None and _is_broken(tracker.judge, reading)
+        if bits is None and broken:
             bits = math.nan if reading.kind == "nan" else 0.0
-        if reading.norm is not None:
-            name = f"anynan/headroom/gradient/{reading.layer or 'model'}"
-        else:
-            name = f"anynan/headroom/{reading.phase}/{reading.layer or 'model'}"
+        layer = reading.layer or "model"
+        name = f"anynan/headroom/{reading.phase if reading.norm is None else 'gradient'}/{layer}"
         if bits is not None:
             numbers[name] = min(bits, numbers.get(name, bits), key=_nan_last)
-        absmax, lo, hi = reading.absmax, reading.lo, reading.hi
-        if reading.site.bound or absmax is None or lo is None or hi is None:
+        absmax, meant = reading.absmax, reading.kind is not None and not broken
+        if reading.site.bound or absmax is None or meant:
             continue
-        if reading.kind is not None and not broken(reading):
-            continue
-        name = f"anynan/absmax/{reading.phase}/{reading.site.parameter or reading.layer or 'model'}"
+        name = f"anynan/absmax/{reading.phase}/{reading.site.parameter or layer}"
         numbers[name] = max(absmax, numbers.get(name, 0.0), key=_nan_first)
-        stats = dict(zip(tracker.judge.options.extra, reading.stats, strict=False))
-        stats |= {"min": lo, "max": hi}
-        for stat in tracker.judge.options.stats:
-            if stat in stats:
-                numbers[name.replace("absmax", stat, 1)] = stats[stat]
+        for stat, value in _stats(tracker.judge, reading):
+            numbers[name.replace("absmax", stat, 1)] = value
         if bits is not None:
             headroom = min(headroom, bits, key=_nan_last)
-    if readings:
-        numbers["anynan/step"] = float(readings[-1].step)
+    numbers |= _of_step(tracker, readings, headroom)
+    for word in ("bad", "suspect", "expected"):
+        numbers[f"anynan/{word}"] = float(tracker.count(word))
+    return {name: value for name, value in numbers.items() if layers or name.count("/") == 1}
+
+
+def _of_step(tracker: "Tracked", readings: "list[Reading]", headroom: float) -> dict[str, float]:
+    """Give the numbers that belong to no one reading of a step."""
+    numbers = {"anynan/step": float(readings[-1].step)} if readings else {}
     if headroom != math.inf:
         numbers["anynan/headroom"] = headroom
     norms = layer_norms(readings)
@@ -84,9 +83,14 @@ def metrics(tracker: "Tracked", *, layers: bool = False) -> dict[str, float]:
         if readings and step == readings[-1].step:
             numbers["anynan/update_norm"] = update
             numbers["anynan/update_ratio"] = update / size if size else math.inf
-    for word in ("bad", "suspect", "expected"):
-        numbers[f"anynan/{word}"] = float(tracker.count(word))
-    return {name: value for name, value in numbers.items() if layers or name.count("/") == 1}
+    return numbers
+
+
+def _stats(judge: "Judge", reading: "Reading") -> "Iterator[tuple[str, Any]]":
+    """Yield the statistics that were asked for with ``stats=``."""
+    known: dict[str, Any] = dict(zip(judge.options.extra, reading.stats, strict=False))
+    known |= {"min": reading.lo, "max": reading.hi}
+    return ((stat, known[stat]) for stat in judge.options.stats if stat in known)
 
 
 def _is_broken(judge: "Judge", reading: "Reading") -> bool:
@@ -178,12 +182,12 @@ def _share(update: float, size: float) -> str:
     return f", {update / size:.2g} of the weights'" if size else ""
 
 
-def verdict(run: "Run") -> str:
+def verdict(run: Record) -> str:
     """Say in a line what came of the watching: steps, layers, readings, tightest headroom."""
     return _verdict(run, tightest(run.history))
 
 
-def _verdict(run: "Run", best: "dict[str, Reading]") -> str:
+def _verdict(run: Record, best: "dict[str, Reading]") -> str:
     last = [*run.history.steps()[-1:], *(event.step for event in run.events[-1:])]
     if not last:
         return printed(f"anynan: {run.name}: nothing was read yet", LINE)
@@ -217,7 +221,7 @@ def _tells(event: "Event") -> bool:
     return event.operation is not None or through
 
 
-def all_clear(run: "Run") -> str:
+def all_clear(run: Record) -> str:
     """Say what came of the watching, and what the readings suggest."""
     return "\n".join([verdict(run), *(printed(line, LINE) for line in outlook(run))])
 
@@ -249,7 +253,7 @@ def numbers(history: "History", best: "dict[str, Reading] | None" = None) -> lis
     ]
 
 
-def overview(run: "Run", told: Sequence[str] | None = None) -> str:
+def overview(run: Record, told: Sequence[str] | None = None) -> str:
     """Return what was seen of a run as text.
 
     Args:

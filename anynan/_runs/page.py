@@ -3,7 +3,6 @@
 import math
 import os
 from html import escape
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +14,8 @@ from anynan._runs.lines import outlook
 from anynan._runs.narrower import ONLY
 from anynan._runs.overview import overview
 from anynan._runs.picture import curves, heat_map, inside, key, shown
+from anynan._runs.record import Record
 from anynan.events import Event
-
-if TYPE_CHECKING:
-    from anynan._runs.run import Run
 
 ROWS = 1000  # of a picture; more layers are put together under their parents
 # In all pictures together, and in those that are folded; more have fewer columns.
@@ -34,7 +31,7 @@ _HATCH = (
 )
 
 
-def write(run: "Run", path: str | os.PathLike[str]) -> None:
+def write(run: Record, path: str | os.PathLike[str]) -> None:
     """Write the page to a file.
 
     Raises:
@@ -44,7 +41,7 @@ def write(run: "Run", path: str | os.PathLike[str]) -> None:
         file.write(page(run))
 
 
-def page(run: "Run") -> str:
+def page(run: Record) -> str:
     """Return the page: text first, then the picture, then the numbers behind it."""
     bad = [event for event in run.events if event.severity == "bad"]
     event = bad[0] if bad else None
@@ -92,7 +89,7 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def _about(run: "Run") -> str:
+def _about(run: Record) -> str:
     steps = run.history.steps()
     parts = [printed(run.name)]
     if steps:
@@ -107,7 +104,7 @@ def _origin(event: Event | None, panel: str) -> tuple[str | None, int] | None:
     return event.layer, event.step
 
 
-def _pictures(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[str]:
+def _pictures(run: Record, panels: dict[str, Grid], event: Event | None) -> list[str]:
     if not panels:
         return ["<p>No step was read.</p>"]
     parts = [_HATCH, f"<h2>Headroom, layer by layer and step by step: {ONLY}</h2>", key()]
@@ -143,31 +140,30 @@ def _pictures(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[
     return parts
 
 
-def _growth(run: "Run", panels: dict[str, Grid], event: Event | None) -> list[str]:
+def _growth(run: Record, panels: dict[str, Grid], event: Event | None) -> list[str]:
     """Draw the layers that led there, or those nearest to overflow, and the gradient's norm."""
     panel = "backward" if event is not None and event.phase == "backward" else "forward"
-    grid = panels.get(panel)
-    parts = []
-    if grid is not None:
-        trail = [] if event is None else [layer for layer, _ in event.trail if layer in grid.layers]
-        at = [grid.layers.index(layer) for layer in trail[-_CURVES:]] or _tightest(grid)[:_CURVES]
-        bits = grid.bits()
-        last = [column[1] for column in grid.columns]
-        lines = []
-        for row in at:
-            sizes = grid.limits[row] * np.exp2(-bits[row])
-            points = [(s, float(v)) for s, v in zip(last, sizes, strict=True) if v == v]
-            lines.append((shown(grid.layers[row]), points))
-        known = {(grid.dtypes[row], grid.limits[row]) for row in at}
-        limit = known.pop() if len(known) == 1 else None
-        parts.append(
-            curves("Largest magnitudes", lines, None if limit and limit[1] != limit[1] else limit)
-        )
+    parts = [_magnitudes(panels[panel], event)] if panel in panels else []
     parts.append(curves("Gradient norm", [("all weights", run.history.norms())]))
     moved = [(step, update) for step, update, _ in run.history.updates()]
     parts.append(curves("Update norm", [("all weights", moved)]))
     drawn = [part for part in parts if part]
     return ["<h2>Growth</h2>", *drawn] if drawn else []
+
+
+def _magnitudes(grid: Grid, event: Event | None) -> str:
+    trail = [] if event is None else [layer for layer, _ in event.trail if layer in grid.layers]
+    at = [grid.layers.index(layer) for layer in trail[-_CURVES:]] or _tightest(grid)[:_CURVES]
+    bits = grid.bits()
+    last = [column[1] for column in grid.columns]
+    lines = []
+    for row in at:
+        sizes = grid.limits[row] * np.exp2(-bits[row])
+        points = [(s, float(v)) for s, v in zip(last, sizes, strict=True) if v == v]
+        lines.append((shown(grid.layers[row]), points))
+    known = {(grid.dtypes[row], grid.limits[row]) for row in at}
+    limit = known.pop() if len(known) == 1 else None
+    return curves("Largest magnitudes", lines, None if limit and limit[1] != limit[1] else limit)
 
 
 def _tightest(grid: Grid) -> list[int]:

@@ -3,17 +3,18 @@
 import base64
 import json
 import math
+import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from html import escape
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anynan._base.escaping import name as printed
 from anynan._runs.grid import BOTH, FIRST, NAN, NEGINF, POSINF, STEPS, TOP, UNREAD, ZERO, Grid
-from anynan._runs.png import data_uri
 
 WIDTH, HEIGHT = 6, 14  # of a cell; where there are few, they are wider
 _WIDEST, _ALL = 28, 640
@@ -242,6 +243,14 @@ def _power(value: float) -> str:
     return f"{10 ** (value % 1):.2g}e{math.floor(value):+d}"
 
 
+def _logarithms(points: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    return ((step, math.log10(value)) for step, value in points if 0 < value < math.inf)
+
+
+def _label(x: float, y: float, anchor: str, text: str) -> str:
+    return f'<text class="axis" x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+
+
 Curve = tuple[str, Sequence[tuple[int, float]]]
 
 
@@ -253,20 +262,17 @@ def curves(title: str, lines: Sequence[Curve], limit: tuple[str, float] | None =
         lines: Names, and steps with magnitudes.
         limit: A dtype and its largest value, drawn where it is near.
     """
-    kept = [
-        (name, [(s, math.log10(v)) for s, v in points if 0 < v < math.inf])
-        for name, points in lines
-    ]
-    kept = [(name, points) for name, points in kept if len(points) > 1][: len(_LINES)]
+    logs = ((name, list(_logarithms(points))) for name, points in lines)
+    kept = [(name, points) for name, points in logs if len(points) > 1][: len(_LINES)]
     if not kept:
         return ""
-    every = [point for _, points in kept for point in points]
-    low, high = min(v for _, v in every), max(v for _, v in every)
+    steps, values = zip(*(point for _, points in kept for point in points), strict=True)
+    low, high = min(values), max(values)
     near = limit is not None and math.log10(limit[1]) - high < max(8.0, high - low)
     if near and limit is not None:
         high = max(high, math.log10(limit[1]))
     low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
-    first, last = min(s for s, _ in every), max(s for s, _ in every)
+    first, last = min(steps), max(steps)
     width, height, left, right = 620, 200, 60, 10
 
     def place(step: float, value: float) -> tuple[float, float]:
@@ -275,17 +281,10 @@ def curves(title: str, lines: Sequence[Curve], limit: tuple[str, float] | None =
 
     parts = []
     for value in (low, (low + high) / 2, high):
-        _, y = place(first, value)
-        parts.append(
-            f'<text class="axis" x="{left - 6}" y="{y + 4}" text-anchor="end">'
-            f"{_power(value)}</text>"
-        )
-    for step in (first, last):
-        x, _ = place(step, low)
-        anchor = "start" if step == first else "end"
-        parts.append(
-            f'<text class="axis" x="{x}" y="{height - 2}" text-anchor="{anchor}">{step}</text>'
-        )
+        x, y = left - 6, place(first, value)[1] + 4
+        parts.append(_label(x, y, "end", _power(value)))
+    for step, anchor in ((first, "start"), (last, "end")):
+        parts.append(_label(place(step, low)[0], height - 2, anchor, str(step)))
     if near and limit is not None:
         _, y = place(first, math.log10(limit[1]))
         parts.append(f'<line class="limit" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>')
@@ -301,3 +300,30 @@ def curves(title: str, lines: Sequence[Curve], limit: tuple[str, float] | None =
         f'aria-label="{escape(title)}, steps {first} to {last}">{"".join(parts)}</svg>'
         f'<p class="key soft">{"".join(names)}</p></figure>'
     )
+
+
+def data_uri(pixels: NDArray[np.uint8], palette: Sequence[tuple[int, int, int]]) -> str:
+    """Return a PNG as a ``data:`` address; the palette's first colour is transparent.
+
+    Example:
+        >>> import numpy as np
+        >>> from anynan._runs.picture import data_uri
+        >>> data_uri(np.zeros((1, 1), np.uint8), [(0, 0, 0)])[:22]
+        'data:image/png;base64,'
+    """
+    height, width = pixels.shape
+    lines = np.zeros((height, width + 1), np.uint8)  # each begins with its filter: none
+    lines[:, 1:] = pixels
+    colours = bytes(part for colour in palette for part in colour)
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+        (b"PLTE", colours),
+        (b"tRNS", b"\0"),
+        (b"IDAT", zlib.compress(lines.tobytes(), 9)),
+        (b"IEND", b""),
+    )
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(held)) + kind + held + struct.pack(">I", zlib.crc32(kind + held))
+        for kind, held in parts
+    )
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")

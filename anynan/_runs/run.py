@@ -1,22 +1,18 @@
-"""What a report is written from, whether of a tracker that lives or of a file."""
+"""What was seen of a run, and the forms it is told in."""
 
 import os
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anynan._base.escaping import name as printed
-from anynan._readings.history import History
-from anynan._readings.step import Step
-from anynan.events import Event
+from anynan._runs.record import Record
 
 if TYPE_CHECKING:
     from anynan._steps.tracked import Tracked
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(Record):
     """Hold what was seen of a tracked run; ``anynan.load`` reads one from a file.
 
     Attributes:
@@ -43,24 +39,6 @@ class Run:
         >>> anynan.load("run.jsonl").events[0].layer  # doctest: +SKIP
         'decoder.3.norm'
     """
-
-    name: str
-    history: History
-    layers: tuple[str, ...] = ()
-    events: tuple[Event, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=Counter)
-    allowed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    damage: tuple[str, ...] = ()
-    open: Step | None = None
-    step: int = 0
-    evaluated: int = 0
-    harms: tuple[str, ...] = ()
-    target: str = ""
-    backend: str | None = None
 
     def report(self) -> str:
         """Return what was seen as text: the first bad event in full, then an overview."""

@@ -6,15 +6,27 @@ from anynan._base.summary import Summary
 from anynan._diagnosis import messages
 from anynan._diagnosis.causes import explain
 from anynan._diagnosis.investigation import BadInput, Investigation, operation
-from anynan._diagnosis.kinds import elsewhere
 from anynan._diagnosis.lineage import OpRecord, Root
 from anynan._diagnosis.rules.circumstance import is_label
+from anynan._diagnosis.rules.evidence import seen
 from anynan._diagnosis.rules.situation import Situation
-from anynan.events import Event, Spread
+from anynan.events import Cause, Event, Spread
 
 INFERRED = messages.INFERRED(
     what="the batch",
     why="it was bad before anything else was, and no second run shows what came of it",
+)
+
+# What another watched model gave, and what was made after that.
+CERTAIN = "{label} is {gave}: it was bad as it left {name}, which is watched, too"
+CERTAIN_FIX = "mend {name}: look at what its own tracker has of step {step}"
+LIKELY = (
+    "{label} was bad as it came in; {gave} was bad, too, and what was done since is outside what "
+    "is watched"
+)
+LIKELY_FIX = (
+    "mend {name} first; if this stays, track the training step function, which sees what lies "
+    "between its models"
 )
 
 
@@ -109,7 +121,7 @@ def _event(case: Investigation, origin: OpRecord | None, label: str | None) -> E
     guilty = next((item for item in case.came_in if label in (None, item.name)), None)
     name = label if guilty is None else guilty.name
     if name in case.rows.makers:
-        return elsewhere.event(case, origin, name, guilty)
+        return _made_by_another(case, origin, name, guilty)
     layer, tensor, order, kind = None, label or "input", 0, case.kind
     summary: Summary | None = None
     rows: tuple[int, ...] = ()
@@ -133,4 +145,28 @@ def _event(case: Investigation, origin: OpRecord | None, label: str | None) -> E
         operation=operation(origin),
         cause=explain(situation),
         **said,
+    )
+
+
+def _made_by_another(
+    case: Investigation, origin: OpRecord | None, label: str, guilty: BadInput | None
+) -> Event:
+    """Report an input that another watched model made bad."""
+    maker = case.rows.makers[label]
+    operands = () if origin is None else origin.operands
+    summary = next((item.summary for item in operands if item.source == "input"), None)
+    if guilty is not None:
+        summary = guilty.evidence.summary or summary
+    gave = f"what {maker.name} gave in its step {maker.step}"
+    text, fix = (
+        said.format(label=label, gave=gave, name=maker.name, step=maker.step)
+        for said in ((CERTAIN, CERTAIN_FIX) if maker.certain else (LIKELY, LIKELY_FIX))
+    )
+    return case.event(
+        layer=None,
+        phase="loss",
+        kind=(None if summary is None else summary.kind) or case.kind,
+        tensor=label,
+        summary=summary,
+        cause=Cause("made_by_another", text, fix, "" if summary is None else seen(summary)),
     )
