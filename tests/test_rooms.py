@@ -98,3 +98,38 @@ def test_every_room_has_its_place() -> None:
 def test_the_order_is_written_down_once_more_for_readers() -> None:
     text = (CORE.parent / "docs" / "contributing.md").read_text(encoding="utf-8")
     assert " <- ".join(f"`{room}`" for room in ORDER) in " ".join(text.split())
+
+
+# Functions of the core that are harder to follow than they should be: these may only shrink.
+COMPLEX = {"anynan/_steps/judge.py:flag": 37, "anynan/_steps/judge.py:diagnose": 23}
+MOST = 20
+_BRANCHES = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.Assert, ast.match_case)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _complexity(function: ast.AST) -> int:
+    """Count the ways through a function, those of a condition and of a comprehension too."""
+    count, todo = 1, list(ast.iter_child_nodes(function))
+    while todo:
+        node = todo.pop()
+        count += isinstance(node, _BRANCHES)
+        count += len(node.values) - 1 if isinstance(node, ast.BoolOp) else 0
+        count += 1 + len(node.ifs) if isinstance(node, ast.comprehension) else 0
+        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            todo += ast.iter_child_nodes(node)
+    return count
+
+
+def test_no_function_of_the_core_is_too_complex() -> None:
+    found = {}
+    for path in [*CORE.glob("*.py"), *CORE.glob("_*/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, _FUNCTIONS) and (count := _complexity(node)) > MOST:
+                found[f"{path.relative_to(CORE.parent).as_posix()}:{node.name}"] = count
+    assert {name: count for name, count in found.items() if count > COMPLEX.get(name, MOST)} == {}
+
+
+def test_complexity_counts_every_way() -> None:
+    code = "def f(x):\n    if x and not x:\n        return [y for y in x if y]\n    return x or 1\n"
+    (function,) = ast.parse(code).body
+    assert _complexity(function) == 6
